@@ -1,0 +1,92 @@
+"""Where every millisecond of a PyTorch Lightning run went, at no measurable cost.
+
+```python
+import lightning as L
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+
+trainer = L.Trainer(callbacks=[ForgeProfilerCallback(start_step=5, end_step=8), ThroughputCallback()])
+```
+
+Names are imported when they are first used: `import lightning_forge_profiling` alone loads neither torch nor Lightning.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
+    from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
+    from lightning_forge_profiling.errors import (
+        ConfigurationError,
+        ForgeProfilingError,
+        TimerError,
+        TimerNotStartedError,
+        TimerRunningError,
+        UnknownRegionError,
+    )
+    from lightning_forge_profiling.timing.collection import CUDATimerCollection, Interval
+    from lightning_forge_profiling.timing.cuda_timer import CUDATimer
+    from lightning_forge_profiling.timing.region import region
+    from lightning_forge_profiling.timing.wall_clock import (
+        SynchronizedWallClockTimer,
+        ThroughputTimer,
+        print_rank_0,
+    )
+    from lightning_forge_profiling.tracing.config import ProfilingConfig
+    from lightning_forge_profiling.tracing.session import TraceSession, build_profiler
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ForgeProfilerCallback": "callbacks.forge_profiler",
+    "ThroughputCallback": "callbacks.throughput",
+    "ConfigurationError": "errors",
+    "ForgeProfilingError": "errors",
+    "TimerError": "errors",
+    "TimerNotStartedError": "errors",
+    "TimerRunningError": "errors",
+    "UnknownRegionError": "errors",
+    "CUDATimerCollection": "timing.collection",
+    "Interval": "timing.collection",
+    "CUDATimer": "timing.cuda_timer",
+    "region": "timing.region",
+    "SynchronizedWallClockTimer": "timing.wall_clock",
+    "ThroughputTimer": "timing.wall_clock",
+    "print_rank_0": "timing.wall_clock",
+    "ProfilingConfig": "tracing.config",
+    "TraceSession": "tracing.session",
+    "build_profiler": "tracing.session",
+}
+
+__all__ = [
+    "CUDATimer",
+    "CUDATimerCollection",
+    "ConfigurationError",
+    "ForgeProfilerCallback",
+    "ForgeProfilingError",
+    "Interval",
+    "ProfilingConfig",
+    "SynchronizedWallClockTimer",
+    "ThroughputCallback",
+    "ThroughputTimer",
+    "TimerError",
+    "TimerNotStartedError",
+    "TimerRunningError",
+    "TraceSession",
+    "UnknownRegionError",
+    "build_profiler",
+    "print_rank_0",
+    "region",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

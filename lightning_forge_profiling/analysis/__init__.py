@@ -1,0 +1,1 @@
+"""What is made from a trace once it is recorded. Nothing in here needs torch or Lightning."""

@@ -1,0 +1,1 @@
+"""The Lightning callbacks; the only folder that knows Lightning."""

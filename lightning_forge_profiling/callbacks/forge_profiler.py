@@ -1,0 +1,191 @@
+"""The callback that records a window of steps."""
+
+import logging
+import secrets
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.recording import RecordingCallback
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.timing.steps import PARTITION
+from lightning_forge_profiling.tracing.config import ProfilingConfig
+from lightning_forge_profiling.tracing.folders import writable_folder_problem
+from lightning_forge_profiling.tracing.report import TraceReport
+from lightning_forge_profiling.tracing.session import TraceSession
+
+__all__ = ["ForgeProfilerCallback"]
+
+_log = logging.getLogger(__name__)
+
+
+class ForgeProfilerCallback(RecordingCallback):
+    """Record the training batches `[start_step, end_step)` of a fit with `torch.profiler`, and time every step.
+
+    Batches are counted from 0 at the start of this fit, also when it resumes from a checkpoint. The step before the
+    window is the profiler's warm-up and not recorded. Each rank writes `rankN.trace.json.gz` into one folder per
+    window, for Perfetto, HTA and the like, and a copy under `tensorboard/` for TensorBoard's profiler tab. At the end
+    of fit rank 0 prints where the steps' time went.
+
+    Args:
+        start_step: the first recorded step. 0 records without a warm-up step.
+        end_step: the first step that is not recorded any more.
+        trace_dir: where the windows' folders go; None for `profiler_traces` in the logger's folder, or in
+            `default_root_dir` without a logger.
+        enabled: when False the callback does nothing.
+        regions: which of `data`, `transfer`, `forward`, `backward` and `optimizer` to tell apart; the time of the
+            others falls into `other`.
+        activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None for the CPU and the accelerator the
+            Trainer uses.
+        record_shapes: record operators' input shapes, from which FLOPs follow.
+        profile_memory: record allocations.
+        with_stack: record Python stacks; slows the recorded steps.
+        with_flops: let PyTorch estimate FLOPs.
+        tensorboard: also write the copy for TensorBoard's profiler plugin.
+        ranks: the global ranks that record, or `"all"`. Every rank needs the callback all the same.
+
+    Raises:
+        ConfigurationError: here, for a window that is empty or negative, an unknown region or activity, or bad
+            `ranks`; in `setup`, for a second callback of this kind or a `trace_dir` that cannot be written.
+
+    Example:
+        >>> callback = ForgeProfilerCallback(start_step=5, end_step=8)
+        >>> ForgeProfilerCallback(start_step=8, end_step=8)
+        Traceback (most recent call last):
+        ...
+        lightning_forge_profiling.errors.ConfigurationError: end_step must be greater than start_step: ...
+    """
+
+    def __init__(
+        self,
+        start_step: int = 5,
+        end_step: int = 8,
+        *,
+        trace_dir: str | PathLike[str] | None = None,
+        enabled: bool = True,
+        regions: Collection[str] = PARTITION,
+        activities: Sequence[str] | None = None,
+        record_shapes: bool = True,
+        profile_memory: bool = True,
+        with_stack: bool = False,
+        with_flops: bool = True,
+        tensorboard: bool = True,
+        ranks: Literal["all"] | Sequence[int] = "all",
+    ) -> None:
+        super().__init__()
+        self.enabled = enabled
+        self.regions = tuple(regions)
+        self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" else tuple(ranks)
+        self.config = ProfilingConfig(
+            enable=enabled,
+            start_step=start_step,
+            end_step=end_step,
+            trace_dir="profiler_traces" if trace_dir is None else trace_dir,
+            activities=activities,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            tensorboard=tensorboard,
+        )
+        self._default_dir = trace_dir is None
+        self._session: TraceSession | None = None
+        self._refusal: TraceReport | None = None
+        if enabled:
+            unknown = [region for region in self.regions if region not in PARTITION]
+            if unknown:
+                raise ConfigurationError(
+                    f"Unknown regions {unknown}; known are {', '.join(PARTITION)}. "
+                    'Regions of your own need no list: write `with region("name"):` in the module.'
+                )
+            if self.ranks != "all" and not all(isinstance(rank, int) and rank >= 0 for rank in self.ranks):
+                raise ConfigurationError(f'ranks must be "all" or global ranks from 0 on, got {list(self.ranks)!r}.')
+
+    @property
+    def records_step(self) -> bool:
+        """Whether the profiler runs in the step under way, warm-up included."""
+        return self._session is not None and self._session.running
+
+    def trace_report(self) -> TraceReport | None:
+        """What became of the window on this rank, None before a fit.
+
+        Returns:
+            Its status, the recorded steps, the paths and how long training was held up.
+        """
+        return self._refusal or (self._session.report if self._session is not None else None)
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Agree on a folder with the other ranks and refuse one that cannot be written."""
+        self._session, self._refusal = None, None
+        if lightning_api.is_trial_run(trainer):
+            self._stand_aside("fast_dev_run is only a trial")
+            return
+        if lightning_api.uses_pytorch_profiler(trainer):
+            self._stand_aside('Trainer(profiler="pytorch") records already, and only one torch profiler can')
+            return
+        root = Path(self.config.trace_dir)
+        if self._default_dir:
+            root = lightning_api.log_folder(trainer) / root
+        # the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
+        now = datetime.now().astimezone()
+        name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(self.config.window).replace(' ', '_')}"
+        problem = writable_folder_problem(root) if trainer.is_global_zero else ""
+        name, problem = trainer.strategy.broadcast((name, problem))
+        if problem:
+            raise ConfigurationError(problem)
+        expected = range(trainer.world_size) if self.ranks == "all" else self.ranks
+        if trainer.global_rank not in expected:
+            return
+        device = trainer.strategy.root_device.type
+        self._session = TraceSession(
+            self.config,
+            [root / name],
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            expected_ranks=[rank for rank in expected if rank < trainer.world_size],
+            accelerator=None if device == "cpu" else device,
+        )
+
+    def begin(self, trainer: Trainer) -> None:
+        """Step 0 begins."""
+        if self._session is not None:
+            self._advance(self._session, start=True)
+
+    def after_step(self, trainer: Trainer) -> None:
+        """Start, annotate or stop the recording."""
+        if self._session is not None:
+            self._advance(self._session)
+
+    def end(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Write what an unfinished window holds."""
+        if self._recorder is not None:
+            self._recorder.tracing = False
+        if self._session is not None:
+            self._session.stop(interrupted=interrupted)
+
+    def finish(self, trainer: Trainer) -> None:
+        """Wait for the child process."""
+        if self._session is not None:
+            self._session.finish()
+
+    def _advance(self, session: TraceSession, *, start: bool = False) -> None:
+        recorder = self._recorder
+        if recorder is None or not session.will_act():
+            session.step()
+            return
+        recorder.tracing = False
+        recorder.enter("profiler")
+        if start:
+            session.start()
+        else:
+            session.step()
+        recorder.exit("profiler")
+        recorder.tracing = session.recording
+
+    def _stand_aside(self, reason: str) -> None:
+        self._refusal = TraceReport("stood aside", reason)
+        _log.warning("No trace will be recorded: %s.", reason)

@@ -1,0 +1,265 @@
+"""What a fit's boundaries become: marks on the GPU's timeline, steps, and a ledger of the run."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from time import perf_counter_ns
+from typing import Final
+
+from torch.autograd.profiler import record_function
+
+from lightning_forge_profiling.timing.collection import CUDATimerCollection, Mark
+from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepAssembler, StepTimes
+from lightning_forge_profiling.timing.throughput import LeftOut, RunLedger, RunSummary, StepWork
+
+__all__ = ["MAX_USER_REGIONS", "StepRecorder"]
+
+_log = logging.getLogger(__name__)
+
+MAX_USER_REGIONS: Final = 64
+SPAN_PREFIX: Final = "forge."
+"""What the built-in regions are called in a trace: `forge.forward`, `forge.validation`, ..."""
+
+
+class StepRecorder:
+    """Attribute every instant of a fit to exactly one built-in region, and let the user's regions lie over them.
+
+    The current region is the innermost one entered. Each change records one event that ends the one and begins the
+    other, so that the regions tile the step and an outer one (`optimizer`, around a closure) has its self time only.
+    Nothing here raises into the training loop: a failure is logged once and switches the recorder off.
+
+    Args:
+        timers: the collection to time with; it belongs to the recorder from here on.
+        regions: which built-in regions to tell apart; the others' time falls into `other`.
+        warmup_steps: how many steps at the start of the fit do not count.
+        clock_ns: the host clock.
+    """
+
+    def __init__(
+        self,
+        timers: CUDATimerCollection,
+        *,
+        regions: Collection[str] = PARTITION,
+        warmup_steps: int = 0,
+        clock_ns: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self.timers = timers
+        self.warmup_steps = warmup_steps
+        self.tracing = False
+        """Whether to show the regions in a trace that is being recorded."""
+        self.step = 0
+        """The step under way."""
+        self.listeners: list[Callable[[StepTimes, StepWork, LeftOut | None], None]] = []
+        self._timed = {*regions, *EXCLUDED}
+        self._clock_ns = clock_ns
+        self._began_ns = self._started_ns = self._ended_ns = clock_ns()
+        self._active = self._began = False
+        self._validating = False
+        self._label = "other"
+        self._stack: list[tuple[str, record_function | None]] = []
+        self._depth: dict[str, int] = {}
+        self._assembler = StepAssembler()
+        self._ledger = RunLedger()
+        self._ended: deque[tuple[int, StepWork, LeftOut | None, bool]] = deque(maxlen=4096)
+        self._dropped = 0
+        for region in (*PARTITION, *EXCLUDED):
+            timers.add_region(region)
+
+    @property
+    def active(self) -> bool:
+        """Whether a fit's training loop is running and being timed."""
+        return self._active
+
+    @property
+    def began(self) -> bool:
+        """Whether a training loop was ever timed."""
+        return self._began
+
+    def start(self) -> None:
+        """The training loop begins: step 0 starts now."""
+        self._active = self._began = True
+        self._started_ns = self._clock_ns()
+        self.timers.start("other")
+
+    def enter(self, name: str) -> None:
+        """A built-in region begins, inside the current one."""
+        if not self._active:
+            return
+        if self._validating:
+            if name == "data":  # only training fetches so: validation ended without saying so (nothing to validate)
+                self.exit_validation()
+            elif name != "checkpoint":  # validation moves batches too, and that is part of it
+                return
+        try:
+            span = None
+            if self.tracing:
+                span = record_function(SPAN_PREFIX + name)
+                span.__enter__()  # type: ignore[no-untyped-call]
+            self._stack.append((name, span))
+            self._switch(name if name in self._timed else "other")
+        except Exception as exc:
+            self._fail(exc)
+
+    def exit(self, name: str) -> None:
+        """A built-in region ends, and with it whatever was left open inside it."""
+        stack = self._stack
+        if not self._active or not stack:
+            return
+        if stack[-1][0] != name and not any(entered == name for entered, _ in stack):
+            return
+        try:
+            entered = ""
+            while entered != name:
+                entered = self._pop()
+            outer = stack[-1][0] if stack else "other"
+            self._switch(outer if outer in self._timed else "other")
+        except Exception as exc:
+            self._fail(exc)
+
+    def enter_validation(self) -> None:
+        """A validation run begins. What has passed since the last batch was its preparation."""
+        if not self._active or self._validating:
+            return
+        if self._label == "other" and not self._stack:
+            self.timers.relabel("other", "validation")
+            self._label = "validation"
+        self.enter("validation")
+        self._validating = True
+
+    def exit_validation(self) -> None:
+        """A validation run has ended."""
+        self._validating = False
+        self.exit("validation")
+
+    def forward_in_closure(self) -> None:
+        """A backward pass is about to begin inside a manual optimizer step: its closure's forward went before."""
+        if self._active and self._label == "optimizer":
+            try:
+                self.timers.relabel("optimizer", "forward" if "forward" in self._timed else "other")
+                self._label = "forward" if "forward" in self._timed else "other"
+            except Exception as exc:
+                self._fail(exc)
+
+    def end_step(self, work: StepWork, *, recorded: bool = False) -> None:
+        """The step under way has ended; the next one begins at the same instant.
+
+        Args:
+            work: what it worked through.
+            recorded: whether the profiler ran, in which case the step does not count.
+        """
+        if not self._active:
+            return
+        try:
+            while self._stack:  # an exception that the user's code caught may have left something open
+                self._pop()
+            timers = self.timers
+            mark = timers.mark()
+            timers.stop(self._label, at=mark)
+            left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
+            self._ended.append((self.step, work, left_out, timers.dropped == self._dropped))
+            self._dropped = timers.dropped
+            self.step += 1
+            timers.tag = self.step
+            timers.start("other", at=mark)
+            self._label = "other"
+            self._deliver()
+        except Exception as exc:
+            self._fail(exc)
+
+    def finish(self, *, wait: bool) -> None:
+        """The training loop has ended.
+
+        Args:
+            wait: wait for the GPU to get there, so that nothing is missing. False after an exception, when the GPU
+                may never get there.
+        """
+        if not self._active:
+            return
+        try:
+            while self._stack:
+                self._pop()
+            self._active = False
+            self.timers.stop(self._label)
+            if wait:
+                self.timers.elapsed_all()
+            self._ended_ns = self._clock_ns()
+            self._deliver()
+            for times in self._assembler.flush():
+                self._account(times)
+        except Exception as exc:
+            self._fail(exc)
+
+    def summary(self) -> RunSummary:
+        """Where the run's time went so far."""
+        end_ns = self._clock_ns() if self._active else self._ended_ns
+        return self._ledger.summary(
+            steps=self.step,
+            before_first_s=(self._started_ns - self._began_ns) / 1e9,
+            wall_s=(end_ns - self._began_ns) / 1e9,
+        )
+
+    def open_region(self, name: str) -> object | None:
+        """A region of the user's begins (see `timing.region`)."""
+        if not self._active or self._validating:
+            return None
+        try:
+            depth = self._depth.get(name, 0)
+            if not depth:
+                if name not in self._depth and len(self._depth) >= MAX_USER_REGIONS:
+                    return None
+                self.timers.add_region(name)
+                self.timers.start(name)
+            self._depth[name] = depth + 1
+            if not self.tracing:
+                return self
+            span = record_function(name)
+            span.__enter__()  # type: ignore[no-untyped-call]
+        except Exception as exc:
+            self._fail(exc)
+            return None
+        return span
+
+    def close_region(self, name: str, token: object) -> None:
+        """A region of the user's ends."""
+        try:
+            if isinstance(token, record_function):
+                token.__exit__(None, None, None)
+            self._depth[name] -= 1
+            if not self._depth[name] and self._active:
+                self.timers.stop(name)
+        except Exception as exc:
+            self._fail(exc)
+
+    def _switch(self, label: str) -> None:
+        if label == self._label:
+            return
+        timers = self.timers
+        mark: Mark = timers.mark()
+        timers.stop(self._label, at=mark)
+        timers.start(label, at=mark)
+        self._label = label
+
+    def _pop(self) -> str:
+        name, span = self._stack.pop()
+        if span is not None:
+            span.__exit__(None, None, None)
+        return name
+
+    def _deliver(self) -> None:
+        for interval in self.timers.harvest():
+            for times in self._assembler.add(interval):
+                self._account(times)
+
+    def _account(self, times: StepTimes) -> None:
+        while self._ended and self._ended[0][0] <= times.step:
+            step, work, left_out, complete = self._ended.popleft()
+            if step == times.step and complete:
+                self._ledger.add(times, work, left_out)
+                for listener in self.listeners:
+                    listener(times, work, left_out)
+
+    def _fail(self, exc: Exception) -> None:
+        self._active = False
+        self.tracing = False
+        _log.warning("Profiling is switched off for the rest of this run: %s: %s", type(exc).__name__, exc)
+        _log.debug("", exc_info=exc)

@@ -1,0 +1,292 @@
+"""What both callbacks have in common: one recorder for the two of them, driven by whichever comes first."""
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass
+from math import isfinite
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
+from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
+from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.report.run_table import RunReport, print_run
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
+from lightning_forge_profiling.timing.steps import PARTITION
+from lightning_forge_profiling.timing.throughput import StepWork
+from lightning_forge_profiling.tracing.report import TraceReport
+
+__all__ = ["DEFAULT_WARMUP_STEPS", "RecordingCallback", "batch_size"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_WARMUP_STEPS = 10
+"""Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
+a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
+
+P = ParamSpec("P")
+Self_ = TypeVar("Self_", bound="RecordingCallback")
+
+
+def guarded(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
+    """Keep a hook's failure out of the training: log it once and switch this callback off."""
+
+    @functools.wraps(hook)
+    def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self._recorder is None:
+            return
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as exc:
+            if not self._failed:
+                self._failed = True
+                _log.warning("%s failed and is switched off: %s: %s", type(self).__name__, type(exc).__name__, exc)
+                _log.debug("", exc_info=exc)
+
+    return run
+
+
+class RecordingCallback(Callback):
+    """Drives the recorder that the callbacks of this package in one Trainer share.
+
+    The first of them in the Trainer's list leads: it makes the recorder, stands in front of the Trainer's profiler
+    while the training loop runs, and ends the steps. The last one prints the table.
+    """
+
+    warmup_steps: int | None = None
+    regions: Collection[str] = PARTITION
+    batch_size_fn: Callable[[Any], int] | None = None
+    tokens_fn: Callable[[Any], int] | None = None
+    enabled: bool = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._peers: tuple[RecordingCallback, ...] = ()
+        self._recorder: StepRecorder | None = None
+        self._boundary_profiler: BoundaryProfiler | None = None
+        self._previous_sink: RegionSink | None = None
+        self._global_step = 0
+        self._warned: set[str] = set()
+        self._failed = False
+
+    # -- what the subclasses add ---------------------------------------------------------------------------------
+
+    @property
+    def records_step(self) -> bool:
+        """Whether the profiler runs in the step under way."""
+        return False
+
+    def trace_report(self) -> TraceReport | None:
+        """What became of the trace, where this callback records one."""
+        return None
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Called in `setup`, with the recorder in place. May raise ConfigurationError."""
+
+    def begin(self, trainer: Trainer) -> None:
+        """The training loop begins."""
+
+    def after_step(self, trainer: Trainer) -> None:
+        """A step has ended and the recorder knows."""
+
+    def end(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """The training loop has ended."""
+
+    def finish(self, trainer: Trainer) -> None:
+        """The fit is over; the table comes next."""
+
+    # -- hooks ---------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the other callbacks of this package, and refuse what cannot work."""
+        if stage != "fit" or not self.enabled:
+            return
+        self._forget()
+        peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, RecordingCallback) and peer.enabled)
+        twins = [peer for peer in peers if type(peer) is type(self)]
+        if len(twins) > 1:
+            raise ConfigurationError(
+                f"The Trainer has {len(twins)} callbacks of the kind {type(self).__name__}; give it one."
+            )
+        self._peers = peers
+        if self._leads:
+            warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
+            self._recorder = StepRecorder(
+                CUDATimerCollection((), device=trainer.strategy.root_device),
+                regions=set.intersection(*(set(peer.regions) for peer in peers)),
+                warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
+            )
+        else:
+            self._recorder = peers[0]._recorder  # noqa: SLF001  (one of us)
+        self.prepare(trainer)
+
+    @guarded
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stand in front of the Trainer's profiler and start the clock."""
+        recorder = self._recorder
+        assert recorder is not None  # noqa: S101
+        if self._leads:
+            self._global_step = trainer.global_step
+            self._boundary_profiler = BoundaryProfiler(
+                trainer.profiler,
+                recorder,
+                lightning_api.action_regions(trainer, pl_module),
+                lightning_api.validation_begins(pl_module),
+            )
+            trainer.profiler = self._boundary_profiler
+            self._previous_sink = set_region_sink(recorder)
+            recorder.start()
+        self.begin(trainer)
+
+    @guarded
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        """The boundary of `manual_backward`; in automatic optimization the Trainer's profiler saw it already."""
+        if self._leads and self._recorder is not None:
+            if not pl_module.automatic_optimization:
+                self._recorder.forward_in_closure()
+            self._recorder.enter("backward")
+
+    @guarded
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The end of it."""
+        if self._leads and self._recorder is not None:
+            self._recorder.exit("backward")
+
+    @guarded
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A step has ended."""
+        if self._leads and self._recorder is not None:
+            recorded = any(peer.records_step for peer in self._peers)
+            self._recorder.end_step(self._work(trainer, batch), recorded=recorded)
+        self.after_step(trainer)
+
+    @guarded
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation is no part of a step."""
+        if self._leads and self._recorder is not None:
+            self._recorder.enter_validation()
+
+    @guarded
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training goes on."""
+        if self._leads and self._recorder is not None:
+            self._recorder.exit_validation()
+
+    @guarded
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The training loop has ended."""
+        self._end(trainer, interrupted=False)
+
+    @guarded
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The run is coming down: no other hook will be called, and other ranks may be elsewhere."""
+        self._end(trainer, interrupted=True)
+        self._close(trainer)
+
+    @guarded
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The fit is over."""
+        self._close(trainer)
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    @property
+    def _leads(self) -> bool:
+        return bool(self._peers) and self._peers[0] is self
+
+    def _end(self, trainer: Trainer, *, interrupted: bool) -> None:
+        if self._leads and self._recorder is not None:
+            self._recorder.finish(wait=not interrupted)
+            set_region_sink(self._previous_sink)
+            if trainer.profiler is self._boundary_profiler and self._boundary_profiler is not None:
+                trainer.profiler = self._boundary_profiler.inner
+        self.end(trainer, interrupted=interrupted)
+
+    def _close(self, trainer: Trainer) -> None:
+        self.finish(trainer)
+        recorder = self._recorder
+        if self._peers[-1:] == (self,) and recorder is not None and trainer.is_global_zero and recorder.began:
+            traces = [report for peer in self._peers if (report := peer.trace_report()) is not None]
+            folder = lightning_api.logger_folder(trainer)
+            print_run(
+                RunReport(
+                    recorder.summary(),
+                    traces[0] if traces else None,
+                    device=lightning_api.device_name(trainer),
+                    on_device=recorder.timers.on_device,
+                    replicas=lightning_api.replicas(trainer),
+                    log_folder=folder,
+                )
+            )
+        self._recorder = None
+        self._boundary_profiler = None
+
+    def _work(self, trainer: Trainer, batch: Any) -> StepWork:
+        before, self._global_step = self._global_step, trainer.global_step
+        sizes = next((peer.batch_size_fn for peer in self._peers if peer.batch_size_fn is not None), None)
+        tokens = next((peer.tokens_fn for peer in self._peers if peer.tokens_fn is not None), None)
+        return StepWork(
+            samples=self._count("batch_size_fn", sizes or batch_size, batch),
+            tokens=None if tokens is None else self._count("tokens_fn", tokens, batch),
+            # several optimizers in one batch are one change of the weights
+            optimizer_steps=int(self._global_step != before),
+        )
+
+    def _count(self, name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:
+        """What `function` makes of the batch, None (after one warning) when that is no usable number."""
+        if batch is None:
+            return 0.0
+        problem = ""
+        try:
+            counted = function(batch)
+            if isinstance(counted, torch.Tensor) and counted.device.type != "cpu":
+                problem = f"{name} returned a tensor on the GPU; reading it would hold the training up every step"
+            elif counted is None:
+                problem = "no batch size could be found; give ThroughputCallback a batch_size_fn"
+            elif not isfinite(number := float(counted)) or number < 0:
+                problem = f"{name} returned {counted!r}"
+            else:
+                return number
+        except Exception as exc:
+            problem = f"{name} raised {type(exc).__name__}: {exc}"
+        if problem not in self._warned and len(self._warned) < 8:  # noqa: PLR2004  (a message may differ each step)
+            self._warned.add(problem)
+            _log.warning("%s. Steps per second are logged all the same.", problem[0].upper() + problem[1:])
+        return None
+
+
+def batch_size(batch: Any) -> int | None:
+    """The length of the first tensor in a batch.
+
+    Args:
+        batch: a tensor, or mappings, sequences and dataclasses of them.
+
+    Returns:
+        The size of the first tensor's first dimension (1 for a scalar); None where there is no tensor.
+
+    Example:
+        >>> batch_size({"text": ["a", "b"], "ids": torch.zeros(2, 7)})
+        2
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        parts: Any = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        # a list of strings or of thousands of numbers holds no tensor behind its first element
+        parts = batch if len(batch) and not isinstance(batch[0], (str, bytes, int, float)) else ()
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        parts = (getattr(batch, each.name) for each in fields(batch))
+    else:
+        return None
+    return next((size for part in parts if (size := batch_size(part)) is not None), None)

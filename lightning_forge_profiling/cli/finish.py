@@ -1,0 +1,95 @@
+"""What the child process does with a freshly exported trace: compress it, copy it for TensorBoard, publish both.
+
+Not a user's command. It runs beside the training, at low priority and without torch, one process a rank.
+"""
+
+import argparse
+import gzip
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy
+
+__all__ = ["main"]
+
+COMPRESS_LEVEL = 4  # a third of level 9's time for some 10 % more bytes
+OTHERS_WAIT_S = 15.0
+PART = ".part"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it.
+
+    Args:
+        argv: the raw trace, the final path, and for TensorBoard's copy its path and the ranks that record.
+
+    Returns:
+        0, or 1 after one line on stderr.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("raw", type=Path)
+    parser.add_argument("final", type=Path)
+    parser.add_argument("--plugin", type=Path)
+    parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
+    args = parser.parse_args(argv)
+    os.nice(10)
+    try:
+        _compress(args.raw, args.final)
+        if args.plugin is not None:
+            _copy_for_plugin(args.raw, args.plugin)
+            publish(args.plugin, args.ranks)
+        args.raw.unlink()
+    except Exception as exc:
+        for leftover in (args.raw, _part(args.final), *([_part(args.plugin)] if args.plugin else [])):
+            leftover.unlink(missing_ok=True)
+        sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
+        return 1
+    return 0
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + PART)
+
+
+def _compress(raw: Path, final: Path) -> None:
+    part = _part(final)
+    with raw.open("rb") as source, gzip.open(part, "wb", compresslevel=COMPRESS_LEVEL) as target:
+        shutil.copyfileobj(source, target, length=1 << 20)
+    part.replace(final)
+
+
+def _copy_for_plugin(raw: Path, plugin: Path) -> None:
+    plugin.parent.mkdir(exist_ok=True)
+    write_plugin_copy(raw, _part(plugin))
+
+
+def publish(own: Path, ranks: Sequence[int], wait_s: float = OTHERS_WAIT_S) -> None:
+    """Give the copies of all ranks their final names together.
+
+    The plugin reads a folder once, so a copy that appears later is never shown. The first of the ranks waits for the
+    others for a while; one that comes later still publishes its own copy.
+
+    Args:
+        own: final path of this rank's copy, which lies beside it with the suffix `.part`.
+        ranks: the ranks that record.
+        wait_s: how long the first rank waits for the others.
+    """
+    finals = [own.with_name(f"rank{rank}.pt.trace.json.gz") for rank in ranks]
+    deadline = time.monotonic() + wait_s
+    while not all(_part(final).exists() or final.exists() for final in finals):
+        if finals[0].exists():  # the first rank has given up waiting for this one
+            finals = [own]
+        elif own != finals[0]:
+            return
+        elif time.monotonic() >= deadline:
+            break
+        time.sleep(0.05)
+    for final in finals:
+        try:
+            _part(final).replace(final)
+        except FileNotFoundError:
+            continue  # published by another rank, or never written

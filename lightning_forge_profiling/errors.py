@@ -1,0 +1,44 @@
+"""Every exception the package raises on purpose, as one tree.
+
+```text
+ForgeProfilingError
+├── ConfigurationError (ValueError)   an argument that cannot work, refused before the first batch
+└── TimerError (RuntimeError)         a timer used out of order
+    ├── TimerNotStartedError          stop() without start()
+    ├── TimerRunningError             start() while it is running, or elapsed before stop()
+    └── UnknownRegionError            a region the collection was not built with
+```
+"""
+
+__all__ = [
+    "ConfigurationError",
+    "ForgeProfilingError",
+    "TimerError",
+    "TimerNotStartedError",
+    "TimerRunningError",
+    "UnknownRegionError",
+]
+
+
+class ForgeProfilingError(Exception):
+    """Base class of everything this package raises on purpose."""
+
+
+class ConfigurationError(ForgeProfilingError, ValueError):
+    """An argument that cannot work. Raised where it is given or before the first batch, never later."""
+
+
+class TimerError(ForgeProfilingError, RuntimeError):
+    """A timer was used out of order."""
+
+
+class TimerNotStartedError(TimerError):
+    """`stop()` without a `start()`, or an elapsed time before anything was timed."""
+
+
+class TimerRunningError(TimerError):
+    """`start()` on a running timer, or an elapsed time asked for before `stop()`."""
+
+
+class UnknownRegionError(TimerError):
+    """A region name the collection was not built with."""

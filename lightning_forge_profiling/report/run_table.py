@@ -1,0 +1,147 @@
+"""The table at the end of a run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import floor, log10
+from pathlib import Path
+from shlex import quote
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lightning_forge_profiling.timing.steps import PARTITION
+from lightning_forge_profiling.timing.throughput import RunSummary
+from lightning_forge_profiling.tracing.report import TraceReport
+
+__all__ = ["RunReport", "print_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What there is to say at the end of a run.
+
+    Attributes:
+        run: where its time went on rank 0.
+        trace: what became of the recorded window, None without one.
+        device: what it trained on, in words.
+        on_device: whether times are device times.
+        replicas: data-parallel replicas.
+        log_folder: where TensorBoard should look, None without a logger.
+    """
+
+    run: RunSummary
+    trace: TraceReport | None
+    device: str
+    on_device: bool
+    replicas: int
+    log_folder: Path | None
+
+
+def print_run(report: RunReport, console: Console | None = None) -> None:
+    """Print the table.
+
+    Args:
+        report: what to print.
+        console: where to; standard output by default, with colours where that is a terminal.
+    """
+    console = console or Console()
+    console.print()
+    console.print(_step_table(report))
+    for name, text in _lines(report):
+        # soft_wrap: a path or command that was broken into lines could not be copied
+        console.print(f"[bold]{name:<11}[/bold] {escape(text)}", soft_wrap=True, highlight=False)
+    console.print()
+
+
+def _step_table(report: RunReport) -> Table:
+    run, rates = report.run, report.run.steady
+    steps = f"{rates.steps} of {run.steps} steps"
+    table = Table(
+        title=f"Where a step goes: mean of {steps} on {report.device}", box=box.SIMPLE_HEAD, title_style="bold"
+    )
+    table.add_column("region")
+    for column in ("device ms", "host ms") if report.on_device else ("ms",):
+        table.add_column(column, justify="right")
+    table.add_column("share", justify="right")
+
+    def row(region: str, name: str, style: str = "") -> None:
+        share = 100 * rates.mean_ms(region) / rates.mean_ms("step") if rates.mean_ms("step") else 0.0
+        values = [rates.mean_ms(region), *([rates.mean_host_ms(region)] if report.on_device else [])]
+        table.add_row(escape(name), *(f"{value:.3f}" for value in values), f"{share:.1f} %", style=style)
+
+    for region in PARTITION:
+        row(region, region)
+    table.add_section()
+    row("step", "step", style="bold")
+    if rates.user_regions:
+        table.add_section()
+        for region in rates.user_regions:
+            row(region, f"your {region}")
+    return table
+
+
+def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
+    run = report.run
+    yield "throughput", _throughput(report)
+    yield "end to end", _end_to_end(report)
+    left_out = [
+        f"{count} {what}"
+        for count, what in (
+            (0 if run.only_warmup else run.warmup_steps, "warm-up steps"),
+            (run.recorded_steps, "steps with the profiler on"),
+            (run.untimed_steps, "steps that could not be timed"),
+        )
+        if count
+    ]
+    left_out += [f"{ms / 1e3:.2f} s {name}" for name, ms in run.excluded_ms.items() if ms >= 1]
+    if left_out:
+        yield "left out", ", ".join(left_out)
+    if run.only_warmup and run.steps:
+        yield "note", f"all {run.steps} steps were warm-up; the figures above are over those, without the first"
+    if report.trace is not None:
+        yield from _trace_lines(report.trace, report.log_folder)
+
+
+def _throughput(report: RunReport) -> str:
+    rates = report.run.steady
+    parts = []
+    for amount, unit, factor in (
+        (rates.samples, "samples/s", report.replicas),
+        (rates.tokens, "tokens/s", report.replicas),
+        (float(rates.steps), "steps/s", 1),
+        (float(rates.optimizer_steps), "optimizer steps/s", 1),
+    ):
+        per_second = rates.per_second(amount)
+        if per_second:
+            parts.append(f"{_digits(per_second * factor)} {unit}")
+    over = f" over {report.replicas} replicas" if report.replicas > 1 else ""
+    return (", ".join(parts) or "unknown: no step was timed") + over
+
+
+def _end_to_end(report: RunReport) -> str:
+    run = report.run
+    rate = f"{_digits(run.steps / run.wall_s)} steps/s" if run.wall_s > 0 else ""
+    if run.samples and run.wall_s > 0:
+        rate = f"{_digits(run.samples * report.replicas / run.wall_s)} samples/s, {rate}"
+    first = "" if run.first_step_s is None else f"; first step finished after {run.first_step_s:.2f} s"
+    return f"{rate} over {run.wall_s:.2f} s from the start of fit{first}"
+
+
+def _trace_lines(trace: TraceReport, log_folder: Path | None) -> Iterator[tuple[str, str]]:
+    if trace.status != "written" or trace.path is None:
+        yield "no trace", f"{trace.status}: {trace.message}" if trace.message else trace.status
+        return
+    steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
+    size = f"{trace.path.stat().st_size / 1e6:.1f} MB" if trace.path.exists() else "moved away"
+    yield "trace", f"{trace.path} ({steps}, {size}; training was held up {trace.stall_ms:.0f} ms)"
+    if trace.plugin_path is not None:
+        folder = log_folder if log_folder is not None and log_folder in trace.path.parents else trace.path.parent
+        yield "look at it", f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"
+    yield "", f"or open {trace.path.name} at https://ui.perfetto.dev"
+
+
+def _digits(rate: float) -> str:
+    """At least three digits of a rate, never an exponent."""
+    return f"{rate:,.{max(0, 2 - floor(log10(rate)))}f}" if rate > 0 else "0"

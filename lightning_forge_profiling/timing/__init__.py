@@ -1,0 +1,1 @@
+"""How long something took: timers, steps, throughput."""

@@ -1,0 +1,305 @@
+"""Many named stretches of GPU work, timed without ever waiting for the GPU."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import torch
+
+from lightning_forge_profiling.errors import TimerNotStartedError, TimerRunningError, UnknownRegionError
+from lightning_forge_profiling.timing.events import Event, EventSource, HostEvent, event_source
+
+__all__ = ["CUDATimerCollection", "Interval", "Mark"]
+
+
+class Interval(NamedTuple):
+    """One completed start-to-stop of a region."""
+
+    region: str
+    tag: int
+    """What `CUDATimerCollection.tag` was when the region stopped; the callbacks keep the step's number there."""
+    device_ms: float
+    """Milliseconds between the two events on the GPU's timeline (host clock where there is no GPU)."""
+    host_ms: float
+    """Milliseconds on the host between the two calls."""
+
+
+class Mark:
+    """One instant, on both timelines: an event and a host time. Made by `CUDATimerCollection.mark()`."""
+
+    __slots__ = ("event", "host_ns", "users")
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+        self.host_ns = 0
+        self.users = 0
+
+
+# what mark() gives when nothing may be recorded; known by identity, its event is never looked at
+_UNTIMED: Final = Mark(HostEvent())
+
+
+class CUDATimerCollection:
+    """Time named regions of a training loop with a bounded pool of events.
+
+    `start` and `stop` record an event on the current stream and return. Results are read later: by `harvest()`, which
+    takes what the GPU has completed and never waits, or by `elapsed_ms()` and `elapsed_all()`, which wait for the
+    regions they report. Several intervals of one region between two resets add up. Without an accelerator the host
+    clock stands behind the same API.
+
+    Args:
+        regions: the names that may be timed.
+        enabled: when False every method does nothing, for unknown names too.
+        device: the GPU to time; None takes the current one, or the host clock where there is no GPU.
+        max_events: how many events may exist. When all are in flight further intervals are not timed but counted in
+            `dropped`; the training loop is never held up.
+        events: where events come from, instead of `device`; for tests.
+        clock_ns: the host clock, in nanoseconds; for tests.
+
+    Example:
+        >>> timers = CUDATimerCollection(["forward", "backward"], device="cpu")
+        >>> for step in range(3):
+        ...     with timers.region("forward"):
+        ...         total = sum(range(1000))
+        >>> [interval.region for interval in timers.harvest()]
+        ['forward', 'forward', 'forward']
+        >>> timers.counts
+        {'forward': 3, 'backward': 0}
+        >>> timers.elapsed_all()["backward"]
+        0.0
+    """
+
+    def __init__(
+        self,
+        regions: Iterable[str],
+        enabled: bool = True,
+        *,
+        device: torch.device | str | int | None = None,
+        max_events: int = 4096,
+        events: EventSource | None = None,
+        clock_ns: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self.tag = 0
+        self._enabled = enabled
+        self._max_events = max_events
+        self._clock_ns = clock_ns
+        self._totals = dict.fromkeys(regions, 0.0)
+        self._counts = dict.fromkeys(self._totals, 0)
+        self._open: dict[str, Mark] = {}
+        self._pending: deque[tuple[str, int, Mark, Mark]] = deque()
+        self._done: deque[Interval] = deque(maxlen=max_events)
+        self._free: list[Mark] = []
+        self._made = 0
+        self._dropped = 0
+        self._source = (events if events is not None else event_source(device)) if enabled else None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is timed at all."""
+        return self._enabled
+
+    @property
+    def on_device(self) -> bool:
+        """True when times are read off the GPU's timeline, False when off the host clock."""
+        return self._source is not None and self._source.on_device
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The names that may be timed."""
+        return tuple(self._totals)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many intervals of each region have completed and been read since the last reset."""
+        return dict(self._counts)
+
+    @property
+    def dropped(self) -> int:
+        """How many intervals were not timed: all events were in flight, or a CUDA graph was being captured."""
+        return self._dropped
+
+    def add_region(self, region: str) -> None:
+        """Allow one more name; nothing happens when it is known already."""
+        self._totals.setdefault(region, 0.0)
+        self._counts.setdefault(region, 0)
+
+    def mark(self) -> Mark:
+        """Record one event now, to hand to several `start` and `stop` calls as the same instant.
+
+        Returns:
+            A mark to use at least once, in this step; it goes back to the pool when its last interval was read.
+        """
+        source = self._source
+        if source is None or source.capturing():
+            return _UNTIMED
+        if self._free:
+            mark = self._free.pop()
+        elif self._made < self._max_events:
+            self._made += 1
+            mark = Mark(source.new_event())
+        else:
+            self._collect()
+            if not self._free:
+                return _UNTIMED
+            mark = self._free.pop()
+        mark.event.record()
+        mark.host_ns = self._clock_ns()
+        return mark
+
+    def start(self, region: str, at: Mark | None = None) -> None:
+        """Start a region on the current stream.
+
+        Args:
+            region: its name.
+            at: a mark to start it at; None records an event now.
+
+        Raises:
+            UnknownRegionError: the collection has no such region.
+            TimerRunningError: the region is running already.
+        """
+        if not self._enabled:
+            return
+        if region not in self._totals:
+            raise self._unknown(region)
+        if region in self._open:
+            raise TimerRunningError(f"start({region!r}) while it is running: call stop({region!r}) first.")
+        mark = self.mark() if at is None else at
+        mark.users += 1
+        self._open[region] = mark
+
+    def stop(self, region: str, at: Mark | None = None) -> None:
+        """Stop a region on the current stream.
+
+        Args:
+            region: its name.
+            at: a mark to stop it at; None records an event now.
+
+        Raises:
+            UnknownRegionError: the collection has no such region.
+            TimerNotStartedError: the region is not running.
+        """
+        if not self._enabled:
+            return
+        start = self._open.pop(region, None)
+        if start is None:
+            if region not in self._totals:
+                raise self._unknown(region)
+            raise TimerNotStartedError(f"stop({region!r}) without start: call start({region!r}) before the work.")
+        end = self.mark() if at is None else at
+        end.users += 1
+        if start is _UNTIMED or end is _UNTIMED:
+            self._dropped += 1
+            self._release(start)
+            self._release(end)
+            return
+        self._pending.append((region, self.tag, start, end))
+
+    def relabel(self, old: str, new: str) -> None:
+        """Let what is running as `old` have been `new` since its start; nothing happens when it is not running."""
+        if old in self._open:
+            if new not in self._totals:
+                raise self._unknown(new)
+            self._open[new] = self._open.pop(old)
+
+    def region(self, name: str) -> "_RegionContext":
+        """A context manager that starts and stops `name`."""
+        return _RegionContext(self, name)
+
+    def harvest(self) -> tuple[Interval, ...]:
+        """What has completed since the last harvest, in the order it was stopped. Never waits for the GPU."""
+        if not self._pending and not self._done:
+            return ()
+        self._collect()
+        done = tuple(self._done)
+        self._done.clear()
+        return done
+
+    def elapsed_ms(self, region: str) -> float:
+        """Total milliseconds of a region since the last reset; waits until the GPU has passed its last stop.
+
+        Raises:
+            UnknownRegionError: the collection has no such region.
+        """
+        if not self._enabled:
+            return 0.0
+        if region not in self._totals:
+            raise self._unknown(region)
+        last = max((i for i, pending in enumerate(self._pending) if pending[0] == region), default=-1)
+        self._drain(last + 1)
+        return self._totals[region]
+
+    def elapsed_all(self, reset: bool = False) -> dict[str, float]:
+        """Total milliseconds of every region since the last reset, 0.0 for what never completed.
+
+        Waits until the GPU has passed the last stop. In a training loop use `harvest()`.
+
+        Args:
+            reset: start new sums afterwards.
+        """
+        self._drain(len(self._pending))
+        totals = dict(self._totals)
+        if reset:
+            self.reset()
+        return totals
+
+    def reset(self) -> None:
+        """Forget all completed intervals. A region that is running goes on and counts whole when it stops."""
+        for _, _, start, end in self._pending:
+            self._release(start)
+            self._release(end)
+        self._pending.clear()
+        self._done.clear()
+        self._totals = dict.fromkeys(self._totals, 0.0)
+        self._counts = dict.fromkeys(self._counts, 0)
+
+    def _unknown(self, region: str) -> UnknownRegionError:
+        return UnknownRegionError(f"Unknown region {region!r}. Known regions: {', '.join(self._totals) or 'none'}.")
+
+    def _collect(self) -> None:
+        # query() during a capture would invalidate the graph (cudaErrorStreamCaptureUnsupported)
+        if self._source is None or self._source.capturing():
+            return
+        pending = self._pending
+        while pending and pending[0][3].event.query():
+            self._read(*pending.popleft())
+
+    def _drain(self, count: int) -> None:
+        for _ in range(count):
+            pending = self._pending.popleft()
+            pending[3].event.synchronize()
+            self._read(*pending)
+
+    def _read(self, region: str, tag: int, start: Mark, end: Mark) -> None:
+        device_ms = start.event.elapsed_time(end.event)
+        self._totals[region] += device_ms
+        self._counts[region] += 1
+        self._done.append(Interval(region, tag, device_ms, (end.host_ns - start.host_ns) / 1e6))
+        self._release(start)
+        self._release(end)
+
+    def _release(self, mark: Mark) -> None:
+        mark.users -= 1
+        if not mark.users and mark is not _UNTIMED:
+            self._free.append(mark)
+
+    def __repr__(self) -> str:
+        clock = "device events" if self.on_device else "host clock"
+        return f"CUDATimerCollection({', '.join(self._totals)}; {clock if self._enabled else 'disabled'})"
+
+
+class _RegionContext:
+    __slots__ = ("_name", "_timers")
+
+    def __init__(self, timers: CUDATimerCollection, name: str) -> None:
+        self._timers = timers
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._timers.start(self._name)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._timers.stop(self._name)

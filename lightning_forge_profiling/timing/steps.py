@@ -1,0 +1,81 @@
+"""From intervals to steps: which names partition a step, and the times of one step."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from lightning_forge_profiling.timing.collection import Interval
+
+__all__ = ["EXCLUDED", "PARTITION", "RESERVED", "StepAssembler", "StepTimes"]
+
+PARTITION: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
+"""The built-in regions. By self time they tile a step: their sum is the step."""
+
+EXCLUDED: Final = ("validation", "checkpoint", "profiler")
+"""What happens between the batches of a fit but is no part of a step. `profiler` is what starting, stopping and
+exporting a trace held the loop up for."""
+
+RESERVED: Final = frozenset((*PARTITION, *EXCLUDED, "step"))
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The times of one step, in milliseconds by region name.
+
+    Attributes:
+        step: its number, counted from 0 at the start of the fit.
+        device_ms: device time of every region that ran (host time where there is no GPU), the excluded ones and the
+            user's included.
+        host_ms: host time of the same.
+        counts: how many intervals each of them had.
+    """
+
+    step: int
+    device_ms: Mapping[str, float] = field(default_factory=dict)
+    host_ms: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def step_ms(self) -> float:
+        """Device time of the step: the sum of the built-in regions, so without validation and checkpoints."""
+        return sum(self.device_ms.get(region, 0.0) for region in PARTITION)
+
+    @property
+    def host_step_ms(self) -> float:
+        """Host time of the step, likewise."""
+        return sum(self.host_ms.get(region, 0.0) for region in PARTITION)
+
+
+class StepAssembler:
+    """Group intervals by their tag. A step is complete when the first interval of a later one arrives.
+
+    Example:
+        >>> assembler = StepAssembler()
+        >>> list(assembler.add(Interval("forward", 0, 2.0, 1.0)))
+        []
+        >>> [done] = assembler.add(Interval("forward", 1, 2.0, 1.0))
+        >>> done.step, done.step_ms
+        (0, 2.0)
+    """
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._device: dict[str, float] = {}
+        self._host: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, interval: Interval) -> Iterator[StepTimes]:
+        """Take one interval, in the order of their stops; yields the step it completes, if it does."""
+        region, tag, device_ms, host_ms = interval
+        if tag != self._step:
+            yield from self.flush()
+            self._step = tag
+        self._device[region] = self._device.get(region, 0.0) + device_ms
+        self._host[region] = self._host.get(region, 0.0) + host_ms
+        self._counts[region] = self._counts.get(region, 0) + 1
+
+    def flush(self) -> Iterator[StepTimes]:
+        """Yields the step under way, if there is one, as far as it is known."""
+        if self._step is not None:
+            yield StepTimes(self._step, self._device, self._host, self._counts)
+        self._step, self._device, self._host, self._counts = None, {}, {}, {}

@@ -1,0 +1,244 @@
+"""Rates over steps: samples, tokens and steps per second, milliseconds per region. Pure arithmetic on step times."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepTimes
+
+__all__ = ["Rates", "RunLedger", "RunSummary", "StepWork", "ThroughputMeter"]
+
+LeftOut = Literal["warm-up", "recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step worked through on this rank.
+
+    Attributes:
+        samples: samples in the batch; None where no batch size could be found.
+        tokens: tokens in the batch; None where nobody counts them.
+        optimizer_steps: 1 when the weights changed in this step, else 0.
+    """
+
+    samples: float | None = None
+    tokens: float | None = None
+    optimizer_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Sums over some steps of one rank, and the rates that follow from them.
+
+    Attributes:
+        steps: how many steps.
+        optimizer_steps: in how many of them the weights changed.
+        samples: their samples; None where a batch size was not found.
+        tokens: their tokens; None where nobody counts them.
+        device_ms: device time by region (host time where there is no GPU), the user's regions included.
+        host_ms: host time by region.
+    """
+
+    steps: int = 0
+    optimizer_steps: int = 0
+    samples: float | None = 0.0
+    tokens: float | None = 0.0
+    device_ms: Mapping[str, float] = field(default_factory=dict)
+    host_ms: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def total_ms(self) -> float:
+        """Device time of the steps: the sum of the built-in regions."""
+        return sum(self.device_ms.get(region, 0.0) for region in PARTITION)
+
+    def mean_ms(self, region: str) -> float:
+        """Mean device milliseconds of a region per step; `"step"` is the whole step."""
+        total = self.total_ms if region == "step" else self.device_ms.get(region, 0.0)
+        return total / self.steps if self.steps else 0.0
+
+    def mean_host_ms(self, region: str) -> float:
+        """Mean host milliseconds of a region per step; `"step"` is the whole step."""
+        if not self.steps:
+            return 0.0
+        if region == "step":
+            return sum(self.host_ms.get(name, 0.0) for name in PARTITION) / self.steps
+        return self.host_ms.get(region, 0.0) / self.steps
+
+    @property
+    def user_regions(self) -> tuple[str, ...]:
+        """The user's own regions, in order of first appearance."""
+        return tuple(name for name in self.device_ms if name not in PARTITION and name not in EXCLUDED)
+
+    def per_second(self, amount: float | None) -> float | None:
+        """`amount` over the steps' device time; None where it is unknown or no time passed."""
+        total_ms = self.total_ms
+        return None if amount is None or total_ms <= 0 else amount / total_ms * 1e3
+
+    def metrics(self, *, replicas: int = 1, on_device: bool = False) -> dict[str, float]:
+        """The rates as loggers take them.
+
+        Args:
+            replicas: data-parallel replicas; samples and tokens of this rank are multiplied by it.
+            on_device: whether times are device times; host times are then given beside them.
+
+        Returns:
+            `throughput/...` per second, `time/NAME_ms` and `time_host/NAME_ms` in milliseconds per step. A rate that
+            is unknown is left out.
+
+        Example:
+            >>> rates = Rates(steps=2, samples=16.0, tokens=None, device_ms={"forward": 30.0, "backward": 50.0})
+            >>> metrics = rates.metrics(replicas=4)
+            >>> metrics["throughput/samples_per_sec"], metrics["throughput/device/samples_per_sec"]
+            (800.0, 200.0)
+            >>> metrics["time/step_ms"], metrics["time/forward_ms"]
+            (40.0, 15.0)
+        """
+        metrics: dict[str, float] = {}
+        own = {
+            "samples": self.per_second(self.samples),
+            "tokens": self.per_second(self.tokens),
+            "steps": self.per_second(self.steps),
+            "optimizer_steps": self.per_second(self.optimizer_steps),
+        }
+        for name, rate in own.items():
+            if rate is not None:
+                # every replica works on its own samples; the steps are the same steps
+                metrics[f"throughput/{name}_per_sec"] = rate * (replicas if name in {"samples", "tokens"} else 1)
+                metrics[f"throughput/device/{name}_per_sec"] = rate
+        for region in ("step", *PARTITION, *self.user_regions):
+            metrics[f"time/{region}_ms"] = self.mean_ms(region)
+            if on_device:
+                metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
+        return metrics
+
+
+class ThroughputMeter:
+    """Sum up steps; `take()` gives the rates since the last `take()`.
+
+    Example:
+        >>> meter = ThroughputMeter()
+        >>> meter.add(StepTimes(0, {"forward": 10.0}, {"forward": 9.0}), StepWork(samples=8))
+        >>> meter.take().per_second(8)
+        800.0
+        >>> meter.take().steps
+        0
+    """
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps = 0
+        self._optimizer_steps = 0
+        self._samples: float | None = 0.0
+        self._tokens: float | None = 0.0
+        self._device: dict[str, float] = {}
+        self._host: dict[str, float] = {}
+
+    def add(self, times: StepTimes, work: StepWork) -> None:
+        """Count one step."""
+        self._steps += 1
+        self._optimizer_steps += work.optimizer_steps
+        self._samples = None if self._samples is None or work.samples is None else self._samples + work.samples
+        self._tokens = None if self._tokens is None or work.tokens is None else self._tokens + work.tokens
+        for sums, added in ((self._device, times.device_ms), (self._host, times.host_ms)):
+            for region, ms in added.items():
+                sums[region] = sums.get(region, 0.0) + ms
+
+    def read(self) -> Rates:
+        """The rates so far."""
+        return Rates(
+            self._steps, self._optimizer_steps, self._samples, self._tokens, dict(self._device), dict(self._host)
+        )
+
+    def take(self) -> Rates:
+        """The rates so far; starts anew."""
+        rates = self.read()
+        self._clear()
+        return rates
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """Where a whole run's time went on this rank.
+
+    Attributes:
+        steps: training batches of this fit.
+        steady: the steps that count; where the run had nothing but warm-up steps, those without the very first.
+        only_warmup: whether that was so.
+        warmup_steps: how many were left out as warm-up.
+        recorded_steps: how many were left out because the profiler ran.
+        untimed_steps: how many had to be left out because something in them could not be timed.
+        excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
+        samples: samples of all steps, None where a batch size was not found.
+        first_step_s: from the start of fit to the end of its first step, None when there was none.
+        wall_s: from the start of fit to its end.
+    """
+
+    steps: int
+    steady: Rates
+    only_warmup: bool
+    warmup_steps: int
+    recorded_steps: int
+    untimed_steps: int
+    excluded_ms: Mapping[str, float]
+    samples: float | None
+    first_step_s: float | None
+    wall_s: float
+
+
+class RunLedger:
+    """Keep the books of a run: which steps count, which are left out and why."""
+
+    def __init__(self) -> None:
+        self._steady = ThroughputMeter()
+        self._warmup = ThroughputMeter()
+        self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
+        self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
+        self._counted = 0
+        self._samples: float | None = 0.0
+        self._first_step_s: float | None = None
+
+    def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None) -> None:
+        """Enter one step.
+
+        Args:
+            times: its times.
+            work: what it worked through.
+            left_out: why it does not count, if so.
+        """
+        self._samples = None if self._samples is None or work.samples is None else self._samples + work.samples
+        for name in EXCLUDED:
+            self._excluded_ms[name] += times.device_ms.get(name, 0.0)
+        if times.step == 0:
+            self._first_step_s = sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, *EXCLUDED)) / 1e3
+        if left_out is None:
+            self._counted += 1
+            self._steady.add(times, work)
+            return
+        self._left_out[left_out] += 1
+        if left_out == "warm-up" and times.step > 0:
+            self._warmup.add(times, work)
+
+    def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
+        """Close the books.
+
+        Args:
+            steps: how many steps ended.
+            before_first_s: seconds from the start of fit to the start of its first step.
+            wall_s: seconds of the whole fit.
+        """
+        only_warmup = not self._counted
+        warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
+        return RunSummary(
+            steps=steps,
+            steady=(self._warmup if only_warmup else self._steady).read(),
+            only_warmup=only_warmup,
+            warmup_steps=warmup,
+            recorded_steps=recorded,
+            untimed_steps=max(steps - self._counted - warmup - recorded, 0),
+            excluded_ms=dict(self._excluded_ms),
+            samples=self._samples,
+            first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,
+            wall_s=wall_s,
+        )

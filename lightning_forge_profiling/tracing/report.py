@@ -1,0 +1,33 @@
+"""What became of a recorded window."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Status", "TraceReport"]
+
+Status = Literal["waiting", "recording", "written", "not reached", "stood aside", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """What became of one window on one rank.
+
+    Attributes:
+        status: `waiting` and `recording` while the run goes on, then `written`, `not reached` (the run ended before
+            the window), `stood aside` (another profiler was at work) or `failed`.
+        message: why, where the status is one of the last two, or a remark.
+        steps: the steps that were recorded, whole or in part.
+        path: the trace, None unless written.
+        plugin_path: the copy for TensorBoard, None unless written.
+        stall_ms: how long the training loop was held up at the end of the window.
+        start_stall_ms: how long it was held up where the profiler was started.
+    """
+
+    status: Status = "waiting"
+    message: str = ""
+    steps: tuple[int, ...] = ()
+    path: Path | None = None
+    plugin_path: Path | None = None
+    stall_ms: float = 0.0
+    start_stall_ms: float = 0.0

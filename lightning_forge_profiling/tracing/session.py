@@ -1,0 +1,357 @@
+"""One `torch.profiler` object for one window of steps, and what became of its trace."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter, sleep
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.tracing.config import ProfilingConfig
+from lightning_forge_profiling.tracing.folders import (
+    claim,
+    numbered_folders,
+    plugin_path,
+    require_whole,
+    trace_path,
+    writable_folder_problem,
+)
+from lightning_forge_profiling.tracing.report import TraceReport
+from lightning_forge_profiling.tracing.window import Phase
+
+__all__ = ["TraceSession", "build_profiler"]
+
+_log = logging.getLogger(__name__)
+
+CHILD_TIMEOUT_S = 600
+GPU_SETTLES_S = 20.0
+
+
+class TraceSession:
+    """Record one window of steps with `torch.profiler`; made by `build_profiler` or by `ForgeProfilerCallback`.
+
+    A context manager with `step()`. At the end of the window the loop waits for the collector's stop and the export
+    of the raw file, no longer; a child process that imports no torch compresses it and writes the copy for TensorBoard,
+    and leaving the context waits for that child. An exception inside is not touched: what was recorded is written.
+
+    Args:
+        config: what to record.
+        folders: folders to write into, in order of preference; the first that holds nothing of this rank is taken.
+        rank: this process's global rank.
+        world_size: how many processes there are.
+        expected_ranks: the ranks that record this window, for publishing TensorBoard's copies together.
+        accelerator: `"cuda"` and the like to record as well when `config.activities` is None; None for the CPU alone.
+    """
+
+    def __init__(
+        self,
+        config: ProfilingConfig,
+        folders: Iterable[Path],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        expected_ranks: Iterable[int] = (0,),
+        accelerator: str | None = None,
+    ) -> None:
+        self._config = config
+        self._window = config.window
+        self._folders = folders
+        self._rank = rank
+        self._world_size = world_size
+        self._expected_ranks = tuple(expected_ranks)
+        self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
+        self._next_step = 0
+        self._phase = Phase.WAIT
+        self._profiler: profile | None = None
+        self._annotation: record_function | None = None
+        self._raw: Path | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._report = TraceReport()
+
+    @property
+    def report(self) -> TraceReport:
+        """What became of the window so far."""
+        return self._report
+
+    @property
+    def recording(self) -> bool:
+        """Whether the step under way is being recorded."""
+        return self._phase is Phase.RECORD
+
+    @property
+    def running(self) -> bool:
+        """Whether the profiler runs in the step under way, which its warm-up step slows as well."""
+        return self._profiler is not None
+
+    def will_act(self) -> bool:
+        """Whether the next `step()` starts, stops or annotates anything, and so may hold the loop up."""
+        return self._phase is Phase.RECORD or self._window.phase(self._next_step) is not self._phase
+
+    def start(self) -> Self:
+        """Begin step 0."""
+        if self._window.start_step == 0:
+            _log.info("The window starts at step 0: recording starts without a warm-up step.")
+        self.step()
+        return self
+
+    def step(self) -> None:
+        """The step under way has ended, the next one begins."""
+        step, self._next_step = self._next_step, self._next_step + 1
+        phase, before = self._window.phase(step), self._phase
+        self._phase = phase
+        if phase is before is not Phase.RECORD or self._report.status in {"stood aside", "failed"}:
+            return
+        try:
+            if phase is Phase.DONE:
+                self._end_window()
+            elif phase is Phase.WARMUP or self._profiler is None:
+                self._start_profiler(recording=phase is Phase.RECORD)
+            elif before is Phase.WARMUP:
+                self._profiler.start_trace()
+            if phase is Phase.RECORD and self._profiler is not None:
+                self._annotate(step)
+        except Exception as exc:
+            self._fail(exc)
+
+    def stop(self, *, interrupted: bool = False) -> None:
+        """End the run: a window under way is closed and what it holds is written. May be called again.
+
+        Args:
+            interrupted: the run ended by an exception. The collector's stop waits for the GPU, which then may never
+                come to an end (a collective that another rank will not join): in that case the trace is given up.
+        """
+        try:
+            if self._profiler is not None:
+                if interrupted and "cuda" in self._activities:
+                    _let_gpu_settle()
+                self._end_window()
+            elif self._report.status == "waiting":
+                steps = max(self._next_step - 1, 0)
+                self._report = replace(
+                    self._report,
+                    status="not reached",
+                    message=f"{self._window} never came: the run had {steps} step{'' if steps == 1 else 's'}",
+                )
+        except Exception as exc:
+            self._fail(exc)
+        self._phase = Phase.DONE
+
+    def finish(self, timeout_s: float = CHILD_TIMEOUT_S) -> TraceReport:
+        """Wait until the trace is compressed and in place.
+
+        Args:
+            timeout_s: after this many seconds the child process is given up and the raw file stays.
+
+        Returns:
+            The final report.
+        """
+        child, self._child = self._child, None
+        if child is None:
+            return self._report
+        try:
+            _, stderr = child.communicate(timeout=timeout_s)
+            problem = stderr.decode(errors="replace").strip() if child.returncode else ""
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            problem = f"compressing took longer than {timeout_s:.0f} s"
+        if problem:
+            self._report = replace(self._report, status="failed", message=problem, path=None, plugin_path=None)
+            _log.warning("The trace could not be finished: %s", problem)
+        elif self._report.plugin_path is not None and not self._report.plugin_path.exists():
+            # another rank's child publishes it, or has yet to
+            self._report = replace(self._report, plugin_path=None)
+        return self._report
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.stop()
+        report = self.finish()
+        if report.status == "written":
+            _log.info("Trace: %s", report.path)
+        else:
+            _log.warning("No trace: %s", report.message)
+
+    def _start_profiler(self, *, recording: bool) -> None:
+        if torch._C._autograd._profiler_enabled():  # noqa: SLF001  (no public way to ask)
+            self._stand_aside("another torch profiler is active in this process")
+            return
+        began = perf_counter()
+        config = self._config
+        self._raw = claim(self._folders, self._rank)
+        self._profiler = profile(
+            activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+            with_flops=config.with_flops,
+        )
+        self._profiler.prepare_trace()
+        if recording:
+            self._profiler.start_trace()
+        self._report = replace(self._report, status="recording", start_stall_ms=(perf_counter() - began) * 1e3)
+
+    def _annotate(self, step: int) -> None:
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+        self._annotation = record_function(f"ProfilerStep#{step}")
+        self._annotation.__enter__()  # type: ignore[no-untyped-call]
+        self._report = replace(self._report, steps=(*self._report.steps, step))
+
+    def _end_window(self) -> None:
+        began = perf_counter()
+        profiler, raw = self._profiler, self._raw
+        assert profiler is not None  # noqa: S101
+        assert raw is not None  # noqa: S101
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+            self._annotation = None
+        if not self._report.steps:  # interrupted in the warm-up step: nothing to write
+            profiler.start_trace()
+            profiler.stop_trace()
+            self._profiler = None
+            self._discard_raw()
+            self._report = replace(
+                self._report, status="not reached", message=f"the run ended in the warm-up step of {self._window}"
+            )
+            return
+        self._add_metadata(profiler)
+        profiler.stop_trace()
+        profiler.export_chrome_trace(str(raw))
+        self._profiler = None
+        require_whole(raw)
+        self._child = self._spawn(raw)
+        folder = raw.parent
+        self._report = replace(
+            self._report,
+            status="written",
+            path=trace_path(folder, self._rank),
+            plugin_path=plugin_path(folder, self._rank) if self._config.tensorboard else None,
+            stall_ms=(perf_counter() - began) * 1e3,
+        )
+
+    def _add_metadata(self, profiler: profile) -> None:
+        steps = self._report.steps
+        profiler.add_metadata_json(
+            "forge_profiling",
+            json.dumps(
+                {
+                    "rank": self._rank,
+                    "world_size": self._world_size,
+                    "start_step": self._window.start_step,
+                    "end_step": self._window.end_step,
+                    "recorded_steps": list(steps),
+                }
+            ),
+        )
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            # PyTorch writes it only for distributed runs. json.dumps puts the space that HTA's '"rank": N' needs.
+            info = {"backend": "none", "rank": self._rank, "world_size": self._world_size}
+            profiler.add_metadata_json("distributedInfo", json.dumps(info))
+
+    def _spawn(self, raw: Path) -> subprocess.Popen[bytes]:
+        package_parent = Path(__file__).resolve().parents[2]
+        code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from lightning_forge_profiling.cli.finish import main"
+        command = [sys.executable, "-c", f"{code}; sys.exit(main())", str(package_parent), str(raw)]
+        command.append(str(trace_path(raw.parent, self._rank)))
+        if self._config.tensorboard:
+            command += ["--plugin", str(plugin_path(raw.parent, self._rank))]
+            command += ["--ranks", ",".join(map(str, self._expected_ranks))]
+        # a session of its own: Ctrl-C ends the training, not the writing of its trace
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def _discard_raw(self) -> None:
+        if self._raw is None:
+            return
+        try:
+            self._raw.unlink(missing_ok=True)
+            self._raw.parent.rmdir()
+        except OSError:
+            pass  # other ranks' files are in the folder
+
+    def _stand_aside(self, reason: str) -> None:
+        self._report = replace(self._report, status="stood aside", message=reason)
+        _log.warning("No trace will be recorded: %s.", reason)
+
+    def _fail(self, exc: Exception) -> None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None and self._report.status == "recording" and not isinstance(exc, TimeoutError):
+            try:
+                profiler.stop_trace()
+            except Exception:
+                _log.debug("stopping the profiler failed as well", exc_info=True)
+        self._discard_raw()
+        self._report = replace(self._report, status="failed", message=f"{type(exc).__name__}: {exc}", path=None)
+        _log.warning("Recording failed, training goes on without a trace: %s: %s", type(exc).__name__, exc)
+
+
+def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | None:
+    """A scheduled profiler for a plain PyTorch or Fabric loop.
+
+    Args:
+        config: what to record, and whether at all.
+        rank: this process's global rank; every rank that records calls this.
+
+    Returns:
+        A context manager with `step()`, to be called at the end of each step; None when `config.enable` is False.
+
+    Raises:
+        ConfigurationError: `config.trace_dir` is a file or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> config = ProfilingConfig(enable=True, start_step=1, end_step=2, trace_dir=folder.name)
+        >>> with build_profiler(config) as profiler:
+        ...     for step in range(3):
+        ...         total = torch.ones(8).sum()
+        ...         profiler.step()
+        >>> profiler.report.path.name
+        'rank0.trace.json.gz'
+        >>> folder.cleanup()
+    """
+    if not config.enable:
+        return None
+    root = Path(config.trace_dir)
+    problem = writable_folder_problem(root)
+    if problem:
+        raise ConfigurationError(problem)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if distributed else 1
+    return TraceSession(
+        config,
+        numbered_folders(root / str(config.window).replace(" ", "_")),
+        rank=rank,
+        world_size=world_size,
+        expected_ranks=range(world_size),
+        accelerator="cuda" if torch.cuda.is_available() else None,
+    )
+
+
+def _let_gpu_settle() -> None:
+    """Give what is queued on the GPU some time to complete, without blocking on it; TimeoutError if it does not."""
+    event = torch.Event("cuda")
+    event.record()
+    deadline = perf_counter() + GPU_SETTLES_S
+    while not event.query():
+        if perf_counter() > deadline:
+            raise TimeoutError(f"the GPU was still busy {GPU_SETTLES_S:.0f} s after the exception")
+        sleep(0.005)

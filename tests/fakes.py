@@ -53,6 +53,9 @@ class FakeDevice:
     def capturing(self):
         return self.is_capturing
 
+    def stream(self):
+        return 0
+
     def enqueue(self, ms):
         self.queue.append(float(ms))
 

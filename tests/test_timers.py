@@ -163,7 +163,7 @@ def test_no_event_is_touched_while_a_graph_is_captured():
 def test_an_unknown_region_lists_the_known_ones():
     timers = CUDATimerCollection(["forward", "backward"], device="cpu")
     for call in (timers.start, timers.stop, timers.elapsed_ms):
-        with pytest.raises(UnknownRegionError, match="'foward'.*forward, backward"):
+        with pytest.raises(UnknownRegionError, match=r"'foward'.*forward, backward"):
             call("foward")
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from torch.autograd.profiler import record_function
 
-from lightning_forge_profiling.timing.collection import CUDATimerCollection, Mark
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepAssembler, StepTimes
 from lightning_forge_profiling.timing.throughput import LeftOut, RunLedger, RunSummary, StepWork
 
@@ -19,6 +19,14 @@ _log = logging.getLogger(__name__)
 MAX_USER_REGIONS: Final = 64
 SPAN_PREFIX: Final = "forge."
 """What the built-in regions are called in a trace: `forge.forward`, `forge.validation`, ..."""
+
+_DELIVER_EVERY: Final = 4
+"""Reading completed steps some at a time asks the GPU less often."""
+
+_ABSORBED: Final = frozenset({("other", "transfer"), ("optimizer", "forward")})
+"""What Lightning does between the fetch and the transfer, and before a closure's forward, is a few lines of Python: as
+long as it stays below this limit it counts to what follows and saves two of the ten events of a step."""
+_ABSORBED_BELOW_NS: Final = 100_000
 
 
 class StepRecorder:
@@ -56,6 +64,7 @@ class StepRecorder:
         self._active = self._began = False
         self._validating = False
         self._label = "other"
+        self._since_ns = 0
         self._stack: list[tuple[str, record_function | None]] = []
         self._depth: dict[str, int] = {}
         self._assembler = StepAssembler()
@@ -96,7 +105,12 @@ class StepRecorder:
                 span = record_function(SPAN_PREFIX + name)
                 span.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append((name, span))
-            self._switch(name if name in self._timed else "other")
+            label = name if name in self._timed else "other"
+            if (self._label, label) in _ABSORBED and self._clock_ns() - self._since_ns < _ABSORBED_BELOW_NS:
+                self.timers.relabel(self._label, label)
+                self._label = label
+            else:
+                self._switch(label)
         except Exception as exc:
             self._fail(exc)
 
@@ -162,7 +176,9 @@ class StepRecorder:
             timers.tag = self.step
             timers.start("other", at=mark)
             self._label = "other"
-            self._deliver()
+            self._since_ns = mark.host_ns
+            if not self.step % _DELIVER_EVERY:
+                self.deliver()
         except Exception as exc:
             self._fail(exc)
 
@@ -183,9 +199,10 @@ class StepRecorder:
             if wait:
                 self.timers.elapsed_all()
             self._ended_ns = self._clock_ns()
-            self._deliver()
-            for times in self._assembler.flush():
-                self._account(times)
+            self.deliver()
+            last = self._assembler.flush()
+            if last is not None:
+                self._account(last)
         except Exception as exc:
             self._fail(exc)
 
@@ -234,10 +251,11 @@ class StepRecorder:
         if label == self._label:
             return
         timers = self.timers
-        mark: Mark = timers.mark()
+        mark = timers.mark()
         timers.stop(self._label, at=mark)
         timers.start(label, at=mark)
         self._label = label
+        self._since_ns = mark.host_ns
 
     def _pop(self) -> str:
         name, span = self._stack.pop()
@@ -245,9 +263,11 @@ class StepRecorder:
             span.__exit__(None, None, None)
         return name
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
+        """Hand the steps that the GPU has completed to the ledger and the listeners. Never waits."""
         for interval in self.timers.harvest():
-            for times in self._assembler.add(interval):
+            times = self._assembler.add(interval)
+            if times is not None:
                 self._account(times)
 
     def _account(self, times: StepTimes) -> None:

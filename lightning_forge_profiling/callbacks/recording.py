@@ -148,16 +148,15 @@ class RecordingCallback(Callback):
 
     @guarded
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """The boundary of `manual_backward`; in automatic optimization the Trainer's profiler saw it already."""
-        if self._leads and self._recorder is not None:
-            if not pl_module.automatic_optimization:
-                self._recorder.forward_in_closure()
+        """The boundary of `manual_backward`; in automatic optimization the Trainer's profiler sees it."""
+        if self._leads and self._recorder is not None and not pl_module.automatic_optimization:
+            self._recorder.forward_in_closure()
             self._recorder.enter("backward")
 
     @guarded
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The end of it."""
-        if self._leads and self._recorder is not None:
+        if self._leads and self._recorder is not None and not pl_module.automatic_optimization:
             self._recorder.exit("backward")
 
     @guarded

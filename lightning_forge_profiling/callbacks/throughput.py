@@ -78,7 +78,8 @@ class ThroughputCallback(RecordingCallback):
 
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
-        if lightning_api.logs_now(trainer, self.log_every_n_steps):
+        if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
+            self._recorder.deliver()
             self._log(trainer, self._meter.take(), lightning_api.logger_step(trainer))
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:

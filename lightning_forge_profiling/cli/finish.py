@@ -1,6 +1,7 @@
 """What the child process does with a freshly exported trace: compress it, copy it for TensorBoard, publish both.
 
-Not a user's command. It runs beside the training, at low priority and without torch, one process a rank.
+Not a user's command. It runs beside the training, at low priority and without torch, one process a rank; it is started
+with the profiler and waits for a line on standard input, which says that the raw trace is there.
 """
 
 import argparse
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
     args = parser.parse_args(argv)
     os.nice(10)
+    if not sys.stdin.readline():  # the window came to nothing, or the training process is gone
+        return 0
     try:
         _compress(args.raw, args.final)
         if args.plugin is not None:

@@ -41,6 +41,9 @@ class EventSource(Protocol):
     def capturing(self) -> bool:
         """Whether a CUDA graph is being captured on the current stream, when no event may be touched."""
 
+    def stream(self) -> int:
+        """Which stream an event recorded now goes to. Events of one stream are made in the order of their records."""
+
 
 class HostEvent:
     """The host clock behind the interface of a device event."""
@@ -87,18 +90,23 @@ class HostEventSource:
         """Always False: the host captures nothing."""
         return False
 
+    def stream(self) -> int:
+        """Always 0: the host's time is one."""
+        return 0
+
 
 class DeviceEventSource:
     """Events on one GPU's timeline.
 
     Args:
-        device: the GPU, with its index. Events are recorded on this device's current stream.
+        device: the GPU; without an index, the current one. Events are recorded on this device's current stream.
     """
 
     on_device = True
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._device = torch.device(device.type, self._index)
         self.capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
     def new_event(self) -> Event:
@@ -108,6 +116,11 @@ class DeviceEventSource:
         host time (docs/benchmarks.md has the figures).
         """
         return cast("Event", torch.Event(self._device, enable_timing=True))
+
+    def stream(self) -> int:
+        """The current stream's handle."""
+        # as compiled code asks for it; torch.cuda.current_stream() makes an object and costs more than the record
+        return torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001
 
 
 def event_source(device: torch.device | str | int | None = None) -> EventSource:
@@ -129,6 +142,4 @@ def event_source(device: torch.device | str | int | None = None) -> EventSource:
     resolved = torch.device(device)
     if resolved.type != "cuda" or not torch.cuda.is_available():
         return HostEventSource()
-    if resolved.index is None:
-        resolved = torch.device("cuda", torch.cuda.current_device())
     return DeviceEventSource(resolved)

@@ -1,6 +1,6 @@
 """From intervals to steps: which names partition a step, and the times of one step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,9 +51,8 @@ class StepAssembler:
 
     Example:
         >>> assembler = StepAssembler()
-        >>> list(assembler.add(Interval("forward", 0, 2.0, 1.0)))
-        []
-        >>> [done] = assembler.add(Interval("forward", 1, 2.0, 1.0))
+        >>> assembler.add(Interval("forward", 0, 2.0, 1.0))
+        >>> done = assembler.add(Interval("forward", 1, 2.0, 1.0))
         >>> done.step, done.step_ms
         (0, 2.0)
     """
@@ -64,18 +63,25 @@ class StepAssembler:
         self._host: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, interval: Interval) -> Iterator[StepTimes]:
-        """Take one interval, in the order of their stops; yields the step it completes, if it does."""
+    def add(self, interval: Interval) -> StepTimes | None:
+        """Take one interval, in the order of their stops; returns the step it completes, if it does."""
         region, tag, device_ms, host_ms = interval
+        done = None
         if tag != self._step:
-            yield from self.flush()
+            done = self.flush()
             self._step = tag
-        self._device[region] = self._device.get(region, 0.0) + device_ms
-        self._host[region] = self._host.get(region, 0.0) + host_ms
-        self._counts[region] = self._counts.get(region, 0) + 1
+        if region in self._device:
+            self._device[region] += device_ms
+            self._host[region] += host_ms
+            self._counts[region] += 1
+        else:
+            self._device[region] = device_ms
+            self._host[region] = host_ms
+            self._counts[region] = 1
+        return done
 
-    def flush(self) -> Iterator[StepTimes]:
-        """Yields the step under way, if there is one, as far as it is known."""
-        if self._step is not None:
-            yield StepTimes(self._step, self._device, self._host, self._counts)
+    def flush(self) -> StepTimes | None:
+        """The step under way as far as it is known, if there is one."""
+        done = None if self._step is None else StepTimes(self._step, self._device, self._host, self._counts)
         self._step, self._device, self._host, self._counts = None, {}, {}, {}
+        return done

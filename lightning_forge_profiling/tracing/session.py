@@ -1,5 +1,6 @@
 """One `torch.profiler` object for one window of steps, and what became of its trace."""
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -191,6 +192,7 @@ class TraceSession:
         began = perf_counter()
         config = self._config
         self._raw = claim(self._folders, self._rank)
+        self._child = self._spawn(self._raw)
         self._profiler = profile(
             activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
             record_shapes=config.record_shapes,
@@ -232,7 +234,7 @@ class TraceSession:
         profiler.export_chrome_trace(str(raw))
         self._profiler = None
         require_whole(raw)
-        self._child = self._spawn(raw)
+        self._tell_child(b"go\n")
         folder = raw.parent
         self._report = replace(
             self._report,
@@ -262,6 +264,7 @@ class TraceSession:
             profiler.add_metadata_json("distributedInfo", json.dumps(info))
 
     def _spawn(self, raw: Path) -> subprocess.Popen[bytes]:
+        """Start the child before there is anything to do, so that the end of the window need not wait for it."""
         package_parent = Path(__file__).resolve().parents[2]
         code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from lightning_forge_profiling.cli.finish import main"
         command = [sys.executable, "-c", f"{code}; sys.exit(main())", str(package_parent), str(raw)]
@@ -272,13 +275,21 @@ class TraceSession:
         # a session of its own: Ctrl-C ends the training, not the writing of its trace
         return subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
 
+    def _tell_child(self, word: bytes) -> None:
+        if self._child is not None and self._child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
+                self._child.stdin.write(word)
+                self._child.stdin.close()
+            self._child.stdin = None
+
     def _discard_raw(self) -> None:
+        self._tell_child(b"")
         if self._raw is None:
             return
         try:

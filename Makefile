@@ -1,0 +1,65 @@
+# Two commands matter: `make demo` and `make test`. Each does the set-up it needs, once; `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip --disable-pip-version-check install -qq
+READY := $(VENV)/.ready
+
+# The lowest Lightning that pyproject.toml claims, read from there so that the two cannot drift apart.
+FLOOR := $(shell sed -n 's/^ *"lightning>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+LOWEST := build/lightning-$(FLOOR)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint types unit lowest docs clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+setup: $(READY)  ## make .venv and install everything into it (the other targets do this themselves)
+
+demo: $(READY)  ## train a small GPT with both callbacks attached: traces and scalars in demo_runs/
+	@$(RUN) examples/train_gpt.py
+
+# unit comes last, so that pytest's summary is what the output ends with
+test: lint types docs demo lowest unit  ## everything that CI runs
+
+lint: $(READY)  ## ruff: rules and formatting
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: $(READY)  ## mypy, strict, on the package
+	$(RUN) -m mypy
+
+unit: $(READY)  ## all tests that this machine can run
+	$(RUN) -m pytest
+
+lowest: $(READY) $(LOWEST)/.ready  ## the tests again, with the lowest Lightning that pyproject.toml claims
+	@PYTHONPATH=$(LOWEST) $(RUN) -c 'import lightning, pytorch_lightning; \
+	  found = lightning.__version__, pytorch_lightning.__version__; print("Lightning", *found); \
+	  assert found == ("$(FLOOR)", "$(FLOOR)")'
+	PYTHONPATH=$(LOWEST) $(RUN) -m pytest -m "not browser"
+
+docs: $(READY)  ## build the documentation into site/; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) build dist site demo_runs *.egg-info
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once; takes a minute or two)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "  PyTorch"
+	@$(INSTALL) --constraint constraints.txt torch setuptools
+	@echo "  this package, Lightning and the tools for development"
+	@$(INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Beside the environment, not in it: --no-deps leaves torch and the rest as they are.
+$(LOWEST)/.ready: pyproject.toml
+	@echo "Fetching Lightning $(FLOOR)"
+	@rm -rf $(LOWEST)
+	@$(INSTALL) --no-deps --target $(LOWEST) lightning==$(FLOOR) pytorch-lightning==$(FLOOR)
+	@touch $@

@@ -1,0 +1,112 @@
+"""Fixtures for all tests; after each of them nothing of it may be left in the process or on the machine."""
+
+import gc
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+PROC = Path("/proc/self")
+# multiprocessing and torch keep these for the life of the process
+PERMANENT = ("resource_tracker", "forkserver", "compile_worker")
+
+
+def pytest_runtest_setup(item):
+    wanted = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
+    if wanted:
+        import torch  # noqa: PLC0415  (slow, and not every test needs it)
+
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if found < wanted:
+            pytest.skip(f"needs {wanted} CUDA device{'s' if wanted > 1 else ''}, this machine has {found}")
+
+
+def threads():
+    # the monitor of tqdm stays for the life of the process
+    return {thread for thread in threading.enumerate() if type(thread).__name__ != "TMonitor"}
+
+
+def children():
+    """Process ids of our children, but for those that are meant to stay."""
+    found = set()
+    for listing in PROC.glob("task/*/children"):
+        for pid in listing.read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if not any(name in command for name in PERMANENT):
+                found.add(int(pid))
+    return found
+
+
+def open_files(folder):
+    found = []
+    for descriptor in PROC.glob("fd/*"):
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            continue
+        if target.startswith(str(folder)):
+            found.append(target)
+    return found
+
+
+def leftovers(before, folder):
+    """What a test left behind, in words."""
+    found = [f"thread {thread.name}" for thread in threads() - before["threads"]]
+    found += [f"child process {pid}" for pid in children() - before["children"]]
+    found += [f"open file {name}" for name in (open_files(folder) if folder is not None else [])]
+    if "torch" in sys.modules and sys.modules["torch"]._C._autograd._profiler_enabled():
+        found.append("a running torch profiler")
+    region = sys.modules.get("lightning_forge_profiling.timing.region")
+    if region is not None and region._sink is not None:
+        found.append(f"a sink for regions: {region._sink}")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(request):
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    before = {"threads": threads(), "children": children()}
+    yield
+    found = leftovers(before, folder)
+    deadline = time.monotonic() + 5
+    while found and time.monotonic() < deadline:  # what has been told to end may need a moment
+        gc.collect()
+        time.sleep(0.05)
+        found = leftovers(before, folder)
+    assert not found, f"left behind: {', '.join(found)}"
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    """A quiet Trainer for the CPU that logs every step to a CSV file below `tmp_path`."""
+    import lightning as L  # noqa: PLC0415  (slow, and not every test needs it)
+    from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415
+
+    made = []
+
+    def make(*callbacks, **options):
+        options.setdefault("logger", CSVLogger(tmp_path, name="csv"))
+        options.setdefault("max_epochs", 1)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=options.pop("devices", 1),
+            callbacks=list(callbacks),
+            default_root_dir=tmp_path,
+            log_every_n_steps=options.pop("log_every_n_steps", 1),
+            enable_progress_bar=options.pop("enable_progress_bar", False),
+            enable_model_summary=False,
+            enable_checkpointing=options.pop("enable_checkpointing", False),
+            **options,
+        )
+        made.append((trainer, trainer.profiler))
+        return trainer
+
+    yield make
+    for trainer, profiler in made:
+        assert trainer.profiler is profiler, "the Trainer's own profiler is not back in place"

@@ -1,0 +1,58 @@
+"""What a user finds after a run: traces, logged scalars, the printed table."""
+
+import csv
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PARTITION = ("data", "transfer", "forward", "backward", "optimizer", "other")
+
+
+def traces(folder, rank=0):
+    """The traces of a rank anywhere below a folder, in order of their time."""
+    return sorted(folder.rglob(f"rank{rank}.trace.json.gz"))
+
+
+def the_trace(folder, rank=0):
+    """The content of the one trace of a rank below a folder."""
+    [path] = traces(folder, rank)
+    return read_trace(path)
+
+
+def read_trace(path):
+    with gzip.open(path) as file:
+        return json.load(file)
+
+
+def spans(trace, category="user_annotation"):
+    """Names of the annotated spans (those of any category with None), in order of their start."""
+    events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and category in {None, e.get("cat")}]
+    return [e["name"] for e in sorted(events, key=lambda e: e["ts"])]
+
+
+def recorded_steps(trace, category="user_annotation"):
+    found = spans(trace, category)
+    return [int(name.removeprefix("ProfilerStep#")) for name in found if name.startswith("ProfilerStep#")]
+
+
+def logged(folder, name="throughput/steps_per_sec"):
+    """Rows of the one metrics.csv below a folder that have a value for `name`, as numbers."""
+    [path] = folder.rglob("metrics.csv")
+    with path.open() as file:
+        rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+    return [row for row in rows if name in row]
+
+
+def tables(text):
+    """How many tables were printed."""
+    return len(re.findall(r"Where a step goes", text))
+
+
+def script(name, *args, cwd, timeout=120):
+    """Run a script as a process of its own."""
+    command = [sys.executable, str(SCRIPTS / name), *map(str, args)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)

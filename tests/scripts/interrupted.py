@@ -1,0 +1,47 @@
+"""Train until something from outside ends it: WITH or WITHOUT the callbacks, the step to announce, the folder."""
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import lightning as L  # noqa: E402
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback  # noqa: E402
+from tests.models import Classifier, loader  # noqa: E402
+
+
+class Announces(Classifier):
+    """Says when it is in a step, and waits there for what comes."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def training_step(self, batch):
+        if self.seen == self.at:
+            print("here", flush=True)  # noqa: T201
+            signal.sigtimedwait([], 60)  # ends early on a signal
+        return super().training_step(batch)
+
+
+def main(which, at, folder):
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    callbacks = [ForgeProfilerCallback(2, 5, trace_dir=folder), ThroughputCallback()] if which == "with" else []
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=callbacks,
+    )
+    trainer.fit(Announces(int(at)), loader(64))
+    print("went on", trainer.global_step, os.getpid())  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

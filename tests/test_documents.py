@@ -1,0 +1,68 @@
+"""The documents keep their promises: their Python compiles, their links and targets exist, their examples run."""
+
+import doctest
+import importlib
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import lightning_forge_profiling
+
+CHECKOUT = Path(__file__).parents[1]
+DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+PACKAGE = Path(lightning_forge_profiling.__file__).parent
+
+BLOCK = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL
+)
+INLINE_CODE = re.compile(r"`[^`\n]+`")
+LINK = re.compile(r"""\]\(<?([^)\s>]+)|(?:href|src)=["']([^"']+)""")
+TARGET = re.compile(r"\bmake ([a-z][\w-]*)")
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(CHECKOUT)))
+
+
+@each_document
+def test_its_python_compiles(document):
+    text = document.read_text(encoding="utf-8")
+    for block in BLOCK.finditer(text):
+        if block["language"] in {"python", "py"}:
+            line = text.count("\n", 0, block.start("code"))
+            # The empty lines make a SyntaxError name the line of the document.
+            compile("\n" * line + textwrap.dedent(block["code"]), str(document), "exec")
+
+
+@each_document
+def test_its_links_lead_somewhere(document):
+    prose = INLINE_CODE.sub("", BLOCK.sub("", document.read_text(encoding="utf-8")))
+    links = [first or second for first, second in LINK.findall(prose)]
+    relative = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:|#", link)]
+    assert [link for link in relative if not (document.parent / link).exists()] == []
+
+
+@each_document
+def test_its_make_targets_exist(document):
+    text = document.read_text(encoding="utf-8")
+    # Only in code, where "make" is the program; a block inside the inline pattern's reach is taken out first.
+    code = [block["code"] for block in BLOCK.finditer(text)] + INLINE_CODE.findall(BLOCK.sub("", text))
+    named = {target for piece in code for target in TARGET.findall(piece)}
+    makefile = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
+    assert named <= set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+
+
+def test_the_examples_in_docstrings_run():
+    attempted = 0
+    failing = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.name == "__main__.py":  # importing it would run it
+            continue
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(parts).removesuffix(".__init__")
+        result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+        attempted += result.attempted
+        if result.failed:
+            failing.append(name)
+    assert failing == []
+    assert attempted > 0

@@ -1,0 +1,306 @@
+"""On a real GPU: nothing waits, and the numbers agree with a trace of the same steps."""
+
+import gzip
+import json
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
+from lightning_forge_profiling import (
+    CUDATimer,
+    CUDATimerCollection,
+    ForgeProfilerCallback,
+    ThroughputCallback,
+    region,
+)
+from lightning_forge_profiling.timing.events import DeviceEventSource
+
+pytestmark = pytest.mark.gpu
+
+SYNCS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cuCtxSynchronize")
+GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+class Trace:
+    """The few things these tests read off a trace, in milliseconds."""
+
+    def __init__(self, path):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        self.events = [event for event in events if event.get("ph") == "X"]
+        launches = {
+            event["args"]["correlation"]: event["ts"] / 1e3
+            for event in self.events
+            if event.get("cat") in {"cuda_runtime", "cuda_driver"} and "correlation" in event.get("args", {})
+        }
+        self.gpu = sorted(
+            (event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3, launches.get(event["args"].get("correlation"), 0.0))
+            for event in self.events
+            if event.get("cat") in GPU_WORK
+        )
+
+    def spans(self, name):
+        return sorted(
+            (event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3)
+            for event in self.events
+            if event["name"] == name and event.get("cat") == "user_annotation"
+        )
+
+    def idle_ms(self, start, end):
+        """Time in [start, end] in which nothing ran on the GPU."""
+        covered, reached = 0.0, start
+        for begin, finish, _ in self.gpu:
+            busy = min(finish, end) - max(begin, reached)
+            if busy > 0:
+                covered += busy
+                reached = min(finish, end)
+        return end - start - covered
+
+    def region_ms_per_step(self, steps):
+        """By region: from the end of the GPU work before it to the end of its own, mean per step."""
+        marks = []
+        for region_name in ("forward", "backward", "optimizer"):
+            marks += [(start, end, region_name) for start, end in self.spans(f"forge.{region_name}")]
+        marks.sort()
+        starts = [start for start, *_ in marks]
+
+        def owner(launch):
+            """The innermost span around a launch: the latest to start of those that have not ended."""
+            for index in range(bisect_right(starts, launch) - 1, -1, -1):
+                if marks[index][1] >= launch:
+                    return marks[index][2]
+            return "other"
+
+        totals, last, reached = defaultdict(float), None, None
+        for _, end, launch in sorted(self.gpu, key=lambda work: work[1]):
+            name = owner(launch)
+            if reached is not None and name != "other":
+                totals[name] += end - reached
+            last, reached = name, end
+        assert last is not None
+        return {name: total / steps for name, total in totals.items()}
+
+
+class Keep(Callback):
+    """Keep the recorder's step times, which the callbacks drop at the end."""
+
+    def __init__(self):
+        self.times = {}
+
+    def on_train_start(self, trainer, module):
+        trainer.profiler.recorder.listeners.append(lambda times, *_: self.times.__setitem__(times.step, times))
+
+    def mean(self, name, steps):
+        return statistics.fmean(self.times[step].device_ms.get(name, 0.0) for step in steps)
+
+
+def train(tmp_path, module, loader, steps, callbacks, **options):
+    run = trainer(str(tmp_path), steps, callbacks=callbacks, **options)
+    run.fit(module, loader)
+    return run
+
+
+def test_a_timer_agrees_with_a_known_amount_of_gpu_work():
+    work = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        work @ work
+    torch.cuda.synchronize()
+    timer, timers = CUDATimer(), CUDATimerCollection(["matmul"])
+    assert timer.on_device
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        torch.cuda._sleep(10_000_000)  # so that the matmuls follow each other without waiting for the host
+        with timer, timers.region("matmul"):
+            for _ in range(50):
+                work @ work
+        torch.cuda.synchronize()
+    kernels = [event for event in profiler.events() if "spin" not in event.name and event.device_type.name == "CUDA"]
+    truth = (max(k.time_range.end for k in kernels) - min(k.time_range.start for k in kernels)) / 1e3
+    assert timer.elapsed_ms() == pytest.approx(truth, rel=0.02)
+    assert timers.elapsed_ms("matmul") == pytest.approx(truth, rel=0.02)
+
+
+class Syncs(Callback):
+    """Count the synchronizing calls of some steady steps with a profiler of its own."""
+
+    def __init__(self, first, last, folder):
+        self.first, self.last, self.path = first, last, folder / "syncs.json"
+        self.profiler = torch.profiler.profile()
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if batch_idx == self.first:
+            self.profiler.prepare_trace()
+            self.profiler.start_trace()
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx == self.last:
+            with torch.profiler.record_function("the end"):
+                pass
+            self.profiler.stop_trace()
+            self.profiler.export_chrome_trace(str(self.path))
+
+    def count(self):
+        events = json.loads(self.path.read_text())["traceEvents"]
+        end = next(event["ts"] for event in events if event.get("name") == "the end")
+        return sum(event.get("name") in SYNCS and event["ts"] < end for event in events)
+
+
+@pytest.mark.parametrize("workload", [GPT, SmallKernels])
+def test_the_training_path_has_as_many_synchronizations_as_without_us(tmp_path, workload):
+    counts = []
+    for callbacks in ([], [ThroughputCallback(warmup_steps=2), ForgeProfilerCallback(10**6, 10**6 + 1)]):
+        loader = random_tokens(40) if workload is GPT else torch.utils.data.DataLoader(torch.randn(40, 1, 64), None)
+        syncs = Syncs(20, 30, tmp_path)
+        train(tmp_path, workload(), loader, 35, [*callbacks, syncs], precision="bf16-true" if workload is GPT else 32)
+        counts.append(syncs.count())
+    print(f"{workload.__name__}: synchronizing calls in 10 steps without and with us: {counts}")
+    assert counts[1] == counts[0]
+
+
+def test_nothing_of_ours_waits_while_training(tmp_path, monkeypatch):
+    training = []
+
+    class NoWaiting(torch.Event):
+        def synchronize(self):
+            assert not training, "an event of ours was waited for during training"
+            super().synchronize()
+
+    class Watch(Callback):
+        def on_train_start(self, *_):
+            training.append(True)
+
+        def on_train_end(self, *_):
+            training.clear()
+
+    def refuse(*_):
+        raise AssertionError("torch.cuda.synchronize during training")
+
+    monkeypatch.setattr(DeviceEventSource, "new_event", lambda self: NoWaiting(self._device, enable_timing=True))
+    original = torch.cuda.synchronize
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: refuse() if training else original(*a))
+    ours = ThroughputCallback(warmup_steps=2)
+    run = train(
+        tmp_path, SmallKernels(), torch.utils.data.DataLoader(torch.randn(40, 1, 64), None), 40, [Watch(), ours]
+    )
+    assert run.global_step == 40
+    assert ours.summary()["time/step_ms"] > 0
+
+
+def test_region_times_agree_with_the_kernels_of_the_same_steps(tmp_path):
+    keep, forge = Keep(), ForgeProfilerCallback(20, 26, profile_memory=False, record_shapes=False, with_flops=False)
+    train(tmp_path, GPT(), random_tokens(40), 32, [forge, keep], precision="bf16-true")
+    truth = Trace(forge.trace_report().path).region_ms_per_step(6)
+    ours = {name: keep.mean(name, range(20, 26)) for name in truth}
+    for name in truth:
+        print(
+            f"{name}: kernels {truth[name]:.3f} ms, ours {ours[name]:.3f} ms, {100 * (ours[name] / truth[name] - 1):+.2f} %"
+        )
+    for name in ("forward", "backward", "optimizer"):
+        assert ours[name] == pytest.approx(truth[name], rel=0.02)
+
+
+def test_the_data_region_is_the_gpus_idle_gap_around_the_fetch(tmp_path):
+    steady = {}
+    for seconds in (0.0, 0.025):
+        keep = Keep()
+        forge = ForgeProfilerCallback(20, 26, profile_memory=False, record_shapes=False, with_flops=False)
+        train(tmp_path, GPT(), random_tokens(60, seconds=seconds), 50, [forge, keep], precision="bf16-true")
+        steady[seconds] = keep
+    trace = Trace(forge.trace_report().path)
+    fetches = trace.spans("forge.data")
+    gap = statistics.fmean(trace.idle_ms(*fetch) for fetch in fetches)
+    ours = keep.mean("data", range(20, 26))
+    print(f"GPU idle during the fetch {gap:.3f} ms, data region {ours:.3f} ms")
+    assert len(fetches) == 6
+    assert ours == pytest.approx(gap, rel=0.05)
+    after = range(32, 48)
+    grown = {}
+    for name in ("data", "transfer", "forward", "backward", "optimizer", "other"):
+        grown[name] = steady[0.025].mean(name, after) - steady[0.0].mean(name, after)
+    step = {s: statistics.fmean(k.times[i].step_ms for i in after) for s, k in steady.items()}
+    host = {s: statistics.fmean(k.times[i].host_step_ms for i in after) for s, k in steady.items()}
+    print(f"steps {step}, on the host {host}; growth by region {grown}")
+    assert sum(grown.values()) == pytest.approx(host[0.025] - host[0.0], rel=0.05)
+
+
+class Captured(SmallKernels):
+    """Captures its forward and backward as a CUDA graph in the fourth step and replays it from then on."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.graph = None
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        if batch_idx == 3:
+            self.static = batch.clone()
+            self.graph = torch.cuda.CUDAGraph()
+            optimizer.zero_grad(set_to_none=True)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self.graph):
+                with region("captured"):
+                    loss = self.layers(self.static).square().mean()
+                self.manual_backward(loss)
+        elif self.graph is not None:
+            self.static.copy_(batch)
+            with region("replayed"):
+                self.graph.replay()
+        else:
+            optimizer.zero_grad()
+            self.manual_backward(self.layers(batch).square().mean())
+        optimizer.step()
+
+
+def test_cuda_graph_capture_survives_us(tmp_path):
+    ours = ThroughputCallback(warmup_steps=5)
+    module = Captured()
+    run = train(tmp_path, module, torch.utils.data.DataLoader(torch.randn(40, 1, 64), None), 30, [ours])
+    assert run.global_step == 30
+    assert module.graph is not None
+    summary = ours.summary()
+    assert summary["time/replayed_ms"] > 0
+    assert "time/captured_ms" not in summary
+
+
+class Compiled(SmallKernels):
+    def __init__(self):
+        super().__init__()
+        self.compiled = torch.compile(self.body, mode="reduce-overhead", fullgraph=True)
+
+    def body(self, x):
+        with region("inside"):
+            return self.layers(x).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        with region("around"):
+            return self.compiled(batch)
+
+
+def test_reduce_overhead_survives_us_and_trains_the_same(tmp_path):
+    losses = []
+    for callbacks in ([], [ThroughputCallback(warmup_steps=8), ForgeProfilerCallback(10, 12)]):
+        L.seed_everything(1, verbose=False)
+        module = Compiled()
+        torch._dynamo.reset()
+        loader = torch.utils.data.DataLoader(torch.randn(30, 16, 64), None)
+        train(tmp_path, module, loader, 25, callbacks)
+        losses.append([parameter.detach().cpu() for parameter in module.layers.parameters()])
+    assert callbacks[0].summary()["time/around_ms"] > 0
+    assert "time/inside_ms" not in callbacks[0].summary()
+    assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
+
+
+def test_training_is_bit_identical_with_and_without_us(tmp_path):
+    weights = []
+    for callbacks in ([], [ForgeProfilerCallback(5, 8), ThroughputCallback()]):
+        L.seed_everything(7, verbose=False)
+        module = GPT(layers=2, width=256)
+        train(tmp_path, module, random_tokens(20, batch_size=2), 15, callbacks, precision="bf16-mixed")
+        weights.append(([p.detach().cpu() for p in module.parameters()], torch.cuda.get_rng_state()))
+    assert all(torch.equal(a, b) for a, b in zip(weights[0][0], weights[1][0], strict=True))
+    assert torch.equal(weights[0][1], weights[1][1])

@@ -1,0 +1,111 @@
+"""Ctrl-C and its relatives, on real processes: the run ends as it would without the callbacks, with its trace."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.outcomes import SCRIPTS, recorded_steps, tables, the_trace, traces
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+
+
+@contextmanager
+def announced(which, at, folder, **options):
+    """A training process that is in its step `at`."""
+    command = [sys.executable, str(SCRIPTS / "interrupted.py"), which, str(at), str(folder)]
+    process = subprocess.Popen(
+        command, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+    try:
+        for line in process.stdout:
+            if line.strip() == "here":
+                break
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("at", "steps"), [(0, []), (1, []), (2, [2]), (4, [2, 3, 4]), (9, [2, 3, 4])],
+    ids=["before", "warm-up", "first", "last", "after"],
+)  # fmt: skip
+def test_ctrl_c_ends_the_run_with_the_trace_of_what_there_was(tmp_path, at, steps):
+    with announced("with", at, tmp_path / "traces") as process:
+        process.send_signal(signal.SIGINT)
+        code, out, err = ended(process)
+    assert code == 1, err
+    assert "Traceback" not in err
+    assert "went on" not in out
+    assert tables(out) == 1
+    if steps:
+        assert recorded_steps(the_trace(tmp_path)) == steps
+        assert "no trace" not in out
+    else:
+        assert traces(tmp_path) == []
+        assert "no trace    not reached" in out
+
+
+def test_ctrl_c_without_the_callbacks_ends_with_the_same_code(tmp_path):
+    with announced("without", 3, tmp_path / "traces") as process:
+        process.send_signal(signal.SIGINT)
+        code, _, err = ended(process)
+    assert code == 1, err
+
+
+def test_ctrl_c_from_a_terminal_reaches_the_whole_group_and_the_trace_is_written_all_the_same(tmp_path):
+    with announced("with", 6, tmp_path / "traces", start_new_session=True) as process:
+        os.killpg(process.pid, signal.SIGINT)  # the child that compresses may still be at work
+        code, _, err = ended(process)
+    assert code == 1, err
+    assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_sigterm_ends_the_run_as_it_does_without(tmp_path, at):
+    codes = {}
+    for which in ("without", "with"):
+        with announced(which, at, tmp_path / "traces") as process:
+            process.send_signal(signal.SIGTERM)
+            codes[which], _, err = ended(process)
+    assert codes["with"] == codes["without"], err
+    if at:
+        assert recorded_steps(the_trace(tmp_path)) == [2, 3]
+
+
+def test_a_killed_run_leaves_no_process_and_no_half_written_trace(tmp_path):
+    with announced("with", 6, tmp_path / "traces") as process:
+        process.kill()
+        code, _, _ = ended(process)
+    assert code == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while (busy := working_on(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert busy == []
+    assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert names == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz"}
+
+
+def working_on(folder):
+    """Processes with this folder in their command line."""
+    found = []
+    for listing in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = listing.read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in command:
+            found.append(listing.parent.name)
+    return found

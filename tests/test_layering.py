@@ -1,0 +1,139 @@
+"""Who may import whom, which names are public, and how long a module may get."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lightning_forge_profiling
+
+PACKAGE = "lightning_forge_profiling"
+ROOT = Path(lightning_forge_profiling.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+
+# Any module may import these, and they import nothing of ours.
+COMMON = {"errors"}
+
+# What the modules of each layer may import besides the standard library, COMMON and their own layer.
+MAY_IMPORT = {
+    "timing": {"torch"},
+    "hardware": {"torch"},
+    "bench": {"torch", "timing", "hardware"},
+    "tracing": {"torch"},
+    "analysis": {"numpy", "msgspec", "hardware"},
+    "report": {"rich", "timing", "tracing", "analysis"},
+    "callbacks": {
+        "torch", "numpy", "msgspec", "rich", "lightning", "pytorch_lightning",
+        "timing", "hardware", "bench", "tracing", "analysis", "report",
+    },
+    "cli": {"analysis", "report"},
+    # Only on first use of a name; test_wheel.py shows that `import` alone loads none of it.
+    "__init__": {"callbacks", "timing", "tracing", "analysis", "report", "hardware"},
+}  # fmt: skip
+
+PUBLIC = {
+    "CUDATimer",
+    "CUDATimerCollection",
+    "ConfigurationError",
+    "ForgeProfilerCallback",
+    "ForgeProfilingError",
+    "Interval",
+    "ProfilingConfig",
+    "SynchronizedWallClockTimer",
+    "ThroughputCallback",
+    "ThroughputTimer",
+    "TimerError",
+    "TimerNotStartedError",
+    "TimerRunningError",
+    "TraceSession",
+    "UnknownRegionError",
+    "build_profiler",
+    "print_rank_0",
+    "region",
+}
+
+
+def layer_of(module: Path) -> str:
+    return module.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node below `node` that runs: all but the bodies of `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            running = child.orelse
+        else:
+            running = [child]
+        for statement in running:
+            yield statement
+            yield from without_type_checking(statement)
+
+
+def imports(source: str, package: tuple[str, ...]) -> Iterator[str]:
+    """The full names that `source`, a module of `package`, imports at run time."""
+    for node in without_type_checking(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else ()
+            prefix = ".".join((*base, *([node.module] if node.module else [])))
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+
+
+def forbidden(source: str, module: Path) -> list[str]:
+    layer = layer_of(module)
+    allowed = set() if layer in COMMON else MAY_IMPORT[layer] | COMMON | {layer}
+    found = []
+    for name in imports(source, (PACKAGE, *module.relative_to(ROOT).parent.parts)):
+        top, *rest = name.split(".")
+        target = rest[0] if top == PACKAGE and rest else top
+        if target not in allowed and not (top == target and top in sys.stdlib_module_names):
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
+def test_a_module_imports_only_what_its_layer_may(module):
+    assert layer_of(module) in COMMON | MAY_IMPORT.keys(), "a new layer: say in MAY_IMPORT what it may import"
+    assert forbidden(module.read_text(encoding="utf-8"), module) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "expected"),
+    [
+        ("import torch.cuda", "analysis/trace.py", ["torch.cuda"]),
+        ("def load():\n    from torch import cuda", "analysis/trace.py", ["torch.cuda"]),
+        ("try:\n    import lightning\nexcept ImportError: pass", "timing/wall_clock.py", ["lightning"]),
+        ("from .. import callbacks", "timing/wall_clock.py", [f"{PACKAGE}.callbacks"]),
+        ("from ..callbacks import throughput", "timing/wall_clock.py", [f"{PACKAGE}.callbacks.throughput"]),
+        (f"from {PACKAGE} import region", "callbacks/throughput.py", [f"{PACKAGE}.region"]),
+        (f"from {PACKAGE}.cli import main", "callbacks/throughput.py", [f"{PACKAGE}.cli.main"]),
+        ("from .timing import steps", "errors.py", [f"{PACKAGE}.timing.steps"]),
+        ("if TYPE_CHECKING:\n    import torch\nelse:\n    import rich", "analysis/trace.py", ["rich"]),
+        ("from .steps import StepTimes\nfrom ..errors import TimerError\nimport json", "timing/collection.py", []),
+        ("from . import steps", "timing/__init__.py", []),
+    ],
+)
+def test_the_check_sees_every_way_to_import(source, module, expected):
+    assert forbidden(source, ROOT / module) == expected
+
+
+@pytest.mark.parametrize("name", ["analysis", "cli"])
+def test_reading_traces_needs_no_torch(name):
+    program = f"import sys, {PACKAGE}.{name}; print(*{{'torch', 'lightning', 'pytorch_lightning'}} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert loaded.split() == []
+
+
+def test_the_public_names_are_these():
+    assert set(lightning_forge_profiling.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(lightning_forge_profiling, name) is not None
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
+def test_no_module_is_longer_than_350_lines(module):
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= 350

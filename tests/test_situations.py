@@ -1,0 +1,188 @@
+"""Where the time of a step goes, in every way to write a training loop with Lightning."""
+
+import time
+
+import lightning as L
+import pytest
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from tests import models
+from tests.models import SLOW_MS, Classifier, Samples, Stream, busy, loader
+from tests.outcomes import PARTITION, logged, recorded_steps, spans, tables, the_trace
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+
+
+def least(rows, region):
+    """The least time of a region in any row: what did not happen there only takes long when something interferes."""
+    return min(row[f"time/{region}_ms"] for row in rows)
+
+
+KINDS = (Classifier, models.LBFGS, models.Manual, models.ManualClosure, models.GAN, models.SkipsSome)
+# torch's LBFGS has no point of its own to be slow at; SkipsSome has steps without a backward pass
+IMPOSSIBLE = {(models.LBFGS, "optimizer"), (models.SkipsSome, "backward")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "slow"), [(kind, slow) for kind in KINDS for slow in PARTITION if (kind, slow) not in IMPOSSIBLE]
+)
+def test_time_goes_to_the_region_in_which_it_passed(tmp_path, make_trainer, kind, slow):
+    model = kind(slow)
+    if slow == "optimizer" and kind in {models.Manual, models.ManualClosure}:
+        model.configure_optimizers = model.slow_sgd
+    trainer = make_trainer(ThroughputCallback(warmup_steps=1), max_steps=16, max_epochs=-1)
+    trainer.fit(model, loader(32, 4, slow=slow))
+    rows = logged(tmp_path)
+    assert least(rows, slow) >= SLOW_MS
+    for region in PARTITION:
+        if region != slow:
+            assert least(rows, region) < SLOW_MS, region
+
+
+class Clock(L.Callback):
+    """Reads the host clock at the end of every batch."""
+
+    def __init__(self):
+        self.read = []
+
+    def on_train_batch_end(self, *_):
+        self.read.append(time.perf_counter() * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Classifier, {}),
+        (models.LBFGS, {}),
+        (models.ManualClosure, {}),
+        (models.GAN, {}),
+        (models.FromIterator, {}),
+        (models.SkipsSome, {}),
+        (models.EndsEpochsEarly, {"max_epochs": 4}),
+        (Classifier, {"max_epochs": 3, "limit_train_batches": 3}),
+        (Classifier, {"enable_progress_bar": True}),
+    ],
+)
+def test_the_regions_tile_the_step_without_gap_or_overlap(make_trainer, kind, options):
+    before, after, throughput = Clock(), Clock(), ThroughputCallback(warmup_steps=1)
+    trainer = make_trainer(before, throughput, after, **{"max_epochs": 2} | options)
+    trainer.fit(kind(), loader())
+    metrics = throughput.summary()
+    counted = len(before.read) - 1
+    total = counted * metrics["time/step_ms"]
+    assert sum(metrics[f"time/{region}_ms"] for region in PARTITION) == pytest.approx(metrics["time/step_ms"])
+    assert before.read[-1] - after.read[0] <= total <= after.read[-1] - before.read[0]
+
+
+@pytest.mark.parametrize("interval", [2, 3, 8])
+def test_validation_is_no_part_of_a_step(tmp_path, make_trainer, capsys, interval):
+    trainer = make_trainer(ThroughputCallback(warmup_steps=0), max_epochs=2, val_check_interval=interval)
+    trainer.fit(Classifier("validation"), loader(), loader(32))
+    rows = logged(tmp_path)
+    runs = sum(1 for row in logged(tmp_path, "val_loss"))
+    assert runs == 2 * (8 // interval)
+    # each run takes at least eight times SLOW_MS; a step only by interference, which few will meet
+    assert sum(row["time/step_ms"] > 8 * SLOW_MS for row in rows) <= (runs - 1) // 2
+    out = capsys.readouterr().out
+    seconds = float(out.split(" s validation")[0].split()[-1])
+    assert seconds >= runs * 8 * SLOW_MS / 1e3 - 0.005, "the last validation run counts as well"
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_with_accumulation_the_optimizer_only_works_in_the_batches_that_step(tmp_path, make_trainer, manual):
+    model = models.Manual("optimizer") if manual else Classifier("optimizer")
+    model.configure_optimizers = model.slow_sgd
+    model.accumulate = 4
+    throughput = ThroughputCallback(warmup_steps=0)
+    trainer = make_trainer(throughput, max_epochs=3, **({} if manual else {"accumulate_grad_batches": 4}))
+    trainer.fit(model, loader(32))
+    assert trainer.global_step == 6
+    metrics = throughput.summary()
+    assert metrics["time/optimizer_ms"] * 24 >= 6 * SLOW_MS
+    assert metrics["throughput/steps_per_sec"] / metrics["throughput/optimizer_steps_per_sec"] == pytest.approx(4)
+    rows = logged(tmp_path)
+    if manual:
+        assert sum(row["time/optimizer_ms"] >= SLOW_MS for row in rows) == 6
+    else:  # nothing is logged in between, as with self.log
+        assert {row["step"] for row in rows} <= {row["step"] for row in logged(tmp_path, "loss")}
+
+
+def test_with_accumulation_a_trace_shows_one_optimizer_step_for_several_batches(tmp_path, make_trainer):
+    make_trainer(ForgeProfilerCallback(4, 8), accumulate_grad_batches=4).fit(Classifier(), loader(64))
+    assert spans(the_trace(tmp_path)).count("forge.optimizer") == 1
+
+
+def test_two_optimizers_in_a_batch_are_one_step(make_trainer):
+    throughput = ThroughputCallback(warmup_steps=0)
+    make_trainer(throughput).fit(models.GAN(), loader())
+    metrics = throughput.summary()
+    assert metrics["throughput/optimizer_steps_per_sec"] == pytest.approx(metrics["throughput/steps_per_sec"])
+
+
+SITUATIONS = {
+    "batches that are None": (Classifier, {"collate_fn": models.some_none}, {}, 8, 28),
+    "a dataloader_iter": (models.FromIterator, {}, {}, 8, 32),
+    "training steps without loss": (models.SkipsSome, {}, {}, 8, 32),
+    "epochs that end early": (models.EndsEpochsEarly, {}, {"max_epochs": 2}, 6, 24),
+    "limit_train_batches": (Classifier, {}, {"limit_train_batches": 3, "max_epochs": 2}, 6, 24),
+    "a short last batch": (Classifier, {"batch_size": 5}, {}, 7, 32),
+    "validation in mid-epoch": (Classifier, {}, {"val_check_interval": 3}, 8, 32),
+    "worker processes": (Classifier, {"num_workers": 1}, {}, 8, 32),
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_every_step_and_every_sample_is_counted(tmp_path, make_trainer, capsys, situation):
+    kind, data, options, steps, samples = SITUATIONS[situation]
+    throughput = ThroughputCallback(warmup_steps=0)
+    trainer = make_trainer(ForgeProfilerCallback(2, 4, tensorboard=False), throughput, **options)
+    trainer.fit(kind(), loader(32, **data), loader(8))
+    assert recorded_steps(the_trace(tmp_path)) == [2, 3]
+    out = capsys.readouterr().out
+    # the window's two steps and its warm-up step; where the profiler stops is a step that counts
+    assert f"of {steps} steps" in " ".join(out.split())
+    assert "3 steps with the profiler on" in out
+    make_trainer(alone := ThroughputCallback(warmup_steps=0), **options).fit(kind(), loader(32, **data), loader(8))
+    metrics = alone.summary()
+    counted = metrics["throughput/samples_per_sec"] * metrics["time/step_ms"] / 1e3 * steps
+    assert counted == pytest.approx(samples)
+    assert tables(out) == 1
+
+
+def test_an_iterable_dataset_without_length(tmp_path, make_trainer):
+    throughput = ThroughputCallback(warmup_steps=0)
+    trainer = make_trainer(ForgeProfilerCallback(2, 4), throughput, max_epochs=2)
+    trainer.fit(Classifier(), models.DataLoader(Stream(32), 4))
+    assert recorded_steps(the_trace(tmp_path)) == [2, 3]
+    metrics = throughput.summary()
+    assert metrics["throughput/samples_per_sec"] / metrics["throughput/steps_per_sec"] == pytest.approx(4)
+
+
+def test_a_loader_without_prefetching_is_timed_in_data(tmp_path, make_trainer):
+    class Own:
+        def __iter__(self):
+            samples = Samples(8)
+            for _ in range(8):
+                busy()
+                yield samples.x, samples.y
+
+    make_trainer(ThroughputCallback(warmup_steps=1)).fit(Classifier(), Own())
+    assert least(logged(tmp_path)[:-1], "data") >= SLOW_MS
+
+
+@pytest.mark.parametrize("left_out", PARTITION[:-1])
+def test_a_region_that_is_not_asked_for_falls_into_other(tmp_path, make_trainer, left_out):
+    regions = [region for region in PARTITION if region != left_out]
+    model = Classifier(left_out)
+    trainer = make_trainer(ForgeProfilerCallback(90, 91, regions=regions), ThroughputCallback(warmup_steps=1))
+    trainer.fit(model, loader(slow=left_out))
+    rows = logged(tmp_path)
+    assert least(rows, "other") >= SLOW_MS
+    assert max(row[f"time/{left_out}_ms"] for row in rows) == 0
+
+
+def test_a_region_of_the_users_is_logged_and_lies_over_the_built_in_ones(tmp_path, make_trainer, capsys):
+    make_trainer(ThroughputCallback(warmup_steps=1)).fit(Classifier(), loader(), loader(8))
+    for row in logged(tmp_path):
+        assert 0 < row["time/attention_ms"] <= row["time/forward_ms"]
+    assert "your attention" in capsys.readouterr().out

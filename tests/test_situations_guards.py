@@ -1,0 +1,244 @@
+"""What is refused before the first batch, where the callbacks stand aside, and what a failure of theirs does."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.tuner import Tuner
+
+from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
+from tests.models import Classifier, Samples, loader
+from tests.outcomes import logged, recorded_steps, script, tables, the_trace, traces
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+
+
+# -- refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"start_step": 5, "end_step": 5}, "end_step must be greater"),
+        ({"start_step": 5, "end_step": 4}, "end_step must be greater"),
+        ({"start_step": -1}, "start_step must not be negative"),
+        ({"start_step": 0, "end_step": -3}, "end_step must not be negative"),
+        ({"start_step": 1.0}, "start_step must be an integer"),
+        ({"end_step": "8"}, "end_step must be an integer"),
+        ({"start_step": True}, "start_step must be an integer"),
+        ({"start_step": None}, "start_step must be an integer"),
+        ({"regions": ["data", "attention"]}, "attention"),
+        ({"activities": ["gpu"]}, "gpu"),
+        ({"activities": []}, "activities must name some"),
+        ({"activities": "cpu"}, "activities"),
+        ({"ranks": [-1]}, "ranks must be"),
+        ({"ranks": "first"}, "ranks must be"),
+        ({"trace_dir": ""}, "trace_dir must not be empty"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_work_are_refused_at_once(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ForgeProfilerCallback(**arguments)
+
+
+@pytest.mark.parametrize("name", ["warmup_steps", "log_every_n_steps"])
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3"])
+def test_step_numbers_that_cannot_work_are_refused_at_once(name, value):
+    with pytest.raises(ConfigurationError, match=name):
+        ThroughputCallback(**{name: value})
+
+
+def test_a_disabled_callback_takes_everything_and_does_nothing(tmp_path, make_trainer, capsys):
+    callback = ForgeProfilerCallback(8, 5, trace_dir="", regions=["none"], enabled=False)
+    make_trainer(callback).fit(Classifier(), loader())
+    assert callback.trace_report() is None
+    assert not list(tmp_path.rglob("*trace*"))
+    assert tables(capsys.readouterr().out) == 0
+
+
+def test_a_disabled_one_is_no_second_one(tmp_path, make_trainer):
+    off = ForgeProfilerCallback(enabled=False)
+    make_trainer(off, ForgeProfilerCallback(1, 2), ThroughputCallback()).fit(Classifier(), loader())
+    assert recorded_steps(the_trace(tmp_path)) == [1]
+
+
+@pytest.mark.parametrize("kind", [ForgeProfilerCallback, ThroughputCallback])
+def test_two_callbacks_of_a_kind_are_refused_before_the_first_batch(make_trainer, kind):
+    model = Classifier()
+    with pytest.raises(ConfigurationError, match=kind.__name__):
+        make_trainer(kind(), kind()).fit(model, loader())
+    assert model.seen == 0
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_trace_dir_that_is_a_file_is_refused_before_the_first_batch(tmp_path, make_trainer, below):
+    (tmp_path / "file").touch()
+    model = Classifier()
+    callback = ForgeProfilerCallback(trace_dir=tmp_path / "file" / below)
+    with pytest.raises(ConfigurationError, match="is a file"):
+        make_trainer(ThroughputCallback(), callback).fit(model, loader())
+    assert model.seen == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a folder that even root cannot write to: /proc")
+def test_a_trace_dir_that_cannot_be_written_is_refused_before_the_first_batch(make_trainer):
+    model = Classifier()
+    with pytest.raises(ConfigurationError, match="not writable"):
+        make_trainer(ForgeProfilerCallback(trace_dir="/proc/traces")).fit(model, loader())
+    assert model.seen == 0
+
+
+# -- stands aside ------------------------------------------------------------------------------------------------
+
+
+def stood_aside(callback, caplog, capsys, tmp_path):
+    report = callback.trace_report()
+    warnings = [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
+    assert report.status == "stood aside"
+    assert len(warnings) == 1
+    assert report.message in warnings[0]
+    assert f"no trace    stood aside: {report.message}" in capsys.readouterr().out
+    assert traces(tmp_path) == []
+    return report.message
+
+
+def test_it_stands_aside_for_lightnings_own_pytorch_profiler(tmp_path, make_trainer, caplog, capsys):
+    callback = ForgeProfilerCallback(1, 3)
+    trainer = make_trainer(callback, ThroughputCallback(warmup_steps=1), profiler="pytorch")
+    trainer.fit(Classifier(), loader())
+    assert 'profiler="pytorch"' in stood_aside(callback, caplog, capsys, tmp_path)
+    assert len(logged(tmp_path)) > 0, "times are logged all the same"
+
+
+def test_it_stands_aside_for_another_torch_profiler_of_the_process(tmp_path, make_trainer, caplog, capsys):
+    callback = ForgeProfilerCallback(1, 3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as other:
+        make_trainer(callback).fit(Classifier(), loader())
+    assert "another torch profiler" in stood_aside(callback, caplog, capsys, tmp_path)
+    assert any(event.key == "aten::linear" for event in other.key_averages()), "the other one has recorded"
+
+
+def test_a_trial_run_records_nothing(tmp_path, make_trainer, caplog, capsys):
+    callback = ForgeProfilerCallback(0, 1)
+    make_trainer(callback, ThroughputCallback(), fast_dev_run=2).fit(Classifier(), loader(), loader())
+    assert "fast_dev_run" in stood_aside(callback, caplog, capsys, tmp_path)
+
+
+# -- opens no window that it cannot close ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", ["validate", "test", "predict"])
+def test_evaluation_alone_is_left_alone(tmp_path, make_trainer, capsys, entry):
+    callback, throughput = ForgeProfilerCallback(0, 1), ThroughputCallback(warmup_steps=0)
+    trainer = make_trainer(callback, throughput)
+    getattr(trainer, entry)(Classifier(), loader())
+    assert callback.trace_report() is None
+    assert throughput.summary() == {}
+    assert traces(tmp_path) == []
+    assert tables(capsys.readouterr().out) == 0
+
+
+@pytest.mark.parametrize("entry", ["validate", "test", "predict"])
+def test_evaluation_after_a_fit_changes_nothing_of_it(tmp_path, make_trainer, capsys, entry):
+    callback, throughput = ForgeProfilerCallback(0, 1), ThroughputCallback(warmup_steps=0)
+    trainer, model = make_trainer(callback, throughput), Classifier()
+    trainer.fit(model, loader())
+    report, summary = callback.trace_report(), throughput.summary()
+    getattr(trainer, entry)(model, loader())
+    assert (callback.trace_report(), throughput.summary()) == (report, summary)
+    assert len(traces(tmp_path)) == 1
+    assert tables(capsys.readouterr().out) == 1
+
+
+def test_sanity_checking_is_no_step(tmp_path, make_trainer):
+    trainer = make_trainer(ForgeProfilerCallback(0, 2), num_sanity_val_steps=2)
+    trainer.fit(Classifier(), loader(), loader())
+    assert recorded_steps(the_trace(tmp_path)) == [0, 1]
+
+
+class Tunable(Classifier):
+    """Has what the tuners change."""
+
+    def __init__(self):
+        super().__init__()
+        self.lr, self.batch_size = 1e-3, 2
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(Samples(64), self.batch_size)
+
+    val_dataloader = train_dataloader
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize("tune", ["lr_find", "scale_batch_size"])
+def test_a_tuner_before_the_fit_leaves_the_window_to_the_fit(tmp_path, make_trainer, capsys, tune):
+    callback = ForgeProfilerCallback(1, 3)
+    trainer, model = make_trainer(callback, ThroughputCallback()), Tunable()
+    options = {"lr_find": {"num_training": 8}, "scale_batch_size": {"max_trials": 2, "steps_per_trial": 2}}[tune]
+    getattr(Tuner(trainer), tune)(model, **options)
+    assert traces(tmp_path) == []
+    assert tables(capsys.readouterr().out) == 0
+    trainer.fit(model)
+    assert recorded_steps(the_trace(tmp_path)) == [1, 2]
+    assert tables(capsys.readouterr().out) == 1
+
+
+@pytest.mark.parametrize(
+    "finder",
+    [LearningRateFinder(num_training_steps=8), BatchSizeFinder(steps_per_trial=2, max_trials=2)],
+    ids=lambda finder: type(finder).__name__,
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_tuner_within_the_fit_leaves_the_window_to_the_fit(tmp_path, make_trainer, capsys, finder, first):
+    ours = [ForgeProfilerCallback(1, 3), ThroughputCallback(warmup_steps=0)]
+    trainer = make_trainer(*([finder, *ours] if first else [*ours, finder]))
+    trainer.fit(Tunable())
+    assert recorded_steps(the_trace(tmp_path)) == [1, 2]
+    assert f"of {trainer.num_training_batches} steps" in " ".join(capsys.readouterr().out.split())
+
+
+# -- failures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
+def test_a_full_disk_costs_the_trace_and_nothing_else(tmp_path):
+    done = script("full_disk.py", tmp_path / "small", 8192, cwd=tmp_path)
+    whole = script("full_disk.py", tmp_path / "whole", 0, cwd=tmp_path)
+    assert (done.returncode, whole.returncode) == (0, 0), done.stderr
+    weights = [line for line in whole.stdout.splitlines() if line.startswith("weights")]
+    assert len(weights) == 1
+    assert weights[0] in done.stdout
+    assert "no trace    failed: " in done.stdout
+    assert "disk full" in done.stdout
+    assert len(traces(tmp_path / "whole")) == 1
+    assert [path for path in (tmp_path / "small").rglob("*") if path.is_file()] == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system with room for the raw trace but not for its compressed copies as well."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_while_compressing_costs_the_trace_and_nothing_else(tmp_path, small_disk):
+    filler = small_disk / "filler"
+    done = script("full_disk.py", small_disk / "traces", 0, filler, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "no trace    failed: " in done.stdout
+    assert "No space left" in done.stdout
+    assert [path for path in small_disk.rglob("*") if path.is_file() and path != filler] == []

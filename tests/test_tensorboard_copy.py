@@ -1,0 +1,186 @@
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lightning_forge_profiling.analysis.tensorboard_copy import TraceFormatError, plugin_trace, write_plugin_copy
+
+TRACES = sorted((Path(__file__).parent / "data" / "traces").glob("*/*.json.gz"))
+RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime", "user_annotation": "cpu_op"}
+
+
+def load(path):
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def copied(trace):
+    return json.loads(b"".join(plugin_trace(trace if isinstance(trace, bytes) else json.dumps(trace).encode())))
+
+
+def test_there_are_traces_to_test_with():
+    assert {path.parent.name for path in TRACES} == {"input_bound", "launch_bound", "ddp_comm_bound"}
+    assert len(TRACES) == 4
+
+
+@pytest.mark.parametrize("source", TRACES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_real_traces_change_in_the_stated_events_and_nowhere_else(source, tmp_path):
+    trace = load(source)
+    before = Counter(event.get("cat") for event in trace["traceEvents"])
+    assert {*RENAMED, "gpu_user_annotation", "fwdbwd", "ac2g", "kernel", "cpu_op"} <= set(before)
+
+    write_plugin_copy(source, tmp_path / "rank0.pt.trace.json.gz")
+
+    copy = load(tmp_path / "rank0.pt.trace.json.gz")
+    expected = [
+        {**event, "cat": RENAMED[event["cat"]]} if event.get("cat") in RENAMED else event
+        for event in trace["traceEvents"]
+        if event.get("cat") != "gpu_user_annotation"
+    ]
+    assert copy["traceEvents"] == expected
+    assert len(expected) == len(trace["traceEvents"]) - before["gpu_user_annotation"]
+    assert list(copy) == list(trace)
+    assert {**copy, "traceEvents": None} == {**trace, "traceEvents": None}
+
+
+def test_the_source_is_only_read(tmp_path):
+    source = tmp_path / "rank0.trace.json.gz"
+    source.write_bytes(TRACES[0].read_bytes())
+    source.chmod(0o400)
+
+    write_plugin_copy(source, tmp_path / "rank0.pt.trace.json.gz")
+
+    assert source.read_bytes() == TRACES[0].read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz"}
+
+
+def test_plain_and_gzipped_compact_and_pretty_sources_give_the_same_copy(tmp_path):
+    trace = load(TRACES[0])
+    (tmp_path / "pretty.json").write_text(json.dumps(trace, indent=4))
+    (tmp_path / "compact.json").write_text(json.dumps(trace, separators=(",", ":")))
+    (tmp_path / "named.json").write_bytes(gzip.compress(json.dumps(trace).encode()))  # the name does not decide
+    (tmp_path / "named.gz").write_text(json.dumps(trace, indent=1))
+
+    copies = []
+    for source in sorted(tmp_path.iterdir()):
+        write_plugin_copy(source, tmp_path / "copy.pt.trace.json.gz")
+        copies.append(load(tmp_path / "copy.pt.trace.json.gz"))
+
+    assert len(copies) == 4
+    assert all(copy == copied(trace) for copy in copies)
+
+
+def test_key_order_escapes_and_layout_of_the_json_do_not_matter():
+    text = b"""
+    {"after": 1, "traceEvents" : [
+      { "name" : "cudaLaunchKernel", "args": {"cat": "user_annotation", "a": [1, {"b": "},{"}]}, "cat" :"cuda_runtime"},
+      {"c\\u0061t":"cuda\\u005fdriver","ph":"X"},{"cat": "gpu_user_annotation"},
+      {"ph": "M", "name": "cuda_runtime"}, {"cat": null, "name": null}, {}
+    ] , "z": [{"cat": "cuda_runtime"}], "\\u00e4": "\\u00e4"}"""
+
+    assert copied(text) == {
+        "after": 1,
+        "traceEvents": [
+            {"name": "cudaLaunchKernel", "args": {"cat": "user_annotation", "a": [1, {"b": "},{"}]}, "cat": "Runtime"},
+            {"cat": "Runtime", "ph": "X"},
+            {"ph": "M", "name": "cuda_runtime"},
+            {"cat": None, "name": None},
+            {},
+        ],
+        "z": [{"cat": "cuda_runtime"}],
+        "ä": "ä",
+    }
+
+
+def test_numbers_and_strings_keep_their_spelling():
+    kept = rb'"ts": 4350319260851.6150, "id": 123456789012345678901234567890, "dur": 1e2, "name": "\u00e9\/"'
+    unchanged, changed = rb'{%b, "cat": "kernel"}' % kept, rb'{%b, "cat": "cuda_runtime"}' % kept
+
+    copy = b"".join(plugin_trace(rb'{"baseTime": 1.50e3, "traceEvents": [%b, %b]}' % (unchanged, changed)))
+
+    assert unchanged in copy
+    assert rb'"baseTime":1.50e3' in copy
+    for value in (rb"4350319260851.6150", rb"123456789012345678901234567890", rb"1e2", rb'"\u00e9\/"'):
+        assert copy.count(value) == 2
+
+
+def test_the_fetch_our_callbacks_mark_gets_a_name_the_plugin_counts_as_data_loading():
+    fetch = {"ph": "X", "cat": "user_annotation", "name": "forge.data", "ts": 1.0, "dur": 2.0}
+    on_gpu = {**fetch, "cat": "gpu_user_annotation"}
+    other = {**fetch, "name": "forge.data.of.mine"}
+    operator = {**fetch, "cat": "cpu_op"}
+
+    assert copied({"traceEvents": [fetch, on_gpu, other, operator]})["traceEvents"] == [
+        {**fetch, "cat": "cpu_op", "name": "enumerate(DataLoader)#forge.data.__next__"},
+        {**other, "cat": "cpu_op"},
+        operator,
+    ]
+
+
+def test_a_trace_without_events_stays_one():
+    assert copied({"traceEvents": []}) == {"traceEvents": []}
+    assert copied({"traceEvents": [{"cat": "gpu_user_annotation"}], "a": 1}) == {"traceEvents": [], "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "truncated"),
+        (b"no json", "malformed"),
+        (b'{"traceEvents": [{"cat": "kernel"}', "truncated"),
+        (b'{"traceEvents": []} {}', "malformed"),
+        (b"[]", "Expected `object`"),
+        (b'{"schemaVersion": 1}', "no traceEvents"),
+        (b'{"traceEvents": {}}', "Expected `array`"),
+        (b'{"traceEvents": [1]}', "Expected `object`"),
+        (b'{"traceEvents": [{"cat": 1}]}', "Expected `str | null`"),
+        (b'{"traceEvents": [{"cat": "\xff"}]}', "decode"),
+        (gzip.compress(b'{"traceEvents": []}')[:-9], "damaged gzip"),
+        (gzip.compress(b'{"traceEvents": []}') + b"junk", "damaged gzip"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"\xff" * 30, "damaged gzip"),
+    ],
+)
+def test_what_is_not_a_trace_is_refused_and_leaves_nothing(content, complaint, tmp_path):
+    source, target = tmp_path / "rank0.trace.json.gz", tmp_path / "rank0.pt.trace.json.gz"
+    source.write_bytes(content)
+
+    with pytest.raises(TraceFormatError, match="not a trace") as caught:
+        write_plugin_copy(source, target)
+
+    assert isinstance(caught.value, ValueError)
+    assert complaint in str(caught.value)
+    assert str(source) in str(caught.value)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_failed_copy_leaves_an_earlier_one_in_place(tmp_path):
+    target = tmp_path / "rank0.pt.trace.json.gz"
+    write_plugin_copy(TRACES[0], target)
+    first = target.read_bytes()
+    (tmp_path / "broken.json").write_bytes(b'{"traceEvents": [{"cat": "kernel"}, 1]}')
+
+    with pytest.raises(TraceFormatError):
+        write_plugin_copy(tmp_path / "broken.json", target)
+
+    assert target.read_bytes() == first
+    assert {path.name for path in tmp_path.iterdir()} == {"rank0.pt.trace.json.gz", "broken.json"}
+
+
+def test_a_missing_source_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_plugin_copy(tmp_path / "none.json", tmp_path / "copy.json.gz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_module_loads_neither_torch_nor_lightning_nor_numpy():
+    code = (
+        "import sys, lightning_forge_profiling.analysis.tensorboard_copy\n"
+        "print(sorted({'torch', 'lightning', 'pytorch_lightning', 'numpy'} & set(sys.modules)))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    assert answer.stdout.strip() == "[]"

@@ -16,6 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import lightning as L
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader
 from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
 from lightning_forge_profiling import CUDATimerCollection, ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.timing.events import event_source
 
 NEVER = 10**9
 
@@ -101,34 +103,43 @@ class RegionTimers(Callback):
 
 
 class OnAndOff(Callback):
-    """Switch our recording on and off every few steps of one run, and time the two kinds of blocks."""
+    """Switch our recording on and off every few steps of one run, and time the two kinds of blocks.
+
+    By an event of its own at each end of a block, all read after the run, so that nothing is drained: what a block
+    takes is GPU time where the GPU is the bottleneck, and host time where the host is.
+    """
 
     def __init__(self, block: int) -> None:
         self.block = block
         self.steps = 0
-        self.blocks: dict[bool, list[float]] = {True: [], False: []}
+        self.ends: list[tuple[bool, Any]] = []
         self._ours: Any = None
-        self._began = 0.0
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """At the end of a block, note its time and start one of the other kind."""
+        """At the end of a block, note the instant and start one of the other kind."""
         self.steps += 1
         if self.steps % self.block:
             return
-        drain()
-        now = time.perf_counter()
         if self._ours is None:
             self._ours = trainer.profiler
         on = trainer.profiler is self._ours
-        self.blocks[on].append((now - self._began) * 1e6 / self.block)
+        event: Any = event_source().new_event()
+        event.record()
+        self.ends.append((on, event))
         trainer.profiler = self._ours.inner if on else self._ours
         self._ours.recorder._active = not on  # noqa: SLF001
-        self._began = time.perf_counter()
 
-    def paired_us(self) -> list[float]:
-        """By pair of neighbouring blocks, microseconds per step more with our recording than without."""
-        pairs = zip(self.blocks[True], self.blocks[False], strict=False)
-        return [on - off for on, off in list(pairs)[2:]]
+    def difference_us(self) -> tuple[float, float, int]:
+        """Median microseconds per step more with our recording than without, its standard error, and the pairs."""
+        drain()
+        blocks: dict[bool, list[float]] = {True: [], False: []}
+        for (_, before), (on, after) in pairwise(self.ends):
+            blocks[on].append(before.elapsed_time(after) * 1e3 / self.block)
+        pairs = [on - off for on, off in zip(blocks[True], blocks[False], strict=False)][4:]
+        quartiles = statistics.quantiles(pairs)
+        # the standard error of a median, from the quartiles of a distribution that is about normal
+        error = 1.2533 * (quartiles[2] - quartiles[0]) / 1.349 / len(pairs) ** 0.5
+        return statistics.median(pairs), error, len(pairs)
 
 
 def drain() -> None:
@@ -194,8 +205,8 @@ def measure(
                 )
         inside = time_inside_hooks(root, module, loader, steps, dict(options))
         with contextlib.redirect_stdout(io.StringIO()):
-            toggle = OnAndOff(block=10 if steps < 100 else 50)
-            run_steps = toggle.block * 84
+            toggle = OnAndOff(block=8)  # two rounds of reading results
+            run_steps = toggle.block * (160 if steps < 100 else 1000)
             trainer(root, run_steps, callbacks=[ThroughputCallback(), toggle], **options).fit(module, loader)
     base = results["no callback"]
     print(f"\n{name}: {steps} steps, {repeats} interleaved repeats; medians\n")
@@ -208,10 +219,10 @@ def measure(
         host = statistics.median((m.median_host_ms - b.median_host_ms) * 1e3 for m, b in zip(mine, base, strict=True))
         step = statistics.median(m.step_ms for m in mine)
         print(f"| {contender} | {step:.3f} | {ratio:.4f} | {paired:+.1f} | {host:+.1f} |")
-    pairs = sorted(toggle.paired_us())
+    more, error, pairs = toggle.difference_us()
     print(
-        f"\nswitched on and off every {toggle.block} steps of one run: {statistics.median(pairs):+.1f} µs per step "
-        f"(median of {len(pairs)} pairs, quartiles {pairs[len(pairs) // 4]:+.1f} and {pairs[3 * len(pairs) // 4]:+.1f})"
+        f"\nswitched on and off every {toggle.block} steps of one run: {more:+.1f} ± {error:.1f} µs per step "
+        f"(median of {pairs} pairs and its standard error)"
     )
     print(f"time inside our own hooks: {inside:.1f} µs per step at the median")
 

@@ -94,17 +94,17 @@ def random_tokens(
 
 
 def trainer(root: str, steps: int, **options: Any) -> L.Trainer:
-    """A Trainer for `steps` steps on one device, with the callbacks that Lightning adds by default, progress bar included.
+    """A Trainer for `steps` steps on one device, with Lightning's default callbacks but for the progress bar.
 
-    Those belong into a comparison: every callback makes Lightning's loop a little slower, and a bare loop is what no
-    user has.
+    Those belong into a comparison: each callback slows Lightning's loop a little, and hardly a user has a bare one.
+    What the bar costs depends on the terminal and varies by more than what is to be measured.
     """
     defaults: dict[str, Any] = {
         "accelerator": "auto",
         "devices": 1,
         "max_steps": steps,
         "logger": False,
-        "enable_model_summary": False,
+        "enable_progress_bar": False,
         "default_root_dir": root,
     }
     return L.Trainer(**{**defaults, **options})

@@ -1,7 +1,6 @@
 """Fixtures for all tests; after each of them nothing of it may be left in the process or on the machine."""
 
 import gc
-import os
 import sys
 import threading
 import time
@@ -47,7 +46,7 @@ def open_files(folder):
     found = []
     for descriptor in PROC.glob("fd/*"):
         try:
-            target = os.readlink(descriptor)
+            target = str(descriptor.readlink())
         except OSError:
             continue
         if target.startswith(str(folder)):

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_forge_profiling import region
 
+torch.set_num_threads(1)  # for models this small further threads only get into each other's way
+
 SLOW_MS = 4.0
 
 

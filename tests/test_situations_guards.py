@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -121,6 +122,14 @@ def test_it_stands_aside_for_another_torch_profiler_of_the_process(tmp_path, mak
     assert any(event.key == "aten::linear" for event in other.key_averages()), "the other one has recorded"
 
 
+# theirs waits in step 0, warms up in steps 1 to 3 and records steps 4 and 5; theirs and ours would meet
+@pytest.mark.parametrize("window", [(1, 2), (2, 4), (3, 9), (4, 6)], ids=str)
+def test_it_stands_aside_for_a_profiler_that_has_a_schedule_and_records_later(tmp_path, window):
+    done = script("two_profilers.py", *window, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "theirs recorded 4 linear layers, ours: stood aside" in done.stdout
+
+
 def test_a_trial_run_records_nothing(tmp_path, make_trainer, caplog, capsys):
     callback = ForgeProfilerCallback(0, 1)
     make_trainer(callback, ThroughputCallback(), fast_dev_run=2).fit(Classifier(), loader(), loader())
@@ -195,11 +204,16 @@ def test_a_tuner_before_the_fit_leaves_the_window_to_the_fit(tmp_path, make_trai
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_a_tuner_within_the_fit_leaves_the_window_to_the_fit(tmp_path, make_trainer, capsys, finder, first):
-    ours = [ForgeProfilerCallback(1, 3), ThroughputCallback(warmup_steps=0)]
-    trainer = make_trainer(*([finder, *ours] if first else [*ours, finder]))
-    trainer.fit(Tunable())
+    class Count(L.Callback):  # the tuners put callbacks aside while they try
+        steps = 0
+
+        def on_train_batch_end(self, *_):
+            self.steps += 1
+
+    ours = [count := Count(), ForgeProfilerCallback(1, 3), ThroughputCallback(warmup_steps=0)]
+    make_trainer(*([finder, *ours] if first else [*ours, finder])).fit(Tunable())
     assert recorded_steps(the_trace(tmp_path)) == [1, 2]
-    assert f"of {trainer.num_training_batches} steps" in " ".join(capsys.readouterr().out.split())
+    assert f"of {count.steps} steps" in " ".join(capsys.readouterr().out.split())
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

@@ -232,6 +232,13 @@ def test_pytorch_lightning_by_its_other_name(tmp_path, order):
     assert recorded_steps(the_trace(tmp_path)) == [1, 2]
 
 
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_one_callback_alone_needs_no_list(tmp_path, order):
+    done = script("other_name.py", order, "alone", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert recorded_steps(the_trace(tmp_path)) == [1, 2]
+
+
 def test_lightning_cli_takes_both_from_a_yaml_file(tmp_path):
     (tmp_path / "config.yaml").write_text(
         f"""

@@ -172,14 +172,8 @@ class OddError(Exception):
     """One that nobody else raises."""
 
 
-@pytest.mark.parametrize(
-    ("at", "status", "steps"),
-    [(0, "not reached", ()), (4, "not reached", ()), (5, "written", (5,)), (6, "written", (5, 6)),
-     (8, "written", (5, 6, 7)), (11, "written", (5, 6, 7))],
-)  # fmt: skip
-def test_an_exception_comes_out_as_it_is_and_the_trace_holds_what_there_was(
-    tmp_path, make_trainer, capsys, at, status, steps
-):
+@pytest.mark.parametrize(("at", "steps"), [(0, ()), (4, ()), (5, (5,)), (6, (5, 6)), (8, (5, 6, 7)), (11, (5, 6, 7))])
+def test_an_exception_comes_out_as_it_is_and_the_trace_holds_what_there_was(tmp_path, make_trainer, capsys, at, steps):
     error = OddError("mine")
     forge, throughput = ForgeProfilerCallback(5, 8), ThroughputCallback()
     trainer = make_trainer(forge, throughput)
@@ -187,7 +181,7 @@ def test_an_exception_comes_out_as_it_is_and_the_trace_holds_what_there_was(
         trainer.fit(Fails(at, error), loader(64))
     assert caught.value is error
     assert error.__cause__ is None
-    assert forge.trace_report().status == status
+    assert forge.trace_report().status == ("written" if steps else "not reached")
     assert forge.trace_report().steps == steps
     assert recorded_steps(the_trace(tmp_path)) == list(steps) if steps else traces(tmp_path) == []
     assert tables(capsys.readouterr().out) == 1

@@ -5,6 +5,7 @@ Lightning wraps every hook in `trainer.profiler.profile(name)` and announces fet
 data fetch and of the transfer to the device.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final
@@ -54,11 +55,44 @@ class _Boundary:
             self._inner.__exit__(exc_type, exc, tb)
 
 
+class _ValidationBegins(_Nothing):
+    """The first that is heard of a validation run."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        self._recorder.enter_validation()
+
+
+class _Contexts(dict[str, AbstractContextManager[Any]]):
+    """By action name, what Lightning is given to enter where the user has no profiler.
+
+    A look-up here stands for a call of the user's profiler some sixty times a step, so names are learnt as they come.
+    """
+
+    MOST = 4096
+
+    def __init__(self, inner: Any, known: dict[str, AbstractContextManager[Any]]) -> None:
+        super().__init__(known)
+        self._inner = inner
+
+    def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
+        if action_name[:1] != "[":  # not one of Lightning's hooks; the user may want what `as` gives
+            inner: AbstractContextManager[Any] = self._inner.profile(action_name)
+            return inner
+        if len(self) < self.MOST:
+            self[action_name] = _NOTHING
+        return _NOTHING
+
+
 class BoundaryProfiler:
     """Forward everything to the user's profiler and tell a recorder of the boundaries on the way.
 
     Where the user has none, Lightning's pass-through stands there, which costs a generator context manager per hook,
-    some sixty a step; its place is taken by one shared object that does nothing.
+    some sixty a step; its place is taken by shared objects that do nothing.
 
     Args:
         inner: the profiler the Trainer had.
@@ -67,24 +101,25 @@ class BoundaryProfiler:
         validation_begins: the action name that comes first of all when validation does.
     """
 
-    _OWN: Final = frozenset({"inner", "recorder", "_boundaries", "_idle", "_contexts", "_validation_begins"})
+    _OWN: Final = frozenset({"inner", "recorder", "profile", "_boundaries", "_validation_begins"})
 
     def __init__(self, inner: Any, recorder: StepRecorder, boundaries: dict[str, str], validation_begins: str) -> None:
         self.inner = inner
         self.recorder = recorder
         self._boundaries = boundaries
         self._validation_begins = validation_begins
-        self._idle = type(inner).__name__ == "PassThroughProfiler"
-        self._contexts = {name: _Boundary(recorder, region) for name, region in boundaries.items()}
+        self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
+        """A context manager around the action of that name."""
+        if type(inner).__name__ == "PassThroughProfiler":
+            known: dict[str, AbstractContextManager[Any]] = {
+                name: _Boundary(recorder, region) for name, region in boundaries.items()
+            }
+            known[validation_begins] = _ValidationBegins(recorder)
+            self.profile = _Contexts(inner, known).__getitem__
 
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:
-        """A context manager around the action `action_name`."""
-        if self._idle and action_name in self._contexts:
-            return self._contexts[action_name]
+    def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
         if action_name == self._validation_begins:
             self.recorder.enter_validation()
-        if self._idle and action_name[:1] == "[":  # Lightning's own; a user's action may want what `as` gives
-            return _NOTHING
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)
         region = self._boundaries.get(action_name)
         return inner if region is None else _Boundary(self.recorder, region, inner)

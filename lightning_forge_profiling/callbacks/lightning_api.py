@@ -81,9 +81,7 @@ def logger_step(trainer: Trainer) -> int:
 def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
     """Whether Lightning would log at the end of this batch, at its own interval or at `every_n_steps`."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
-    if not interval or is_accumulating(trainer):
-        return False
-    return bool((logger_step(trainer) + 1) % interval == 0)
+    return bool(interval) and not (logger_step(trainer) + 1) % interval and not is_accumulating(trainer)
 
 
 def replicas(trainer: Trainer) -> int:

@@ -10,7 +10,7 @@ from torch.autograd.profiler import record_function
 
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepAssembler, StepTimes
-from lightning_forge_profiling.timing.throughput import LeftOut, RunLedger, RunSummary, StepWork
+from lightning_forge_profiling.timing.throughput import LeftOut, Rates, RunLedger, RunSummary, StepWork
 
 __all__ = ["MAX_USER_REGIONS", "StepRecorder"]
 
@@ -23,7 +23,7 @@ SPAN_PREFIX: Final = "forge."
 _DELIVER_EVERY: Final = 4
 """Reading completed steps some at a time asks the GPU less often."""
 
-_ABSORBED: Final = frozenset({("other", "transfer"), ("optimizer", "forward")})
+_ABSORBS: Final = {"transfer": "other", "forward": "optimizer"}
 """What Lightning does between the fetch and the transfer, and before a closure's forward, is a few lines of Python: as
 long as it stays below this limit it counts to what follows and saves two of the ten events of a step."""
 _ABSORBED_BELOW_NS: Final = 100_000
@@ -106,7 +106,7 @@ class StepRecorder:
                 span.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append((name, span))
             label = name if name in self._timed else "other"
-            if (self._label, label) in _ABSORBED and self._clock_ns() - self._since_ns < _ABSORBED_BELOW_NS:
+            if _ABSORBS.get(label) == self._label and self._clock_ns() - self._since_ns < _ABSORBED_BELOW_NS:
                 self.timers.relabel(self._label, label)
                 self._label = label
             else:
@@ -122,9 +122,8 @@ class StepRecorder:
         if stack[-1][0] != name and not any(entered == name for entered, _ in stack):
             return
         try:
-            entered = ""
-            while entered != name:
-                entered = self._pop()
+            while self._pop() != name:
+                pass
             outer = stack[-1][0] if stack else "other"
             self._switch(outer if outer in self._timed else "other")
         except Exception as exc:
@@ -167,16 +166,13 @@ class StepRecorder:
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
             timers = self.timers
-            mark = timers.mark()
-            timers.stop(self._label, at=mark)
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
+            self._since_ns = timers.switch(self._label, "other").host_ns
+            self._label = "other"
             self._ended.append((self.step, work, left_out, timers.dropped == self._dropped))
             self._dropped = timers.dropped
             self.step += 1
             timers.tag = self.step
-            timers.start("other", at=mark)
-            self._label = "other"
-            self._since_ns = mark.host_ns
             if not self.step % _DELIVER_EVERY:
                 self.deliver()
         except Exception as exc:
@@ -205,6 +201,10 @@ class StepRecorder:
                 self._account(last)
         except Exception as exc:
             self._fail(exc)
+
+    def steady(self) -> Rates:
+        """Sums over the steps that count so far."""
+        return self._ledger.steady()
 
     def summary(self) -> RunSummary:
         """Where the run's time went so far."""
@@ -248,14 +248,9 @@ class StepRecorder:
             self._fail(exc)
 
     def _switch(self, label: str) -> None:
-        if label == self._label:
-            return
-        timers = self.timers
-        mark = timers.mark()
-        timers.stop(self._label, at=mark)
-        timers.start(label, at=mark)
-        self._label = label
-        self._since_ns = mark.host_ns
+        if label != self._label:
+            self._since_ns = self.timers.switch(self._label, label).host_ns
+            self._label = label
 
     def _pop(self) -> str:
         name, span = self._stack.pop()

@@ -165,7 +165,7 @@ class RecordingCallback(Callback):
     ) -> None:
         """A step has ended."""
         if self._leads and self._recorder is not None:
-            recorded = any(peer.records_step for peer in self._peers)
+            recorded = self._peers[0].records_step or self._peers[-1].records_step
             self._recorder.end_step(self._work(trainer, batch), recorded=recorded)
         self.after_step(trainer)
 
@@ -232,10 +232,10 @@ class RecordingCallback(Callback):
 
     def _work(self, trainer: Trainer, batch: Any) -> StepWork:
         before, self._global_step = self._global_step, trainer.global_step
-        sizes = next((peer.batch_size_fn for peer in self._peers if peer.batch_size_fn is not None), None)
-        tokens = next((peer.tokens_fn for peer in self._peers if peer.tokens_fn is not None), None)
+        first, last = self._peers[0], self._peers[-1]  # one of each kind at most
+        tokens = first.tokens_fn or last.tokens_fn
         return StepWork(
-            samples=self._count("batch_size_fn", sizes or batch_size, batch),
+            samples=self._count("batch_size_fn", first.batch_size_fn or last.batch_size_fn or batch_size, batch),
             tokens=None if tokens is None else self._count("tokens_fn", tokens, batch),
             # several optimizers in one batch are one change of the weights
             optimizer_steps=int(self._global_step != before),

@@ -7,8 +7,7 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.recording import DEFAULT_WARMUP_STEPS, RecordingCallback
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.throughput import LeftOut, Rates, StepWork, ThroughputMeter
+from lightning_forge_profiling.timing.throughput import Rates
 
 __all__ = ["ThroughputCallback"]
 
@@ -57,8 +56,7 @@ class ThroughputCallback(RecordingCallback):
         self.tokens_fn = tokens_fn
         self.log_every_n_steps = log_every_n_steps
         self.prog_bar = prog_bar
-        self._meter = ThroughputMeter()
-        self._logged = False
+        self._last = Rates()
         self._summary: dict[str, float] = {}
 
     def summary(self) -> dict[str, float]:
@@ -71,37 +69,30 @@ class ThroughputCallback(RecordingCallback):
         return dict(self._summary)
 
     def prepare(self, trainer: Trainer) -> None:
-        """Listen to the recorder."""
-        self._meter, self._logged, self._summary = ThroughputMeter(), False, {}
-        if self._recorder is not None:
-            self._recorder.listeners.append(self._count_step)
+        """Forget the last fit."""
+        self._last, self._summary = Rates(), {}
 
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
         if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
             self._recorder.deliver()
-            self._log(trainer, self._meter.take(), lightning_api.logger_step(trainer))
+            self._log(trainer, self._recorder.steady(), lightning_api.logger_step(trainer))
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """Log the steps since the last time, and in a run of nothing but warm-up steps those."""
-        rates = self._meter.take()
-        if not rates.steps and not self._logged and self._recorder is not None:
-            rates = self._recorder.summary().steady
-        self._log(trainer, rates, max(lightning_api.logger_step(trainer) - 1, 0))
-
-    def _count_step(self, times: StepTimes, work: StepWork, left_out: LeftOut | None) -> None:
-        if left_out is None:
-            self._meter.add(times, work)
+        if self._recorder is not None:
+            steady = self._recorder.summary().steady
+            self._log(trainer, steady, max(lightning_api.logger_step(trainer) - 1, 0))
 
     def _metrics(self, trainer: Trainer, rates: Rates) -> dict[str, float]:
         on_device = self._recorder is not None and self._recorder.timers.on_device
         return rates.metrics(replicas=lightning_api.replicas(trainer), on_device=on_device)
 
-    def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
-        if not rates.steps or self._recorder is None:
+    def _log(self, trainer: Trainer, steady: Rates, step: int) -> None:
+        rates, self._last = steady.since(self._last), steady
+        if not rates.steps:
             return
-        self._logged = True
-        self._summary = self._metrics(trainer, self._recorder.summary().steady)
+        self._summary = self._metrics(trainer, steady)
         metrics = self._metrics(trainer, rates)
         if self.prog_bar:
             shown = ("throughput/samples_per_sec", "throughput/steps_per_sec")

@@ -202,6 +202,35 @@ class CUDATimerCollection:
             return
         self._pending.append((region, self.tag, start, end))
 
+    def switch(self, old: str, new: str) -> Mark:
+        """Stop one region and start another at the same instant, with one event.
+
+        Args:
+            old: the region to stop.
+            new: the region to start; may be the same.
+
+        Returns:
+            That instant.
+
+        Raises:
+            UnknownRegionError: the collection has no such region.
+            TimerNotStartedError: `old` is not running.
+            TimerRunningError: `new` is running already.
+        """
+        mark = self.mark()
+        start = self._open.get(old)
+        if start is None or start is _UNTIMED or mark is _UNTIMED or new not in self._totals:
+            self.stop(old, at=mark)
+            self.start(new, at=mark)
+            return mark
+        del self._open[old]
+        if new in self._open:
+            raise TimerRunningError(f"switch({old!r}, {new!r}): {new!r} is running already.")
+        mark.users = 2
+        self._pending.append((old, self.tag, start, mark))
+        self._open[new] = mark
+        return mark
+
     def relabel(self, old: str, new: str) -> None:
         """Let what is running as `old` have been `new` since its start; nothing happens when it is not running."""
         if old in self._open:

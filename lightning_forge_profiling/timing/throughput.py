@@ -6,7 +6,7 @@ from typing import Literal
 
 from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepTimes
 
-__all__ = ["Rates", "RunLedger", "RunSummary", "StepWork", "ThroughputMeter"]
+__all__ = ["Rates", "RunLedger", "RunSummary", "StepWork"]
 
 LeftOut = Literal["warm-up", "recorded"]
 
@@ -74,6 +74,26 @@ class Rates:
         total_ms = self.total_ms
         return None if amount is None or total_ms <= 0 else amount / total_ms * 1e3
 
+    def since(self, earlier: "Rates") -> "Rates":
+        """The steps that have come to these sums since they were `earlier`.
+
+        Example:
+            >>> Rates(steps=5, samples=40.0, tokens=None).since(Rates(steps=3, samples=24.0, tokens=None)).samples
+            16.0
+        """
+
+        def less(now: Mapping[str, float], then: Mapping[str, float]) -> dict[str, float]:
+            return {region: ms - then.get(region, 0.0) for region, ms in now.items()}
+
+        return Rates(
+            self.steps - earlier.steps,
+            self.optimizer_steps - earlier.optimizer_steps,
+            None if self.samples is None or earlier.samples is None else self.samples - earlier.samples,
+            None if self.tokens is None or earlier.tokens is None else self.tokens - earlier.tokens,
+            less(self.device_ms, earlier.device_ms),
+            less(self.host_ms, earlier.host_ms),
+        )
+
     def metrics(self, *, replicas: int = 1, on_device: bool = False) -> dict[str, float]:
         """The rates as loggers take them.
 
@@ -112,50 +132,30 @@ class Rates:
         return metrics
 
 
-class ThroughputMeter:
-    """Sum up steps; `take()` gives the rates since the last `take()`.
-
-    Example:
-        >>> meter = ThroughputMeter()
-        >>> meter.add(StepTimes(0, {"forward": 10.0}, {"forward": 9.0}), StepWork(samples=8))
-        >>> meter.take().per_second(8)
-        800.0
-        >>> meter.take().steps
-        0
-    """
+class _Sums:
+    """Rates under way."""
 
     def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        self._steps = 0
-        self._optimizer_steps = 0
-        self._samples: float | None = 0.0
-        self._tokens: float | None = 0.0
-        self._device: dict[str, float] = {}
-        self._host: dict[str, float] = {}
+        self.steps = 0
+        self.optimizer_steps = 0
+        self.samples: float | None = 0.0
+        self.tokens: float | None = 0.0
+        self.device_ms: dict[str, float] = {}
+        self.host_ms: dict[str, float] = {}
 
     def add(self, times: StepTimes, work: StepWork) -> None:
-        """Count one step."""
-        self._steps += 1
-        self._optimizer_steps += work.optimizer_steps
-        self._samples = None if self._samples is None or work.samples is None else self._samples + work.samples
-        self._tokens = None if self._tokens is None or work.tokens is None else self._tokens + work.tokens
-        for sums, added in ((self._device, times.device_ms), (self._host, times.host_ms)):
+        self.steps += 1
+        self.optimizer_steps += work.optimizer_steps
+        self.samples = None if self.samples is None or work.samples is None else self.samples + work.samples
+        self.tokens = None if self.tokens is None or work.tokens is None else self.tokens + work.tokens
+        for sums, added in ((self.device_ms, times.device_ms), (self.host_ms, times.host_ms)):
             for region, ms in added.items():
                 sums[region] = sums.get(region, 0.0) + ms
 
     def read(self) -> Rates:
-        """The rates so far."""
         return Rates(
-            self._steps, self._optimizer_steps, self._samples, self._tokens, dict(self._device), dict(self._host)
+            self.steps, self.optimizer_steps, self.samples, self.tokens, dict(self.device_ms), dict(self.host_ms)
         )
-
-    def take(self) -> Rates:
-        """The rates so far; starts anew."""
-        rates = self.read()
-        self._clear()
-        return rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,10 @@ class RunLedger:
     """Keep the books of a run: which steps count, which are left out and why."""
 
     def __init__(self) -> None:
-        self._steady = ThroughputMeter()
-        self._warmup = ThroughputMeter()
+        self._steady = _Sums()
+        self._warmup = _Sums()
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
-        self._counted = 0
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
 
@@ -209,16 +208,20 @@ class RunLedger:
         """
         self._samples = None if self._samples is None or work.samples is None else self._samples + work.samples
         for name in EXCLUDED:
-            self._excluded_ms[name] += times.device_ms.get(name, 0.0)
+            if name in times.device_ms:
+                self._excluded_ms[name] += times.device_ms[name]
         if times.step == 0:
             self._first_step_s = sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, *EXCLUDED)) / 1e3
         if left_out is None:
-            self._counted += 1
             self._steady.add(times, work)
             return
         self._left_out[left_out] += 1
         if left_out == "warm-up" and times.step > 0:
             self._warmup.add(times, work)
+
+    def steady(self) -> Rates:
+        """Sums over the steps that count."""
+        return self._steady.read()
 
     def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
         """Close the books.
@@ -228,7 +231,8 @@ class RunLedger:
             before_first_s: seconds from the start of fit to the start of its first step.
             wall_s: seconds of the whole fit.
         """
-        only_warmup = not self._counted
+        counted = self._steady.steps
+        only_warmup = not counted
         warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
         return RunSummary(
             steps=steps,
@@ -236,7 +240,7 @@ class RunLedger:
             only_warmup=only_warmup,
             warmup_steps=warmup,
             recorded_steps=recorded,
-            untimed_steps=max(steps - self._counted - warmup - recorded, 0),
+            untimed_steps=max(steps - counted - warmup - recorded, 0),
             excluded_ms=dict(self._excluded_ms),
             samples=self._samples,
             first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,

@@ -1,10 +1,7 @@
 """One `torch.profiler` object for one window of steps, and what became of its trace."""
 
-import contextlib
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.tracing.child import FinishingChild
 from lightning_forge_profiling.tracing.config import ProfilingConfig
 from lightning_forge_profiling.tracing.folders import (
     claim,
@@ -32,7 +30,6 @@ __all__ = ["TraceSession", "build_profiler"]
 
 _log = logging.getLogger(__name__)
 
-CHILD_TIMEOUT_S = 600
 GPU_SETTLES_S = 20.0
 
 
@@ -74,7 +71,7 @@ class TraceSession:
         self._profiler: profile | None = None
         self._annotation: record_function | None = None
         self._raw: Path | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: FinishingChild | None = None
         self._report = TraceReport()
 
     @property
@@ -145,7 +142,7 @@ class TraceSession:
             self._fail(exc)
         self._phase = Phase.DONE
 
-    def finish(self, timeout_s: float = CHILD_TIMEOUT_S) -> TraceReport:
+    def finish(self, timeout_s: float = 600) -> TraceReport:
         """Wait until the trace is compressed and in place.
 
         Args:
@@ -157,13 +154,7 @@ class TraceSession:
         child, self._child = self._child, None
         if child is None:
             return self._report
-        try:
-            _, stderr = child.communicate(timeout=timeout_s)
-            problem = stderr.decode(errors="replace").strip() if child.returncode else ""
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
-            problem = f"compressing took longer than {timeout_s:.0f} s"
+        problem = child.wait(timeout_s)
         if problem:
             self._report = replace(self._report, status="failed", message=problem, path=None, plugin_path=None)
             _log.warning("The trace could not be finished: %s", problem)
@@ -192,7 +183,8 @@ class TraceSession:
         began = perf_counter()
         config = self._config
         self._raw = claim(self._folders, self._rank)
-        self._child = self._spawn(self._raw)
+        ranks = self._expected_ranks if config.tensorboard else ()
+        self._child = FinishingChild(self._raw, self._rank, plugin_ranks=ranks)
         self._profiler = profile(
             activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
             record_shapes=config.record_shapes,
@@ -234,7 +226,8 @@ class TraceSession:
         profiler.export_chrome_trace(str(raw))
         self._profiler = None
         require_whole(raw)
-        self._tell_child(b"go\n")
+        assert self._child is not None  # noqa: S101
+        self._child.go()
         folder = raw.parent
         self._report = replace(
             self._report,
@@ -263,33 +256,9 @@ class TraceSession:
             info = {"backend": "none", "rank": self._rank, "world_size": self._world_size}
             profiler.add_metadata_json("distributedInfo", json.dumps(info))
 
-    def _spawn(self, raw: Path) -> subprocess.Popen[bytes]:
-        """Start the child before there is anything to do, so that the end of the window need not wait for it."""
-        package_parent = Path(__file__).resolve().parents[2]
-        code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from lightning_forge_profiling.cli.finish import main"
-        command = [sys.executable, "-c", f"{code}; sys.exit(main())", str(package_parent), str(raw)]
-        command.append(str(trace_path(raw.parent, self._rank)))
-        if self._config.tensorboard:
-            command += ["--plugin", str(plugin_path(raw.parent, self._rank))]
-            command += ["--ranks", ",".join(map(str, self._expected_ranks))]
-        # a session of its own: Ctrl-C ends the training, not the writing of its trace
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def _tell_child(self, word: bytes) -> None:
-        if self._child is not None and self._child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
-                self._child.stdin.write(word)
-                self._child.stdin.close()
-            self._child.stdin = None
-
     def _discard_raw(self) -> None:
-        self._tell_child(b"")
+        if self._child is not None:
+            self._child.dismiss()
         if self._raw is None:
             return
         try:

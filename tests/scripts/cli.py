@@ -5,10 +5,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import lightning as L  # noqa: E402
-from lightning.pytorch.cli import LightningCLI  # noqa: E402
+import lightning as L
+from lightning.pytorch.cli import LightningCLI
 
-from tests.models import Classifier, loader  # noqa: E402
+from tests.models import Classifier, loader
 
 
 class Data(L.LightningDataModule):

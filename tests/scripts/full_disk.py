@@ -1,5 +1,6 @@
 """Train with a window whose trace does not fit: FOLDER, the largest size of a file (0: any), a file to fill up with."""
 
+import contextlib
 import resource
 import sys
 from pathlib import Path
@@ -23,11 +24,10 @@ class Fill(L.Callback):
         raw = next(self.filler.parent.rglob(".rank0.raw.json"), None)
         if raw is not None and raw.stat().st_size and not self.filler.exists():
             with self.filler.open("wb", buffering=0) as file:
-                try:
-                    while True:
-                        file.write(bytes(1024))
-                except OSError:
-                    pass
+                for size in (1 << 18, 1 << 12, 1):
+                    with contextlib.suppress(OSError):
+                        while file.write(bytes(size)) == size:
+                            pass
 
 
 def main(folder, largest, *filler):

@@ -13,11 +13,13 @@ ORDERS = {
 }
 
 
-def main(order):
+def main(order, alone=""):
     for name in ORDERS[order]:
         module = importlib.import_module(name)
         if name == "lightning_forge_profiling":
             callbacks = [module.ForgeProfilerCallback(1, 3), module.ThroughputCallback(warmup_steps=1)]
+    if alone:
+        callbacks = callbacks[0]
     pl = sys.modules["pytorch_lightning"]
     from pytorch_lightning.demos.boring_classes import BoringModel  # noqa: PLC0415
 
@@ -33,4 +35,4 @@ def main(order):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,0 +1,53 @@
+"""Train with two CPU processes: STRATEGY, the folder, and any of `plain`, `rank0`, `fails=RANK`, `file`."""
+
+import logging
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from tests.models import Classifier, loader
+
+
+class FailsOnOneRank(Classifier):
+    """Raises in its step 4 on the given rank."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def training_step(self, batch):
+        if self.seen == 4 and self.global_rank == self.rank:
+            raise RuntimeError("mine")
+        return super().training_step(batch)
+
+
+def main(strategy, folder, *options):
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    chosen = dict(option.partition("=")[::2] for option in options)
+    forge = ForgeProfilerCallback(
+        2, 6, ranks=[0] if "rank0" in chosen else "all", trace_dir="/dev/null" if "file" in chosen else None
+    )
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_epochs=1,
+        logger=CSVLogger(folder, name="csv"),
+        default_root_dir=folder,
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[] if "plain" in chosen else [forge, ThroughputCallback(warmup_steps=1)],
+    )
+    trainer.fit(FailsOnOneRank(int(chosen.get("fails", -1))), loader(80))
+    print("done")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

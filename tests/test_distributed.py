@@ -1,0 +1,101 @@
+"""Two processes with gloo on the CPU: one folder for the traces of both, one table, rates of the whole job."""
+
+import sys
+import time
+
+import pytest
+
+from tests.outcomes import PARTITION, logged, read_trace, recorded_steps, script, spans, tables, traces
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts processes that find each other with gloo")
+
+
+def run(folder, strategy, *options):
+    return script("distributed.py", strategy, folder, *options, cwd=folder, timeout=150)
+
+
+def timed(function, *args):
+    began = time.monotonic()
+    return function(*args), time.monotonic() - began
+
+
+@pytest.fixture(scope="module", params=["ddp", "ddp_spawn"])
+def finished(request, tmp_path_factory):
+    """One run of ten steps on both ranks, and its folder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    done = run(folder, request.param)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_both_ranks_write_into_one_folder(finished):
+    folder, _ = finished
+    [first], [second] = traces(folder, 0), traces(folder, 1)
+    assert first.parent == second.parent
+    assert first.parents[1] == folder / "csv" / "version_0" / "profiler_traces"
+    names = {str(path.relative_to(first.parent)) for path in first.parent.rglob("*") if path.is_file()}
+    ranks = range(2)
+    assert names == {
+        *(f"rank{rank}.trace.json.gz" for rank in ranks),
+        *(f"tensorboard/rank{rank}.pt.trace.json.gz" for rank in ranks),
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_trace_says_which_rank_it_is(finished, rank):
+    folder, _ = finished
+    trace = read_trace(traces(folder, rank)[0])
+    assert recorded_steps(trace) == [2, 3, 4, 5]
+    assert trace["forge_profiling"]["rank"] == trace["distributedInfo"]["rank"] == rank
+    assert trace["forge_profiling"]["world_size"] == trace["distributedInfo"]["world_size"] == 2
+    assert trace["distributedInfo"]["backend"] == "gloo"
+    assert spans(trace).count("forge.forward") == 4
+
+
+def test_the_table_is_printed_once(finished):
+    _, done = finished
+    assert tables(done.stdout) == 1
+    assert "over 2 replicas" in done.stdout
+    assert "(4 steps" in done.stdout
+
+
+def test_rates_are_logged_for_the_job_and_for_one_device(finished):
+    folder, _ = finished
+    rows = logged(folder)
+    assert rows
+    for row in rows:
+        assert row["throughput/samples_per_sec"] == pytest.approx(2 * row["throughput/device/samples_per_sec"])
+        assert row["throughput/steps_per_sec"] == row["throughput/device/steps_per_sec"]
+        assert row["throughput/device/samples_per_sec"] * row["time/step_ms"] / 1e3 == pytest.approx(4)
+        assert sum(row[f"time/{region}_ms"] for region in PARTITION) == pytest.approx(row["time/step_ms"])
+
+
+def test_one_rank_alone_may_record(tmp_path):
+    done = run(tmp_path, "ddp", "rank0")
+    assert done.returncode == 0, done.stderr
+    assert recorded_steps(read_trace(traces(tmp_path, 0)[0])) == [2, 3, 4, 5]
+    assert traces(tmp_path, 1) == []
+    assert len(list(tmp_path.rglob("*.pt.trace.json.gz"))) == 1
+    assert tables(done.stdout) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_on_one_rank_ends_the_job_as_without_the_callbacks(tmp_path, rank):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "ours").mkdir()
+    plain, seconds = timed(run, tmp_path / "plain", "ddp", f"fails={rank}", "plain")
+    ours, our_seconds = timed(run, tmp_path / "ours", "ddp", f"fails={rank}")
+    assert ours.returncode == plain.returncode != 0
+    assert "RuntimeError: mine" in ours.stderr
+    assert "done" not in ours.stdout
+    # the rank that failed wrote what it had
+    assert recorded_steps(read_trace(traces(tmp_path / "ours", rank)[0])) == [2, 3, 4]
+    assert our_seconds < seconds + 12, "it waited for the trace of a rank that cannot come"
+
+
+def test_all_ranks_refuse_a_folder_that_rank_0_cannot_write(tmp_path):
+    done = run(tmp_path, "ddp", "file")
+    assert done.returncode != 0
+    assert "'/dev/null' is a file" in done.stderr
+    assert "done" not in done.stdout
+    assert traces(tmp_path) == []

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
         TimerRunningError,
         UnknownRegionError,
     )
-    from lightning_forge_profiling.timing.collection import CUDATimerCollection, Interval
+    from lightning_forge_profiling.timing.collection import CUDATimerCollection
     from lightning_forge_profiling.timing.cuda_timer import CUDATimer
+    from lightning_forge_profiling.timing.interval import Interval
     from lightning_forge_profiling.timing.region import region
     from lightning_forge_profiling.timing.wall_clock import (
         SynchronizedWallClockTimer,
@@ -47,7 +48,7 @@ _HOMES = {
     "TimerRunningError": "errors",
     "UnknownRegionError": "errors",
     "CUDATimerCollection": "timing.collection",
-    "Interval": "timing.collection",
+    "Interval": "timing.interval",
     "CUDATimer": "timing.cuda_timer",
     "region": "timing.region",
     "SynchronizedWallClockTimer": "timing.wall_clock",

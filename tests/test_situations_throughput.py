@@ -178,7 +178,7 @@ BAD_COUNTS = {
     "infinite": (lambda batch: float("inf"), "inf"),
     "negative": (lambda batch: -4, "-4"),
     "text": (lambda batch: "four", "four"),
-    "none": (lambda batch: None, "batch_size_fn"),
+    "none": (lambda batch: None, "returned None"),
 }
 
 

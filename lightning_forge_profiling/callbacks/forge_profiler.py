@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.recording import RecordingCallback
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
+from lightning_forge_profiling.callbacks.recording import RecordingCallback, guarded
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.tracing.config import ProfilingConfig
@@ -94,6 +94,7 @@ class ForgeProfilerCallback(RecordingCallback):
         )
         self._default_dir = trace_dir is None
         self._session: TraceSession | None = None
+        self._deferred = False
         self._refusal: TraceReport | None = None
         if enabled:
             unknown = [region for region in self.regions if region not in PARTITION]
@@ -102,7 +103,7 @@ class ForgeProfilerCallback(RecordingCallback):
                     f"Unknown regions {unknown}; known are {', '.join(PARTITION)}. "
                     'Regions of your own need no list: write `with region("name"):` in the module.'
                 )
-            if self.ranks != "all" and not all(isinstance(rank, int) and rank >= 0 for rank in self.ranks):
+            if self.ranks != "all" and not (self.ranks and all(type(rank) is int and rank >= 0 for rank in self.ranks)):
                 raise ConfigurationError(f'ranks must be "all" or global ranks from 0 on, got {list(self.ranks)!r}.')
 
     @property
@@ -120,7 +121,7 @@ class ForgeProfilerCallback(RecordingCallback):
 
     def prepare(self, trainer: Trainer) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
-        self._session, self._refusal = None, None
+        self._session, self._refusal, self._deferred = None, None, False
         if lightning_api.is_trial_run(trainer):
             self._stand_aside("fast_dev_run is only a trial")
             return
@@ -157,8 +158,23 @@ class ForgeProfilerCallback(RecordingCallback):
 
     def after_step(self, trainer: Trainer) -> None:
         """Start, annotate or stop the recording."""
-        if self._session is not None:
+        if self._session is None:
+            return
+        if self._session.will_act() and lightning_api.may_be_last(trainer):
+            self._session.end_step()  # do not announce a step that will not come
+            self._deferred = True
+        else:
             self._advance(self._session)
+
+    @guarded
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """The step under way is a real one."""
+        if self._session is None:
+            return
+        if self._deferred:
+            self._deferred = False
+            self._advance(self._session)
+        self._session.begun()
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """Write what an unfinished window holds."""
@@ -170,6 +186,7 @@ class ForgeProfilerCallback(RecordingCallback):
     def finish(self, trainer: Trainer) -> None:
         """Wait for the child process."""
         if self._session is not None:
+            self._session.stop()  # again, for a fit that had nothing to train
             self._session.finish()
 
     def _advance(self, session: TraceSession, *, start: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Everything the callbacks need of Lightning beyond its documented interface, in one place."""
 
-import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,22 +10,12 @@ import torch
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
 else:
-    # `lightning.pytorch` and `pytorch_lightning` are two packages with the same contents: a callback must descend
-    # from the one the user imported. Where that is not known yet either will do, Trainers only call the hooks.
-    _NAMES = ("lightning.pytorch", "pytorch_lightning")
-
-    def _callback_class() -> type:
-        loaded = [name for name in _NAMES if name in sys.modules]
-        if not loaded:
-            try:
-                import_module(_NAMES[0])
-                loaded = [_NAMES[0]]
-            except ModuleNotFoundError:
-                loaded = [_NAMES[1]]
-        bases = tuple(import_module(name).Callback for name in loaded)
-        return bases[0] if len(bases) == 1 else type("Callback", bases, {"__doc__": bases[0].__doc__})
-
-    Callback = _callback_class()
+    # `lightning.pytorch` and `pytorch_lightning` are two packages with the same contents, and each one's Trainer and
+    # command line accept its own callbacks only. Which one the user will import is not known here, so ours descend
+    # from both where both are installed.
+    _homes = [name for name in ("lightning", "pytorch_lightning") if find_spec(name)]
+    _classes = [import_module("lightning.pytorch" if name == "lightning" else name).Callback for name in _homes]
+    Callback = _classes[0] if len(_classes) == 1 else type("Callback", tuple(_classes), {})
     LightningModule = Any
 
 # Any: the Trainer's class does not declare most of its attributes, and there are two such classes
@@ -43,6 +33,7 @@ __all__ = [
     "logger_folder",
     "logger_step",
     "logs_now",
+    "may_be_last",
     "replicas",
     "uses_pytorch_profiler",
     "validation_begins",
@@ -82,6 +73,18 @@ def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
     """Whether Lightning would log at the end of this batch, at its own interval or at `every_n_steps`."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
     return bool(interval) and not (logger_step(trainer) + 1) % interval and not is_accumulating(trainer)
+
+
+def may_be_last(trainer: Trainer) -> bool:
+    """Whether the batch that has just ended may have been the fit's last."""
+    if (
+        trainer.should_stop
+        or trainer.received_sigterm
+        or (trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps)
+    ):
+        return True
+    last_epoch = trainer.max_epochs not in {None, -1} and trainer.current_epoch + 1 >= trainer.max_epochs
+    return bool(trainer.is_last_batch and last_epoch)
 
 
 def replicas(trainer: Trainer) -> int:

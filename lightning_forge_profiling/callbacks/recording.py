@@ -29,16 +29,28 @@ DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
+_BATCH_HOOKS = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+)
+_MANUAL_HOOKS = ("on_before_backward", "on_after_backward")
+
 P = ParamSpec("P")
 Self_ = TypeVar("Self_", bound="RecordingCallback")
 
 
 def guarded(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
-    """Keep a hook's failure out of the training: log it once and switch this callback off."""
+    """Keep a hook's failure out of the training: log it once and from then on call the closing hooks only."""
+    closes = hook.__name__ in {"on_train_end", "on_exception", "teardown"}
 
     @functools.wraps(hook)
     def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self._recorder is None:
+        if self._recorder is None or (self._failed and not closes):
             return
         try:
             hook(self, *args, **kwargs)
@@ -144,6 +156,7 @@ class RecordingCallback(Callback):
             trainer.profiler = self._boundary_profiler
             self._previous_sink = set_region_sink(recorder)
             recorder.start()
+        self._skip_hooks(manual=self._leads and not pl_module.automatic_optimization)
         self.begin(trainer)
 
     @guarded
@@ -203,7 +216,20 @@ class RecordingCallback(Callback):
     def _leads(self) -> bool:
         return bool(self._peers) and self._peers[0] is self
 
+    def _skip_hooks(self, *, manual: bool) -> None:
+        """Have Lightning pass over the hooks of a batch that do nothing here, which it does where one is not callable.
+
+        Each of them costs it a context manager, a call and two formatted strings a batch.
+        """
+        for name in _BATCH_HOOKS:
+            ours, theirs = getattr(type(self), name), getattr(Callback, name)
+            idle = name in _MANUAL_HOOKS and not manual and ours is getattr(RecordingCallback, name)
+            if idle or ours is theirs:
+                setattr(self, name, None)
+
     def _end(self, trainer: Trainer, *, interrupted: bool) -> None:
+        for name in _BATCH_HOOKS:
+            self.__dict__.pop(name, None)
         if self._leads and self._recorder is not None:
             self._recorder.finish(wait=not interrupted)
             set_region_sink(self._previous_sink)
@@ -251,7 +277,8 @@ class RecordingCallback(Callback):
             if isinstance(counted, torch.Tensor) and counted.device.type != "cpu":
                 problem = f"{name} returned a tensor on the GPU; reading it would hold the training up every step"
             elif counted is None:
-                problem = "no batch size could be found; give ThroughputCallback a batch_size_fn"
+                none = "No batch size could be found; give ThroughputCallback a batch_size_fn"
+                problem = none if function is batch_size else f"{name} returned None"
             elif not isfinite(number := float(counted)) or number < 0:
                 problem = f"{name} returned {counted!r}"
             else:
@@ -260,7 +287,7 @@ class RecordingCallback(Callback):
             problem = f"{name} raised {type(exc).__name__}: {exc}"
         if problem not in self._warned and len(self._warned) < 8:  # noqa: PLR2004  (a message may differ each step)
             self._warned.add(problem)
-            _log.warning("%s. Steps per second are logged all the same.", problem[0].upper() + problem[1:])
+            _log.warning("%s. Steps per second are logged all the same.", problem)
         return None
 
 

@@ -38,13 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
     args = parser.parse_args(argv)
     os.nice(10)
-    if not sys.stdin.readline():  # the window came to nothing, or the training process is gone
+    word = sys.stdin.readline().strip()
+    if not word:  # the window came to nothing, or the training process is gone
         return 0
     try:
         _compress(args.raw, args.final)
         if args.plugin is not None:
             _copy_for_plugin(args.raw, args.plugin)
-            publish(args.plugin, args.ranks)
+            publish(args.plugin, args.ranks, wait_s=0.0 if word == "alone" else OTHERS_WAIT_S)
         args.raw.unlink()
     except Exception as exc:
         for leftover in (args.raw, _part(args.final), *([_part(args.plugin)] if args.plugin else [])):
@@ -70,7 +71,7 @@ def _copy_for_plugin(raw: Path, plugin: Path) -> None:
     write_plugin_copy(raw, _part(plugin))
 
 
-def publish(own: Path, ranks: Sequence[int], wait_s: float = OTHERS_WAIT_S) -> None:
+def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     """Give the copies of all ranks their final names together.
 
     The plugin reads a folder once, so a copy that appears later is never shown. The first of the ranks waits for the

@@ -4,42 +4,19 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
 from lightning_forge_profiling.errors import TimerNotStartedError, TimerRunningError, UnknownRegionError
-from lightning_forge_profiling.timing.events import Event, EventSource, HostEvent, event_source
+from lightning_forge_profiling.timing.events import EventSource, HostEvent, event_source
+from lightning_forge_profiling.timing.interval import Interval, Mark
 
-__all__ = ["CUDATimerCollection", "Interval", "Mark"]
-
-
-class Interval(NamedTuple):
-    """One completed start-to-stop of a region."""
-
-    region: str
-    tag: int
-    """What `CUDATimerCollection.tag` was when the region stopped; the callbacks keep the step's number there."""
-    device_ms: float
-    """Milliseconds between the two events on the GPU's timeline (host clock where there is no GPU)."""
-    host_ms: float
-    """Milliseconds on the host between the two calls."""
+__all__ = ["CUDATimerCollection"]
 
 
 _interval: Final = Interval._make
 """Half the time of calling `Interval`."""
-
-
-class Mark:
-    """One instant, on both timelines: an event and a host time. Made by `CUDATimerCollection.mark()`."""
-
-    __slots__ = ("event", "host_ns", "stream", "users")
-
-    def __init__(self, event: Event) -> None:
-        self.event = event
-        self.host_ns = 0
-        self.stream = 0
-        self.users = 0
 
 
 # what mark() gives when nothing may be recorded; known by identity, its event is never looked at

@@ -71,22 +71,23 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
                 f"choose one that is not among {', '.join(sorted(RESERVED))}."
             )
         self.name = name
-        self._token: object | None = None
-        self._sink: RegionSink | None = None
+        self._open: list[tuple[RegionSink, object] | None] = []  # an object may be entered inside itself
 
     def __enter__(self) -> None:
-        if torch.compiler.is_compiling() or _sink is None:
+        if torch.compiler.is_compiling():
             return
-        self._sink = _sink
-        self._token = _sink.open_region(self.name)
+        token = None if _sink is None else _sink.open_region(self.name)
+        self._open.append(None if _sink is None or token is None else (_sink, token))
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if torch.compiler.is_compiling() or self._token is None or self._sink is None:
+        if torch.compiler.is_compiling() or not self._open:
             return
-        self._sink.close_region(self.name, self._token)
-        self._token = self._sink = None
+        opened = self._open.pop()
+        if opened is not None:
+            sink, token = opened
+            sink.close_region(self.name, token)
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Time every call of `function`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from lightning_forge_profiling.timing.collection import Interval
+from lightning_forge_profiling.timing.interval import Interval
 
 __all__ = ["EXCLUDED", "PARTITION", "RESERVED", "StepAssembler", "StepTimes"]
 

@@ -207,9 +207,7 @@ class RunLedger:
             left_out: why it does not count, if so.
         """
         self._samples = None if self._samples is None or work.samples is None else self._samples + work.samples
-        for name in EXCLUDED:
-            if name in times.device_ms:
-                self._excluded_ms[name] += times.device_ms[name]
+        self.add_excluded(times)
         if times.step == 0:
             self._first_step_s = sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, *EXCLUDED)) / 1e3
         if left_out is None:
@@ -218,6 +216,12 @@ class RunLedger:
         self._left_out[left_out] += 1
         if left_out == "warm-up" and times.step > 0:
             self._warmup.add(times, work)
+
+    def add_excluded(self, times: StepTimes) -> None:
+        """Enter only what is no part of a step."""
+        for name in EXCLUDED:
+            if name in times.device_ms:
+                self._excluded_ms[name] += times.device_ms[name]
 
     def steady(self) -> Rates:
         """Sums over the steps that count."""

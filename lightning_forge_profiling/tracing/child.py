@@ -42,9 +42,13 @@ class FinishingChild:
             start_new_session=True,
         )
 
-    def go(self) -> None:
-        """The raw trace is there."""
-        self._tell(b"go\n")
+    def go(self, *, alone: bool = False) -> None:
+        """The raw trace is there.
+
+        Args:
+            alone: do not wait for the copies of other ranks, which may not come.
+        """
+        self._tell(b"alone\n" if alone else b"go\n")
 
     def dismiss(self) -> None:
         """There will be none."""

@@ -1,6 +1,5 @@
 """One `torch.profiler` object for one window of steps, and what became of its trace."""
 
-import json
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,6 +22,8 @@ from lightning_forge_profiling.tracing.folders import (
     trace_path,
     writable_folder_problem,
 )
+from lightning_forge_profiling.tracing.metadata import trace_metadata
+from lightning_forge_profiling.tracing.others import active_profiler, scheduled_profiler
 from lightning_forge_profiling.tracing.report import TraceReport
 from lightning_forge_profiling.tracing.window import Phase
 
@@ -70,6 +71,7 @@ class TraceSession:
         self._phase = Phase.WAIT
         self._profiler: profile | None = None
         self._annotation: record_function | None = None
+        self._begun = False
         self._raw: Path | None = None
         self._child: FinishingChild | None = None
         self._report = TraceReport()
@@ -100,8 +102,18 @@ class TraceSession:
         self.step()
         return self
 
+    def begun(self) -> None:
+        """Something of the step under way has happened: it counts as recorded even if it never ends."""
+        self._begun = True
+
+    def end_step(self) -> None:
+        """The step under way has ended and may have been the last: a later `step()` begins the next one."""
+        self._begun = True
+        self._close_annotation()
+
     def step(self) -> None:
         """The step under way has ended, the next one begins."""
+        self._begun = False
         step, self._next_step = self._next_step, self._next_step + 1
         phase, before = self._window.phase(step), self._phase
         self._phase = phase
@@ -114,6 +126,13 @@ class TraceSession:
                 self._start_profiler(recording=phase is Phase.RECORD)
             elif before is Phase.WARMUP:
                 self._profiler.start_trace()
+                # one that was made after our warm-up began would be started on top of ours
+                other = scheduled_profiler(until=self._window.end_step - step)
+                if other:
+                    self._profiler.stop_trace()
+                    self._profiler = None
+                    self._discard_raw()
+                    self._stand_aside(other)
             if phase is Phase.RECORD and self._profiler is not None:
                 self._annotate(step)
         except Exception as exc:
@@ -130,9 +149,9 @@ class TraceSession:
             if self._profiler is not None:
                 if interrupted and "cuda" in self._activities:
                     _let_gpu_settle()
-                self._end_window()
+                self._end_window(alone=interrupted)
             elif self._report.status == "waiting":
-                steps = max(self._next_step - 1, 0)
+                steps = max(self._next_step - (0 if self._begun else 1), 0)
                 self._report = replace(
                     self._report,
                     status="not reached",
@@ -169,7 +188,9 @@ class TraceSession:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.stop()
+        if exc_type is not None:
+            self.begun()
+        self.stop(interrupted=exc_type is not None)
         report = self.finish()
         if report.status == "written":
             _log.info("Trace: %s", report.path)
@@ -177,8 +198,9 @@ class TraceSession:
             _log.warning("No trace: %s", report.message)
 
     def _start_profiler(self, *, recording: bool) -> None:
-        if torch._C._autograd._profiler_enabled():  # noqa: SLF001  (no public way to ask)
-            self._stand_aside("another torch profiler is active in this process")
+        other = active_profiler() or scheduled_profiler(until=self._window.end_step - self._next_step + 1)
+        if other:
+            self._stand_aside(other)
             return
         began = perf_counter()
         config = self._config
@@ -198,36 +220,42 @@ class TraceSession:
         self._report = replace(self._report, status="recording", start_stall_ms=(perf_counter() - began) * 1e3)
 
     def _annotate(self, step: int) -> None:
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
+        self._close_annotation()
         self._annotation = record_function(f"ProfilerStep#{step}")
         self._annotation.__enter__()  # type: ignore[no-untyped-call]
         self._report = replace(self._report, steps=(*self._report.steps, step))
 
-    def _end_window(self) -> None:
+    def _close_annotation(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    def _end_window(self, *, alone: bool = False) -> None:
         began = perf_counter()
         profiler, raw = self._profiler, self._raw
         assert profiler is not None  # noqa: S101
         assert raw is not None  # noqa: S101
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
-            self._annotation = None
-        if not self._report.steps:  # interrupted in the warm-up step: nothing to write
-            profiler.start_trace()
+        self._close_annotation()
+        if self._phase is Phase.RECORD and not self._begun:  # it was announced, and the run ended there
+            self._report = replace(self._report, steps=self._report.steps[:-1])
+        if not self._report.steps:  # nothing to write
+            if self._phase is Phase.WARMUP:
+                profiler.start_trace()
             profiler.stop_trace()
             self._profiler = None
             self._discard_raw()
             self._report = replace(
-                self._report, status="not reached", message=f"the run ended in the warm-up step of {self._window}"
+                self._report, status="not reached", message=f"the run ended right before {self._window}"
             )
             return
-        self._add_metadata(profiler)
+        for key, value in trace_metadata(self._rank, self._world_size, self._window, self._report.steps).items():
+            profiler.add_metadata_json(key, value)
         profiler.stop_trace()
         profiler.export_chrome_trace(str(raw))
         self._profiler = None
         require_whole(raw)
         assert self._child is not None  # noqa: S101
-        self._child.go()
+        self._child.go(alone=alone)
         folder = raw.parent
         self._report = replace(
             self._report,
@@ -237,25 +265,6 @@ class TraceSession:
             stall_ms=(perf_counter() - began) * 1e3,
         )
 
-    def _add_metadata(self, profiler: profile) -> None:
-        steps = self._report.steps
-        profiler.add_metadata_json(
-            "forge_profiling",
-            json.dumps(
-                {
-                    "rank": self._rank,
-                    "world_size": self._world_size,
-                    "start_step": self._window.start_step,
-                    "end_step": self._window.end_step,
-                    "recorded_steps": list(steps),
-                }
-            ),
-        )
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            # PyTorch writes it only for distributed runs. json.dumps puts the space that HTA's '"rank": N' needs.
-            info = {"backend": "none", "rank": self._rank, "world_size": self._world_size}
-            profiler.add_metadata_json("distributedInfo", json.dumps(info))
-
     def _discard_raw(self) -> None:
         if self._child is not None:
             self._child.dismiss()
@@ -263,6 +272,7 @@ class TraceSession:
             return
         try:
             self._raw.unlink(missing_ok=True)
+            self._raw.with_name(self._raw.name + ".tmp").unlink(missing_ok=True)  # Kineto's own, on a full disk
             self._raw.parent.rmdir()
         except OSError:
             pass  # other ranks' files are in the folder

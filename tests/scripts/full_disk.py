@@ -1,36 +1,18 @@
-"""Train with a window whose trace does not fit: FOLDER, the largest size of a file (0: any), a file to fill up with."""
+"""Train with a window whose trace may not fit: FOLDER, and the largest size of a file (0: any)."""
 
-import contextlib
 import resource
 import sys
 from pathlib import Path
 
 import lightning as L
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lightning_forge_profiling import ForgeProfilerCallback  # noqa: E402
-from tests.models import Classifier, loader  # noqa: E402
-
-
-class Fill(L.Callback):
-    """Leaves room on the disk for the raw trace that is there, and for nothing more."""
-
-    def __init__(self, filler):
-        self.filler = filler
-
-    def on_train_batch_end(self, *_):
-        raw = next(self.filler.parent.rglob(".rank0.raw.json"), None)
-        if raw is not None and raw.stat().st_size and not self.filler.exists():
-            with self.filler.open("wb", buffering=0) as file:
-                for size in (1 << 18, 1 << 12, 1):
-                    with contextlib.suppress(OSError):
-                        while file.write(bytes(size)) == size:
-                            pass
+from lightning_forge_profiling import ForgeProfilerCallback
+from tests.models import Classifier, loader
 
 
-def main(folder, largest, *filler):
+def main(folder, largest):
     L.seed_everything(0)
     if int(largest):
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -41,10 +23,10 @@ def main(folder, largest, *filler):
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        callbacks=[ForgeProfilerCallback(2, 4, trace_dir=folder), *(Fill(Path(name)) for name in filler)],
+        callbacks=[ForgeProfilerCallback(2, 12, trace_dir=folder)],
     )
     model = Classifier()
-    trainer.fit(model, loader())
+    trainer.fit(model, loader(64))
     print("weights", *(parameter.double().sum().item().hex() for parameter in model.parameters()))  # noqa: T201
 
 

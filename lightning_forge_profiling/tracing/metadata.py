@@ -1,0 +1,36 @@
+"""What a trace says of itself."""
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from lightning_forge_profiling.tracing.window import StepWindow
+
+__all__ = ["trace_metadata"]
+
+
+def trace_metadata(rank: int, world_size: int, window: StepWindow, steps: Sequence[int]) -> dict[str, str]:
+    """The metadata to add to a trace.
+
+    Args:
+        rank: the global rank that recorded it.
+        world_size: how many ranks there are.
+        window: the steps that were to be recorded.
+        steps: the steps that were.
+
+    Returns:
+        JSON texts by key: `forge_profiling`, and `distributedInfo` where PyTorch does not write it itself.
+    """
+    about = {
+        "rank": rank,
+        "world_size": world_size,
+        "start_step": window.start_step,
+        "end_step": window.end_step,
+        "recorded_steps": list(steps),
+    }
+    metadata = {"forge_profiling": json.dumps(about)}
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        # PyTorch writes it for distributed runs only. json.dumps puts the space that HTA's '"rank": N' needs.
+        metadata["distributedInfo"] = json.dumps({"backend": "none", "rank": rank, "world_size": world_size})
+    return metadata

@@ -1,0 +1,90 @@
+"""The examples run as their users run them, and leave what they promise."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_forge_profiling.timing.steps import PARTITION
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def example(name, *options, cwd):
+    """Run an example in a folder of its own; returns what it printed."""
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, str(CHECKOUT / "examples" / name), *map(str, options)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def recorded_steps(path):
+    with gzip.open(path) as file:
+        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    return sorted(int(name.removeprefix("ProfilerStep#")) for name in names if name.startswith("ProfilerStep#"))
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    """A short run of train_gpt.py: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("gpt")
+    options = ("--steps", 14, "--batch-size", 2, "--context", 32, "--accelerator", "cpu", "--out", "runs")
+    return folder, example("train_gpt.py", *options, cwd=folder)
+
+
+def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
+    _, out = gpt
+    assert out.count("Where a step goes") == 1
+    rows = dict(re.findall(r"^ +(your attention|step|\w+) +([\d.]+) +[\d.]+ % *$", out, re.MULTILINE))
+    assert {*PARTITION, "step", "your attention"} == set(rows)
+    assert sum(float(rows[region]) for region in PARTITION) == pytest.approx(float(rows["step"]), abs=0.01)
+    assert 0 < float(rows["your attention"]) < float(rows["step"])
+    assert "4 steps with the profiler on" in out
+
+
+def test_train_gpt_leaves_its_trace_where_the_table_says(gpt):
+    folder, out = gpt
+    [path] = folder.rglob("rank0.trace.json.gz")
+    assert path.parents[1] == folder / "runs" / "gpt" / "version_0" / "profiler_traces"
+    assert f"{path.relative_to(folder)} (3 steps" in out
+    assert recorded_steps(path) == [5, 6, 7]
+    assert [copy.parent for copy in folder.rglob("*.pt.trace.json.gz")] == [path.parent / "tensorboard"]
+
+
+def test_train_gpt_logs_for_tensorboard(gpt):
+    folder, _ = gpt
+    scalars = EventAccumulator(str(folder / "runs" / "gpt" / "version_0")).Reload()
+    found = set(scalars.Tags()["scalars"])
+    assert {"throughput/samples_per_sec", "throughput/tokens_per_sec", "time/step_ms", "time/attention_ms"} <= found
+
+
+def test_plain_pytorch_harvests_its_times_and_records_its_window(tmp_path):
+    out = example("plain_pytorch.py", "--steps", 14, "--out", "traces", cwd=tmp_path)
+    assert out.startswith("mean of 4 steps")
+    assert "; 0 intervals dropped" in out
+    times = dict(re.findall(r"^(\w+) +([\d.]+) ms$", out, re.MULTILINE))
+    assert list(times) == ["forward", "backward", "optimizer"]
+    assert all(float(ms) > 0 for ms in times.values())
+    path = tmp_path / "traces" / "steps_5-7" / "rank0.trace.json.gz"
+    assert f"trace: {path.relative_to(tmp_path)}" in out
+    assert recorded_steps(path) == [5, 6, 7]
+
+
+def test_plain_pytorch_says_so_when_its_window_never_came(tmp_path):
+    out = example("plain_pytorch.py", "--steps", 3, "--out", "traces", cwd=tmp_path)
+    assert "trace: steps 5-7 never came: the run had 3 steps" in out
+    assert not list(tmp_path.rglob("*.trace.json.gz"))

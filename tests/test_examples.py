@@ -1,7 +1,5 @@
 """The examples run as their users run them, and leave what they promise."""
 
-import gzip
-import json
 import os
 import re
 import subprocess
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_forge_profiling.timing.steps import PARTITION
+from tests.outcomes import PARTITION, read_trace, recorded_steps, tables, traces
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -32,12 +30,6 @@ def example(name, *options, cwd):
     return done.stdout
 
 
-def recorded_steps(path):
-    with gzip.open(path) as file:
-        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
-    return sorted(int(name.removeprefix("ProfilerStep#")) for name in names if name.startswith("ProfilerStep#"))
-
-
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory):
     """A short run of train_gpt.py: its folder and what it printed."""
@@ -48,8 +40,8 @@ def gpt(tmp_path_factory):
 
 def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
     _, out = gpt
-    assert out.count("Where a step goes") == 1
-    rows = dict(re.findall(r"^ +(your attention|step|\w+) +([\d.]+) +[\d.]+ % *$", out, re.MULTILINE))
+    assert tables(out) == 1
+    rows = dict(re.findall(r"^ +(your attention|\w+) +([\d.]+) +[\d.]+ % *$", out, re.MULTILINE))
     assert {*PARTITION, "step", "your attention"} == set(rows)
     assert sum(float(rows[region]) for region in PARTITION) == pytest.approx(float(rows["step"]), abs=0.01)
     assert 0 < float(rows["your attention"]) < float(rows["step"])
@@ -58,10 +50,10 @@ def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
 
 def test_train_gpt_leaves_its_trace_where_the_table_says(gpt):
     folder, out = gpt
-    [path] = folder.rglob("rank0.trace.json.gz")
+    [path] = traces(folder)
     assert path.parents[1] == folder / "runs" / "gpt" / "version_0" / "profiler_traces"
     assert f"{path.relative_to(folder)} (3 steps" in out
-    assert recorded_steps(path) == [5, 6, 7]
+    assert recorded_steps(read_trace(path)) == [5, 6, 7]
     assert [copy.parent for copy in folder.rglob("*.pt.trace.json.gz")] == [path.parent / "tensorboard"]
 
 
@@ -81,10 +73,10 @@ def test_plain_pytorch_harvests_its_times_and_records_its_window(tmp_path):
     assert all(float(ms) > 0 for ms in times.values())
     path = tmp_path / "traces" / "steps_5-7" / "rank0.trace.json.gz"
     assert f"trace: {path.relative_to(tmp_path)}" in out
-    assert recorded_steps(path) == [5, 6, 7]
+    assert recorded_steps(read_trace(path)) == [5, 6, 7]
 
 
 def test_plain_pytorch_says_so_when_its_window_never_came(tmp_path):
     out = example("plain_pytorch.py", "--steps", 3, "--out", "traces", cwd=tmp_path)
     assert "trace: steps 5-7 never came: the run had 3 steps" in out
-    assert not list(tmp_path.rglob("*.trace.json.gz"))
+    assert traces(tmp_path) == []

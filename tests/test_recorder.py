@@ -51,6 +51,7 @@ def test_the_built_in_regions_tile_the_step_by_self_time(device):
         lambda: device.enqueue(13),
     )
     device.enqueue(17)
+    device.pass_host_time(ms=1)
     recorder.end_step(StepWork(samples=4))
     recorder.finish(wait=True)
     times, work, _ = seen[0]
@@ -59,6 +60,21 @@ def test_the_built_in_regions_tile_the_step_by_self_time(device):
     )
     assert times.step_ms == pytest.approx(59)
     assert work.samples == 4
+
+
+def test_the_end_of_a_step_needs_no_event_of_its_own_right_after_a_region(device):
+    recorder = recorder_on(device)
+    seen = collect(recorder)
+    recorder.start()
+    for _ in range(3):
+        inside(recorder, device, "forward", 5)
+        device.pass_host_time(ms=0.09)
+        recorder.end_step(StepWork())
+        device.pass_host_time(ms=1)
+    recorder.finish(wait=True)
+    assert [times.step_ms for times, *_ in seen] == pytest.approx([5, 5, 5])
+    assert seen[1][0].host_ms["other"] == pytest.approx(1.09), "it counts to the step that follows"
+    assert device.events_made == 8, "one at the start, two a step, one at the end"
 
 
 @pytest.mark.parametrize(("host_ms", "counted_to"), [(0.09, "transfer"), (0.11, "other")])
@@ -122,6 +138,7 @@ def test_a_validation_run_that_never_says_it_ended_ends_with_the_next_fetch(devi
     recorder = recorder_on(device)
     seen = collect(recorder)
     recorder.start()
+    inside(recorder, device, "forward", 1)
     recorder.end_step(StepWork())
     recorder.enter_validation()
     device.enqueue(7)
@@ -193,7 +210,7 @@ def test_warm_up_and_recorded_steps_are_told_apart(device):
     seen = collect(recorder)
     recorder.start()
     for step in range(5):
-        device.enqueue(1)
+        inside(recorder, device, "forward", 1)
         recorder.end_step(StepWork(samples=2), recorded=step == 3)
     recorder.finish(wait=True)
     assert [left_out for *_, left_out in seen] == ["warm-up", "warm-up", None, "recorded", None]

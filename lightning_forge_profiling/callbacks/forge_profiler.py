@@ -13,7 +13,7 @@ from lightning_forge_profiling.callbacks.lightning_api import LightningModule, T
 from lightning_forge_profiling.callbacks.recording import RecordingCallback, guarded
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.timing.steps import PARTITION
-from lightning_forge_profiling.tracing.config import ProfilingConfig
+from lightning_forge_profiling.tracing.config import ACTIVITIES, ProfilingConfig
 from lightning_forge_profiling.tracing.folders import writable_folder_problem
 from lightning_forge_profiling.tracing.report import TraceReport
 from lightning_forge_profiling.tracing.session import TraceSession
@@ -29,7 +29,8 @@ class ForgeProfilerCallback(RecordingCallback):
     Batches are counted from 0 at the start of this fit, also when it resumes from a checkpoint. The step before the
     window is the profiler's warm-up and not recorded. Each rank writes `rankN.trace.json.gz` into one folder per
     window, for Perfetto, HTA and the like, and a copy under `tensorboard/` for TensorBoard's profiler tab. At the end
-    of fit rank 0 prints where the steps' time went.
+    of fit rank 0 prints where the steps' time went, over the steps after the first ten (`ThroughputCallback` beside it
+    may choose another number).
 
     Args:
         start_step: the first recorded step. 0 records without a warm-up step.
@@ -38,7 +39,7 @@ class ForgeProfilerCallback(RecordingCallback):
             `default_root_dir` without a logger.
         enabled: when False the callback does nothing.
         regions: which of `data`, `transfer`, `forward`, `backward` and `optimizer` to tell apart; the time of the
-            others falls into `other`.
+            others falls into `other`, which is always there.
         activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None for the CPU and the accelerator the
             Trainer uses.
         record_shapes: record operators' input shapes, from which FLOPs follow.
@@ -77,6 +78,10 @@ class ForgeProfilerCallback(RecordingCallback):
         ranks: Literal["all"] | Sequence[int] = "all",
     ) -> None:
         super().__init__()
+        if isinstance(regions, str):
+            raise ConfigurationError(f"regions must be a list of names, got {regions!r}.")
+        if ranks != "all" and isinstance(ranks, (str, int)):
+            raise ConfigurationError(f'ranks must be "all" or a list of global ranks, got {ranks!r}.')
         self.enabled = enabled
         self.regions = tuple(regions)
         self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" else tuple(ranks)
@@ -142,13 +147,14 @@ class ForgeProfilerCallback(RecordingCallback):
         if trainer.global_rank not in expected:
             return
         device = trainer.strategy.root_device.type
+        can_be_recorded = device != "cpu" and device in ACTIVITIES  # an Apple GPU, for one, cannot
         self._session = TraceSession(
             self.config,
             [root / name],
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             expected_ranks=[rank for rank in expected if rank < trainer.world_size],
-            accelerator=None if device == "cpu" else device,
+            accelerator=device if can_be_recorded else None,
         )
 
     def begin(self, trainer: Trainer) -> None:

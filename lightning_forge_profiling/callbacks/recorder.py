@@ -23,9 +23,10 @@ SPAN_PREFIX: Final = "forge."
 _DELIVER_EVERY: Final = 16
 """Reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm."""
 
-_ABSORBS: Final = {"transfer": "other", "forward": "optimizer"}
-"""What Lightning does between the fetch and the transfer, and before a closure's forward, is a few lines of Python: as
-long as it stays below this limit it counts to what follows and saves two of the ten events of a step."""
+_ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
+"""What Lightning does between the fetch and the transfer, before a closure's forward and between forward and backward is
+a few lines of Python: as long as it stays below this limit it counts to what follows, which saves three of a step's ten
+events. Likewise what comes between the last region of a step and its end counts to the next step; no GPU work does."""
 _ABSORBED_BELOW_NS: Final = 100_000
 
 
@@ -58,7 +59,8 @@ class StepRecorder:
         self.step = 0
         """The step under way."""
         self.listeners: list[Callable[[StepTimes, StepWork, LeftOut | None], None]] = []
-        self._timed = {*regions, *EXCLUDED}
+        timed = {*regions, *EXCLUDED}
+        self._labels = {name: name if name in timed else "other" for name in (*PARTITION, *EXCLUDED)}
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
         self._active = self._began = False
@@ -105,12 +107,13 @@ class StepRecorder:
                 span = record_function(SPAN_PREFIX + name)
                 span.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append((name, span))
-            label = name if name in self._timed else "other"
+            label = self._labels[name]
             if _ABSORBS.get(label) == self._label and self._clock_ns() - self._since_ns < _ABSORBED_BELOW_NS:
                 self.timers.relabel(self._label, label)
                 self._label = label
-            else:
-                self._switch(label)
+            elif label != self._label:
+                self._since_ns = self.timers.switch(self._label, label).host_ns
+                self._label = label
         except Exception as exc:
             self._fail(exc)
 
@@ -124,8 +127,10 @@ class StepRecorder:
         try:
             while self._pop() != name:
                 pass
-            outer = stack[-1][0] if stack else "other"
-            self._switch(outer if outer in self._timed else "other")
+            label = self._labels[stack[-1][0]] if stack else "other"
+            if label != self._label:
+                self._since_ns = self.timers.switch(self._label, label).host_ns
+                self._label = label
         except Exception as exc:
             self._fail(exc)
 
@@ -148,8 +153,8 @@ class StepRecorder:
         """A backward pass is about to begin inside a manual optimizer step: its closure's forward went before."""
         if self._active and self._label == "optimizer":
             try:
-                self.timers.relabel("optimizer", "forward" if "forward" in self._timed else "other")
-                self._label = "forward" if "forward" in self._timed else "other"
+                self.timers.relabel("optimizer", self._labels["forward"])
+                self._label = self._labels["forward"]
             except Exception as exc:
                 self._fail(exc)
 
@@ -167,8 +172,9 @@ class StepRecorder:
                 self._pop()
             timers = self.timers
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
-            self._since_ns = timers.switch(self._label, "other").host_ns
-            self._label = "other"
+            if self._label != "other" or self._clock_ns() - self._since_ns >= _ABSORBED_BELOW_NS:
+                self._since_ns = timers.switch(self._label, "other").host_ns
+                self._label = "other"
             self._ended.append((self.step, work, left_out, timers.dropped == self._dropped))
             self._dropped = timers.dropped
             self.step += 1
@@ -248,11 +254,6 @@ class StepRecorder:
                 self.timers.stop(name)
         except Exception as exc:
             self._fail(exc)
-
-    def _switch(self, label: str) -> None:
-        if label != self._label:
-            self._since_ns = self.timers.switch(self._label, label).host_ns
-            self._label = label
 
     def _pop(self) -> str:
         name, span = self._stack.pop()

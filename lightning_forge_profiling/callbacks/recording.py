@@ -287,7 +287,7 @@ class RecordingCallback(Callback):
             problem = f"{name} raised {type(exc).__name__}: {exc}"
         if problem not in self._warned and len(self._warned) < 8:  # noqa: PLR2004  (a message may differ each step)
             self._warned.add(problem)
-            _log.warning("%s. Steps per second are logged all the same.", problem)
+            _log.warning("%s. That rate is not logged; steps per second are.", problem)
         return None
 
 

@@ -20,7 +20,8 @@ class ThroughputCallback(RecordingCallback):
     `throughput/steps_per_sec`, `throughput/optimizer_steps_per_sec`, with `tokens_fn` `throughput/tokens_per_sec`, the
     same of one device under `throughput/device/`, `time/REGION_ms` and, where there is a GPU, `time_host/REGION_ms`.
     Samples and tokens of rank 0 are multiplied by the data-parallel replicas: an estimate where ranks have uneven
-    batches. At the end of fit rank 0 prints a table.
+    batches. What is logged is what has completed: the last step or two come with the next row. At the end of fit rank 0
+    prints a table.
 
     Args:
         warmup_steps: steps at the start of a fit that do not count: compilation, autotuning, the allocator's first
@@ -31,7 +32,8 @@ class ThroughputCallback(RecordingCallback):
         prog_bar: also show samples/s (or steps/s) and the step's time in the progress bar.
 
     Raises:
-        ConfigurationError: a negative or non-integer number of steps; in `setup`, a second callback of this kind.
+        ConfigurationError: a negative or non-integer number of steps, or a function that is none; in `setup`, a second
+            callback of this kind.
 
     Example:
         >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
@@ -51,6 +53,9 @@ class ThroughputCallback(RecordingCallback):
         for name, value in (("warmup_steps", warmup_steps), ("log_every_n_steps", log_every_n_steps)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise ConfigurationError(f"{name} must be an integer from 0 on, got {value!r}.")
+        for name, function in (("batch_size_fn", batch_size_fn), ("tokens_fn", tokens_fn)):
+            if function is not None and not callable(function):
+                raise ConfigurationError(f"{name} must be a function of the batch, got {function!r}.")
         self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
         self.tokens_fn = tokens_fn

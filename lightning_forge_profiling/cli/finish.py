@@ -5,6 +5,7 @@ with the profiler and waits for a line on standard input, which says that the ra
 """
 
 import argparse
+import contextlib
 import gzip
 import os
 import shutil
@@ -40,19 +41,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.nice(10)
     word = sys.stdin.readline().strip()
     if not word:  # the window came to nothing, or the training process is gone
+        _clean_up(args.raw)
         return 0
     try:
         _compress(args.raw, args.final)
         if args.plugin is not None:
             _copy_for_plugin(args.raw, args.plugin)
             publish(args.plugin, args.ranks, wait_s=0.0 if word == "alone" else OTHERS_WAIT_S)
-        args.raw.unlink()
     except Exception as exc:
-        for leftover in (args.raw, _part(args.final), *([_part(args.plugin)] if args.plugin else [])):
-            leftover.unlink(missing_ok=True)
-        sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
+        what = "TensorBoard's copy of the trace" if args.final.exists() else "the trace"
+        sys.stderr.write(f"{what} could not be written: {type(exc).__name__}: {exc}\n")
+        _part(args.final).unlink(missing_ok=True)
+        if args.plugin is not None:
+            _part(args.plugin).unlink(missing_ok=True)
         return 1
+    finally:
+        _clean_up(args.raw)
     return 0
+
+
+def _clean_up(raw: Path) -> None:
+    raw.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: there is a trace in it, or another rank's
+        raw.parent.rmdir()
 
 
 def _part(path: Path) -> Path:

@@ -58,11 +58,10 @@ def print_run(report: RunReport, console: Console | None = None) -> None:
 def _step_table(report: RunReport) -> Table:
     run, rates = report.run, report.run.steady
     steps = f"{rates.steps} of {run.steps} steps"
-    table = Table(
-        title=f"Where a step goes: mean of {steps} on {report.device}", box=box.SIMPLE_HEAD, title_style="bold"
-    )
+    title = f"Where a step goes: mean of {steps} on {report.device}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_style="bold", min_width=min(len(title) + 2, 78))
     table.add_column("region")
-    for column in ("device ms", "host ms") if report.on_device else ("ms",):
+    for column in ("device ms", "host ms") if report.on_device else ("host ms",):
         table.add_column(column, justify="right")
     table.add_column("share", justify="right")
 
@@ -133,6 +132,8 @@ def _trace_lines(trace: TraceReport, log_folder: Path | None) -> Iterator[tuple[
     if trace.status != "written" or trace.path is None:
         yield "no trace", f"{trace.status}: {trace.message}" if trace.message else trace.status
         return
+    if trace.message:
+        yield "note", trace.message
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
     size = f"{trace.path.stat().st_size / 1e6:.1f} MB" if trace.path.exists() else "moved away"
     yield "trace", f"{trace.path} ({steps}, {size}; training was held up {trace.stall_ms:.0f} ms)"

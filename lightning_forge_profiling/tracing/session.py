@@ -175,8 +175,10 @@ class TraceSession:
             return self._report
         problem = child.wait(timeout_s)
         if problem:
-            self._report = replace(self._report, status="failed", message=problem, path=None, plugin_path=None)
-            _log.warning("The trace could not be finished: %s", problem)
+            _log.warning("%s", problem)
+            self._report = replace(self._report, message=problem, plugin_path=None)
+            if self._report.path is None or not self._report.path.exists():
+                self._report = replace(self._report, status="failed", path=None)
         elif self._report.plugin_path is not None and not self._report.plugin_path.exists():
             # another rank's child publishes it, or has yet to
             self._report = replace(self._report, plugin_path=None)

@@ -5,6 +5,7 @@ medians over the turns, of the step and of the paired difference to the turn's r
 
     python -m benchmarks.overhead            # the GPU-bound GPT and the launch-bound loop
     python -m benchmarks.overhead --quick    # a smaller GPT, for a machine without a GPU
+    python -m benchmarks.overhead --only small
 """
 
 import argparse
@@ -268,14 +269,17 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=("gpt", "small"), help="one of the two workloads")
     args = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("lightning_forge_profiling").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{device}, torch {torch.__version__}, Lightning {L.__version__}")
-    if args.quick:
+    if args.only == "small":
+        pass
+    elif args.quick:
         gpt, loader = (
             GPT(layers=2, width=128, length=64, vocabulary=256),
             random_tokens(NEVER, batch_size=4, length=64, vocabulary=256),
@@ -283,6 +287,8 @@ def main() -> None:
         measure("small GPT", gpt, loader, steps=30, repeats=args.repeats)
     else:
         measure("GPU-bound GPT", GPT(), random_tokens(NEVER), steps=60, repeats=args.repeats, precision="bf16-true")
+    if args.only == "gpt":
+        return
     small = DataLoader(torch.randn(NEVER // 10**4, 1, 64), batch_size=None)
     measure("launch-bound loop of small kernels", SmallKernels(), small, steps=400, repeats=args.repeats)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 PROC = Path("/proc/self")
-# multiprocessing and torch keep these for the life of the process
-PERMANENT = ("resource_tracker", "forkserver", "compile_worker")
+# multiprocessing, torch and MPI keep these for the life of the process
+PERMANENT = ("resource_tracker", "forkserver", "compile_worker", "orted")
+PERMANENT_THREADS = ("TMonitor", "InductorSubproc", "subproc_worker_timer", "Dummy")
 
 
 def pytest_runtest_setup(item):
@@ -24,12 +25,16 @@ def pytest_runtest_setup(item):
 
 
 def threads():
-    # the monitor of tqdm stays for the life of the process
-    return {thread for thread in threading.enumerate() if type(thread).__name__ != "TMonitor"}
+    """All threads but tqdm's monitor and the compiler's, which stay for the life of the process."""
+    return {
+        thread
+        for thread in threading.enumerate()
+        if not any(name in f"{type(thread).__name__} {thread.name}" for name in PERMANENT_THREADS)
+    }
 
 
 def children():
-    """Process ids of our children, but for those that are meant to stay."""
+    """Our child processes, but for those that are meant to stay and those of the GPU's driver."""
     found = set()
     for listing in PROC.glob("task/*/children"):
         for pid in listing.read_text().split():
@@ -37,8 +42,8 @@ def children():
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if not any(name in command for name in PERMANENT):
-                found.add(int(pid))
+            if command and not any(name in command for name in PERMANENT):
+                found.add(f"{pid} ({command[:80]!r})")
     return found
 
 
@@ -57,7 +62,7 @@ def open_files(folder):
 def leftovers(before, folder):
     """What a test left behind, in words."""
     found = [f"thread {thread.name}" for thread in threads() - before["threads"]]
-    found += [f"child process {pid}" for pid in children() - before["children"]]
+    found += [f"child process {child}" for child in children() - before["children"]]
     found += [f"open file {name}" for name in (open_files(folder) if folder is not None else [])]
     if "torch" in sys.modules and sys.modules["torch"]._C._autograd._profiler_enabled():
         found.append("a running torch profiler")

@@ -24,9 +24,10 @@ _DELIVER_EVERY: Final = 16
 """Reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm."""
 
 _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
-"""What Lightning does between the fetch and the transfer, before a closure's forward and between forward and backward is
-a few lines of Python: as long as it stays below this limit it counts to what follows, which saves three of a step's ten
-events. Likewise what comes between the last region of a step and its end counts to the next step; no GPU work does."""
+"""What Lightning does between the fetch and the transfer, before a closure's forward and between forward and backward
+is a few lines of Python: as long as it stays below this limit it counts to what follows, which saves three of a step's
+ten events. Likewise what comes between the last region of a step and its end counts to the next step; no GPU work does.
+"""
 _ABSORBED_BELOW_NS: Final = 100_000
 
 

@@ -1,0 +1,90 @@
+"""What `tensorboard --logdir` on the logger's folder shows of a run with our callbacks, in a real browser too."""
+
+import statistics
+
+import lightning as L
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from selenium.webdriver.common.by import By
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
+from tests.browser import chromium, tensorboard_server, wait_until
+from tests.models import Classifier, loader
+
+
+class Keep(L.Callback):
+    """Keep the recorder's step times."""
+
+    def __init__(self):
+        self.times = {}
+
+    def on_train_start(self, trainer, module):
+        trainer.profiler.recorder.listeners.append(lambda times, *_: self.times.__setitem__(times.step, times))
+
+
+class WithRegion(Classifier):
+    def training_step(self, batch):
+        with region("mine"):
+            return super().training_step(batch)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("run")
+    logger, keep, forge = TensorBoardLogger(root), Keep(), ForgeProfilerCallback(start_step=5, end_step=8)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        log_every_n_steps=2,
+        logger=logger,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[forge, ThroughputCallback(warmup_steps=2), keep],
+    )
+    trainer.fit(WithRegion(), loader(slow="data"))
+    return logger.log_dir, keep.times, forge.trace_report()
+
+
+@pytest.fixture(scope="module")
+def board(run):
+    with tensorboard_server(run[0]) as server:
+        yield server
+
+
+def test_the_scalars_are_there(board):
+    [tags] = board.scalar_tags().values()
+    expected = [
+        "throughput/samples_per_sec",
+        "throughput/steps_per_sec",
+        "time/step_ms",
+        "time/data_ms",
+        "time/mine_ms",
+    ]
+    assert set(expected) <= set(tags)
+
+
+def test_one_window_is_one_run_with_one_worker(board, run):
+    [name] = board.profiler_runs()
+    assert name == str(run[2].plugin_path.parent.relative_to(run[0]))
+    assert board.workers(name) == ["rank0"]
+
+
+def test_the_plugin_counts_our_steps_and_our_data_time(board, run):
+    _, times, _ = run
+    [name] = board.profiler_runs()
+    overview = board.profile("overview", name, "rank0")
+    assert [row[0] for row in overview["steps"]["rows"]] == ["5", "6", "7"]
+    [total] = overview["performance"]
+    shown = {part["name"]: part["value"] / 1e3 for part in total["children"]}
+    ours = statistics.fmean(times[step].host_ms["data"] for step in (5, 6, 7))
+    assert shown["DataLoader"] == pytest.approx(ours, rel=0.05)
+
+
+@pytest.mark.browser
+def test_the_profiler_tab_opens_and_offers_the_run(board, run):
+    with chromium() as browser:
+        browser.get(f"{board.url}#pytorch_profiler")
+        frame = wait_until(lambda: browser.find_elements(By.TAG_NAME, "iframe"), "the tab is a frame")[0]
+        browser.switch_to.frame(frame)
+        name = str(run[2].plugin_path.parent.relative_to(run[0]))
+        wait_until(lambda: name in browser.find_element(By.TAG_NAME, "body").text, "the run is offered")

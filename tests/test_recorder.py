@@ -285,6 +285,27 @@ def test_boundaries_outside_the_training_loop_are_ignored(device):
     assert recorder.step == 0
 
 
+@pytest.mark.parametrize(("regions", "counted"), [(400, 20), (9000, 0)])
+def test_many_regions_a_step_are_all_counted_or_the_step_is_not(device, regions, counted):
+    recorder = recorder_on(device)
+    recorder.start()
+    for _ in range(20):
+        recorder.enter("forward")
+        for _ in range(regions):
+            token = recorder.open_region("layer")
+            device.enqueue(0.5)
+            recorder.close_region("layer", token)
+            device.run(ms=0.5)
+        recorder.exit("forward")
+        recorder.end_step(StepWork())
+        device.run(ms=1)
+    recorder.finish(wait=True)
+    steady = recorder.summary().steady
+    assert steady.steps == counted
+    assert recorder.summary().untimed_steps == 20 - counted
+    assert steady.device_ms.get("layer", 0) == pytest.approx(counted * regions * 0.5)
+
+
 def test_events_do_not_accumulate_over_a_long_run(device):
     recorder = recorder_on(device)
     recorder.start()

@@ -131,6 +131,7 @@ def test_the_number_of_events_is_bounded_however_long_nobody_reads():
     assert device.events_made <= 8
     assert timers.dropped == 0
     assert timers.elapsed_ms("step") == pytest.approx(1000)
+    assert timers.unread == 1000 - len(timers.harvest())
 
 
 def test_intervals_beyond_the_bound_are_dropped_and_counted_not_waited_for():

@@ -23,6 +23,9 @@ SPAN_PREFIX: Final = "forge."
 _DELIVER_EVERY: Final = 16
 """Reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm."""
 
+_DELIVER_ABOVE: Final = 1024
+"""So many intervals are read at once at the most: a region in each layer of a large model makes hundreds a step."""
+
 _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
 """What Lightning does between the fetch and the transfer, before a closure's forward and between forward and backward
 is a few lines of Python: as long as it stays below this limit it counts to what follows, which saves three of a step's
@@ -73,7 +76,7 @@ class StepRecorder:
         self._assembler = StepAssembler()
         self._ledger = RunLedger()
         self._ended: deque[tuple[int, StepWork, LeftOut | None, bool]] = deque(maxlen=4096)
-        self._dropped = 0
+        self._dropped = self._unread = 0
         for region in (*PARTITION, *EXCLUDED):
             timers.add_region(region)
 
@@ -180,7 +183,7 @@ class StepRecorder:
             self._dropped = timers.dropped
             self.step += 1
             timers.tag = self.step
-            if not self.step % _DELIVER_EVERY:
+            if not self.step % _DELIVER_EVERY or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
         except Exception as exc:
             self._fail(exc)
@@ -264,7 +267,11 @@ class StepRecorder:
 
     def deliver(self) -> None:
         """Hand the steps that the GPU has completed to the ledger and the listeners. Never waits."""
-        for interval in self.timers.harvest():
+        intervals = self.timers.harvest()
+        if self.timers.unread != self._unread:  # some fell out: of which of the steps that wait is not known
+            self._unread = self.timers.unread
+            self._ended = deque(((*ended[:3], False) for ended in self._ended), self._ended.maxlen)
+        for interval in intervals:
             times = self._assembler.add(interval)
             if times is not None:
                 self._account(times)

@@ -76,6 +76,7 @@ class CUDATimerCollection:
         self._free: list[Mark] = []
         self._made = 0
         self._dropped = 0
+        self._unread = 0
         self._source = (events if events is not None else event_source(device)) if enabled else None
 
     @property
@@ -102,6 +103,16 @@ class CUDATimerCollection:
     def dropped(self) -> int:
         """How many intervals were not timed: all events were in flight, or a CUDA graph was being captured."""
         return self._dropped
+
+    @property
+    def unread(self) -> int:
+        """How many completed intervals nobody harvested in time; they are in the sums only."""
+        return self._unread
+
+    @property
+    def backlog(self) -> int:
+        """How many intervals wait to be harvested, completed or not."""
+        return len(self._pending) + len(self._done)
 
     def add_region(self, region: str) -> None:
         """Allow one more name; nothing happens when it is known already."""
@@ -191,9 +202,7 @@ class CUDATimerCollection:
             That instant.
 
         Raises:
-            UnknownRegionError: the collection has no such region.
-            TimerNotStartedError: `old` is not running.
-            TimerRunningError: `new` is running already.
+            TimerError: as `stop` and `start` do.
         """
         source = self._source
         if self._free and source is not None and not source.capturing():
@@ -230,7 +239,7 @@ class CUDATimerCollection:
     def harvest(self) -> tuple[Interval, ...]:
         """What has completed since the last harvest, in the order it was stopped. Never waits for the GPU.
 
-        Of what nobody harvests the latest `max_events` intervals are kept; older ones are in the sums only.
+        Of what nobody harvests the latest `max_events` intervals are kept; `unread` counts the others.
         """
         if not self._pending and not self._done:
             return ()
@@ -285,8 +294,7 @@ class CUDATimerCollection:
         if self._source is None or self._source.capturing():
             return
         pending = self._pending
-        # Asking every event costs more than reading it. Events of one stream are made in order, so ask one far ahead
-        # and, while it has not been made, one half as far.
+        # Events of one stream are made in order: ask one far ahead and, while it has not been made, one half as far.
         ahead = len(pending)
         while ahead:
             probe = pending[ahead - 1][3]
@@ -310,14 +318,11 @@ class CUDATimerCollection:
         device_ms = start.event.elapsed_time(end.event)
         self._totals[region] += device_ms
         self._counts[region] += 1
+        if len(self._done) == self._max_events:
+            self._unread += 1  # the oldest falls out
         self._done.append(_interval((region, tag, device_ms, (end.host_ns - start.host_ns) / 1e6)))
-        # _release(start) and _release(end) without the calls: this runs a dozen times a step
-        start.users -= 1
-        if not start.users:
-            self._free.append(start)
-        end.users -= 1
-        if not end.users:
-            self._free.append(end)
+        self._release(start)
+        self._release(end)
 
     def _release(self, mark: Mark) -> None:
         mark.users -= 1

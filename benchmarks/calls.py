@@ -84,9 +84,8 @@ def context_managers() -> None:
         with profiler.profile("[Callback]X.on_train_batch_start"):
             pass
 
-    print(
-        f"Lightning's profile(): {best_us(lambda: enter(PassThroughProfiler())):.2f} µs, ours {best_us(lambda: enter(ours)):.2f} µs"
-    )
+    theirs_us, ours_us = best_us(lambda: enter(PassThroughProfiler())), best_us(lambda: enter(ours))
+    print(f"Lightning's profile(): {theirs_us:.2f} µs, ours {ours_us:.2f} µs")
 
 
 class OnlyTheStandIn(OnAndOff):

@@ -97,7 +97,9 @@ def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
     left_out += [f"{ms / 1e3:.2f} s {name}" for name, ms in run.excluded_ms.items() if ms >= 1]
     if left_out:
         yield "left out", ", ".join(left_out)
-    if run.only_warmup and run.steps:
+    if run.only_warmup and run.steps == 1:
+        yield "note", "the run had one step, which is never typical of others"
+    elif run.only_warmup and run.steps:
         yield "note", f"all {run.steps} steps were warm-up; the figures above are over those, without the first"
     if report.trace is not None:
         yield from _trace_lines(report.trace, report.log_folder)

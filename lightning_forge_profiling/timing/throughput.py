@@ -164,7 +164,8 @@ class RunSummary:
 
     Attributes:
         steps: training batches of this fit.
-        steady: the steps that count; where the run had nothing but warm-up steps, those without the very first.
+        steady: the steps that count; where the run had nothing but warm-up steps, those without the very first; where
+            it had but one step, that.
         only_warmup: whether that was so.
         warmup_steps: how many were left out as warm-up.
         recorded_steps: how many were left out because the profiler ran.
@@ -193,6 +194,7 @@ class RunLedger:
     def __init__(self) -> None:
         self._steady = _Sums()
         self._warmup = _Sums()
+        self._first = _Sums()
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
@@ -214,8 +216,8 @@ class RunLedger:
             self._steady.add(times, work)
             return
         self._left_out[left_out] += 1
-        if left_out == "warm-up" and times.step > 0:
-            self._warmup.add(times, work)
+        if left_out == "warm-up":
+            (self._warmup if times.step else self._first).add(times, work)
 
     def add_excluded(self, times: StepTimes) -> None:
         """Enter only what is no part of a step."""
@@ -240,7 +242,7 @@ class RunLedger:
         warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
         return RunSummary(
             steps=steps,
-            steady=(self._warmup if only_warmup else self._steady).read(),
+            steady=next((sums for sums in (self._steady, self._warmup) if sums.steps), self._first).read(),
             only_warmup=only_warmup,
             warmup_steps=warmup,
             recorded_steps=recorded,

@@ -1,0 +1,98 @@
+"""The table at the end of a run, from a run's books to the text."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lightning_forge_profiling.report.run_table import RunReport, print_run
+from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.throughput import Rates, RunLedger, StepWork
+from lightning_forge_profiling.tracing.report import TraceReport
+
+
+def books(*left_out, samples=8.0):
+    """A run whose step k took k + 1 ms in forward and as much in `mine`, with 5 s of validation in step 1."""
+    ledger = RunLedger()
+    for step, reason in enumerate(left_out):
+        times = {"forward": step + 1.0, "mine": step + 1.0} | ({"validation": 5000.0} if step == 1 else {})
+        ledger.add(StepTimes(step, times, times), StepWork(samples, None, optimizer_steps=step % 2), reason)
+    return ledger.summary(steps=len(left_out), before_first_s=0.5, wall_s=2.0)
+
+
+def printed(run, trace=None, log_folder=None, **options):
+    text = io.StringIO()
+    report = RunReport(
+        run, trace, **{"device": "cpu", "on_device": False, "replicas": 1, **options}, log_folder=log_folder
+    )
+    print_run(report, Console(file=text, width=100))
+    return text.getvalue()
+
+
+def test_rates_are_over_the_steps_that_count_and_end_to_end_over_all():
+    run = books("warm-up", "warm-up", "recorded", None, None)
+    assert run.steady.total_ms == pytest.approx(4 + 5)
+    text = printed(run)
+    assert "mean of 2 of 5 steps on cpu" in text
+    assert "1,778 samples/s, 222 steps/s" in text, "16 samples and 2 steps in 9 ms"
+    assert "20.0 samples/s, 2.50 steps/s over 2.00 s from the start of fit; first step finished after 0.50 s" in text
+    assert "2 warm-up steps, 1 steps with the profiler on, 5.00 s validation" in text
+    assert "your mine" in text
+
+
+def test_replicas_multiply_samples_and_not_steps():
+    text = printed(books(None, None), replicas=4)
+    assert "21,333 samples/s, 667 steps/s" in text
+    assert "over 4 replicas" in text
+
+
+def test_without_a_batch_size_the_other_rates_stay():
+    text = printed(books(None, None, samples=None))
+    assert "samples/s" not in text
+    assert "667 steps/s" in text
+
+
+def test_a_run_of_warm_up_steps_only_shows_them_without_the_first_and_says_so():
+    run = books("warm-up", "warm-up", "warm-up")
+    assert run.steady.mean_ms("step") == pytest.approx(2.5)
+    assert "all 3 steps were warm-up" in printed(run)
+
+
+def test_a_run_of_one_step_shows_that():
+    run = books("warm-up")
+    assert run.steady.mean_ms("step") == pytest.approx(1)
+    assert "the run had one step" in printed(run)
+
+
+def test_a_run_without_steps_prints_no_rate():
+    text = printed(RunLedger().summary(steps=0, before_first_s=0.1, wall_s=0.2))
+    assert "unknown: no step was timed" in text
+
+
+def test_the_trace_line_has_a_command_that_can_be_copied(tmp_path):
+    log_folder = tmp_path / "my logs"
+    path = log_folder / "profiler_traces" / ("long" * 30) / "rank0.trace.json.gz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x" * 1_500_000)
+    trace = TraceReport("written", "", (5, 6, 7), path, path.parent / "tensorboard" / "rank0.pt.trace.json.gz", 12.3)
+    text = printed(books(None), trace, log_folder)
+    assert f"{path} (3 steps, 1.5 MB; training was held up 12 ms)\n" in text, "in one line, however long"
+    assert f"tensorboard --logdir '{log_folder}'" in text
+
+
+@pytest.mark.parametrize("status", ["not reached", "stood aside", "failed"])
+def test_a_missing_trace_is_named_with_its_reason(status):
+    text = printed(books(None), TraceReport(status, "because of [brackets]"), Path("logs"))
+    assert f"no trace    {status}: because of [brackets]" in text
+    assert "tensorboard" not in text
+
+
+def test_windows_of_rates_add_up_to_the_whole():
+    first = Rates(3, 1, 24.0, None, {"forward": 6.0}, {"forward": 5.0})
+    whole = Rates(5, 2, 40.0, None, {"forward": 15.0, "late": 2.0}, {"forward": 12.0, "late": 1.0})
+    window = whole.since(first)
+    assert (window.steps, window.optimizer_steps, window.samples) == (2, 1, 16.0)
+    assert window.device_ms == {"forward": 9.0, "late": 2.0}
+    assert window.metrics()["throughput/samples_per_sec"] == pytest.approx(16 / 9e-3)
+    assert "throughput/tokens_per_sec" not in window.metrics()

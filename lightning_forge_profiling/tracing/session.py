@@ -1,7 +1,9 @@
 """One `torch.profiler` object for one window of steps, and what became of its trace."""
 
 import logging
+import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, sleep
@@ -216,7 +218,10 @@ class TraceSession:
             with_stack=config.with_stack,
             with_flops=config.with_flops,
         )
-        self._profiler.prepare_trace()
+        with warnings.catch_warnings():
+            # torch 2.11 warns of what later cycles would forget; there is one
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            self._profiler.prepare_trace()
         if recording:
             self._profiler.start_trace()
         self._report = replace(self._report, status="recording", start_stall_ms=(perf_counter() - began) * 1e3)
@@ -258,12 +263,11 @@ class TraceSession:
         require_whole(raw)
         assert self._child is not None  # noqa: S101
         self._child.go(alone=alone)
-        folder = raw.parent
         self._report = replace(
             self._report,
             status="written",
-            path=trace_path(folder, self._rank),
-            plugin_path=plugin_path(folder, self._rank) if self._config.tensorboard else None,
+            path=trace_path(raw.parent, self._rank),
+            plugin_path=plugin_path(raw.parent, self._rank) if self._config.tensorboard else None,
             stall_ms=(perf_counter() - began) * 1e3,
         )
 
@@ -272,12 +276,10 @@ class TraceSession:
             self._child.dismiss()
         if self._raw is None:
             return
-        try:
+        with suppress(OSError):  # at the last line, where other ranks' files are in the folder
             self._raw.unlink(missing_ok=True)
             self._raw.with_name(self._raw.name + ".tmp").unlink(missing_ok=True)  # Kineto's own, on a full disk
             self._raw.parent.rmdir()
-        except OSError:
-            pass  # other ranks' files are in the folder
 
     def _stand_aside(self, reason: str) -> None:
         self._report = replace(self._report, status="stood aside", message=reason)
@@ -286,10 +288,8 @@ class TraceSession:
     def _fail(self, exc: Exception) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is not None and self._report.status == "recording" and not isinstance(exc, TimeoutError):
-            try:
+            with suppress(Exception):  # it may have been what failed
                 profiler.stop_trace()
-            except Exception:
-                _log.debug("stopping the profiler failed as well", exc_info=True)
         self._discard_raw()
         self._report = replace(self._report, status="failed", message=f"{type(exc).__name__}: {exc}", path=None)
         _log.warning("Recording failed, training goes on without a trace: %s: %s", type(exc).__name__, exc)

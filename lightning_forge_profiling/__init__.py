@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         print_rank_0,
     )
     from lightning_forge_profiling.tracing.config import ProfilingConfig
+    from lightning_forge_profiling.tracing.report import TraceReport
     from lightning_forge_profiling.tracing.session import TraceSession, build_profiler
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ _HOMES = {
     "ThroughputTimer": "timing.wall_clock",
     "print_rank_0": "timing.wall_clock",
     "ProfilingConfig": "tracing.config",
+    "TraceReport": "tracing.report",
     "TraceSession": "tracing.session",
     "build_profiler": "tracing.session",
 }
@@ -73,6 +75,7 @@ __all__ = [
     "TimerError",
     "TimerNotStartedError",
     "TimerRunningError",
+    "TraceReport",
     "TraceSession",
     "UnknownRegionError",
     "build_profiler",

@@ -48,6 +48,7 @@ PUBLIC = {
     "TimerError",
     "TimerNotStartedError",
     "TimerRunningError",
+    "TraceReport",
     "TraceSession",
     "UnknownRegionError",
     "build_profiler",

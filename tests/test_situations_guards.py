@@ -67,6 +67,18 @@ def test_a_disabled_one_is_no_second_one(tmp_path, make_trainer):
     assert recorded_steps(the_trace(tmp_path)) == [1]
 
 
+class OfTheUsers(ForgeProfilerCallback):
+    pass
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_subclass_beside_its_base_is_a_second_one_too(make_trainer, order):
+    model = Classifier()
+    with pytest.raises(ConfigurationError, match="give it one"):
+        make_trainer(*[ForgeProfilerCallback(), OfTheUsers()][::order]).fit(model, loader())
+    assert model.seen == 0
+
+
 @pytest.mark.parametrize("kind", [ForgeProfilerCallback, ThroughputCallback])
 def test_two_callbacks_of_a_kind_are_refused_before_the_first_batch(make_trainer, kind):
     model = Classifier()

@@ -123,7 +123,7 @@ class RecordingCallback(Callback):
             return
         self._forget()
         peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, RecordingCallback) and peer.enabled)
-        twins = [peer for peer in peers if type(peer) is type(self)]
+        twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
         if len(twins) > 1:
             raise ConfigurationError(
                 f"The Trainer has {len(twins)} callbacks of the kind {type(self).__name__}; give it one."

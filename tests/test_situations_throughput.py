@@ -125,11 +125,15 @@ def test_a_run_of_nothing_but_warm_up_steps_logs_them_without_the_first(tmp_path
     assert "all 5 steps were warm-up" in capsys.readouterr().out
 
 
-def test_a_run_of_one_step_logs_and_breaks_nothing(make_trainer, capsys):
+def test_a_run_of_one_step_logs_that_one_and_says_so(tmp_path, make_trainer, capsys):
     throughput = ThroughputCallback()
     make_trainer(throughput, ForgeProfilerCallback()).fit(Classifier(), loader(4))
-    assert throughput.summary() == {}
-    assert tables(capsys.readouterr().out) == 1
+    [row] = logged(tmp_path)
+    assert samples_of(row, steps=1) == pytest.approx(4)
+    assert throughput.summary().keys() == row.keys() - {"step"}
+    printed = capsys.readouterr().out
+    assert tables(printed) == 1
+    assert "the run had one step" in printed
 
 
 def test_both_loggers_get_the_same(tmp_path, make_trainer):

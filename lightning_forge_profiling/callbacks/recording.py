@@ -230,11 +230,12 @@ class RecordingCallback(Callback):
     def _end(self, trainer: Trainer, *, interrupted: bool) -> None:
         for name in _BATCH_HOOKS:
             self.__dict__.pop(name, None)
-        if self._leads and self._recorder is not None:
-            self._recorder.finish(wait=not interrupted)
+        standing, self._boundary_profiler = self._boundary_profiler, None
+        if standing is not None:  # the leader's, once its training loop has begun
+            standing.recorder.finish(wait=not interrupted)
             set_region_sink(self._previous_sink)
-            if trainer.profiler is self._boundary_profiler and self._boundary_profiler is not None:
-                trainer.profiler = self._boundary_profiler.inner
+            if trainer.profiler is standing:
+                trainer.profiler = standing.inner
         self.end(trainer, interrupted=interrupted)
 
     def _close(self, trainer: Trainer) -> None:
@@ -254,7 +255,6 @@ class RecordingCallback(Callback):
                 )
             )
         self._recorder = None
-        self._boundary_profiler = None
 
     def _work(self, trainer: Trainer, batch: Any) -> StepWork:
         before, self._global_step = self._global_step, trainer.global_step

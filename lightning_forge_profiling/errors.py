@@ -3,6 +3,7 @@
 ```text
 ForgeProfilingError
 ├── ConfigurationError (ValueError)   an argument that cannot work, refused before the first batch
+├── TraceError (ValueError)           a file that is not a trace, or not enough of one
 └── TimerError (RuntimeError)         a timer used out of order
     ├── TimerNotStartedError          stop() without start()
     ├── TimerRunningError             start() while it is running, or elapsed before stop()
@@ -16,6 +17,7 @@ __all__ = [
     "TimerError",
     "TimerNotStartedError",
     "TimerRunningError",
+    "TraceError",
     "UnknownRegionError",
 ]
 
@@ -26,6 +28,10 @@ class ForgeProfilingError(Exception):
 
 class ConfigurationError(ForgeProfilingError, ValueError):
     """An argument that cannot work. Raised where it is given or before the first batch, never later."""
+
+
+class TraceError(ForgeProfilingError, ValueError):
+    """A file that is not a trace, or holds too little of one. The message names the file and the place."""
 
 
 class TimerError(ForgeProfilingError, RuntimeError):

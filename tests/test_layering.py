@@ -24,12 +24,13 @@ MAY_IMPORT = {
     "bench": {"torch", "timing", "hardware"},
     "tracing": {"torch"},
     "analysis": {"numpy", "msgspec", "hardware"},
-    "report": {"rich", "timing", "tracing", "analysis"},
+    "report": {"msgspec", "rich", "timing", "tracing", "analysis"},
     "callbacks": {
         "torch", "numpy", "msgspec", "rich", "lightning", "pytorch_lightning",
         "timing", "hardware", "bench", "tracing", "analysis", "report",
     },
-    "cli": {"analysis", "report"},
+    "cli": {"msgspec", "rich", "analysis", "report"},
+    "__main__": {"cli"},
     # Only on first use of a name; test_wheel.py shows that `import` alone loads none of it.
     "__init__": {"callbacks", "timing", "tracing", "analysis", "report", "hardware"},
 }  # fmt: skip

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["TraceFormatError", "plugin_trace", "write_plugin_copy"]
+from lightning_forge_profiling.errors import TraceError
+
+__all__ = ["plugin_trace", "write_plugin_copy"]
 
 _RENAMED = {
     "cuda_runtime": msgspec.Raw(b'"Runtime"'),
@@ -27,10 +29,6 @@ _FETCH = "forge.data"
 _FETCH_IN_PLUGIN = msgspec.Raw(b'"enumerate(DataLoader)#forge.data.__next__"')
 
 _COMPRESS_LEVEL = 4  # a third of level 9's time for some 10 % more bytes
-
-
-class TraceFormatError(ValueError):
-    """The file is not a trace as `torch.profiler` exports it."""
 
 
 class _Event(msgspec.Struct):
@@ -56,7 +54,7 @@ def write_plugin_copy(source: Path, target: Path) -> None:
         target: where to write the copy, always gzipped.
 
     Raises:
-        TraceFormatError: `source` is not a trace; nothing is written.
+        TraceError: `source` is not a trace; nothing is written.
         OSError: a file could not be read or written.
 
     Example:
@@ -73,8 +71,8 @@ def write_plugin_copy(source: Path, target: Path) -> None:
         with gzip.open(part, "wb", compresslevel=_COMPRESS_LEVEL) as file:
             file.writelines(plugin_trace(_read(source)))
         part.replace(target)
-    except TraceFormatError as exc:
-        raise TraceFormatError(f"{source}: {exc}") from exc
+    except TraceError as exc:
+        raise TraceError(f"{source}: {exc}") from exc
     finally:
         part.unlink(missing_ok=True)
 
@@ -89,7 +87,7 @@ def plugin_trace(trace: bytes) -> Iterator[bytes]:
         The JSON text of the copy, piece by piece. Events that need no change, and all else, are copied verbatim.
 
     Raises:
-        TraceFormatError: `trace` is not a trace.
+        TraceError: `trace` is not a trace.
 
     Example:
         >>> b"".join(plugin_trace(b'{"traceEvents": [{"cat": "gpu_user_annotation"}, {"cat": "kernel"}]}'))
@@ -98,7 +96,7 @@ def plugin_trace(trace: bytes) -> Iterator[bytes]:
     try:
         fields = _decode_fields(trace)
         if "traceEvents" not in fields:
-            raise TraceFormatError("not a trace: it has no traceEvents")
+            raise TraceError("not a trace: it has no traceEvents")
         events = _decode_events(fields["traceEvents"])
         for position, (key, value) in enumerate(fields.items()):
             yield b"," if position else b"{"
@@ -109,7 +107,7 @@ def plugin_trace(trace: bytes) -> Iterator[bytes]:
                 yield bytes(value)
         yield b"}"
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise TraceFormatError(f"not a trace: {exc}") from exc
+        raise TraceError(f"not a trace: {exc}") from exc
 
 
 def _event_list(events: list[msgspec.Raw]) -> Iterator[bytes]:
@@ -139,4 +137,4 @@ def _read(source: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as exc:
-        raise TraceFormatError(f"not a trace: damaged gzip data ({exc})") from exc
+        raise TraceError(f"not a trace: damaged gzip data ({exc})") from exc

@@ -10,7 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis
+from lightning_forge_profiling.analysis.run_findings import MIN_STEPS
+from lightning_forge_profiling.report.text import plain
 from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.tracing.report import TraceReport
@@ -29,6 +33,7 @@ class RunReport:
         on_device: whether times are device times.
         replicas: data-parallel replicas.
         log_folder: where TensorBoard should look, None without a logger.
+        analysis: of the steps that count and of the trace, None where there is neither.
     """
 
     run: RunSummary
@@ -37,6 +42,7 @@ class RunReport:
     on_device: bool
     replicas: int
     log_folder: Path | None
+    analysis: Analysis | None = None
 
 
 def print_run(report: RunReport, console: Console | None = None) -> None:
@@ -52,6 +58,7 @@ def print_run(report: RunReport, console: Console | None = None) -> None:
     for name, text in _lines(report):
         # soft_wrap: a path or command that was broken into lines could not be copied
         console.print(f"[bold]{name:<11}[/bold] {escape(text)}", soft_wrap=True, highlight=False)
+    console.print(_verdict(report))
     console.print()
 
 
@@ -143,6 +150,31 @@ def _trace_lines(trace: TraceReport, log_folder: Path | None) -> Iterator[tuple[
         folder = log_folder if log_folder is not None and log_folder in trace.path.parents else trace.path.parent
         yield "look at it", f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"
     yield "", f"or open {trace.path.name} at https://ui.perfetto.dev"
+    if trace.report_path is not None:
+        yield "report", f"{trace.report_path}    (beside it summary.md and summary.json)"
+
+
+def _verdict(report: RunReport) -> Table:
+    """What the table ends with, in sentences that wrap."""
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column(width=11, style="bold")
+    lines.add_column(overflow="fold")
+    analysis = report.analysis
+    if analysis is None:
+        if report.run.steps:
+            steps = 0 if report.run.only_warmup else report.run.steady.steps
+            lines.add_row("verdict", f"none: {steps} steps count, and it takes {MIN_STEPS}")
+        return lines
+    for difference in analysis.differences:
+        lines.add_row("difference", plain(difference))
+    also = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:]]
+    verdict = Text(plain(analysis.verdict_text))
+    style = "bold green" if analysis.verdict == NOTHING_STANDS_OUT else "bold yellow"
+    verdict.highlight_words([analysis.verdict], style=style)
+    lines.add_row("verdict", verdict)
+    if also:
+        lines.add_row("also", f"{', '.join(also)} of the step")
+    return lines
 
 
 def _digits(rate: float) -> str:

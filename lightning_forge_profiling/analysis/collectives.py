@@ -1,0 +1,125 @@
+"""Communication matched over the ranks: what it costs, and who waits for whom."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lightning_forge_profiling.analysis.kernel_kinds import KINDS
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.results import Collective, RankWait
+from lightning_forge_profiling.analysis.trace import CollectiveCall, Ints
+
+__all__ = ["RankCollectives", "collectives_of", "match_collectives"]
+
+_COMM: Final = "comm"
+_SEND_RECEIVE: Final = frozenset({"send", "recv", "sendrecv"})
+"""Between two ranks of a group only: their order says nothing about the others."""
+_BYTES: Final = {
+    "Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1,
+    "Float8_e4m3fn": 1, "Float8_e5m2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollectives:
+    """The collectives of one rank's recorded steps, in the order they were launched.
+
+    Attributes:
+        steps: how many steps they are of.
+        groups: by process group what each collective was and how long its kernel ran, in nanoseconds.
+    """
+
+    steps: int
+    groups: Mapping[str, tuple[tuple[CollectiveCall, ...], tuple[int, ...]]]
+
+
+def collectives_of(recording: Recording) -> RankCollectives:
+    """One rank's part of the comparison."""
+    gpu, trace = recording.trace.gpu, recording.trace
+    rows = np.flatnonzero((gpu.collective >= 0) & (recording.kind == KINDS.index(_COMM)) & (recording.step >= 0))
+    rows = rows[np.argsort(_launch_order(recording, rows), kind="stable")]
+    calls: dict[str, list[CollectiveCall]] = defaultdict(list)
+    durations: dict[str, list[int]] = defaultdict(list)
+    for row in rows.tolist():
+        call = trace.collectives[gpu.collective[row]]
+        if call.name not in _SEND_RECEIVE:
+            calls[call.group].append(call)
+            durations[call.group].append(int(gpu.end[row] - gpu.start[row]))
+    groups = {group: (tuple(calls[group]), tuple(durations[group])) for group in calls}
+    return RankCollectives(len(recording.steps), groups)
+
+
+def _launch_order(recording: Recording, rows: Ints) -> Ints:
+    time = recording.links.time[rows]
+    return np.where(time >= 0, time, recording.trace.gpu.start[rows])
+
+
+def match_collectives(
+    ranks: Mapping[int, RankCollectives],
+) -> tuple[tuple[Collective, ...], tuple[RankWait, ...], tuple[str, ...]]:
+    """Compare collectives that are the same one on several ranks.
+
+    A collective ends on all of its ranks together, when the last has joined and the data has moved. So on the rank that
+    joined last its kernel took what the communication takes, and on the others that and the wait for it. Only durations
+    are compared, never the clocks of two ranks. The n-th collective of a process group is the same on each of its
+    ranks.
+
+    Args:
+        ranks: each rank's collectives.
+
+    Returns:
+        The collectives, the costliest first; how long each rank waited; and what could not be matched.
+    """
+    notes = []
+    cost: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    waits, spent = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    for group in sorted({group for rank in ranks.values() for group in rank.groups}):
+        members = [rank for rank, own in ranks.items() if group in own.groups]
+        if len(members) < 2:  # noqa: PLR2004 - one rank alone cannot be compared
+            continue
+        matched = _same_calls([ranks[rank].groups[group][0] for rank in members])
+        if matched is None:
+            notes.append(f"the collectives of process group {group or '(unnamed)'} differ between ranks: not compared")
+            continue
+        durations = np.array([ranks[rank].groups[group][1][:matched] for rank in members])
+        shortest = durations.min(axis=0)
+        for position, rank in enumerate(members):
+            waits[rank] += int((durations[position] - shortest).sum())
+            spent[rank] += int(durations[position].sum())
+        steps = ranks[members[0]].steps
+        for number, call in enumerate(ranks[members[0]].groups[group][0][:matched]):
+            sums = cost[call.name, group]
+            sums[0] += 1 / steps
+            sums[1] += call.elements * _BYTES.get(call.dtype, 0) / 1e6 / steps
+            sums[2] += int(shortest[number]) / 1e6 / steps
+            sums[3] += float((durations[:, number] - shortest[number]).mean()) / 1e6 / steps
+    if not any(spent.values()):
+        return (), (), tuple(notes)
+    found = [
+        Collective(
+            name=name, group=group, calls_per_step=calls, megabytes_per_step=megabytes, cost_ms_per_step=ms,
+            wait_ms_per_step=wait,
+        )
+        for (name, group), (calls, megabytes, ms, wait) in cost.items()
+    ]  # fmt: skip
+    per_rank = tuple(
+        RankWait(
+            rank=rank,
+            comm_ms_per_step=spent[rank] / ranks[rank].steps / 1e6,
+            wait_ms_per_step=waits[rank] / ranks[rank].steps / 1e6,
+        )
+        for rank in sorted(ranks)
+    )
+    return tuple(sorted(found, key=lambda one: -one.cost_ms_per_step - one.wait_ms_per_step)), per_rank, tuple(notes)
+
+
+def _same_calls(of_ranks: Sequence[Sequence[CollectiveCall]]) -> int | None:
+    """How many calls to compare; None where they are not the same ones."""
+    count = min(len(calls) for calls in of_ranks)
+    if len({len(calls) for calls in of_ranks}) > 1:
+        return None
+    names = [[call.name for call in calls] for calls in of_ranks]
+    return count if count and all(name == names[0] for name in names) else None

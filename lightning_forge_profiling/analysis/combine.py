@@ -1,0 +1,164 @@
+"""One list of findings from a trace and from the whole run.
+
+A trace sees kernels and calls, of few steps, which recording has slowed. The run's regions see less, of many steps as
+they are. So the trace decides what the cause is and the run how long a step really takes; and what the two tell
+differently is said.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from lightning_forge_profiling.analysis.rank_summary import RankSummary
+from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
+from lightning_forge_profiling.analysis.run_findings import (
+    MIN_STEPS,
+    NAMED_FROM_PCT,
+    run_findings,
+    run_hints,
+    share_pct,
+)
+from lightning_forge_profiling.analysis.verdict import by_gain, decide
+
+__all__ = ["SLOWED_FROM", "combine"]
+
+SLOWED_FROM: Final = 1.1
+"""From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
+
+_DIFFER_BY_PCT: Final = 5.0
+"""Shares of a step that lie further apart than this are told: a window of few steps varies by less."""
+
+_HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer"})
+"""What keeps the GPU waiting for the host, which recording slows; everything else but the loader is the GPU's own time,
+which recording does not change."""
+
+_MEASURED: Final = {"input-bound": "data", "transfer-bound": "transfer"}
+"""What the run measures by itself, and the region it shows in."""
+
+
+def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis:
+    """Findings and verdict from all there is.
+
+    Args:
+        analysis: of the trace, None without one.
+        evidence: of the whole run, None without callbacks.
+
+    Returns:
+        The analysis with the run's evidence, one list of findings, and `differences`. Where recorded steps are over
+        10 % longer than live ones, shares are of the live step: GPU work takes as long there as recorded, what is
+        left of a live step beside it is all that the GPU can have waited for the host, and the loader's share is what
+        the run measured.
+
+    Raises:
+        ValueError: neither is given.
+    """
+    if analysis is None:
+        if evidence is None:
+            raise ValueError("combine() needs an analysis or the run's evidence.")
+        return _of_run(evidence)
+    if evidence is None or evidence.steps < MIN_STEPS:
+        return replace(analysis, run=evidence)
+    recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
+    if recorded is None or not recorded.gpu.busy_ms_per_step:  # no GPU in the trace: nothing it would know better
+        known = {found.code for found in analysis.findings}
+        findings = [*analysis.findings, *(found for found in run_findings(evidence) if found.code not in known)]
+        differences: list[str] = []
+    else:
+        findings, differences = _merge(analysis.findings, recorded, evidence)
+    ranked = by_gain(findings)
+    verdict, text = decide(ranked)
+    return replace(
+        analysis,
+        verdict=verdict,
+        verdict_text=text,
+        findings=ranked,
+        hints=(*analysis.hints, *run_hints(evidence)),
+        run=evidence,
+        differences=(*analysis.differences, *differences),
+    )
+
+
+def _of_run(evidence: RunEvidence) -> Analysis:
+    findings = by_gain(run_findings(evidence))
+    verdict, text = decide(findings)
+    if evidence.steps < MIN_STEPS:
+        verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steps count, and it takes {MIN_STEPS}."
+    return Analysis(
+        source="the run",
+        verdict=verdict,
+        verdict_text=text,
+        findings=findings,
+        hints=run_hints(evidence),
+        run=evidence,
+    )
+
+
+def _merge(
+    traced: tuple[Finding, ...], recorded: RankSummary, evidence: RunEvidence
+) -> tuple[list[Finding], list[str]]:
+    """Findings of both, and where they differ. The trace has GPU work, the run enough steps."""
+    differences: list[str] = []
+    live = {found.code: found for found in run_findings(evidence)}
+    slowed = recorded.step_ms.mean > SLOWED_FROM * evidence.step_ms.p50
+    if slowed:
+        differences.append(
+            f"recorded steps took {recorded.step_ms.mean:.2f} ms, live ones {evidence.step_ms.p50:.2f} ms "
+            f"({100 * (recorded.step_ms.mean / evidence.step_ms.p50 - 1):+.0f} %): recording slows the host, so launch "
+            "and host figures of the trace are inflated; the findings' shares are of the live step"
+        )
+        converted = [_of_live_step(found, recorded, evidence) for found in traced]
+        differences += [
+            f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
+            "live ones, too little to be named"
+            for before, after in zip(traced, converted, strict=True)
+            if after.share_pct < NAMED_FROM_PCT
+        ]
+        traced = tuple(found for found in converted if found.share_pct >= NAMED_FROM_PCT)
+    findings = [found for found in traced if found.code not in _MEASURED]
+    for code, region in _MEASURED.items():
+        of_trace = [found for found in traced if found.code == code]
+        # the run's figures are of the lowest rank
+        in_trace = max((found.share_pct for found in of_trace if found.rank in {None, recorded.rank}), default=0.0)
+        in_run = share_pct(evidence, region)
+        more = in_run > in_trace + _DIFFER_BY_PCT
+        # copies outside of the region are in the trace alone, and no sign that the two differ
+        less = in_run < in_trace - _DIFFER_BY_PCT and code == "input-bound"
+        if more or less:
+            differences.append(
+                f"{code}: {in_trace:.0f} % of the recorded steps, {in_run:.0f} % of the run's {evidence.steps} steps"
+            )
+        run_decides = not of_trace or more or (less and slowed)
+        findings += [live[code]] if run_decides and code in live else [] if run_decides else of_trace
+    differences += _contradictions(findings, live, recorded, evidence)
+    return findings, differences
+
+
+def _of_live_step(found: Finding, recorded: RankSummary, evidence: RunEvidence) -> Finding:
+    """A trace's finding with its share converted from the recorded step to the live one."""
+    recorded_ms, live_ms, busy_ms = recorded.step_ms.mean, evidence.step_ms.p50, recorded.gpu.busy_ms_per_step
+    share = found.share_pct * recorded_ms / live_ms
+    if found.code in _HOST_WAITS:
+        idle_recorded, idle_live = recorded_ms - busy_ms, max(live_ms - busy_ms, 0.0)
+        share *= idle_live / idle_recorded if idle_recorded > 0 else 0.0
+    return replace(
+        found,
+        share_pct=min(share, 100.0),
+        evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
+    )
+
+
+def _contradictions(
+    findings: list[Finding], live: dict[str, Finding], recorded: RankSummary, evidence: RunEvidence
+) -> Iterator[str]:
+    """What the run infers about host and GPU, where the trace says otherwise. The trace, which sees both, decides."""
+    found = {each.code: each for each in findings}
+    if "launch-bound" in live and not _HOST_WAITS & found.keys():
+        yield (
+            f"by the whole run's regions the host sets the pace in {live['launch-bound'].share_pct:.0f} % of a step, "
+            f"in the recorded steps the GPU was idle for {recorded.gpu.idle_pct:.0f} %"
+        )
+    if "launch-bound" in found and "launch-bound" not in live and "compute-bound" in live:
+        yield (
+            f"launch-bound took {found['launch-bound'].share_pct:.0f} % of the recorded steps, but in the whole run "
+            f"the GPU still had work queued at {100 - (evidence.drained_pct or 0.0):.0f} % of the batch ends"
+        )

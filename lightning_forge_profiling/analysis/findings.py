@@ -1,0 +1,80 @@
+"""The rules applied to every rank, and the ranks compared."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from lightning_forge_profiling.analysis.rank_summary import RankSummary
+from lightning_forge_profiling.analysis.results import Finding, RankWait
+from lightning_forge_profiling.analysis.rules import NAMED_FROM_PCT, RULES, Rule, Seen, in_ms
+
+__all__ = ["find_causes"]
+
+_STRAGGLES_BELOW: Final = 0.25
+"""The rank that others wait for waits itself less than this part of what they do; ranks that wait for each other by
+turns do not differ so much."""
+
+
+def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:
+    """Apply the rules to every rank.
+
+    A finding's share of the step is the mean over the ranks. Where a cause is found on one of several ranks only, the
+    finding names it.
+
+    Args:
+        ranks: the figures of each rank.
+        waits: how long each waited for others.
+    """
+    wait_ms = {wait.rank: wait.wait_ms_per_step for wait in waits}
+    seen = [Seen(rank, wait_ms.get(rank.rank, 0.0)) for rank in ranks]
+    findings = [found for rule in RULES if (found := _apply(rule, seen)) is not None]
+    straggler = _straggler(ranks, waits)
+    return [*findings, *([straggler] if straggler else [])]
+
+
+def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
+    costs = [one.pct(rule.cost_ms(one)) for one in seen]
+    over = [one for one, cost in zip(seen, costs, strict=True) if cost >= NAMED_FROM_PCT]
+    if not over:
+        return None
+    worst = max(over, key=lambda one: one.pct(rule.cost_ms(one)))
+    title, evidence, advice = rule.describe(worst)
+    alone = len(over) == 1 < len(seen)
+    return Finding(
+        code=rule.code,
+        share_pct=sum(costs) / len(costs),
+        rank=worst.rank.rank if alone else None,
+        source="trace",
+        title=f"on rank {worst.rank.rank} {title}" if len(seen) > 1 else title,
+        evidence=evidence,
+        advice=advice,
+    )
+
+
+def _straggler(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> Finding | None:
+    if len(waits) < 2:  # noqa: PLR2004 - a rank alone waits for nobody
+        return None
+    last, *others = sorted(waits, key=lambda wait: wait.wait_ms_per_step)
+    waiting = sum(wait.wait_ms_per_step for wait in others) / len(others)
+    step = sum(rank.step_ms.mean for rank in ranks) / len(ranks)
+    if waiting * 100 < NAMED_FROM_PCT * step or last.wait_ms_per_step > _STRAGGLES_BELOW * waiting:
+        return None
+    slow = next(rank for rank in ranks if rank.rank == last.rank)
+    rest = [rank for rank in ranks if rank is not slow]
+    busy = slow.categories["matmul"].ms_per_step + slow.categories["other"].ms_per_step
+    others_busy = sum(rank.categories[name].ms_per_step for rank in rest for name in ("matmul", "other")) / len(rest)
+    why = "its GPU computes longer" if busy - others_busy > waiting / 2 else "its host is late"
+    return Finding(
+        code="straggler",
+        share_pct=100 * waiting / step,
+        rank=last.rank,
+        source="trace",
+        title=f"the other ranks wait {in_ms(waiting)} of each {in_ms(step)} step for rank {last.rank}: {why}",
+        evidence={
+            "others_wait_ms_per_step": waiting,
+            "own_wait_ms_per_step": last.wait_ms_per_step,
+            "own_compute_ms_per_step": busy,
+            "others_compute_ms_per_step": others_busy,
+        },
+        advice=f"Compare rank {last.rank} with the others: uneven batches or sequence lengths, work that only it does "
+        "(logging, checkpoints, evaluation), a throttled GPU, a busy host.",
+    )

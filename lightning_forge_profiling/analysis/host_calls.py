@@ -1,0 +1,55 @@
+"""What the host's calls are: launches, waits for the GPU, allocations, data loading. Names as data."""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.trace import Spans, Trace
+
+__all__ = ["ALLOCATES", "COPIES", "FREES", "HOST_ALLOCATES", "LAUNCHES", "LOADS_DATA", "WAITS", "named", "spans_of"]
+
+LAUNCHES: Final = re.compile(
+    r"(?:cuda|hip|cu|musa)(?:Ext|ExtModule|Module)?Launch(?:CooperativeKernel\w*|Kernel\w*|MultiKernel\w*)?(?:_\w+)?"
+    r"|(?:cuda|hip|cu)GraphLaunch(?:_\w+)?|hip(?:Hcc|Ext)ModuleLaunchKernel|zeCommandListAppendLaunchKernel"
+)
+"""Launches of a kernel or of a graph of them."""
+
+WAITS: Final = re.compile(
+    r"(?:cuda|hip)(?:Device|Stream|Event|Thread)Synchronize(?:_\w+)?|cu(?:Ctx|Stream|Event)Synchronize(?:_\w+)?"
+    r"|(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol)?(?:_ptds|_v\d+)?|hipMemcpyWithStream"
+    r"|cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v\d+)?"
+)
+"""Calls that return only when the GPU has got there."""
+
+ALLOCATES: Final = re.compile(
+    r"(?:cuda|hip)Malloc(?:Async|Managed|Pitch|FromPoolAsync)?(?:_\w+)?|cuMem(?:Create|Alloc)(?:_v\d+)?"
+)
+FREES: Final = re.compile(r"(?:cuda|hip)Free(?:Async)?(?:_\w+)?|cuMem(?:Release|Free|Unmap)(?:_v\d+)?")
+HOST_ALLOCATES: Final = re.compile(
+    r"(?:cuda|hip)(?:HostAlloc|MallocHost|HostMalloc|FreeHost|HostFree|HostRegister|HostUnregister)(?:_\w+)?"
+)
+COPIES: Final = re.compile(r"(?:cuda|hip|cu)Memcpy\w*")
+
+LOADS_DATA: Final = re.compile(
+    r"forge\.data|enumerate\(DataLoader\)#.*|(?:\[pl\]\[(?:profile|module)\])?\[_\w+Loop\]\.train(?:_dataloader)?_next"
+    r"|(?:dataloader|data_loader|get_batch|fetch_batch|next_batch|data_loading|load_data)(?:_next)?"
+)
+"""Spans in which a training loop fetches its next batch: ours, PyTorch's, Lightning's, and what people call theirs."""
+
+
+def named(trace: Trace, spans: Spans, pattern: re.Pattern[str] | Callable[[str], object]) -> NDArray[np.bool_]:
+    """Which of the ranges have a name that is a match, all of it."""
+    match = pattern.fullmatch if isinstance(pattern, re.Pattern) else pattern
+    if not len(spans):
+        return np.zeros(0, bool)
+    used = np.unique(spans.name)
+    return np.isin(spans.name, [name for name in used.tolist() if match(trace.names[name])])
+
+
+def spans_of(spans: Spans, rows: NDArray[np.bool_]) -> Intervals:
+    """The union of some ranges."""
+    return Intervals.of(spans.start[rows], spans.end[rows])

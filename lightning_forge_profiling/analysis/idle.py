@@ -1,0 +1,143 @@
+"""What kept the GPU waiting."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_forge_profiling.analysis.host_calls import (
+    ALLOCATES,
+    COPIES,
+    FREES,
+    HOST_ALLOCATES,
+    LOADS_DATA,
+    WAITS,
+    named,
+    spans_of,
+)
+from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.nesting import outermost_marked
+from lightning_forge_profiling.analysis.rank_summary import IDLE_CAUSES
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.trace import Ints
+
+__all__ = ["IdleTime", "idle_time", "launch_latency"]
+
+_LATENCY_PERCENTILE = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleTime:
+    """Nanoseconds in each step's window; every array has one entry a step.
+
+    Attributes:
+        idle: when the GPU did nothing.
+        causes: the same by what the host did meanwhile (`IDLE_CAUSES`); they sum to it.
+        after_sync: idle time in gaps that began while the host waited for the GPU in an operator made for that, for
+            the queue ran dry then and the whole gap is the price; and in other gaps the time in such operators.
+        after_allocator: likewise for allocations and frees.
+        launching: what remains of `python` in other gaps.
+        waiting: when the GPU waited for the host or for a launch.
+        waiting_for: for each of those gaps the row of the work that ended it, one past the last where none did.
+        data_wait: how long the host was in the data loader, whether or not the GPU was busy meanwhile.
+    """
+
+    idle: Ints
+    causes: dict[str, Ints]
+    after_sync: Ints
+    after_allocator: Ints
+    launching: Ints
+    data_wait: Ints
+    waiting: Intervals
+    waiting_for: Ints
+
+
+def launch_latency(recording: Recording) -> int:
+    """From the beginning of a launch to the beginning of its kernel where nothing delays it, in nanoseconds.
+
+    The fifth percentile over the recording: most kernels of a busy GPU wait in the queue, and this must not be a
+    single lucky one.
+    """
+    linked = recording.links.linked
+    delay = recording.trace.gpu.start[linked] - recording.links.time[linked]
+    delay = delay[delay > 0]
+    return int(np.percentile(delay, _LATENCY_PERCENTILE)) if len(delay) else 0
+
+
+def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
+    """Split the idle time of each step by its cause.
+
+    A gap ends when the next work begins. Until that had been launched, the GPU waited for the host, and what the host
+    did is the cause; from then on, and for the time that any launch takes to get through, it waited for the launch
+    itself. What is left of the gap is the GPU's own: work that was there and did not begin.
+
+    Args:
+        recording: the recording.
+        busy: when the GPU was busy.
+    """
+    steps, gpu, links = recording.steps, recording.trace.gpu, recording.links
+    gaps = steps.scope - busy
+    following = np.searchsorted(gpu.start, gaps.end, side="left")
+    launch = np.append(links.time, -1)[following]
+    launch = np.where(launch < 0, gaps.end, launch)
+    ready = np.minimum(launch + launch_latency(recording), gaps.end)
+    waits = ready > gaps.start
+    waiting = Intervals(gaps.start[waits], ready[waits])  # for the host, or for the launch to get through
+    for_host = Intervals.of(gaps.start, np.minimum(launch, gaps.end))
+
+    doing = _host_activity(recording)
+    idle = steps.measure(gaps)
+    causes: dict[str, Ints] = {}
+    claimed = Intervals.of([], [])
+    for cause, spans in doing.items():
+        causes[cause] = steps.measure((for_host & spans) - claimed)
+        claimed |= spans
+    causes["python"] = steps.measure(waiting) - sum(causes.values())
+    causes["gpu"] = idle - steps.measure(waiting)
+
+    def price(calls: Intervals) -> Intervals:
+        begun = (calls - doing["data"]).contains(gaps.start - 1)
+        return Intervals(gaps.start[begun], gaps.end[begun]) | (for_host & calls)
+
+    after_sync = price(_sync_operators(recording) | doing["sync"])
+    after_allocator = price(doing["allocator"]) - after_sync
+    return IdleTime(
+        idle=idle,
+        causes={cause: causes[cause] for cause in IDLE_CAUSES},
+        after_sync=steps.measure(after_sync),
+        after_allocator=steps.measure(after_allocator),
+        launching=steps.measure(waiting - after_sync - after_allocator - (for_host & claimed)),
+        data_wait=steps.measure_host(doing["data"]),
+        waiting=waiting,
+        waiting_for=following[waits],
+    )
+
+
+def _sync_operators(recording: Recording) -> Intervals:
+    """The outermost operators in which a thread that trains waited for the GPU: `.item()` and all it does."""
+    calls, operators = recording.trace.calls, recording.trace.operators
+    everything = outermost_marked(recording.operator_parent, np.ones(len(operators), bool))
+    rows = recording.links.call_operator[named(recording.trace, calls, WAITS)]
+    rows = np.unique(everything[rows[rows >= 0]])
+    rows = rows[np.isin(operators.thread[rows], _training_threads(recording))]
+    engine = named(recording.trace, operators, re.compile(r"autograd::engine::.*"))
+    return Intervals.of(operators.start[rows[~engine[rows]]], operators.end[rows[~engine[rows]]])
+
+
+def _host_activity(recording: Recording) -> dict[str, Intervals]:
+    """What the host was doing, on threads that launch work or mark steps; a loader's own threads are no matter."""
+    trace, threads = recording.trace, _training_threads(recording)
+    calls = np.isin(trace.calls.thread, threads)
+    loading = named(trace, trace.annotations, LOADS_DATA) & np.isin(trace.annotations.thread, threads)
+    frees = (FREES, ALLOCATES, HOST_ALLOCATES)
+    return {
+        "data": spans_of(trace.annotations, loading),
+        "allocator": spans_of(trace.calls, calls & np.any([named(trace, trace.calls, name) for name in frees], axis=0)),
+        "sync": spans_of(trace.calls, calls & named(trace, trace.calls, WAITS)),
+        "copy": spans_of(trace.calls, calls & named(trace, trace.calls, COPIES)),
+    }
+
+
+def _training_threads(recording: Recording) -> Ints:
+    annotations, threads = recording.trace.annotations, np.unique(recording.links.thread[recording.step >= 0])
+    return np.union1d(threads, annotations.thread[recording.steps.marks]) if len(annotations) else threads

@@ -1,0 +1,254 @@
+"""What kind of work a GPU activity does, told from its name.
+
+The rules look for whole words (`words` splits at underscores, colons, camel case and digits) in the name of the
+kernel itself. Its template arguments and parameters mention much that it is not: `ncclDevComm` contains `mm`,
+`adamMode_t` is a parameter of Apex's other optimizers too, and a matrix product's epilogue names the activation.
+"""
+
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from lightning_forge_profiling.analysis.kernel_names import base_name, cut, split_name, words
+
+__all__ = ["CATEGORY_OF", "KINDS", "KernelKind", "base_name", "classify"]
+
+CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "matmul": "matmul",
+        "convolution": "other",
+        "attention": "other",
+        "normalization": "other",
+        "softmax": "other",
+        "loss": "other",
+        "reduction": "other",
+        "elementwise": "other",
+        "optimizer": "other",
+        "embedding": "other",
+        "indexing": "other",
+        "resampling": "other",
+        "random": "other",
+        "copy": "other",
+        "fill": "other",
+        "comm": "comm",
+        "memcpy": "memory",
+        "memset": "memory",
+        "other": "other",
+    }
+)
+"""The category of each kind. `indexing` is gather, scatter, sort, scan; `resampling` is pooling and interpolation;
+`copy` and `fill` are kernels, `memcpy` and `memset` the copy engine's and the driver's own."""
+
+KINDS: Final = tuple(CATEGORY_OF)
+"""All kinds, in the order to show them."""
+
+
+class KernelKind(NamedTuple):
+    """What a GPU activity does.
+
+    Attributes:
+        category: one of `rank_summary.CATEGORIES`.
+        kind: one of `KINDS`.
+    """
+
+    category: str
+    kind: str
+
+
+_TELLING_LENGTH: Final = 160
+"""How much of a name the rules look at: Tensile's are three times as long, and say so in their first word."""
+
+_Rules = tuple[tuple[str, re.Pattern[str]], ...]
+
+
+def _compile(*rows: tuple[str, str]) -> _Rules:
+    """Make rules of rows: a kind and the phrases that mean it, the first row that matches wins.
+
+    A phrase is a regular expression over words, with `*` for further letters of a word, `#` for a number and `~` for
+    a break between words that some leave out: `soft~max*` is `softmax`, `SoftMaxForward` and `soft_max`.
+    """
+
+    def pattern(phrases: str) -> re.Pattern[str]:
+        meanings = {"*": "[a-z]*", "#": r"\d+", "~": "_?"}
+        expression = "".join(meanings.get(character, character) for character in phrases)
+        return re.compile(rf"_(?:{'|'.join(expression.split())})(?=_)")
+
+    runs = groupby(rows, key=lambda row: row[0])  # neighbours of one kind become one rule
+    return tuple((kind, pattern(" ".join(phrases for _, phrases in run))) for kind, run in runs)
+
+
+_NAMES: Final = _compile(
+    # NCCL and RCCL; what replaces them inside a node (PyTorch's symmetric memory, vLLM, TensorRT-LLM, AITER,
+    # Transformer Engine); the exchange between experts (DeepEP, MORI)
+    ("comm", "nccl* rccl* msccl* nvshmem* rocshmem* gloo* all~reduce* all~gather* reduce~scatter* send~recv"),
+    ("comm", "all~to~all* all_#_all cross_device_reduce* quick~reduce* multimem* lamport* symmetric_memory symm~mem*"),
+    ("comm", "k?userbuffers* deep_ep ep_dispatch* ep_combine* moe_comm barrier_kernel"),
+    # Keys and values on their way into the cache: no attention is computed yet
+    ("copy", "(reshape|concat)_and_cache* (store|set|write|append|update|copy|transfer)_(mla_|paged_)?kv*"),
+    ("copy", "concat_(and_cast_)?m[lh]a*"),
+    ("indexing", "kv_indices"),
+    # FlashAttention 2 to 4, xFormers, cuDNN, Composable Kernel, FlashInfer, vLLM; Triton's, whose names may tell only
+    # the direction or the gradients; linear and deformable attention
+    ("attention", "flash flash~att* flash~mla* *attn* *attention* *mha fmha* mla xqa sdpa scaled_dot_product* splitkv"),
+    ("attention", "(batch|single)_(prefill|decode)* merge_states* reduce_segments"),
+    ("attention", "(?<=^_)fwd_(grouped_)?kernel bwd_kernel_(dk_dv|dq|fuse)* bwd_preprocess* dot_do_o convert_dq"),
+    ("attention", "pa_(fwd|decode|prefill|bf|fp|mqa|ps) gemm_softmax_gemm qk_int"),
+    ("attention", "delta_rule* chunk_fwd_kernel ms_deform*"),
+    # `norm` alone may be a vector's: see reductions
+    ("normalization", "*layernorm* *batchnorm* *groupnorm* *rmsnorm* rms normalization gamma_beta mio_bn*"),
+    ("normalization", "(layer|batch|group|instance|rms|weight|qk|add)~norm* welford cu_compute_grad_input"),
+    ("normalization", "norm_(fwd|bwd|forward|backward|quant*|rope*) (ln|bn|gn)_(fw|bw|parallel)* rowwise_moments"),
+    ("normalization", "compute_(#_d_backward_|gradient_)?fused_params compute_internal_gradients"),
+    ("loss", "*loss(?!_scal) nll* cross~entropy* *entropy ctc* *criterion kl_div*"),
+    ("softmax", "soft~max* *softmax*"),
+    ("resampling", "(max|avg|average)~pool* *maxpool* *pooling* adaptive_average* upsample* interpolat*"),
+    ("resampling", "grid_sampl* roi_* resize*"),
+    ("random", "distribution* dropout* bernoulli* rand* random* philox* multinomial* curand* sampling*"),
+    # cuDNN has recurrent networks too
+    ("elementwise", "(lstm|gru)_(cell*|elem*) elem_wise_rnn*"),
+    ("other", "*rnn* lstm* gru*"),
+    # cuDNN, whose layout changes and offset tables belong to the convolution; MIOpen and its assembly; PyTorch
+    ("convolution", "*cudnn cudnn* *conv convol* fprop bprop [dw]grad winograd* implicit_gemm n[cdhw]*_(to|#)_*"),
+    ("convolution", "fft_#_d_[cr]_#_[cr] dse flip_filter kern_precompute_indices"),
+    ("convolution", "miopen* mi_open* igemm_(fwd|bwd|wrw|v)* wrw sub_tensor_op* op_(#_d_)?tensor* batched_transpose"),
+    ("convolution", "(im|vol)_#_(d_#_)?col* col_#_(im|vol)*"),
+    # cuBLAS, hipBLASLt (Tensile's `Cijk_` spells the order of the indices), rocBLAS, MAGMA; Triton's templates;
+    # quantized and mixture-of-experts kernels. FBGEMM's name stands on its embedding kernels too.
+    ("matmul", "(?!fbgemm)*gemm* *gemv* cijk nvjet* xmma* cublas* rocblas* hipblas* splitk split_kq?"),
+    ("matmul", "(add|b|baddb|flat|ll|sp|csr)?mm bmm* *matmul* mat_mul* mul_mat* contraction* einsum*"),
+    ("matmul", "split~kreduce magma* aten_(linear|mv|dot) marlin* machete* fmoe* fused_moe_kernel* moe_(stage|q)"),
+    # Rotary position embeddings look nothing up
+    ("elementwise", "rotary* *rope kn_entry"),
+    # FBGEMM and TorchRec, whose backward applies the optimizer in the same kernel; PyTorch
+    ("embedding", "fbgemm* embedding* embed emb embs tbe jagged* lxu* linearize* bounds_check_indices recat*"),
+    ("embedding", "permute_pooled* compute_grad_weight* sum_and_scatter krn_partial* compute_num_of_partial*"),
+    ("optimizer", "*adam adamw adamax lamb lion sgd adagrad* adadelta* rmsprop* adafactor* muon* newton_schulz*"),
+    ("optimizer", "k?optimizer* precondition*"),
+    # Mamba's scan is a recurrence over the sequence, not a prefix sum
+    ("other", "selective_scan* chunk_(scan|state)* state_passing* ss[dm]"),
+    ("indexing", "index* *gather* *scatter* *sort* radix* *scan* *cumsum* cumprod* *topk* top_k* kth* unique*"),
+    ("indexing", "non~zero* select *searchsorted* bucketize* *histogram* histc* partition* take* put"),
+    ("indexing", "compact* run_length* by_key moe_align*"),
+    ("reduction", "reduc* *sum arg~max* arg~min* amax* amin* mean* var std_var* welford* norm l_#_norm lp~norm*"),
+    (
+        "copy",
+        "copy(?!sign)* *copy cat concat* transpos* permut* contiguous* pack* unpack* stack* flip* roll pad* clone*",
+    ),
+    ("copy", "clone* repeat* cast* chunk_cat* split_with_sizes* memcpy* shuffle*"),
+    ("fill", "fill* zero* memset* arange* linspace* eye ones full"),
+    ("elementwise", "elementwise* *elemwise* pointwise* vectorized_#_kernel multi_tensor_apply* foreach* transform"),
+    ("elementwise", "*unary* *binary* activation* act_and_mul *relu* *gelu* *silu* *swish* *glu* sigmoid* tanh*"),
+    ("elementwise", "add* mul* sub div* scale* bias* axpy* axpby* clamp* lerp* exp log sqrt pow abs neg where mask*"),
+    ("elementwise", "softplus* triu* tril* *quant* amp unscale*"),
+)
+
+# Functors of PyTorch's element-by-element loops
+_FUNCTORS: Final = _compile(
+    ("optimizer", "*adam*(?!_mode) lamb sgd adagrad rmsprop lion"),
+    ("reduction", "l_#_norm* lp_norm* max_norm*"),
+    ("normalization", "(batch|layer|group)_norm*"),
+    ("loss", "mse* smooth_l huber* cross_entropy* kl_div* *loss"),
+    ("softmax", "soft~max*"),
+    ("random", "bernoulli* uniform* dropout* random*"),
+    ("copy", "copy(?!sign)*"),
+    ("fill", "fill_functor zero_functor arange* linspace* logspace* range"),
+)
+_LOOP: Final = re.compile(
+    r"_native_(?!index_|scatter_gather_)(?:[a-z]+_)*?elementwise_kernel_"
+    r"|_elementwise_kernel_with_index_|_(?:multi_tensor|pointwise)_apply_"
+)
+
+# Kernels of torch.compile: its letter code for the loop, then the operators fused into it
+_INDUCTOR: Final = re.compile(r"_triton_(poi|red|per|tem|spl|for|split_scan)_fused_")
+_TEMPLATES: Final = tuple(rule for rule in _NAMES if rule[0] in ("attention", "convolution", "matmul"))
+_FUSED_REDUCTIONS: Final = _compile(
+    ("loss", "nll_loss* cross_entropy* *loss"),
+    ("softmax", "*softmax"),
+    ("normalization", "*_norm* rsqrt"),
+)
+_MOVES: Final = re.compile(
+    r"to|copy|clone|cat|stack|t|transpose|permute|view|unsafe|slice|split|with|sizes|expand|constant|pad|nd"
+)
+
+# Kernels that run whatever their template arguments name
+_SHELL: Final = re.compile(
+    r"_(?:cutlass_[a-z0-9_]*kernel(?:_2)?|device_kernel|kentry|kernel_agent|(?:static|trampoline|transform)_kernel)_$"
+)
+_LIBRARIES: Final = ("cublas", "cudnn", "rocblas")  # their helper kernels show them by the types of their parameters
+
+
+def classify(name: str, *, activity: str = "kernel", collective: str = "", operator: str = "") -> KernelKind:
+    """Tell what a GPU activity does.
+
+    Args:
+        name: its name.
+        activity: its category in the trace: `kernel`, `gpu_memcpy`, `gpu_memset` or the spellings of 2021.
+        collective: the `Collective name` among its arguments, "" without one.
+        operator: the innermost PyTorch operator that launched it, "" where that is unknown. It decides where the name
+            does not.
+
+    Returns:
+        Its kind and category; `other` where neither the name nor the operator tells.
+
+    Example:
+        >>> classify("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+        KernelKind(category='comm', kind='comm')
+        >>> classify("ampere_bf16_s16816gemm_bf16_128x128_ldg8_relu_f2f_stages_32x5_tn").kind
+        'matmul'
+        >>> classify("my_kernel", operator="aten::convolution_backward").kind
+        'convolution'
+    """
+    kind = _memory(name, activity) or ("comm" if collective else _kernel(name, operator))
+    return KernelKind(CATEGORY_OF[kind], kind)
+
+
+def _memory(name: str, activity: str) -> str:
+    activity = activity.lower()
+    if "memcpy" in activity or name.startswith("Memcpy "):
+        return "memcpy"
+    return "memset" if "memset" in activity or name.startswith("Memset ") else ""
+
+
+def _kernel(name: str, operator: str) -> str:
+    base, arguments = split_name(name)
+    text = words(cut(base, _TELLING_LENGTH))
+    if inductor := _INDUCTOR.match(text):
+        return _inductor(inductor[1], text[inductor.end() - 1 :], operator)
+    if _LOOP.search(text):
+        return _first(_FUNCTORS, words(arguments)) or _elementwise(operator)
+    text += "".join(f"{library}_" for library in _LIBRARIES if library in name)
+    if kind := _first(_NAMES, text):
+        return kind
+    if _SHELL.search(text) and (kind := _first(_NAMES, words(arguments))):
+        return kind
+    if "_cutlass_" in text:
+        return "matmul"
+    return _first(_NAMES, _parent(operator)) or "other"
+
+
+def _elementwise(operator: str) -> str:
+    """An optimizer that has no kernel of its own is made of these."""
+    return "optimizer" if _first(_NAMES, _parent(operator)) == "optimizer" else "elementwise"
+
+
+def _inductor(loop: str, fused: str, operator: str) -> str:
+    if loop in ("red", "per"):
+        return _first(_FUSED_REDUCTIONS, fused) or "reduction"
+    if loop == "tem":
+        return _first(_TEMPLATES, fused) or _first(_TEMPLATES, _parent(operator)) or "matmul"
+    if loop in ("spl", "split_scan"):
+        return "indexing"
+    if "_embedding_" in fused:
+        return "embedding"
+    operators = {word for word in fused.split("_") if word.isalpha()}
+    return "copy" if operators and all(map(_MOVES.fullmatch, operators)) else _elementwise(operator)
+
+
+def _parent(operator: str) -> str:
+    return words(cut(operator, _TELLING_LENGTH))
+
+
+def _first(rules: _Rules, text: str) -> str:
+    return next((kind for kind, pattern in rules if pattern.search(text)), "")

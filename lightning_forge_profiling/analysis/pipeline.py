@@ -1,0 +1,199 @@
+"""From files to an analysis: read, account, compare, diagnose."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from lightning_forge_profiling.analysis.collectives import RankCollectives, collectives_of, match_collectives
+from lightning_forge_profiling.analysis.findings import find_causes
+from lightning_forge_profiling.analysis.hints import rules_of_thumb
+from lightning_forge_profiling.analysis.operators import SORTS
+from lightning_forge_profiling.analysis.rank_analysis import summarize
+from lightning_forge_profiling.analysis.rank_summary import RankSummary
+from lightning_forge_profiling.analysis.recording import prepare, without_first_step
+from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.timeline import Timeline
+from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
+from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name, windows_by_rank
+from lightning_forge_profiling.analysis.trace_join import join_traces
+from lightning_forge_profiling.analysis.trace_reader import read_trace
+from lightning_forge_profiling.analysis.verdict import by_gain, decide
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
+
+__all__ = ["Result", "analyze"]
+
+_UNKNOWN_RANK = -1
+
+_FEW_STEPS, _MANY_STEPS = 3, 10
+_FIRST_STEP_LEFT_OUT = (
+    "findings are without the first recorded step: starting to record empties the GPU's queue, and lets ranks and the "
+    "data loader get out of step"
+)
+"""Among many steps the first weighs little; of fewer than three, none can be spared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An analysis and the pictures that go with it.
+
+    Attributes:
+        analysis: the figures.
+        timelines: one a rank.
+    """
+
+    analysis: Analysis
+    timelines: tuple[Timeline, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What a process of its own hands back of a rank."""
+
+    summary: RankSummary
+    steady: RankSummary
+    collectives: RankCollectives
+    timeline: Timeline
+
+
+def analyze(
+    path: Path,
+    *,
+    rank: int | None = None,
+    steps: tuple[int, int] | None = None,
+    top: int = 20,
+    sort: str = "device",
+    progress: Callable[[str], None] | None = None,
+) -> Result:
+    """Analyse a trace, or a folder with one for each rank.
+
+    Args:
+        path: a trace as `torch.profiler` exports it, or a folder of them.
+        rank: look at this rank alone.
+        steps: take only steps from the first number to before the second.
+        top: how many operators and kernels to list.
+        sort: what to sort operators by: `device`, `self_device`, `host`, `self_host`, `calls` or `memory`.
+        progress: is told what is being done.
+
+    Raises:
+        TraceError: there is no trace there, none of the rank, or it has none of the steps.
+        ConfigurationError: an unknown `sort`.
+        OSError: a file could not be read.
+
+    Example:
+        >>> result = analyze(Path("tests/data/traces/input_bound"))
+        >>> result.analysis.verdict, result.analysis.ranks[0].steps
+        ('input-bound', 3)
+    """
+    if sort not in SORTS:
+        raise ConfigurationError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")
+    files, notes = find_traces(path)
+    groups = windows_by_rank(files)
+    if rank is not None:
+        groups = [group for group in groups if rank_in_name(group[0]) in {None, rank}]
+    work = partial(_analyze_rank, steps=steps, top=top, sort=sort, spans=MOST_SPANS // max(len(groups), 1))
+    done, problems = _run(groups, work, progress or _silent)
+    done = _numbered(done, rank)
+    if not done:
+        raise TraceError("\n".join(problems) or f"{path}: no trace of rank {rank}")
+    ranks = tuple(one.summary for one in done)
+    collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
+    findings = by_gain(find_causes([one.steady for one in done], waits))
+    verdict, text = decide(findings)
+    analysis = Analysis(
+        source=os.fsencode(path).decode(errors="replace"),
+        verdict=verdict,
+        verdict_text=text,
+        findings=findings,
+        findings_note=_FIRST_STEP_LEFT_OUT if any(one.steady.steps < one.summary.steps for one in done) else "",
+        hints=rules_of_thumb(ranks),
+        ranks=ranks,
+        collectives=collectives,
+        rank_waits=waits,
+        warnings=(*notes, *problems, *(warning for one in ranks for warning in one.warnings), *differing),
+    )
+    return Result(analysis, tuple(one.timeline for one in done))
+
+
+def _analyze_rank(
+    files: Sequence[Path], *, steps: tuple[int, int] | None, top: int, sort: str, spans: int
+) -> _Rank | str:
+    """One rank, or what is wrong with all of its files."""
+    traces, problems = [], []
+    for file in files:
+        try:
+            traces.append(read_trace(file))
+        except (TraceError, OSError) as exc:
+            problems.append(str(exc))
+    if not traces:
+        return "\n".join(problems)
+    trace = join_traces(traces)
+    recording = prepare(trace, steps)
+    if not len(recording.steps):
+        return f"{files[0]}: it has no step from {steps[0]} to before {steps[1]}" if steps else f"{files[0]}: no steps"
+    rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
+    summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, sort=sort, top=top)
+    summary = replace(summary, warnings=(*problems, *summary.warnings))
+    steady, steady_summary = recording, summary
+    if _FEW_STEPS <= len(recording.steps) <= _MANY_STEPS:
+        steady = without_first_step(recording)
+        steady_summary = summarize(steady, summary.rank, top=top)
+    timeline = draw(recording, summary.rank, most_spans=spans)
+    return _Rank(summary, steady_summary, collectives_of(steady), timeline)
+
+
+def _run(
+    groups: Sequence[Sequence[Path]], work: Callable[[Sequence[Path]], _Rank | str], progress: Callable[[str], None]
+) -> tuple[list[_Rank], list[str]]:
+    # a process that has torch loaded may hold a GPU, which no fork of it can share
+    processes = 1 if "torch" in sys.modules else min(len(groups), os.cpu_count() or 1)
+    if processes == 1:
+        results: Iterable[_Rank | str] = _one_by_one(groups, work, progress)
+    else:
+        progress(f"reading {len(groups)} ranks, {processes} at a time")
+        with ProcessPoolExecutor(processes) as pool:
+            results = list(pool.map(work, groups))
+    done, problems = [], []
+    for result in results:
+        if isinstance(result, str):
+            problems.append(result)
+        else:
+            done.append(result)
+    return done, problems
+
+
+def _one_by_one(
+    groups: Sequence[Sequence[Path]], work: Callable[[Sequence[Path]], _Rank | str], progress: Callable[[str], None]
+) -> Iterable[_Rank | str]:
+    for group in groups:
+        progress(f"reading {group[0]}")
+        yield work(group)
+
+
+def _numbered(done: Sequence[_Rank], only: int | None) -> list[_Rank]:
+    """In order of rank; those whose number nobody knows, or that others have too, get one that is free."""
+    numbered: dict[int, _Rank] = {}
+    homeless = []
+    for one in done:
+        if one.summary.rank == _UNKNOWN_RANK or one.summary.rank in numbered:
+            homeless.append(one)
+        else:
+            numbered[one.summary.rank] = one
+    free = (number for number in count() if number not in numbered)
+    for one in homeless:
+        number = next(free)
+        numbered[number] = replace(
+            one,
+            summary=replace(one.summary, rank=number),
+            steady=replace(one.steady, rank=number),
+            timeline=replace(one.timeline, rank=number),
+        )
+    return [numbered[number] for number in sorted(numbered) if only in {None, number}]
+
+
+def _silent(_: str) -> None:
+    pass

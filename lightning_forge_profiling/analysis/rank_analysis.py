@@ -1,0 +1,215 @@
+"""From one recording to its `RankSummary`."""
+
+import re
+from typing import Final
+
+import numpy as np
+
+from lightning_forge_profiling.analysis.busy import BusyTime, busy_time
+from lightning_forge_profiling.analysis.flop_rate import flop_rate
+from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, LAUNCHES, named
+from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
+from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
+from lightning_forge_profiling.analysis.operators import operator_table
+from lightning_forge_profiling.analysis.rank_summary import (
+    Communication,
+    Copies,
+    Distribution,
+    Gpu,
+    Host,
+    Kernel,
+    Kind,
+    RankSummary,
+    Share,
+    Step,
+)
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.regions import region_table
+from lightning_forge_profiling.analysis.syncs import sync_causes
+from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints
+from lightning_forge_profiling.analysis.transfers import TO_DEVICE, copies, memory
+
+__all__ = ["summarize"]
+
+_LOADER: Final = re.compile(r"enumerate\(DataLoader\)#(\w+)\.__next__")
+
+
+def summarize(recording: Recording, rank: int, *, sort: str = "device", top: int = 20) -> RankSummary:
+    """Account for one rank's window.
+
+    Args:
+        recording: the recording.
+        rank: the rank's number.
+        sort: what operators are sorted by, a key of `operators.SORTS`.
+        top: how many operators and kernels.
+    """
+    trace, steps = recording.trace, recording.steps
+    busy = busy_time(recording)
+    idle = idle_time(recording, busy.union)
+    length = steps.length()
+    share = _Sharing(len(steps), int(length.sum()))
+    copied = copies(recording)
+    flops, flops_note = flop_rate(recording, int(busy.busy.sum()), int(length.sum()))
+    return RankSummary(
+        rank=rank,
+        file=trace.file,
+        device=trace.device,
+        steps=len(steps),
+        step_ms=_distribution(length),
+        gpu=Gpu(
+            busy_ms_per_step=share.ms(busy.busy),
+            busy_pct=share.pct(busy.busy),
+            idle_ms_per_step=share.ms(idle.idle),
+            idle_pct=share.pct(idle.idle),
+            kernels_per_step=int(((recording.step >= 0) & (trace.gpu.activity == 0)).sum()) / len(steps),
+        ),
+        categories={category: share.of(spent) for category, spent in busy.categories.items()},
+        kinds=_kinds(recording, busy, share),
+        idle={cause: share.of(spent) for cause, spent in idle.causes.items()},
+        comm=_communication(busy, share),
+        copies=copied,
+        host=_host(recording, idle, copied, share),
+        memory=memory(recording),
+        regions=region_table(recording, idle),
+        operators=operator_table(recording, sort=sort, top=top),
+        top_kernels=_top_kernels(recording, share, top),
+        flops=flops,
+        flops_note=flops_note,
+        per_step=_per_step(recording, busy, length),
+        unlinked_pct=_unlinked_pct(recording),
+        warnings=tuple(_warnings(recording)),
+    )
+
+
+class _Sharing:
+    """Nanoseconds of all steps as milliseconds per step and percentages of the step."""
+
+    def __init__(self, steps: int, total_ns: int) -> None:
+        self._steps, self._total = steps, total_ns
+
+    def ms(self, spent: Ints | int) -> float:
+        return int(np.sum(spent)) / self._steps / 1e6
+
+    def pct(self, spent: Ints | int) -> float:
+        return 100 * int(np.sum(spent)) / self._total if self._total else 0.0
+
+    def of(self, spent: Ints | int) -> Share:
+        return Share(ms_per_step=self.ms(spent), pct=self.pct(spent))
+
+
+def _distribution(length: Ints) -> Distribution:
+    ms = length / 1e6
+    return Distribution(mean=float(ms.mean()), p50=float(np.median(ms)), min=float(ms.min()), max=float(ms.max()))
+
+
+def _kinds(recording: Recording, busy: BusyTime, share: _Sharing) -> dict[str, Kind]:
+    calls = np.bincount(recording.kind[recording.step >= 0], minlength=len(KINDS))
+    spent = {kind: ns for kind, ns in busy.kinds.items() if ns.any() or calls[KINDS.index(kind)]}
+    return {
+        kind: Kind(
+            category=CATEGORY_OF[kind],
+            ms_per_step=share.ms(ns),
+            pct=share.pct(ns),
+            calls_per_step=int(calls[KINDS.index(kind)]) / len(recording.steps),
+        )
+        for kind, ns in sorted(spent.items(), key=lambda item: -int(item[1].sum()))
+    }
+
+
+def _communication(busy: BusyTime, share: _Sharing) -> Communication:
+    full, exposed = int(busy.comm.sum()), int(busy.comm_exposed.sum())
+    return Communication(
+        ms_per_step=share.ms(full),
+        exposed_ms_per_step=share.ms(exposed),
+        hidden_pct=100 * (full - exposed) / full if full else 0.0,
+        exposed_pct=share.pct(exposed),
+    )
+
+
+def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...], share: _Sharing) -> Host:
+    trace, steps = recording.trace, recording.steps
+    inside = steps.of_host(trace.calls.start) >= 0
+    launches, mallocs, frees = (
+        int((inside & named(trace, trace.calls, pattern)).sum()) / len(steps)
+        for pattern in (LAUNCHES, ALLOCATES, FREES)
+    )
+    causes = sync_causes(recording)
+    return Host(
+        device_syncs_per_step=sum(cause.per_step for cause in causes if not cause.lightning),
+        lightning_syncs_per_step=sum(cause.per_step for cause in causes if cause.lightning),
+        idle_after_sync_ms_per_step=share.ms(idle.after_sync),
+        idle_after_allocator_ms_per_step=share.ms(idle.after_allocator),
+        idle_launching_ms_per_step=share.ms(idle.launching),
+        launches_per_step=launches,
+        cuda_mallocs_per_step=mallocs,
+        cuda_frees_per_step=frees,
+        h2d_bytes_per_step=sum(copy.bytes_per_step for copy in copied if copy.direction == TO_DEVICE),
+        data_wait_ms_per_step=share.ms(idle.data_wait),
+        data_loader=_data_loader(recording),
+        syncs=causes,
+    )
+
+
+def _data_loader(recording: Recording) -> str:
+    matches = (_LOADER.fullmatch(name) for name in recording.trace.names)
+    return next((match[1] for match in matches if match), "")
+
+
+def _top_kernels(recording: Recording, share: _Sharing, top: int) -> tuple[Kernel, ...]:
+    gpu = recording.trace.gpu
+    rows = np.flatnonzero((recording.step >= 0) & (gpu.activity == ACTIVITIES.index("kernel")))
+    # one kernel may be of several kinds: a loop over a list of tensors is the optimizer's only in its step
+    key = gpu.name[rows] * len(KINDS) + recording.kind[rows]
+    keys, number = np.unique(key, return_inverse=True)
+    spent = np.bincount(number, (gpu.end - gpu.start)[rows], len(keys))
+    calls = np.bincount(number, minlength=len(keys))
+    return tuple(
+        Kernel(
+            name=recording.trace.names[keys[row] // len(KINDS)],
+            kind=KINDS[keys[row] % len(KINDS)],
+            category=CATEGORY_OF[KINDS[keys[row] % len(KINDS)]],
+            calls=int(calls[row]),
+            total_ms=float(spent[row]) / 1e6,
+            mean_us=float(spent[row] / calls[row]) / 1e3,
+            pct=share.pct(int(spent[row])),
+        )
+        for row in np.argsort(-spent, kind="stable")[:top].tolist()
+    )
+
+
+def _per_step(recording: Recording, busy: BusyTime, length: Ints) -> tuple[Step, ...]:
+    steps = recording.steps
+    host_length = steps.host_length()
+    return tuple(
+        Step(
+            number=int(steps.number[row]),
+            ms=int(length[row]) / 1e6,
+            host_ms=int(host_length[row]) / 1e6,
+            busy_ms=int(busy.busy[row]) / 1e6,
+            categories_ms={category: int(spent[row]) / 1e6 for category, spent in busy.categories.items()},
+            whole=bool(steps.whole[row]),
+        )
+        for row in range(len(steps))
+    )
+
+
+def _unlinked_pct(recording: Recording) -> float:
+    gpu, inside = recording.trace.gpu, recording.step >= 0
+    duration = gpu.end - gpu.start
+    spent = int(duration[inside].sum())
+    return 100 * int(duration[inside & ~recording.links.linked].sum()) / spent if spent else 0.0
+
+
+def _warnings(recording: Recording) -> list[str]:
+    trace, steps = recording.trace, recording.steps
+    warnings = list(trace.warnings)
+    if not len(steps.marks):
+        warnings.append(f"{trace.file}: no ProfilerStep marks, so the whole recording counts as one step")
+    if not len(trace.gpu):
+        warnings.append(f"{trace.file}: no GPU work was recorded")
+    elif not recording.links.linked.any():
+        warnings.append(f"{trace.file}: no GPU work can be joined to its launch, so steps are those of the host")
+    cut = steps.number[~steps.whole].tolist()
+    if cut:
+        warnings.append(f"{trace.file}: GPU work is missing in step {', '.join(map(str, cut))}, which may be cut off")
+    return warnings

@@ -1,0 +1,350 @@
+"""What an analysis finds on one rank, as plain data.
+
+Times are milliseconds or microseconds as the name says, percentages are of the step unless the name says otherwise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = [
+    "CATEGORIES",
+    "IDLE_CAUSES",
+    "Communication",
+    "Copies",
+    "Distribution",
+    "Flops",
+    "Gpu",
+    "Host",
+    "Kernel",
+    "Kind",
+    "Memory",
+    "Operator",
+    "RankSummary",
+    "Region",
+    "Share",
+    "Step",
+    "SyncCause",
+]
+
+CATEGORIES: Final = ("matmul", "comm", "memory", "other")
+"""The four coarse parts of a GPU's busy time. Convolution and attention are `other`, as `kinds` shows them."""
+
+IDLE_CAUSES: Final = ("data", "sync", "allocator", "copy", "python", "gpu")
+"""What kept the GPU waiting, see `RankSummary.idle`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A time per step and its share of the step."""
+
+    ms_per_step: float
+    pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """The kernels of one kind: `matmul`, `attention`, `elementwise`, ...
+
+    Attributes:
+        category: which of `CATEGORIES` it belongs to.
+        ms_per_step: its part of the busy time; the parts of all kinds sum to it.
+        pct: share of the step.
+        calls_per_step: launches, copies or sets.
+    """
+
+    category: str
+    ms_per_step: float
+    pct: float
+    calls_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """How a time is spread over the steps, in milliseconds."""
+
+    mean: float
+    p50: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One recorded step.
+
+    Attributes:
+        number: the N of its `ProfilerStep#N`, or its position where the trace has no steps.
+        ms: length of its window on the GPU, without validation and checkpoints.
+        host_ms: length of its span on the host, likewise without them.
+        busy_ms: how much of the window the GPU was busy.
+        categories_ms: the busy time by category; it sums to `busy_ms`.
+        whole: False for a step that the recording or the file cuts off.
+    """
+
+    number: int
+    ms: float
+    host_ms: float
+    busy_ms: float
+    categories_ms: Mapping[str, float]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """How busy the GPU was."""
+
+    busy_ms_per_step: float
+    busy_pct: float
+    idle_ms_per_step: float
+    idle_pct: float
+    kernels_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Communication kernels.
+
+    Attributes:
+        ms_per_step: their union.
+        exposed_ms_per_step: the part of it in which nothing else ran.
+        hidden_pct: share of `ms_per_step` in which something else ran too; 0 without communication.
+        exposed_pct: the exposed part's share of the step.
+    """
+
+    ms_per_step: float
+    exposed_ms_per_step: float
+    hidden_pct: float
+    exposed_pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Copies of one direction.
+
+    Attributes:
+        direction: `HtoD`, `DtoH`, `DtoD`, `PtoP`, ...
+        memory: of the host's side, `pageable` or `pinned`; "" where there is none or the trace does not say.
+        calls_per_step: how many.
+        ms_per_step: the sum of their durations.
+        bytes_per_step: how much.
+        gb_per_s: bytes over time; 0 where a trace gives no bytes.
+        exposed_ms_per_step: how long the GPU did nothing but such copies.
+    """
+
+    direction: str
+    memory: str
+    calls_per_step: float
+    ms_per_step: float
+    bytes_per_step: float
+    gb_per_s: float
+    exposed_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncCause:
+    """Calls in which the host waited for the GPU, by what made them.
+
+    Attributes:
+        cause: `.item()`, `blocking copy to the host`, `torch.cuda.synchronize()`, ...
+        where: file and line of the innermost frame outside of torch and Lightning, "" without recorded stacks.
+        lightning: whether Lightning's own loop makes the call, which the user cannot remove.
+        per_step: how often.
+        host_ms_per_step: how long the host waited in them.
+    """
+
+    cause: str
+    where: str
+    lightning: bool
+    per_step: float
+    host_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the host did to the GPU.
+
+    Attributes:
+        device_syncs_per_step: calls that wait for the GPU, without Lightning's own.
+        lightning_syncs_per_step: those of Lightning's own loop.
+        idle_after_sync_ms_per_step: idle time of the GPU in gaps that began while the host waited in an operator with
+            such a call, or as far as the host was in one.
+        idle_after_allocator_ms_per_step: likewise for cudaMalloc, cudaFree and the like.
+        idle_launching_ms_per_step: what remains of the idle time for which Python and launches are the cause.
+        launches_per_step: kernel and graph launches.
+        cuda_mallocs_per_step: device allocations that reached the driver.
+        cuda_frees_per_step: likewise frees.
+        h2d_bytes_per_step: bytes copied to the device.
+        data_wait_ms_per_step: how long the host was in the data loader, whether or not the GPU was busy meanwhile.
+        data_loader: PyTorch's iterator, `_SingleProcessDataLoaderIter` where num_workers is 0; "" for other loaders.
+        syncs: the sync calls by cause, most frequent first.
+    """
+
+    device_syncs_per_step: float
+    lightning_syncs_per_step: float
+    idle_after_sync_ms_per_step: float
+    idle_after_allocator_ms_per_step: float
+    idle_launching_ms_per_step: float
+    launches_per_step: float
+    cuda_mallocs_per_step: float
+    cuda_frees_per_step: float
+    h2d_bytes_per_step: float
+    data_wait_ms_per_step: float
+    data_loader: str
+    syncs: tuple[SyncCause, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """PyTorch's allocator on the device, where `profile_memory` recorded it."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    allocations_per_step: float
+    frees_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A named stretch of the host's program and the GPU work launched in it.
+
+    Attributes:
+        name: `forward`, `backward`, `optimizer`, ..., or the user's.
+        user: whether it is the user's own. Those lie over the others and may overlap each other.
+        calls_per_step: how often it was entered; 0 where it is inferred from operators, in a trace without our marks.
+        host_ms_per_step: time on the host.
+        gpu_ms_per_step: busy time of what it launched.
+        idle_ms_per_step: idle time of the GPU before work that it launched, as far as the host is its cause.
+        pct: the busy time's share of the step.
+        launches_per_step: kernel and graph launches in it.
+    """
+
+    name: str
+    user: bool
+    calls_per_step: float
+    host_ms_per_step: float
+    gpu_ms_per_step: float
+    idle_ms_per_step: float
+    pct: float
+    launches_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One PyTorch operator over all steps.
+
+    Attributes:
+        name: its name.
+        calls: how often.
+        host_ms: time in it on the host, what it called included.
+        self_host_ms: the same without the operators it called.
+        device_ms: durations of the GPU work launched in it, what it called included.
+        self_device_ms: of what it launched itself; these sum over operators without counting twice.
+        allocated_bytes: what it allocated on the device, net of what it freed; None where memory was not recorded.
+        input_shapes: the shapes it was called with, the costliest first; empty where they were not recorded.
+    """
+
+    name: str
+    calls: int
+    host_ms: float
+    self_host_ms: float
+    device_ms: float
+    self_device_ms: float
+    allocated_bytes: int | None
+    input_shapes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel over all steps."""
+
+    name: str
+    kind: str
+    category: str
+    calls: int
+    total_ms: float
+    mean_us: float
+    pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """Arithmetic of matrix products, convolutions and attention, from the recorded input shapes.
+
+    Attributes:
+        per_step: floating-point operations a step; a multiply-add is two.
+        counted_pct: share of the matmul, convolution and attention kernels' time whose operators could be counted.
+        matmul_tflops: those operations over the time of the kernels they launched.
+        busy_tflops: over the busy time.
+        step_tflops: over the step.
+        dtype: what the counted operators mostly compute in, by FLOPs.
+        peak_tflops: the device's dense peak for that dtype; None for a device that is not in the table.
+        matmul_pct_of_peak: None without a peak.
+        busy_pct_of_peak: None without a peak.
+        uncounted: operators that launch such kernels and whose FLOPs are not known.
+    """
+
+    per_step: float
+    counted_pct: float
+    matmul_tflops: float
+    busy_tflops: float
+    step_tflops: float
+    dtype: str
+    peak_tflops: float | None
+    matmul_pct_of_peak: float | None
+    busy_pct_of_peak: float | None
+    uncounted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """One rank's window.
+
+    Attributes:
+        rank: its number; the position of the file where the trace does not say.
+        file: the name of its file.
+        device: the GPU's name, "" where the trace has none.
+        steps: how many steps the figures are over.
+        step_ms: their windows.
+        gpu: busy and idle.
+        categories: the busy time by `CATEGORIES`; they sum to it.
+        kinds: the same, finer. Where kernels overlap an instant counts to one: matmul, the other computation, copies,
+            communication, in this order; so hidden communication counts to what hides it.
+        idle: the idle time by what the host did meanwhile (`IDLE_CAUSES`): in the data loader, in a call that waits
+            for the GPU, in cudaMalloc or cudaFree, in a host-to-device copy call, in Python between launches. `gpu` is
+            where the next kernel had already been launched when the gap began.
+        comm: communication.
+        copies: by direction and memory.
+        host: launches, syncs, allocations.
+        memory: PyTorch's allocator, None where it was not recorded.
+        regions: GPU work by region.
+        operators: the costliest operators.
+        top_kernels: the costliest kernels.
+        flops: None where there is nothing to count; `flops_note` says why.
+        flops_note: why there are no FLOPs, "" where there are.
+        per_step: the steps one by one.
+        unlinked_pct: share of the GPU time whose launch is not in the trace.
+        warnings: what could not be read or was left out.
+    """
+
+    rank: int
+    file: str
+    device: str
+    steps: int
+    step_ms: Distribution
+    gpu: Gpu
+    categories: Mapping[str, Share]
+    kinds: Mapping[str, Kind]
+    idle: Mapping[str, Share]
+    comm: Communication
+    copies: tuple[Copies, ...]
+    host: Host
+    memory: Memory | None
+    regions: tuple[Region, ...]
+    operators: tuple[Operator, ...]
+    top_kernels: tuple[Kernel, ...]
+    flops: Flops | None
+    flops_note: str
+    per_step: tuple[Step, ...]
+    unlinked_pct: float
+    warnings: tuple[str, ...]

@@ -1,0 +1,92 @@
+"""A trace with everything that the figures are made from: its launches, its steps, and what each kernel is."""
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.host_calls import named, spans_of
+from lightning_forge_profiling.analysis.kernel_kinds import KINDS, classify
+from lightning_forge_profiling.analysis.links import Links, link
+from lightning_forge_profiling.analysis.nesting import outermost_marked, parents
+from lightning_forge_profiling.analysis.steps import Steps, find_steps
+from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints, Trace
+
+__all__ = ["Recording", "prepare", "without_first_step"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A trace and what was found out about its events.
+
+    Attributes:
+        trace: the columns.
+        operator_parent: for each operator the one around it, -1 for the outermost.
+        links: what launched the GPU work.
+        steps: the steps.
+        kind: for each piece of GPU work the position of its kind in `KINDS`.
+        step: for each piece of GPU work the position of its step, -1 for none: the step that launched it, or where the
+            launch is not known the one in whose window it began.
+    """
+
+    trace: Trace
+    operator_parent: Ints
+    links: Links
+    steps: Steps
+    kind: Ints
+    step: Ints
+
+
+def prepare(trace: Trace, numbers: tuple[int, int] | None = None) -> Recording:
+    """Find out what the figures are made from.
+
+    Args:
+        trace: the trace.
+        numbers: take only steps from the first number to before the second.
+    """
+    operator_parent = parents(trace.operators)
+    links = link(trace, operator_parent)
+    steps = find_steps(trace, links, numbers)
+    step = np.where(links.linked, steps.of_host(links.time), steps.of_gpu(trace.gpu.start))
+    return Recording(trace, operator_parent, links, steps, _kinds(trace, links, operator_parent), step)
+
+
+def without_first_step(recording: Recording) -> Recording:
+    """The recording without the first of its steps, which begins with an empty queue."""
+    steps = recording.steps
+    later = find_steps(recording.trace, recording.links, (int(steps.number[1]), int(steps.number[-1]) + 1))
+    links, gpu = recording.links, recording.trace.gpu
+    step = np.where(links.linked, later.of_host(links.time), later.of_gpu(gpu.start))
+    return replace(recording, steps=later, step=step)
+
+
+def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:
+    """The kind of each piece of GPU work, asked once for each that differs in name, collective or operator."""
+    gpu = trace.gpu
+    names = (*trace.names, "", "Optimizer.step#")
+    no_operator, update = len(names) - 2, len(names) - 1
+    operator = np.append(trace.operators.name, no_operator)[links.operator]
+    operator = np.where(_by_optimizer(trace, links, operator_parent), update, operator)
+    keys, row = np.unique(np.stack((gpu.name, gpu.activity, gpu.collective, operator)), axis=1, return_inverse=True)
+    kinds = [
+        KINDS.index(
+            classify(
+                names[name],
+                activity=ACTIVITIES[activity],
+                collective=trace.collectives[collective].name if collective >= 0 else "",
+                operator=names[operator],
+            ).kind
+        )
+        for name, activity, collective, operator in keys.T.tolist()
+    ]
+    return np.array(kinds, np.int64)[row.reshape(-1)] if kinds else np.zeros(0, np.int64)
+
+
+def _by_optimizer(trace: Trace, links: Links, operator_parent: Ints) -> NDArray[np.bool_]:
+    """What an optimizer's own step launched: not the forward and backward of a closure inside of it."""
+    steps = spans_of(trace.annotations, named(trace, trace.annotations, re.compile(r"Optimizer\.step#.*")))
+    operators = trace.operators
+    of_closure = (operators.sequence >= 0) | named(trace, operators, re.compile(r"autograd::engine::.*"))
+    in_closure = np.append(outermost_marked(operator_parent, of_closure), -1)[links.operator] >= 0
+    return steps.contains(links.time) & ~in_closure

@@ -1,0 +1,129 @@
+"""GPU work by the part of the program that launched it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.host_calls import LAUNCHES, LOADS_DATA, named, spans_of
+from lightning_forge_profiling.analysis.idle import IdleTime
+from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
+from lightning_forge_profiling.analysis.rank_summary import Region
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.trace import Ints, Spans
+
+__all__ = ["region_table"]
+
+_PREFIX: Final = "forge."
+_BUILT_IN: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
+_OTHER: Final = _BUILT_IN.index("other")
+
+# Ranges that frameworks open, which are no regions of the user's.
+_FRAMEWORK: Final = re.compile(
+    r"ProfilerStep#.*|forge\..*|enumerate\(DataLoader\)#.*|Optimizer\..*|\[pl\].*|\[\w+\].*|nccl:.*|gloo:.*|mpi:.*|ucc:.*"
+    r"|DistributedDataParallel\..*|FullyShardedDataParallel.*|FSDP.*|torch/.*|Torch-Compiled Region.*|## .*|"
+    r"CompiledF\w+.*|TorchDynamo.*|AOTAutograd.*|Pregraph bytecode|dynamo_.*|_compile.*|autograd::.*|c10d::.*|"
+    r"PyTorch Profiler.*"
+)
+_MOST_USER_REGIONS: Final = 64
+
+
+def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
+    """The built-in regions, then the user's. `idle` is the recording's.
+
+    Where the callbacks marked the trace, work belongs to the innermost mark. Elsewhere the regions are inferred:
+    `backward` is what autograd's engine launched, `optimizer` what `Optimizer.step` did, `data` the data loader,
+    `forward` what operators launched that autograd recorded; the rest is `other`.
+    """
+    of_work, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
+    table = []
+    for number, name in enumerate(_BUILT_IN):
+        calls, spans = host[number]
+        rows = (of_work == number) & (recording.step >= 0)
+        table.append(_region(recording, idle, name, rows, calls=calls, host=spans))
+    return tuple(table) + tuple(_users(recording, idle))
+
+
+def _has_marks(recording: Recording) -> bool:
+    return any(name.startswith(_PREFIX) for name in recording.trace.names)
+
+
+def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
+    trace = recording.trace
+    rows = np.flatnonzero(named(trace, trace.annotations, lambda name: name.startswith(_PREFIX)))
+    names = [trace.names[name].removeprefix(_PREFIX) for name in trace.annotations.name[rows].tolist()]
+    region = np.array([_BUILT_IN.index(name) if name in _BUILT_IN else _OTHER for name in names], np.int64)
+    # the main thread waits inside its mark while autograd's threads launch: one axis for all of them
+    spans = Spans(start=trace.annotations.start[rows], end=trace.annotations.end[rows], thread=np.zeros(len(rows), int))
+    parent = parents(spans)
+    launched = enclosing(spans, parent, recording.links.time, np.zeros(len(trace.gpu), np.int64))
+    host = []
+    covered = Intervals.of([], [])
+    for number in range(len(_BUILT_IN)):
+        own = region == number
+        inner = np.isin(parent, np.flatnonzero(own)) & ~own
+        calls = int((recording.steps.of_host(spans.start[own]) >= 0).sum())
+        host.append((calls, spans_of(spans, own) - spans_of(spans, inner)))
+        covered |= spans_of(spans, own)
+    host[_OTHER] = (0, recording.steps.host_scope - (covered - host[_OTHER][1]))
+    return np.append(region, _OTHER)[launched], host
+
+
+def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
+    trace, links, parent = recording.trace, recording.links, recording.operator_parent
+    operators = trace.operators
+    engine = named(trace, operators, lambda name: name.startswith("autograd::engine::evaluate_function"))
+    loads = named(trace, trace.annotations, LOADS_DATA)
+    steps_weights = named(trace, trace.annotations, lambda name: name.startswith("Optimizer.step"))
+    data, optimizer = spans_of(trace.annotations, loads), spans_of(trace.annotations, steps_weights)
+    backward = spans_of(operators, engine)
+    recorded = operators.sequence >= 0
+    forward = spans_of(operators, recorded & ~engine) - backward - data
+    in_engine = np.append(outermost_marked(parent, engine), -1)[links.operator] >= 0
+    in_recorded = np.append(outermost_marked(parent, recorded), -1)[links.operator] >= 0
+    # the optimizer last: Lightning's closure runs forward and backward inside of its step
+    region = np.select(
+        [data.contains(links.time), in_engine, in_recorded, optimizer.contains(links.time)],
+        [_BUILT_IN.index(name) for name in ("data", "backward", "forward", "optimizer")],
+        _OTHER,
+    )
+    known = {"data": data, "forward": forward, "backward": backward}
+    known["optimizer"] = optimizer - forward - backward - data
+    known["other"] = recording.steps.host_scope - (data | forward | backward | optimizer)
+    return region, [(0, known.get(name, Intervals.of([], []))) for name in _BUILT_IN]
+
+
+def _users(recording: Recording, idle: IdleTime) -> Iterator[Region]:
+    trace = recording.trace
+    users = named(trace, trace.annotations, lambda name: not _FRAMEWORK.fullmatch(name))
+    users &= recording.steps.of_host(trace.annotations.start) >= 0
+    for name in np.unique(trace.annotations.name[users])[:_MOST_USER_REGIONS].tolist():
+        spans = spans_of(trace.annotations, users & (trace.annotations.name == name))
+        rows = spans.contains(recording.links.time) & (recording.step >= 0)
+        calls = int((users & (trace.annotations.name == name)).sum())
+        region = _region(recording, idle, trace.names[name], rows, calls=calls, host=spans)
+        yield replace(region, user=True)
+
+
+def _region(
+    recording: Recording, idle: IdleTime, name: str, rows: NDArray[np.bool_], *, calls: int, host: Intervals
+) -> Region:
+    trace, steps = recording.trace, recording.steps
+    spent = int(steps.measure(Intervals.of(trace.gpu.start[rows], trace.gpu.end[rows])).sum())
+    waited = np.append(rows, False)[idle.waiting_for]
+    waiting = Intervals(idle.waiting.start[waited], idle.waiting.end[waited])
+    launches = trace.calls.start[named(trace, trace.calls, LAUNCHES)]
+    return Region(
+        name=name,
+        user=False,
+        calls_per_step=calls / len(steps),
+        host_ms_per_step=int(steps.measure_host(host).sum()) / len(steps) / 1e6,
+        gpu_ms_per_step=spent / len(steps) / 1e6,
+        idle_ms_per_step=int(steps.measure(waiting).sum()) / len(steps) / 1e6,
+        pct=100 * spent / max(int(steps.length().sum()), 1),
+        launches_per_step=int((steps.host_scope & host).contains(launches).sum()) / len(steps),
+    )

@@ -1,0 +1,158 @@
+"""What an analysis finds, as plain data: the content of `summary.json`, from which all reports are made.
+
+Times are milliseconds or microseconds as the name says, percentages are of the step unless the name says otherwise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from lightning_forge_profiling.analysis.rank_summary import Distribution, RankSummary
+
+__all__ = [
+    "NOTHING_STANDS_OUT",
+    "Analysis",
+    "Collective",
+    "Finding",
+    "Hint",
+    "RankWait",
+    "RunEvidence",
+    "RunRegion",
+]
+
+NOTHING_STANDS_OUT: Final = "nothing stands out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWait:
+    """How long one rank waited for others in collectives.
+
+    Attributes:
+        rank: its number.
+        comm_ms_per_step: durations of its matched collectives.
+        wait_ms_per_step: what they took longer than on the rank where they were shortest.
+    """
+
+    rank: int
+    comm_ms_per_step: float
+    wait_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One kind of collective in one process group, matched over the ranks.
+
+    Attributes:
+        name: `allreduce`, `_allgather_base`, ...
+        group: the process group's name.
+        calls_per_step: how often.
+        megabytes_per_step: input of one rank, 0 where the trace does not say.
+        cost_ms_per_step: the shortest duration over the ranks, summed: what the communication itself takes.
+        wait_ms_per_step: mean over the ranks of what it took longer: waiting for the last to join.
+    """
+
+    name: str
+    group: str
+    calls_per_step: float
+    megabytes_per_step: float
+    cost_ms_per_step: float
+    wait_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A cause of lost time, with its evidence and what to do.
+
+    Attributes:
+        code: stable, as `input-bound`.
+        share_pct: what it costs, in percent of the step.
+        rank: the rank it was found on, None where it holds for all of them.
+        source: the recorded `trace`, or the regions of the whole `run`.
+        title: one sentence with the numbers that matter.
+        evidence: the numbers, each named with its unit.
+        advice: what to change, naming the setting.
+    """
+
+    code: str
+    share_pct: float
+    rank: int | None
+    source: Literal["trace", "run"]
+    title: str
+    evidence: Mapping[str, float | str]
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """A rule of thumb that applies: less than a finding, worth a look."""
+
+    code: str
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRegion:
+    """One region over the steps of a whole run that count: milliseconds per step."""
+
+    device_ms: float
+    host_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvidence:
+    """What the callbacks measured over a whole run, without any trace.
+
+    Attributes:
+        steps: how many steps it is over.
+        on_device: whether device times are the GPU's; False on a CPU.
+        step_ms: device time of the steps.
+        regions: `data`, `transfer`, `forward`, `backward`, `optimizer`, `other` and the user's, by name.
+        user_regions: which of them are the user's.
+        drained_pct: in how many of the steps the GPU had finished all but the optimizer's update when the host
+            finished the batch; None where nobody asked it.
+        world_size: how many processes trained.
+    """
+
+    steps: int
+    on_device: bool
+    step_ms: Distribution
+    regions: Mapping[str, RunRegion]
+    user_regions: tuple[str, ...] = ()
+    drained_pct: float | None = None
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Everything: the content of `summary.json`.
+
+    Attributes:
+        schema_version: version of this layout.
+        source: the file or folder that was analysed, or the run's name.
+        verdict: the code of the finding whose fix gains most, or `NOTHING_STANDS_OUT`.
+        verdict_text: the verdict in one or two sentences, with its numbers and advice.
+        findings: the one that gains most first.
+        findings_note: which steps the findings are over, where that is not all of them.
+        hints: rules of thumb that apply.
+        ranks: one entry a rank, by number; empty where there was only a run.
+        collectives: communication matched over the ranks, the costliest first; empty for a single rank.
+        rank_waits: who waits for whom; empty for a single rank.
+        run: what was measured over the whole run, None for a trace alone.
+        differences: where the trace and the whole run tell different stories.
+        warnings: what could not be read, of any file.
+    """
+
+    schema_version: Literal[1] = 1
+    source: str
+    verdict: str
+    verdict_text: str
+    findings: tuple[Finding, ...]
+    findings_note: str = ""
+    hints: tuple[Hint, ...] = ()
+    ranks: tuple[RankSummary, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    rank_waits: tuple[RankWait, ...] = ()
+    run: RunEvidence | None = None
+    differences: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,342 @@
+"""What costs a step time, as rules: each looks at the figures of one rank and says what it finds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from lightning_forge_profiling.analysis.rank_summary import RankSummary
+
+__all__ = ["NAMED_FROM_PCT", "RULES", "Rule", "Seen", "in_ms"]
+
+NAMED_FROM_PCT: Final = 5.0
+"""What costs less of a step is not named: run-to-run variation is of that size."""
+
+_GPU_BOUND_PCT: Final = 85.0
+"""The GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest."""
+
+_BANDWIDTH_TO_MATH: Final = 2.0
+"""Memory traffic is the limit where kernels that hardly compute run twice as long as those that do."""
+_BANDWIDTH_PCT: Final = 40.0
+
+_UNFUSED_LAUNCHES: Final = 100
+"""A fused optimizer launches 3 to 7 kernels, a foreach one 10 to 50 for the same GPT; a loop over parameters, several
+for each of them."""
+
+_MATH: Final = frozenset({"matmul", "convolution", "attention"})
+_NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}
+_SINGLE_PROCESS: Final = "_SingleProcessDataLoaderIter"
+
+Evidence = dict[str, float | str]
+Told = tuple[str, Evidence, str]
+"""A title, the evidence, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a rule looks at.
+
+    Attributes:
+        rank: one rank's figures.
+        wait_ms: how long it waits for other ranks in collectives, per step.
+    """
+
+    rank: RankSummary
+    wait_ms: float = 0.0
+
+    def pct(self, ms_per_step: float) -> float:
+        """A time per step as a share of the step."""
+        return 100 * ms_per_step / self.rank.step_ms.mean if self.rank.step_ms.mean else 0.0
+
+    @property
+    def step(self) -> str:
+        """The mean step, in words."""
+        return in_ms(self.rank.step_ms.mean)
+
+    @property
+    def math_ms(self) -> float:
+        """Kernels that multiply matrices, in one way or another."""
+        return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name in _MATH)
+
+    @property
+    def bandwidth_ms(self) -> float:
+        """Kernels that read and write memory and compute little: element-wise, copies, normalization, ..."""
+        return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name not in _NO_BANDWIDTH)
+
+    @property
+    def compute_ms(self) -> float:
+        """Busy time without copies and exposed communication."""
+        return sum(self.rank.categories[category].ms_per_step for category in ("matmul", "other"))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cause of lost time.
+
+    Attributes:
+        code: the finding's code.
+        cost_ms: what it costs a step, in milliseconds; 0 where it is not the case.
+        describe: a title, the evidence, and what to do.
+    """
+
+    code: str
+    cost_ms: Callable[[Seen], float]
+    describe: Callable[[Seen], Told]
+
+
+def _input_cost(seen: Seen) -> float:
+    rank = seen.rank  # without a GPU nothing hides the wait
+    return rank.idle["data"].ms_per_step if rank.gpu.busy_ms_per_step else rank.host.data_wait_ms_per_step
+
+
+def _input(seen: Seen) -> Told:
+    rank = seen.rank
+    waits = rank.idle["data"].ms_per_step
+    loads = rank.host.data_wait_ms_per_step
+    if not rank.gpu.busy_ms_per_step:
+        title = f"training waits {in_ms(loads)} of each {seen.step} step for the data loader"
+    else:
+        title = (
+            f"the GPU waits {in_ms(waits)} of each {seen.step} step for the data loader "
+            f"(host wait {in_ms(loads)}, {100 * max(1 - waits / loads, 0):.0f} % of it hidden)"
+        )
+    if rank.host.data_loader == _SINGLE_PROCESS:
+        # as many as keep up with what is left of the step, and as many again
+        workers = 2 * max(ceil(loads / max(rank.step_ms.mean - waits, 1e-6)), 1)
+        advice = f"The DataLoader works in the training process: try num_workers={min(workers, 16)}"
+        advice += ", persistent_workers=True and pin_memory=True."
+    else:
+        advice = (
+            "Give the DataLoader more num_workers or a larger prefetch_factor, or make a sample cheaper: decode and "
+            "augment less, or ahead of time."
+        )
+    return title, {"exposed_wait_ms_per_step": waits, "host_wait_ms_per_step": loads}, advice
+
+
+def _transfer_cost(seen: Seen) -> float:
+    to_device = sum(copy.exposed_ms_per_step for copy in seen.rank.copies if copy.direction == "HtoD")
+    return to_device + seen.rank.idle["copy"].ms_per_step
+
+
+def _transfer(seen: Seen) -> Told:
+    copies = [copy for copy in seen.rank.copies if copy.direction == "HtoD"]
+    main = max(copies, key=lambda copy: copy.exposed_ms_per_step, default=None)
+    size = sum(copy.bytes_per_step for copy in copies)
+    memory = f"{main.memory} memory" if main and main.memory else "the host"
+    rate = main.gb_per_s if main else 0.0
+    title = (
+        f"copies to the GPU take {in_ms(_transfer_cost(seen))} of each {seen.step} step "
+        f"({size / 1e6:.1f} MB, mostly from {memory} at {rate:.1f} GB/s)"
+    )
+    less = "copy less (uint8 or bf16 with the conversion on the GPU), or copy the next batch while this one is computed"
+    advice = f"{less[0].upper()}{less[1:]}."
+    if main and main.memory == "pageable":
+        advice = f"Set pin_memory=True in the DataLoader, with which Lightning copies with non_blocking=True; {less}."
+    evidence: Evidence = {
+        "exposed_copy_ms_per_step": sum(copy.exposed_ms_per_step for copy in copies),
+        "copied_bytes_per_step": size,
+        "bandwidth_gb_per_s": rate,
+        "from": main.memory if main else "",
+    }
+    return title, evidence, advice
+
+
+def _sync_cost(seen: Seen) -> float:
+    host = seen.rank.host
+    return host.idle_after_sync_ms_per_step if host.device_syncs_per_step else 0.0
+
+
+def _sync(seen: Seen) -> Told:
+    host = seen.rank.host
+    users = [cause for cause in host.syncs if not cause.lightning]
+    first = users[0]
+    where = f" at {first.where}" if first.where else ""
+    title = (
+        f"the host waits for the GPU {host.device_syncs_per_step:.0f} times a step, mostly in {first.cause}{where}: "
+        f"the queue runs dry, and the GPU idles {in_ms(_sync_cost(seen))} of each {seen.step} step"
+    )
+    evidence: Evidence = {
+        "idle_after_sync_ms_per_step": _sync_cost(seen),
+        "device_syncs_per_step": host.device_syncs_per_step,
+        "lightning_syncs_per_step": host.lightning_syncs_per_step,
+        "cause": first.cause,
+    }
+    if first.where:
+        evidence["where"] = first.where
+    more = "" if first.where else " ForgeProfilerCallback(with_stack=True) records the lines that do it."
+    advice = (
+        "Keep values on the GPU: detach() instead of item(), log every n steps, no if on a tensor, non_blocking copies."
+    )
+    return title, evidence, advice + more
+
+
+def _allocator(seen: Seen) -> Told:
+    host = seen.rank.host
+    cost = host.idle_after_allocator_ms_per_step
+    title = (
+        f"{host.cuda_mallocs_per_step:.1f} cudaMalloc and {host.cuda_frees_per_step:.1f} cudaFree a step keep the GPU "
+        f"waiting {in_ms(cost)} of each {seen.step} step"
+    )
+    evidence: Evidence = {
+        "idle_after_allocator_ms_per_step": cost,
+        "cuda_mallocs_per_step": host.cuda_mallocs_per_step,
+        "cuda_frees_per_step": host.cuda_frees_per_step,
+    }
+    advice = (
+        "Remove torch.cuda.empty_cache() from the loop; keep batch shapes constant or pad them to a few sizes; set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; leave some memory free."
+    )
+    return title, evidence, advice
+
+
+def _optimizer_cost(seen: Seen) -> float:
+    optimizer = next((region for region in seen.rank.regions if region.name == "optimizer" and not region.user), None)
+    if optimizer is None or optimizer.launches_per_step < _UNFUSED_LAUNCHES:
+        return 0.0
+    return optimizer.gpu_ms_per_step + optimizer.idle_ms_per_step
+
+
+def _optimizer(seen: Seen) -> Told:
+    region = next(region for region in seen.rank.regions if region.name == "optimizer" and not region.user)
+    title = (
+        f"the optimizer takes {in_ms(_optimizer_cost(seen))} of each {seen.step} step: "
+        f"{region.launches_per_step:.0f} launches, for which the GPU works {in_ms(region.gpu_ms_per_step)} and waits "
+        f"{in_ms(region.idle_ms_per_step)}"
+    )
+    evidence: Evidence = {
+        "optimizer_ms_per_step": _optimizer_cost(seen),
+        "gpu_busy_ms_per_step": region.gpu_ms_per_step,
+        "gpu_waits_ms_per_step": region.idle_ms_per_step,
+        "launches_per_step": region.launches_per_step,
+    }
+    return title, evidence, "Give the optimizer fused=True (or foreach=True where it has no fused kernel)."
+
+
+def _named_optimizer(seen: Seen) -> bool:
+    """Whether the optimizer's part is a finding of its own."""
+    return seen.pct(_optimizer_cost(seen)) >= NAMED_FROM_PCT
+
+
+def _launch_cost(seen: Seen) -> float:
+    cost = seen.rank.host.idle_launching_ms_per_step
+    if _named_optimizer(seen):
+        cost -= sum(region.idle_ms_per_step for region in seen.rank.regions if region.name == "optimizer")
+    return max(cost, 0.0)
+
+
+def _launch(seen: Seen) -> Told:
+    rank = seen.rank
+    named = {"data", "optimizer"} if _named_optimizer(seen) else {"data"}
+    built_in = [region for region in rank.regions if not region.user and region.name not in named]
+    where = max(built_in, key=lambda region: region.idle_ms_per_step)
+    kernels = rank.gpu.busy_ms_per_step * 1e3 / max(rank.gpu.kernels_per_step, 1)
+    title = (
+        f"the GPU waits {in_ms(_launch_cost(seen))} of each {seen.step} step for Python between its "
+        f"{rank.host.launches_per_step:.0f} launches, most of it in {where.name}; the mean kernel runs {kernels:.1f} µs"
+    )
+    evidence: Evidence = {
+        "idle_launching_ms_per_step": _launch_cost(seen),
+        "launches_per_step": rank.host.launches_per_step,
+        "mean_busy_us_per_kernel": kernels,
+        "most_in_region": where.name,
+    }
+    advice = 'Launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a larger batch, fused modules.'
+    return title, evidence, advice
+
+
+def _communication_cost(seen: Seen) -> float:
+    return max(seen.rank.comm.exposed_ms_per_step - seen.wait_ms, 0.0)
+
+
+def _communication(seen: Seen) -> Told:
+    comm = seen.rank.comm
+    title = (
+        f"communication takes {in_ms(comm.ms_per_step)} of each {seen.step} step, and for "
+        f"{in_ms(_communication_cost(seen))} of it nothing else runs ({comm.hidden_pct:.0f} % is hidden)"
+    )
+    evidence: Evidence = {
+        "comm_ms_per_step": comm.ms_per_step,
+        "exposed_ms_per_step": comm.exposed_ms_per_step,
+        "waiting_for_ranks_ms_per_step": seen.wait_ms,
+        "hidden_pct": comm.hidden_pct,
+    }
+    advice = (
+        "Communicate less often or less: accumulate_grad_batches (DDP then skips the exchange), a larger batch per "
+        "GPU, bf16 gradients (DDP's bf16_compress_hook), a larger bucket_cap_mb; with FSDP, prefetching."
+    )
+    return title, evidence, advice
+
+
+def _gpu_bound(seen: Seen) -> bool:
+    return seen.pct(seen.compute_ms) >= _GPU_BOUND_PCT
+
+
+def _bandwidth_cost(seen: Seen) -> float:
+    enough = seen.pct(seen.bandwidth_ms) >= _BANDWIDTH_PCT
+    return seen.bandwidth_ms if _gpu_bound(seen) and enough else 0.0
+
+
+def _bandwidth(seen: Seen) -> Told:
+    kinds = sorted(
+        ((name, kind) for name, kind in seen.rank.kinds.items() if name not in _NO_BANDWIDTH),
+        key=lambda item: -item[1].ms_per_step,
+    )
+    named = ", ".join(f"{name} {kind.pct:.0f} %" for name, kind in kinds[:3])
+    title = (
+        f"kernels that move memory rather than compute take {in_ms(seen.bandwidth_ms)} of each "
+        f"{seen.step} step ({named})"
+    )
+    evidence: Evidence = {f"{name}_ms_per_step": kind.ms_per_step for name, kind in kinds[:5]}
+    advice = (
+        "Fuse them with torch.compile, keep activations in bf16, use fused layers and losses "
+        "(scaled_dot_product_attention, fused cross entropy), avoid copies between types and layouts."
+    )
+    return title, evidence, advice
+
+
+def _compute_cost(seen: Seen) -> float:
+    limited_by_math = seen.bandwidth_ms <= _BANDWIDTH_TO_MATH * seen.math_ms
+    return seen.compute_ms if _gpu_bound(seen) and limited_by_math else 0.0
+
+
+def _compute(seen: Seen) -> Told:
+    rank = seen.rank
+    title = (
+        f"the GPU computes for {in_ms(seen.compute_ms)} of each {seen.step} step, "
+        f"{in_ms(seen.math_ms)} of it matrix products, convolutions and attention"
+    )
+    evidence: Evidence = {"compute_ms_per_step": seen.compute_ms, "math_ms_per_step": seen.math_ms}
+    advice = (
+        "It is well used. What is left: a lower precision, torch.compile for what is not matrix products, more GPUs."
+    )
+    if rank.flops:
+        title += f" at {rank.flops.matmul_tflops:.0f} TFLOP/s"
+        evidence |= {"matmul_tflops": rank.flops.matmul_tflops, "dtype": rank.flops.dtype}
+        if rank.flops.matmul_pct_of_peak is not None:
+            title += f" ({rank.flops.matmul_pct_of_peak:.0f} % of the {rank.flops.dtype} peak)"
+            evidence["matmul_pct_of_peak"] = rank.flops.matmul_pct_of_peak
+        if rank.flops.dtype in {"fp32", "fp64"}:
+            advice = (
+                f'It computes in {rank.flops.dtype}: Trainer(precision="bf16-mixed") or '
+                'torch.set_float32_matmul_precision("high") uses the tensor cores.'
+            )
+    return title, evidence, advice
+
+
+def in_ms(value: float) -> str:
+    """A time in words: three digits or so."""
+    return f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
+
+
+RULES: Final = (
+    Rule("input-bound", _input_cost, _input),
+    Rule("transfer-bound", _transfer_cost, _transfer),
+    Rule("sync-bound", _sync_cost, _sync),
+    Rule("allocator-churn", lambda seen: seen.rank.host.idle_after_allocator_ms_per_step, _allocator),
+    Rule("slow-optimizer", _optimizer_cost, _optimizer),
+    Rule("launch-bound", _launch_cost, _launch),
+    Rule("communication-bound", _communication_cost, _communication),
+    Rule("compute-bound", _compute_cost, _compute),
+    Rule("memory-bandwidth-bound", _bandwidth_cost, _bandwidth),
+)
+"""Every rule but the straggler's, which takes all ranks together."""

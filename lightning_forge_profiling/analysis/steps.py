@@ -1,0 +1,213 @@
+"""The steps of a recording, on the host and on the GPU."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.links import Links
+from lightning_forge_profiling.analysis.trace import Ints, Trace
+
+__all__ = ["Steps", "find_steps"]
+
+_STEP: Final = re.compile(r"ProfilerStep#(\d+)")
+_REGION: Final = "forge."
+_VALIDATION: Final = "forge.validation"
+_NO_STEP: Final = (_VALIDATION, "forge.checkpoint", "forge.profiler")
+"""Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
+
+_LAUNCHES_DONE: Final = 0.9
+"""A step of which more launches than this left no GPU work, in a trace where launches do, has been cut off."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Steps in order of time. All arrays have one entry a step, but for the scope's.
+
+    Attributes:
+        number: the N of `ProfilerStep#N`.
+        host_start: when the step began on the host, nanoseconds.
+        host_end: when it ended there; a step lasts until the next one begins.
+        start: when its window on the GPU begins: when the GPU had completed the step before.
+        end: when the GPU had completed this one's work.
+        whole: False for a step that was cut off.
+        scope: the windows without validation and checkpoints, disjoint and ascending.
+        scope_step: the position of the step that each interval of the scope belongs to.
+        host_scope: the same of the host's spans.
+        host_scope_step: likewise.
+        marks: rows of `Trace.annotations` that mark the steps; empty where nothing does, and all of it is one step.
+    """
+
+    number: Ints
+    host_start: Ints
+    host_end: Ints
+    start: Ints
+    end: Ints
+    whole: NDArray[np.bool_]
+    scope: Intervals
+    scope_step: Ints
+    host_scope: Intervals
+    host_scope_step: Ints
+    marks: Ints
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def measure(self, covered: Intervals) -> Ints:
+        """How much of the intervals lies in each step's window on the GPU, in nanoseconds."""
+        return self._sum(covered, self.scope, self.scope_step)
+
+    def measure_host(self, covered: Intervals) -> Ints:
+        """How much of the intervals lies in each step on the host."""
+        return self._sum(covered, self.host_scope, self.host_scope_step)
+
+    def length(self) -> Ints:
+        """How long each step's window is, without validation and checkpoints."""
+        return self.measure(self.scope)
+
+    def host_length(self) -> Ints:
+        """How long each step is on the host, likewise."""
+        return self.measure_host(self.host_scope)
+
+    def of_host(self, time: Ints) -> Ints:
+        """The step that each instant on the host belongs to; -1 for none, and for validation and checkpoints."""
+        return _belongs(time, self.host_scope, self.host_scope_step)
+
+    def of_gpu(self, time: Ints) -> Ints:
+        """The step in whose window each instant lies; -1 for none."""
+        return _belongs(time, self.scope, self.scope_step)
+
+    def _sum(self, covered: Intervals, scope: Intervals, step: Ints) -> Ints:
+        return np.bincount(step, covered.within(scope.start, scope.end), len(self)).astype(np.int64)
+
+
+def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = None) -> Steps:
+    """Find the steps of a trace.
+
+    A step on the host lasts from its `ProfilerStep#N` to the next. GPU work belongs to the step in which the host
+    launched it, and a step's window on the GPU reaches from the completion of the previous step's work to that of its
+    own.
+
+    Args:
+        trace: the trace.
+        links: what launched its GPU work.
+        numbers: take only steps from the first number to before the second.
+    """
+    name = np.array([bool(_STEP.fullmatch(name)) for name in trace.names] or [False])
+    rows = np.flatnonzero(name[trace.annotations.name]) if len(trace.annotations) else np.zeros(0, np.int64)
+    if len(rows):
+        number = np.array([int(trace.names[row].partition("#")[2]) for row in trace.annotations.name[rows]])
+        host_start, host_end = trace.annotations.start[rows], trace.annotations.end[rows]
+        # two profilers, or threads, may have marked the same step
+        first = np.concatenate(([True], number[1:] != number[:-1]))
+        number, host_start, host_end = number[first], host_start[first], host_end[first]
+        recording = np.searchsorted(trace.begins, host_start, side="right")
+        same = recording[1:] == recording[:-1]
+        host_end[:-1] = np.where(same, host_start[1:], host_end[:-1])
+    else:
+        first_event, last_event = _extent(trace)
+        number, host_start, host_end = np.array([0]), np.array([first_event]), np.array([last_event])
+        recording, same = np.array([1]), np.zeros(0, bool)
+    start, end = _windows(trace, links, host_start, host_end, same)
+    whole = _whole(trace, links, host_start, host_end)
+    chosen = np.ones(len(number), bool) if numbers is None else (number >= numbers[0]) & (number < numbers[1])
+    not_host, not_gpu = _no_step(trace, links, host_start)
+    number, host_start, host_end = number[chosen], host_start[chosen], host_end[chosen]
+    start, end, whole = start[chosen], end[chosen], whole[chosen]
+    scope, scope_step = _scope(start, end, not_gpu)
+    host_scope, host_scope_step = _scope(host_start, host_end, not_host)
+    return Steps(number, host_start, host_end, start, end, whole, scope, scope_step, host_scope, host_scope_step, rows)
+
+
+def _extent(trace: Trace) -> tuple[int, int]:
+    tables = (trace.gpu, trace.calls, trace.operators, trace.annotations)
+    starts = [int(table.start.min()) for table in tables if len(table)]
+    ends = [int(table.end.max()) for table in tables if len(table)]
+    return (min(starts), max(ends)) if starts else (0, 0)
+
+
+def _windows(
+    trace: Trace, links: Links, host_start: Ints, host_end: Ints, same: NDArray[np.bool_]
+) -> tuple[Ints, Ints]:
+    """The steps' windows on the GPU; those of the host where the trace has no GPU work with a known launch."""
+    steps = len(host_start)
+    linked = np.flatnonzero(links.linked)
+    if not len(linked):
+        return host_start.copy(), host_end.copy()
+    step = np.searchsorted(host_start, links.time[linked], side="right") - 1
+    inside = (step >= 0) & (links.time[linked] < host_end[step])
+    completed = np.full(steps, np.iinfo(np.int64).min)
+    np.maximum.at(completed, step[inside], trace.gpu.end[linked[inside]])
+    first = np.full(steps, np.iinfo(np.int64).max)
+    np.minimum.at(first, step[inside], trace.gpu.start[linked[inside]])
+    own = np.full(len(trace.gpu), -1)
+    own[linked[inside]] = step[inside]
+    start, end = np.empty(steps, np.int64), np.empty(steps, np.int64)
+    for number in range(steps):
+        if number and same[number - 1]:
+            start[number] = end[number - 1]
+        else:
+            # what the warm-up step left for the GPU to do, whose launch was not recorded
+            before = trace.gpu.end[(own < 0) & (trace.gpu.start < first[number])]
+            before = before[before > host_start[number]]
+            start[number] = max(host_start[number], int(before.max(initial=0)))
+            start[number] = min(start[number], max(first[number], host_start[number]))
+        done = completed[number] if first[number] < np.iinfo(np.int64).max else host_end[number]
+        end[number] = max(start[number], done)
+    return start, end
+
+
+def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDArray[np.bool_]:
+    """Which steps have all of their GPU work."""
+    launched = np.zeros(len(trace.calls), bool)
+    launched[links.call[links.call >= 0]] = True
+    kinds = np.unique(trace.calls.name[launched])
+    launches = np.flatnonzero(np.isin(trace.calls.name, kinds))
+    step = np.searchsorted(host_start, trace.calls.start[launches], side="right") - 1
+    inside = (step >= 0) & (trace.calls.start[launches] < host_end[step])
+    asked = np.bincount(step[inside], minlength=len(host_start))
+    done = np.bincount(step[inside], launched[launches[inside]], len(host_start))
+    return done >= _LAUNCHES_DONE * asked
+
+
+def _no_step(trace: Trace, links: Links, host_start: Ints) -> tuple[Intervals, Intervals]:
+    """The time of validation and checkpoints, on the host and on the GPU."""
+    if not len(trace.annotations):
+        return Intervals.of([], []), Intervals.of([], [])
+    annotations = trace.annotations
+    marks = np.array([name in _NO_STEP for name in trace.names])[annotations.name]
+    # Lightning prepares a validation before it announces it: that begins where what came before it ended
+    regions = np.array([name.startswith(_REGION) for name in trace.names])[annotations.name]
+    ends = np.sort(np.concatenate((annotations.end[regions], host_start)))
+    prepared = np.array([trace.names[name] == _VALIDATION for name in annotations.name[marks].tolist()], bool)
+    before = np.append(ends, 0)[np.searchsorted(ends, annotations.start[marks], side="right") - 1]
+    begins = np.where(prepared & (before > 0), before, annotations.start[marks])
+    host = Intervals.of(begins, annotations.end[marks])
+    # on the GPU such a span begins when both the host is there and the work before it is done, and ends likewise
+    order = np.argsort(links.time, kind="stable")
+    time, completed = links.time[order], np.maximum.accumulate(trace.gpu.end[order]) if len(order) else links.time
+    begin = np.maximum(host.start, _completed(time, completed, host.start))
+    end = np.maximum(host.end, _completed(time, completed, host.end))
+    return host, Intervals.of(begin, end)
+
+
+def _completed(launch: Ints, completed: Ints, time: Ints) -> Ints:
+    """When all that was launched before each instant was done."""
+    number = np.searchsorted(launch, time, side="left") - 1
+    return np.where(number >= 0, np.append(completed, 0)[number], time)
+
+
+def _scope(start: Ints, end: Ints, without: Intervals) -> tuple[Intervals, Ints]:
+    some = end > start
+    # windows tile, so intervals that touch must stay apart: they are not united here
+    scope = Intervals(start[some], end[some]) - without
+    return scope, np.flatnonzero(some)[np.searchsorted(start[some], scope.start, side="right") - 1]
+
+
+def _belongs(time: Ints, scope: Intervals, step: Ints) -> Ints:
+    number = np.searchsorted(scope.start, time, side="right") - 1
+    inside = (number >= 0) & (time < np.append(scope.end, 0)[number])
+    return np.where(inside, np.append(step, -1)[number], -1)

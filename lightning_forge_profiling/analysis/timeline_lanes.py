@@ -1,0 +1,102 @@
+"""The picture of a recording: its lanes, with the shortest spans left out where there are too many."""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.timeline import Lane, Timeline
+from lightning_forge_profiling.analysis.trace import Ints, Spans
+
+__all__ = ["MOST_SPANS", "draw"]
+
+MOST_SPANS: Final = 20_000
+"""About 600 kB of a page."""
+
+_REGION: Final = "region"
+_KINDS: Final = (*KINDS, _REGION)
+_NAME_LENGTH: Final = 300
+
+
+def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Timeline:
+    """Draw a rank's steps.
+
+    Args:
+        recording: the recording.
+        rank: the rank's number.
+        most_spans: how many spans to keep; the shortest are left out.
+    """
+    trace, steps = recording.trace, recording.steps
+    gpu, annotations = trace.gpu, trace.annotations
+    if not len(steps):
+        return Timeline(rank=rank, length_us=0.0, steps=(), names=(), kinds=_KINDS, lanes=())
+    begin = int(min(steps.start.min(), steps.host_start.min()))
+    end = int(max(steps.end.max(), steps.host_end.max()))
+    shown = (annotations.end > begin) & (annotations.start < end) & ~np.isin(np.arange(len(annotations)), steps.marks)
+    work = (gpu.end > begin) & (gpu.start < end)
+    duration = np.concatenate(((annotations.end - annotations.start)[shown], (gpu.end - gpu.start)[work]))
+    shortest, omitted = 0, max(len(duration) - most_spans, 0)
+    if omitted:
+        shortest = int(np.partition(duration, omitted)[omitted])
+        shown &= annotations.end - annotations.start >= shortest
+        work &= gpu.end - gpu.start >= shortest
+        omitted = len(duration) - int(shown.sum()) - int(work.sum())
+    names = np.unique(np.concatenate((annotations.name[shown], gpu.name[work])))
+    place = np.zeros(len(trace.names) + 1, np.int64)
+    place[names] = np.arange(len(names))
+
+    def lane(name: str, group: str, spans: tuple[Ints, Ints, Ints], kind: Ints) -> Lane:
+        start, stop = np.maximum(spans[0], begin), np.minimum(spans[1], end)
+        return Lane(
+            name=name,
+            group=group,
+            start_us=tuple(((start - begin) / 1e3).tolist()),
+            duration_us=tuple(((stop - start) / 1e3).tolist()),
+            name_index=tuple(place[spans[2]].tolist()),
+            kind_index=tuple(kind.tolist()),
+        )
+
+    lanes = [
+        lane(f"host: {label}", "host", (spans.start, spans.end, spans.name), np.full(len(spans), _KINDS.index(_REGION)))
+        for label, spans in _host_lanes(recording, shown)
+    ]
+    comm = np.isin(recording.kind, [KINDS.index(kind) for kind in KINDS if CATEGORY_OF[kind] == "comm"])
+    for number, (device, stream) in enumerate(trace.lanes):
+        for group, rows in (("stream", work & ~comm), ("comm", work & comm)):
+            chosen = rows & (gpu.lane == number)
+            if chosen.any():
+                name = f"stream {stream}" if group == "stream" else f"communication, stream {stream}"
+                name += f" (GPU {device})" if len({lane[0] for lane in trace.lanes}) > 1 else ""
+                lanes.append(
+                    lane(name, group, (gpu.start[chosen], gpu.end[chosen], gpu.name[chosen]), recording.kind[chosen])
+                )
+    return Timeline(
+        rank=rank,
+        length_us=(end - begin) / 1e3,
+        steps=tuple(
+            (int(number), (int(start) - begin) / 1e3, (int(stop) - begin) / 1e3)
+            for number, start, stop in zip(steps.number, steps.start, steps.end, strict=True)
+        ),
+        names=tuple(trace.names[name][:_NAME_LENGTH] for name in names.tolist()),
+        kinds=_KINDS,
+        lanes=tuple(lanes),
+        omitted=omitted,
+    )
+
+
+def _host_lanes(recording: Recording, shown: NDArray[np.bool_]) -> list[tuple[str, Spans]]:
+    """The host's ranges, each depth of nesting on a lane of its own so that none hides another."""
+    annotations = recording.trace.annotations
+    found = []
+    rows = np.flatnonzero(shown)
+    depth = 0
+    while len(rows):
+        reached = np.maximum.accumulate(annotations.end[rows])
+        top = np.concatenate(([True], annotations.start[rows][1:] >= reached[:-1]))
+        own = rows[top]
+        spans = Spans(start=annotations.start[own], end=annotations.end[own], name=annotations.name[own])
+        found.append(("regions" if not depth else f"nested {depth}", spans))
+        rows, depth = rows[~top], depth + 1
+    return found

@@ -1,0 +1,106 @@
+"""One event of a trace as it stands in the file: just what the analysis uses, whatever the profiler's age called it."""
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["Arguments", "Event", "EventDecoder"]
+
+_NONE: Final = msgspec.Raw(b"")
+_EXACT_US: Final = 2**53 / 1e3
+"""Up to here a float of microseconds is good to the nanosecond."""
+
+Number = int | float | str | None
+
+
+class Arguments(msgspec.Struct, gc=False, frozen=True):
+    """What an event says beside its name and times."""
+
+    external: Number = msgspec.field(default=-1, name="External id")
+    external_2021: Number = msgspec.field(default=-1, name="external id")
+    correlation: Number = -1
+    device: Number = -1
+    stream: Number = -1
+    bytes: Number = 0
+    sequence: Number = msgspec.field(default=-1, name="Sequence number")
+    input_dims: msgspec.Raw = msgspec.field(default=_NONE, name="Input Dims")
+    input_types: msgspec.Raw = msgspec.field(default=_NONE, name="Input type")
+    concrete_inputs: msgspec.Raw = msgspec.field(default=_NONE, name="Concrete Inputs")
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    group: Number = msgspec.field(default=None, name="Process Group Name")
+    elements: Number = msgspec.field(default=0, name="In msg nelems")
+    element_type: str | None = msgspec.field(default=None, name="dtype")
+    allocation: Number = msgspec.field(default=0, name="Bytes")
+    allocated: Number = msgspec.field(default=-1, name="Total Allocated")
+    reserved: Number = msgspec.field(default=-1, name="Total Reserved")
+    device_type: Number = msgspec.field(default=-1, name="Device Type")
+    device_id: Number = msgspec.field(default=-1, name="Device Id")
+
+
+_NO_ARGUMENTS: Final = Arguments()
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event; times are microseconds."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    ts: float | None = None
+    dur: float | None = 0.0
+    pid: Number = -1
+    tid: Number = -1
+    args: Arguments | None = _NO_ARGUMENTS
+
+
+class ExactEvent(Event, gc=False):
+    """The same with the time as it was written: a float cannot hold the nanoseconds of a time since 1970."""
+
+    ts: Decimal | None = None  # type: ignore[assignment]
+
+
+_decode_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class EventDecoder:
+    """Decode lists of events; one that is not like an event is left out and counted.
+
+    Attributes:
+        left_out: how many were.
+    """
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._use(Event)
+
+    def __call__(self, text: bytes) -> list[Event]:
+        """Decode the JSON text of a list of events.
+
+        Raises:
+            msgspec.DecodeError: the text is not JSON.
+        """
+        try:
+            events = self._decode_list(text)
+        except msgspec.ValidationError:
+            events = self._one_by_one(text)
+        if not self._exact and any(event.ts is not None and event.ts > _EXACT_US for event in events):
+            self._use(ExactEvent)
+            return self(text)
+        return events
+
+    def _use(self, type_: type[Event]) -> None:
+        self._exact = type_ is ExactEvent
+        list_type: Any = list[type_]  # type: ignore[valid-type]
+        self._decode_list: Callable[[bytes], list[Event]] = msgspec.json.Decoder(list_type).decode
+        self._decode_one = msgspec.json.Decoder(type_).decode
+
+    def _one_by_one(self, text: bytes) -> list[Event]:
+        events = []
+        for one in _decode_raw(text):
+            try:
+                events.append(self._decode_one(one))
+            except msgspec.ValidationError:
+                self.left_out += 1
+        return events

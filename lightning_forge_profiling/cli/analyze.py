@@ -1,0 +1,95 @@
+"""`forge-profiling analyze`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_forge_profiling.cli.arguments import at_least, step_range
+from lightning_forge_profiling.cli.output import Progress, stdout_console, write_json
+
+if TYPE_CHECKING:
+    from lightning_forge_profiling.analysis.pipeline import Result
+
+__all__ = ["SORTS", "add_to"]
+
+SORTS = ("device", "self_device", "host", "self_host", "calls", "memory")
+"""Those of `analysis.operators`, named here too so that `--help` need not load it."""
+
+_TOP = 20  # kernels and operators that the reports hold unless told otherwise
+_TOP_ON_TERMINAL = 8
+
+_EXAMPLES = """\
+examples:
+  forge-profiling analyze forge/                         verdict and tables of all ranks
+  forge-profiling analyze rank0.trace.json.gz --json | jq '.ranks[0].gpu.busy_pct'
+  forge-profiling analyze forge/ --html report.html --markdown summary.md
+  forge-profiling analyze forge/ --rank 3 --steps 6:8 --sort self_host --top 30
+"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "analyze",
+        help="say what bounds a run, and show the numbers",
+        description="Say what bounds a run: print the verdict and the numbers behind it, and write reports.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank")
+    parser.add_argument("--json", action="store_true", help="print summary.json and nothing else")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report with the timeline")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
+    parser.add_argument("--rank", type=at_least(0), metavar="N", help="only this rank of a folder")
+    parser.add_argument("--steps", type=step_range, metavar="A:B", help="only the steps from A up to, not including, B")
+    parser.add_argument("--sort", choices=SORTS, help="order of the operators (default: device), and print them")
+    parser.add_argument(
+        "--top", type=at_least(1), metavar="N", help=f"how many kernels and operators (default: {_TOP} in the reports)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
+
+    with Progress() as progress:
+        result = analyze(
+            args.path,
+            rank=args.rank,
+            steps=args.steps,
+            top=args.top or _TOP,
+            sort=args.sort or "device",
+            progress=progress,
+        )
+        _write_files(args, result)
+    if args.json:
+        from lightning_forge_profiling.report.files import summary_json  # noqa: PLC0415
+
+        write_json(summary_json(result.analysis))
+    else:
+        _print(args, result)
+    return 0
+
+
+def _write_files(args: argparse.Namespace, result: "Result") -> None:
+    from lightning_forge_profiling.report.files import write_file  # noqa: PLC0415
+
+    if args.markdown:
+        from lightning_forge_profiling.report.markdown import markdown  # noqa: PLC0415
+
+        write_file(args.markdown, markdown(result.analysis).encode(errors="replace"))
+    if args.html:
+        from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
+
+        write_file(args.html, html_report(result.analysis, result.timelines).encode(errors="replace"))
+
+
+def _print(args: argparse.Namespace, result: "Result") -> None:
+    from lightning_forge_profiling.report.console import print_analysis  # noqa: PLC0415
+
+    shown = args.top or _TOP_ON_TERMINAL
+    print_analysis(result.analysis, stdout_console(), kernels=shown, operators=shown if args.top or args.sort else 0)
+    for written in (args.markdown, args.html):
+        if written:
+            sys.stdout.write(f"report     {written}\n")

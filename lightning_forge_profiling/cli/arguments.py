@@ -1,0 +1,51 @@
+"""Types of arguments, for `argparse`."""
+
+import argparse
+import math
+from collections.abc import Callable
+
+__all__ = ["at_least", "percentage", "step_range"]
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """A whole number that is no less than `lowest`."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest} on")
+        return value
+
+    return number
+
+
+def percentage(text: str) -> float:
+    """A number that is not negative, with or without a percent sign.
+
+    Example:
+        >>> percentage("5%")
+        5.0
+    """
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if value < 0 or not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage")
+    return value
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """The half-open range A:B of steps.
+
+    Example:
+        >>> step_range("5:8")
+        (5, 8)
+    """
+    first, colon, end = text.partition(":")
+    if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 5:8")
+    return int(first), int(end)

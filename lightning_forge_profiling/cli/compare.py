@@ -1,0 +1,73 @@
+"""`forge-profiling compare`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lightning_forge_profiling.cli.arguments import percentage
+from lightning_forge_profiling.cli.output import Progress, stdout_console, write_json
+
+__all__ = ["METRICS", "add_to"]
+
+METRICS = ("step", "busy", "idle", "matmul", "comm", "memory", "other")
+"""Those of `analysis.compare`, named here too so that `--help` need not load it."""
+
+_EXAMPLES = """\
+examples:
+  forge-profiling compare before/ after/
+  forge-profiling compare main.json.gz branch.json.gz --fail-over 5
+  forge-profiling compare before/ after/ --fail-over 10 --metric comm --metric step
+
+The gate fails only where the bootstrap interval of the median's difference lies wholly above the limit. With fewer than
+five whole steps on a side there is no telling: that is said, and passes.
+"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "compare",
+        help="compare two runs, and fail if the second is slower",
+        description="Compare two traces or folders of ranks: step, busy and idle time, kinds and kernels.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("before", type=Path, metavar="A", help="the trace or folder of before")
+    parser.add_argument("after", type=Path, metavar="B", help="the trace or folder of now")
+    parser.add_argument(
+        "--fail-over", type=percentage, metavar="PCT", help="exit with 1 where a metric is worse by more than this"
+    )
+    parser.add_argument(
+        "--metric",
+        action="append",
+        choices=METRICS,
+        help="what --fail-over is about, in milliseconds per step (default: step); may be given again",
+    )
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON and nothing else")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from lightning_forge_profiling.analysis.compare import compare, gate  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415
+
+    with Progress() as progress:
+        # All kernels, so that one that left the top of the list does not look as if it were gone.
+        before, after = (
+            analyze(path, top=sys.maxsize, progress=progress).analysis for path in (args.before, args.after)
+        )
+        comparison = compare(before, after)
+    limit = args.fail_over
+    metrics = dict.fromkeys(args.metric or ["step"])
+    gates = [] if limit is None else [gate(comparison, metric, limit) for metric in metrics]
+    passed = all(decided.passed for decided in gates)
+    if args.json:
+        import msgspec  # noqa: PLC0415
+
+        content = {"passed": passed, "gates": gates, "comparison": comparison}
+        write_json(msgspec.json.format(msgspec.json.encode(content), indent=2))
+    else:
+        from lightning_forge_profiling.report.comparison import print_comparison  # noqa: PLC0415
+
+        print_comparison(comparison, gates, stdout_console())
+    return 0 if passed else 1

@@ -1,0 +1,72 @@
+"""`forge-profiling tensorboard`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name
+from lightning_forge_profiling.cli.output import Progress
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
+
+__all__ = ["add_to"]
+
+_EXAMPLES = """\
+examples:
+  forge-profiling tensorboard lightning_logs/version_0/forge --out plugin
+  tensorboard --logdir plugin
+"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "tensorboard",
+        help="make copies that TensorBoard's profiler plugin reads correctly",
+        description="Write copies of traces that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3)\n"
+        "reads correctly, named rankN.pt.trace.json.gz.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the folder to write to, made if needed")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.report.text import plain  # noqa: PLC0415
+
+    sources, notes = find_traces(args.path)
+    copies = _targets(sources, args.out)
+    args.out.mkdir(parents=True, exist_ok=True)
+    failures: list[TraceError] = []
+    with Progress() as progress:
+        for source, target in copies:
+            progress(f"copying {source}")
+            try:
+                write_plugin_copy(source, target)
+            except TraceError as exc:
+                failures.append(exc)
+    if len(failures) == len(copies):
+        raise failures[0]
+    for remark in (*notes, *(f"left out: {failure}" for failure in failures)):
+        sys.stderr.write(f"forge-profiling: {plain(remark)}\n")
+    written = len(copies) - len(failures)
+    sys.stdout.write(f"{written} {'copy' if written == 1 else 'copies'} in {args.out}; to look at: ")
+    sys.stdout.write(f"tensorboard --logdir {quote(str(args.out))}    (tab PyTorch Profiler)\n")
+    return 0
+
+
+def _targets(sources: Sequence[Path], folder: Path) -> list[tuple[Path, Path]]:
+    """Each trace and where its copy goes, by the rank in its name, or else by its position among the others."""
+    named = [rank_in_name(source) for source in sources]
+    ranks = [rank for rank in named if rank is not None]
+    if len(set(ranks)) < len(sources):
+        ranks = list(range(len(sources)))
+    copies = [(source, folder / f"rank{rank}.pt.trace.json.gz") for source, rank in zip(sources, ranks, strict=True)]
+    for source, target in copies:
+        if target.exists() and target.samefile(source):
+            raise ConfigurationError(f"{source}: the copy would replace the trace; give --out another folder")
+    return copies

@@ -1,0 +1,98 @@
+"""`forge-profiling view`."""
+
+import argparse
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+
+from lightning_forge_profiling.analysis.trace_files import find_traces
+from lightning_forge_profiling.cli.arguments import at_least
+from lightning_forge_profiling.cli.output import Progress
+from lightning_forge_profiling.errors import ConfigurationError
+
+__all__ = ["add_to"]
+
+_REPORT = "report.html"
+
+_EXAMPLES = """\
+examples:
+  forge-profiling view forge/                            the HTML report in the browser
+  forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
+
+On a remote machine, forward the port first (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and open the
+printed address here.
+"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "view",
+        help="open the HTML report, or the trace in Perfetto",
+        description="Open the HTML report in the browser, made now if there is none;\n"
+        "or serve a trace, once and to this machine only, to ui.perfetto.dev.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="report.html, a trace, or a folder with either")
+    parser.add_argument("--perfetto", action="store_true", help="show the trace itself, at https://ui.perfetto.dev")
+    parser.add_argument(
+        "--port",
+        type=at_least(0),
+        metavar="N",
+        default=9001,
+        help="where to serve for --perfetto; the page connects to 9001 only, so another one has to be forwarded to it",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address and leave opening it to you")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.perfetto:
+        return _perfetto(_one_trace(args.path), args.port, browser=not args.no_browser)
+    report = _report(args.path).resolve()
+    sys.stdout.write(f"{report}\n")
+    sys.stdout.flush()
+    if not args.no_browser and not webbrowser.open(report.as_uri()):
+        sys.stderr.write("forge-profiling: no browser found; open the file above in one\n")
+    return 0
+
+
+def _report(path: Path) -> Path:
+    """The HTML report at a path, made in a temporary folder where there is only a trace."""
+    if path.suffix == ".html":
+        path.stat()
+        return path
+    if (path / _REPORT).is_file():
+        return path / _REPORT
+    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.report.files import write_file  # noqa: PLC0415
+    from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
+
+    with Progress() as progress:
+        result = analyze(path, progress=progress)
+        made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / _REPORT
+        write_file(made, html_report(result.analysis, result.timelines).encode(errors="replace"))
+    return made
+
+
+def _one_trace(path: Path) -> Path:
+    traces, _ = find_traces(path)
+    if len(traces) > 1:
+        names = ", ".join(trace.name for trace in traces)
+        raise ConfigurationError(f"{path}: {len(traces)} traces, and Perfetto shows one; name one of {names}")
+    return traces[0]
+
+
+def _perfetto(trace: Path, port: int, *, browser: bool) -> int:
+    from lightning_forge_profiling.cli.perfetto import TraceServer  # noqa: PLC0415  (start fast)
+
+    with TraceServer(trace, port) as server:
+        sys.stdout.write(f"serving {trace} on 127.0.0.1:{server.port} until it has been fetched, or Ctrl-C\n")
+        sys.stdout.write(f"{server.link}\n")
+        sys.stdout.flush()
+        if browser and not webbrowser.open(server.link):
+            sys.stderr.write("forge-profiling: no browser found; open the address above in one\n")
+        server.serve_once()
+    return 0

@@ -1,0 +1,123 @@
+// Elements, text and numbers.
+//
+// Names come out of trace files and are untrusted: they reach the page as text nodes and plain attributes only. Control
+// characters and those that reverse the direction of the text around them are shown as U+FFFD.
+
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+function visible(text) {
+  return String(text).replace(/[\t\n\r]+/g, " ").replace(HIDDEN, "\ufffd");
+}
+
+// element("td", { class: "number", onclick: f }, "text", otherElement): what is null or false is left out.
+function element(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? "" : visible(value));
+  }
+  for (const child of children.flat()) {
+    if (child === null || child === undefined || child === false) continue;
+    made.append(child instanceof Node ? child : visible(child));
+  }
+  return made;
+}
+
+function button(label, onclick, attributes) {
+  return element("button", { type: "button", onclick, ...attributes }, label);
+}
+
+const FORMATS = new Map();
+
+function number(value, digits = 0) {
+  if (typeof value !== "number" || !Number.isFinite(value)) return "\u2013";
+  if (!FORMATS.has(digits)) {
+    const fixed = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    FORMATS.set(digits, new Intl.NumberFormat("en-US", fixed));
+  }
+  return FORMATS.get(digits).format(value);
+}
+
+// Three significant digits or more, for numbers that stand alone.
+function short(value) {
+  const size = Math.abs(value);
+  return number(value, size === 0 || size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
+}
+
+// Whole numbers as they are, others with two digits: 3, 0.33.
+function count(value) {
+  return number(value, Number.isInteger(value) ? 0 : 2);
+}
+
+function scaled(value, base, units) {
+  let power = 0;
+  while (Math.abs(value) >= base && power < units.length - 1) {
+    value /= base;
+    power += 1;
+  }
+  return `${power ? short(value) : number(value)} ${units[power]}`;
+}
+
+const bytes = (value) => scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
+const memoryBytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+const flop = (value) => scaled(value, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
+const milliseconds = (value) => `${short(value)} ms`;
+const percent = (value) => `${number(value, 1)} %`;
+
+// A time on the timeline, in the unit in which it is easy to read.
+function duration(us) {
+  if (us < 1000) return `${number(us, us < 100 ? 2 : 1)} \u00b5s`;
+  return us < 1e6 ? `${number(us / 1000, 3)} ms` : `${number(us / 1e6, 3)} s`;
+}
+
+// The units that an evidence's name ends in, the longer ones first.
+const UNITS = [
+  ["ms per step", (value) => `${short(value)} ms per step`],
+  ["us per step", (value) => `${short(value)} \u00b5s per step`],
+  ["megabytes per step", (value) => `${short(value)} MB per step`],
+  ["mb per step", (value) => `${short(value)} MB per step`],
+  ["bytes per step", (value) => `${bytes(value)} per step`],
+  ["per step", (value) => `${count(value)} per step`],
+  ["gb per s", (value) => `${short(value)} GB/s`],
+  ["per s", (value) => `${short(value)} per second`],
+  ["pct of peak", (value) => `${percent(value)} of peak`],
+  ["pct", percent],
+  ["tflops", (value) => `${short(value)} TFLOP/s`],
+  ["megabytes", (value) => `${short(value)} MB`],
+  ["bytes", bytes],
+  ["ms", milliseconds],
+  ["us", (value) => `${short(value)} \u00b5s`],
+];
+
+// "idle_after_sync_ms_per_step", 1.234 -> ["idle after sync", "1.23 ms per step"]
+function evidence(key, value) {
+  const words = key.replaceAll("_", " ");
+  if (typeof value !== "number") return [words, value];
+  const [unit, write] = UNITS.find(([ending]) => /[ ,]$/.test(words.slice(0, -ending.length)) && words.endsWith(ending)) ?? ["", count];
+  return [words.slice(0, words.length - unit.length).replace(/[ ,]+$/, ""), write(value)];
+}
+
+// Where the bracket opens that closes at the end of `text`, its length where none does.
+function openingOf(text, opens, closes) {
+  let depth = 0;
+  for (let place = text.length - 1; text.endsWith(closes) && place >= 0; place -= 1) {
+    if (text[place] === closes) depth += 1;
+    else if (text[place] === opens && (depth -= 1) === 0) return place;
+  }
+  return text.length;
+}
+
+// Where the base name of a demangled kernel begins and ends: without return type, namespaces, template and arguments.
+function baseName(name) {
+  const called = name.slice(0, openingOf(name, "(", ")"));
+  const plain = called.slice(0, openingOf(called, "<", ">"));
+  const begin = Math.max(plain.lastIndexOf("::") + 2, plain.lastIndexOf(" ") + 1);
+  const demangled = plain.length < name.length && begin < plain.length && !/^Mem(cpy|set)/.test(name);
+  return demangled ? [begin === 1 ? 0 : begin, plain.length] : [0, name.length];
+}
+
+function shortName(name) {
+  const [begin, end] = baseName(name);
+  return name.slice(begin, end) || name;
+}

@@ -1,0 +1,91 @@
+// The page: sections in order, one choice of rank for the timeline and the details, and the theme.
+
+function rankSelect(ranks, label, onRank) {
+  if (ranks.length < 2) return null;
+  const select = element("select", { "aria-label": label, onchange: (event) => onRank(Number(event.target.value)) },
+    ranks.map((rank) => element("option", { value: rank }, String(rank))));
+  return element("label", { class: "rank" }, "Rank ", select);
+}
+
+function section(id, title, content, tools = null) {
+  return element("section", { id, "aria-label": title || "Verdict" },
+    title && element("div", { class: "heading" }, element("h2", null, title), tools), content);
+}
+
+function rankDetails(rank) {
+  const part = (id, title, content) => section(id, title, content);
+  return [
+    part("kernels", "Top kernels", kernelTable(rank.top_kernels).element),
+    part("operators", "Operators", operatorTable(rank.operators).element),
+    rank.regions.length > 0 && part("regions", "Regions", regionTable(rank.regions)),
+    part("host", "Host and memory", [hostFacts(rank), rank.host.syncs.length > 0 && syncTable(rank.host.syncs)]),
+    rank.copies.length > 0 && part("copies", "Copies", copyTable(rank.copies)),
+    part("flops", "FLOPs", flopsSection(rank)),
+  ];
+}
+
+function themeButton(onChange) {
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const toggle = button("", () => apply(isDark() ? "light" : "dark"), { id: "theme" });
+  const apply = (theme) => {
+    if (theme) root.dataset.theme = theme;
+    else delete root.dataset.theme;
+    toggle.textContent = isDark() ? "Light" : "Dark";
+    toggle.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
+    onChange();
+  };
+  dark.addEventListener("change", () => apply(root.dataset.theme));
+  let before;
+  window.addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    apply("light");
+  });
+  window.addEventListener("afterprint", () => apply(before));
+  apply(root.dataset.theme);
+  return toggle;
+}
+
+function build(summary, timelines) {
+  const { ranks, findings, hints, collectives, rank_waits: waits, run } = summary;
+  const details = element("div", { id: "details" });
+  const detailRanks = rankSelect(ranks.map((rank) => rank.rank), "Rank of the details", (rank) => choose(rank));
+  const steps = element("div", { id: "steps" });
+  const picture = timelines.length > 0 ? new TimelineView(timelines, (rank) => choose(rank)) : null;
+
+  const choose = (number) => {
+    picture?.show(number);
+    const rank = ranks.find((each) => each.rank === number);
+    if (!rank) return;
+    const select = detailRanks?.querySelector("select");
+    if (select) select.value = String(number);
+    details.replaceChildren(...rankDetails(rank).filter(Boolean));
+    steps.replaceChildren(...(rank.per_step.length > 1
+      ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rank.rank}` : "Steps"), stepBars(rank)] : []));
+  };
+
+  const several = ranks.length > 1;
+  const sections = [
+    section("verdict", "", verdictSection(summary)),
+    ranks.length > 0 && section("timeline", "Step timeline", picture?.element ?? element("p", { class: "empty" }, "No timeline was recorded.")),
+    ranks.length > 0 && section("breakdown", "Breakdown of the step", [...breakdownSection(ranks), steps]),
+    section("findings", "Findings", findingsSection(findings)),
+    ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
+    (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
+    run && section("run", "The whole run", runSection(run)),
+    hints.length > 0 && section("hints", "Hints", hintsSection(hints, several)),
+  ].filter(Boolean);
+  const page = document.getElementById("page");
+  page.append(
+    element("header", null,
+      element("div", null, element("span", { class: "product" }, "forge-profiling"), " ", element("span", { class: "source" }, summary.source)),
+      themeButton(() => picture?.recolour())),
+    element("main", null, sections), footer(summary));
+  document.title = visible(`${summary.verdict} \u00b7 ${summary.source}`);
+  if (ranks.length) choose(findings[0]?.rank ?? ranks[0].rank);
+  picture?.layout();
+}
+
+const block = (id) => JSON.parse(document.getElementById(id).textContent);
+build(block("forge-summary"), block("forge-timeline"));

@@ -1,0 +1,58 @@
+// Colours by kind of work. Hues follow Okabe and Ito's colour-blind-safe set, in two lightnesses; all are light enough
+// for black text on them. Idle time is hatched, so that it never depends on colour to be told from work.
+
+const KIND_COLOURS = new Map([
+  ["matmul", "--blue"],
+  ["attention", "--sky"],
+  ["convolution", "--indigo"],
+  ["elementwise", "--green"],
+  ["normalization", "--mint"],
+  ["reduction", "--amber"],
+  ["softmax", "--yellow"],
+  ["optimizer", "--brown"],
+  ["embedding", "--teal"],
+  ["indexing", "--olive"],
+  ["random", "--lilac"],
+  ["loss", "--rose"],
+  ["copy", "--sand"],
+  ["fill", "--stone"],
+  ["comm", "--vermilion"],
+  ["memory", "--plum"],
+  ["memcpy", "--plum"],
+  ["memset", "--pink"],
+  ["region", "--slate"],
+]);
+
+const IDLE = new Map([
+  ["data", ["--amber", "in the data loader"]],
+  ["sync", ["--vermilion", "host waits for the GPU"]],
+  ["allocator", ["--brown", "in cudaMalloc or cudaFree"]],
+  ["copy", ["--plum", "in a copy to the device"]],
+  ["python", ["--blue", "in Python between launches"]],
+  ["gpu", ["--grey", "next kernel already launched"]],
+]);
+
+const CATEGORY_ORDER = ["matmul", "other", "memory", "comm"];
+
+function kindColour(kind, category) {
+  return KIND_COLOURS.get(kind) ?? KIND_COLOURS.get(category) ?? "--grey";
+}
+
+function swatch(colour, hatched = false) {
+  const made = element("span", { class: hatched ? "swatch hatched" : "swatch", "aria-hidden": "true" });
+  made.style.setProperty("--colour", `var(${colour})`);
+  return made;
+}
+
+// What custom properties come to in the theme that is on, for the canvas.
+function resolvedColours(properties) {
+  const probe = element("span", { hidden: true });
+  document.body.append(probe);
+  const colours = new Map();
+  for (const property of properties) {
+    probe.style.color = `var(${property})`;
+    colours.set(property, getComputedStyle(probe).color);
+  }
+  probe.remove();
+  return colours;
+}

@@ -1,0 +1,239 @@
+// The parts of the page in words and tables.
+
+function verdictSection(summary) {
+  const first = summary.findings[0];
+  const named = first !== undefined && first.code === summary.verdict;
+  const plain = summary.verdict_text.replace(`${summary.verdict}: `, "");
+  return [
+    element("p", { class: "badges" }, element("span", { class: "badge", id: "verdict-code" }, summary.verdict),
+      named && element("span", { class: "muted" }, `${percent(first.share_pct)} of the step${ofRank(first.rank)}`)),
+    element("h1", { id: "verdict-text" }, named ? first.title : plain),
+    named && element("p", { class: "advice" }, first.advice),
+    facts(overview(summary)),
+    notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks)]),
+    notes("The trace and the whole run differ", summary.differences),
+  ];
+}
+
+function ofRank(rank) {
+  return rank === null || rank === undefined ? "" : `, rank ${rank}`;
+}
+
+// What several ranks say alike is said once.
+function rankWarnings(ranks) {
+  const saying = new Map();
+  for (const { rank, warnings } of ranks) {
+    for (const warning of new Set(warnings)) saying.set(warning, [...(saying.get(warning) ?? []), rank]);
+  }
+  return [...saying].map(([warning, those]) => {
+    if (ranks.length === 1) return warning;
+    if (those.length === ranks.length) return `${warning} (all ranks)`;
+    return `${warning} (rank${those.length > 1 ? "s" : ""} ${those.join(", ")})`;
+  });
+}
+
+function notes(title, texts) {
+  if (!texts.length) return null;
+  return element("div", { class: "notes" }, element("h3", null, title),
+    element("ul", null, texts.map((text) => element("li", null, text))));
+}
+
+function between(values, write) {
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  return write(least) === write(most) ? write(most) : `${write(least)} to ${write(most)}`;
+}
+
+function overview({ ranks, run }) {
+  if (!ranks.length) {
+    return run ? [
+      ["Device", run.on_device ? "GPU" : "CPU"], ["Processes", count(run.world_size)], ["Steps measured", number(run.steps)],
+      ["Step time", stepTime(run.step_ms)],
+    ] : [];
+  }
+  const devices = [...new Set(ranks.map((rank) => rank.device).filter(Boolean))];
+  return [
+    ["Device", devices.join(", ") || "no GPU in the trace"],
+    ["Ranks", number(ranks.length)],
+    ["Steps recorded", between(ranks.map((rank) => rank.steps), number)],
+    ["Step time", ranks.length > 1 ? between(ranks.map((rank) => rank.step_ms.mean), milliseconds) : stepTime(ranks[0].step_ms)],
+    ["GPU busy", between(ranks.map((rank) => rank.gpu.busy_pct), percent)],
+    ["Kernels per step", between(ranks.map((rank) => rank.gpu.kernels_per_step), (value) => number(value))],
+  ];
+}
+
+function stepTime({ mean, p50, min, max }) {
+  return `${milliseconds(mean)} (p50 ${short(p50)}, ${short(min)} to ${short(max)})`;
+}
+
+function findingsSection(findings) {
+  if (!findings.length) return [element("p", { class: "empty" }, "No single cause costs enough of the step to be worth naming.")];
+  return findings.map((finding) => element("article", { class: "finding" },
+    element("p", { class: "badges" }, element("span", { class: "badge quiet" }, finding.code),
+      element("b", null, percent(finding.share_pct)),
+      element("span", { class: "muted" }, `of the step${ofRank(finding.rank)} \u00b7 seen in the ${finding.source === "run" ? "whole run" : "trace"}`)),
+    element("h3", null, finding.title),
+    facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
+    element("p", { class: "advice" }, finding.advice)));
+}
+
+function hintsSection(hints, several) {
+  return [element("ul", { class: "hints" }, hints.map((hint) => element("li", null,
+    element("span", { class: "badge quiet" }, hint.code), " ", hint.text, several ? ` (rank ${hint.rank})` : "")))];
+}
+
+const column = {
+  text: (label, value, write) => ({ label, value, write }),
+  kernel: (label, value) => ({ label, value, write: (name) => nameCell(name) }),
+  name: (label, value) => ({ label, value, write: (name) => nameCell(name, false) }),
+  number: (label, value, digits = 3, title = null) => ({
+    label, value, title, numeric: true, write: (figure) => number(figure, digits),
+  }),
+  count: (label, value, title = null) => ({ label, value, title, numeric: true, write: count }),
+  bar: (label, value, title = null) => ({ label, value, title, numeric: true, bar: true, write: (figure) => number(figure, 1) }),
+};
+
+function kernelTable(kernels) {
+  return new DataTable({
+    label: "Top kernels", search: "Search kernels", rows: kernels, sort: 2, limit: 15, empty: "No kernels in the trace.",
+    columns: [
+      column.kernel("Kernel", (kernel) => kernel.name),
+      column.bar("% of step", (kernel) => kernel.pct),
+      column.number("total ms", (kernel) => kernel.total_ms, 3, "over all steps"),
+      column.number("mean \u00b5s", (kernel) => kernel.mean_us, 2),
+      column.count("calls", (kernel) => kernel.calls, "over all steps"),
+      column.text("Kind", (kernel) => kernel.kind, (kind, kernel) =>
+        element("span", { class: "kind" }, swatch(kindColour(kind, kernel.category)), kind)),
+    ],
+  });
+}
+
+function operatorTable(operators) {
+  const allocated = operators.some((operator) => operator.allocated_bytes !== null);
+  const shaped = operators.some((operator) => operator.input_shapes.length > 0);
+  return new DataTable({
+    label: "Operators", search: "Search operators", rows: operators, sort: 1, limit: 15, empty: "No operators in the trace.",
+    columns: [
+      column.name("Operator", (operator) => operator.name),
+      column.number("self GPU ms", (operator) => operator.self_device_ms, 3, "over all steps"),
+      column.number("GPU ms", (operator) => operator.device_ms, 3, "with the operators it called"),
+      column.number("self host ms", (operator) => operator.self_host_ms, 3, "over all steps"),
+      column.number("host ms", (operator) => operator.host_ms, 3, "with the operators it called"),
+      column.count("calls", (operator) => operator.calls, "over all steps"),
+      ...(allocated ? [{ ...column.count("allocated", (operator) => operator.allocated_bytes), write: (size) => (size === null ? "\u2013" : memoryBytes(size)) }] : []),
+      ...(shaped ? [column.text("Input shapes", (operator) => operator.input_shapes.join("; "), (shapes) => clampedWhenLong(element("span", { class: "shapes" }, shapes), "all shapes"))] : []),
+    ],
+  });
+}
+
+function regionTable(regions) {
+  return smallTable("Regions", [
+    column.text("Region", (region) => region.name, (name, region) => element("span", { class: "part" },
+      element("span", { class: "name" }, name), region.user && element("span", { class: "muted" }, "yours"))),
+    column.bar("% of step", (region) => region.pct, "GPU work launched in it"),
+    column.number("GPU ms per step", (region) => region.gpu_ms_per_step),
+    column.number("host ms per step", (region) => region.host_ms_per_step),
+    column.count("launches per step", (region) => region.launches_per_step),
+    column.count("entered per step", (region) => region.calls_per_step || null, "unknown where inferred from operators"),
+  ], regions);
+}
+
+function copyTable(copies) {
+  return smallTable("Copies", [
+    column.text("Direction", (copy) => copy.direction),
+    column.text("Host memory", (copy) => copy.memory || "\u2013"),
+    column.count("calls per step", (copy) => copy.calls_per_step),
+    { ...column.count("copied per step", (copy) => copy.bytes_per_step), write: bytes },
+    column.number("ms per step", (copy) => copy.ms_per_step),
+    column.number("exposed ms", (copy) => copy.exposed_ms_per_step, 3, "the GPU did nothing but such copies"),
+    column.number("GB/s", (copy) => copy.gb_per_s || null, 1),
+  ], copies);
+}
+
+function syncTable(syncs) {
+  return smallTable("Calls that wait for the GPU", [
+    column.text("Cause", (sync) => sync.cause),
+    column.text("Where", (sync) => sync.where || (sync.lightning ? "Lightning's own loop" : "no stacks recorded"),
+      (where) => element("span", { class: "name" }, where)),
+    column.count("per step", (sync) => sync.per_step),
+    column.number("host waits, ms per step", (sync) => sync.host_ms_per_step),
+  ], syncs);
+}
+
+function hostFacts({ host, memory, unlinked_pct: unlinked }) {
+  return facts([
+    ["Launches per step", count(host.launches_per_step)],
+    ["Waits for the GPU per step", count(host.device_syncs_per_step)],
+    host.lightning_syncs_per_step > 0 && ["\u2026 of Lightning's own loop", count(host.lightning_syncs_per_step)],
+    ["GPU idle after such waits", `${milliseconds(host.idle_after_sync_ms_per_step)} per step`],
+    ["In the data loader", `${milliseconds(host.data_wait_ms_per_step)} per step`],
+    ["cudaMalloc / cudaFree per step", `${count(host.cuda_mallocs_per_step)} / ${count(host.cuda_frees_per_step)}`],
+    ["Copied to the GPU", `${bytes(host.h2d_bytes_per_step)} per step`],
+    memory && ["Peak memory allocated", memoryBytes(memory.peak_allocated_bytes)],
+    memory && ["Peak memory reserved", memoryBytes(memory.peak_reserved_bytes)],
+    memory && ["Allocations / frees per step", `${count(memory.allocations_per_step)} / ${count(memory.frees_per_step)}`],
+    unlinked > 0 && ["GPU time without a launch in the trace", percent(unlinked)],
+  ].filter(Boolean));
+}
+
+function flopsSection({ flops, flops_note: note }) {
+  if (!flops) return element("p", { class: "muted" }, note || "No FLOPs were counted.");
+  const ofPeak = (share) => (share === null ? "" : ` (${percent(share)} of peak)`);
+  return element("div", null, facts([
+    ["Counted per step", flop(flops.per_step)],
+    ["Over its kernels", `${short(flops.matmul_tflops)} TFLOP/s${ofPeak(flops.matmul_pct_of_peak)}`],
+    ["Over GPU busy time", `${short(flops.busy_tflops)} TFLOP/s${ofPeak(flops.busy_pct_of_peak)}`],
+    ["Over the step", `${short(flops.step_tflops)} TFLOP/s`],
+    ["Peak", flops.peak_tflops === null ? `unknown device: no ratio (${flops.dtype})` : `${short(flops.peak_tflops)} TFLOP/s, dense ${flops.dtype}`],
+    ["Covers", `${percent(flops.counted_pct)} of matmul, convolution and attention time`],
+  ]), flops.uncounted.length > 0 && element("p", { class: "muted" }, `Not counted: ${flops.uncounted.join(", ")}.`));
+}
+
+function collectivesSection(collectives, waits) {
+  const waiting = smallTable("Waiting by rank", [
+    column.text("Rank", (wait) => wait.rank),
+    column.number("communication, ms per step", (wait) => wait.comm_ms_per_step),
+    column.number("of it waiting, ms per step", (wait) => wait.wait_ms_per_step),
+  ], waits);
+  const costs = smallTable("Collectives", [
+    column.text("Collective", (each) => each.name),
+    column.text("Group", (each) => each.group),
+    column.count("calls per step", (each) => each.calls_per_step),
+    column.number("MB per step", (each) => each.megabytes_per_step || null, 1, "input of one rank"),
+    column.number("cost, ms per step", (each) => each.cost_ms_per_step, 3, "the shortest over the ranks: what it takes itself"),
+    column.number("waiting, ms per step", (each) => each.wait_ms_per_step, 3, "mean over the ranks: for the last to join"),
+  ], collectives);
+  return [
+    element("p", { class: "muted" }, "Matched over the ranks: the shortest is the cost, what the others took longer is waiting. The rank that waits least is the one they wait for."),
+    waits.length > 0 && waiting, collectives.length > 0 && costs,
+  ];
+}
+
+function runSection(run) {
+  const rows = Object.entries(run.regions).map(([name, region]) => ({ name, ...region, user: run.user_regions.includes(name) }));
+  const whose = run.on_device ? "GPU" : "CPU";
+  return [
+    facts([
+      ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
+      ...(run.drained_pct === null ? [] : [["GPU had nothing left at the batch's end", `${percent(run.drained_pct)} of the steps`]]),
+    ]),
+    smallTable("Regions of the whole run", [
+      column.text("Region", (row) => row.name, (name, row) => element("span", { class: "part" },
+        element("span", { class: "name" }, name), row.user && element("span", { class: "muted" }, "yours"))),
+      column.number(`${whose} ms per step`, (row) => row.device_ms),
+      column.number("host ms per step", (row) => row.host_ms),
+    ], rows),
+  ];
+}
+
+function footer(summary) {
+  const files = summary.ranks.map((rank) => rank.file).filter(Boolean);
+  return element("footer", null,
+    element("h2", null, "View the trace"),
+    element("ul", null,
+      element("li", null, "Perfetto: open ", element("a", { href: "https://ui.perfetto.dev", target: "_blank", rel: "noopener noreferrer" }, "ui.perfetto.dev"),
+        " and drop the file on it, or run ", element("code", null, "forge-profiling view PATH"), "."),
+      element("li", null, "TensorBoard: ", element("code", null, "forge-profiling tensorboard PATH --out DIR"), ", then ",
+        element("code", null, "tensorboard --logdir DIR"), ".")),
+    files.length > 0 && element("p", { class: "muted" }, `Files: ${files.join(", ")}`),
+    element("p", { class: "muted" }, `Schema version ${summary.schema_version} of summary.json, which holds every number shown here.`));
+}

@@ -1,0 +1,140 @@
+// A table that sorts by a click on a header, and can be searched.
+//
+// A column is { label, value(row), write(value, row) -> text or element, numeric, bar, title }. Numbers sort largest
+// first, missing values last; `bar` draws a number as a bar of so many percent behind it.
+
+class DataTable {
+  constructor({ label, columns, rows, search = null, limit = 20, sort = null, empty = "None." }) {
+    Object.assign(this, { label, columns, rows, limit, empty });
+    this.sorted = sort === null ? null : { column: sort, descending: columns[sort].numeric === true };
+    this.wanted = "";
+    this.all = false;
+    this.body = element("tbody");
+    this.heads = columns.map((column, index) => this.head(column, index));
+    this.more = button("", () => this.toggleAll(), { class: "more" });
+    this.status = element("span", { class: "muted", role: "status" });
+    const table = element("table", null,
+      element("caption", { class: "unseen" }, label),
+      element("thead", null, element("tr", null, this.heads)), this.body);
+    const searchBox = search && element("input", {
+      type: "search", placeholder: search, "aria-label": `${search}: ${label}`, spellcheck: "false",
+      oninput: (event) => this.search(event.target.value),
+    });
+    this.element = element("div", { class: "datatable" },
+      searchBox && element("div", { class: "tools" }, searchBox, this.status),
+      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table),
+      this.more);
+    this.render();
+  }
+
+  head(column, index) {
+    return element("th", { scope: "col", class: column.numeric ? "number" : null, title: column.title },
+      button(column.label, () => this.sort(index)));
+  }
+
+  setRows(rows) {
+    this.rows = rows;
+    this.render();
+  }
+
+  search(text) {
+    this.wanted = text.trim().toLowerCase();
+    this.render();
+  }
+
+  sort(column) {
+    const again = this.sorted?.column === column;
+    this.sorted = { column, descending: again ? !this.sorted.descending : this.columns[column].numeric === true };
+    this.render();
+  }
+
+  toggleAll() {
+    this.all = !this.all;
+    this.render();
+  }
+
+  matching() {
+    const texts = this.columns.filter((column) => !column.numeric);
+    const found = this.rows.filter((row) => this.wanted === "" ||
+      texts.some((column) => String(column.value(row) ?? "").toLowerCase().includes(this.wanted)));
+    if (this.sorted === null) return found;
+    const { column, descending } = this.sorted;
+    const key = this.columns[column].value;
+    const direction = descending ? -1 : 1;
+    return found.sort((first, second) => {
+      const [a, b] = [key(first), key(second)];
+      if (a === b) return 0;
+      if (a === null || a === undefined) return 1;
+      if (b === null || b === undefined) return -1;
+      return direction * (typeof a === "number" ? a - b : String(a).localeCompare(String(b)));
+    });
+  }
+
+  render() {
+    const found = this.matching();
+    const shown = this.all || this.wanted ? found : found.slice(0, this.limit);
+    this.heads.forEach((head, index) => {
+      const order = this.sorted?.column === index ? (this.sorted.descending ? "descending" : "ascending") : null;
+      if (order) head.setAttribute("aria-sort", order);
+      else head.removeAttribute("aria-sort");
+    });
+    const none = element("tr", null, element("td", { colspan: this.columns.length, class: "muted" },
+      this.wanted ? "Nothing matches." : this.empty));
+    this.body.replaceChildren(...(shown.length ? shown.map((row) => this.row(row)) : [none]));
+    this.status.textContent = this.wanted ? `${found.length} of ${this.rows.length}` : `${this.rows.length}`;
+    this.more.textContent = this.all ? `Show the first ${this.limit}` : `Show all ${found.length}`;
+    this.more.hidden = this.wanted !== "" || found.length <= this.limit;
+  }
+
+  row(row) {
+    return element("tr", null, this.columns.map((column, index) => {
+      const value = column.value(row);
+      const written = column.write ? column.write(value, row) : value;
+      const attributes = { class: column.numeric ? "number" : null, scope: index === 0 ? "row" : null };
+      const cell = element(index === 0 ? "th" : "td", attributes, written);
+      if (column.bar) {
+        cell.classList.add("bar");
+        cell.style.setProperty("--part", `${Math.min(100, Math.max(0, value || 0))}%`);
+      }
+      return cell;
+    }));
+  }
+}
+
+// A table of few rows: all of them show, in the order they come.
+function smallTable(label, columns, rows) {
+  const table = new DataTable({ label, columns, rows, limit: Infinity }).element;
+  table.classList.add("small");
+  return table;
+}
+
+// A kernel's base name stands out.
+function nameText(name, isKernel) {
+  const [begin, end] = isKernel ? baseName(name) : [0, name.length];
+  return element("span", { class: "name" },
+    name.slice(0, begin), element("b", null, name.slice(begin, end)), name.slice(end));
+}
+
+function nameCell(name, isKernel = true) {
+  return clampedWhenLong(nameText(name, isKernel), "full name");
+}
+
+// Of a long text two lines show, and a button opens the rest.
+const LONG_TEXT = 120;
+
+function clampedWhenLong(text, label) {
+  if (text.textContent.length <= LONG_TEXT) return text;
+  text.classList.add("clamped");
+  const toggle = button(label, () => {
+    const clamped = text.classList.toggle("clamped");
+    toggle.textContent = clamped ? label : "less";
+    toggle.setAttribute("aria-expanded", String(!clamped));
+  }, { class: "link", "aria-expanded": "false" });
+  return element("div", null, text, toggle);
+}
+
+// Terms and values in a row: [["Device", "NVIDIA H200"], ...].
+function facts(pairs) {
+  return element("dl", { class: "facts" },
+    pairs.map(([term, value]) => element("div", null, element("dt", null, term), element("dd", null, value))));
+}

@@ -1,0 +1,91 @@
+"""An analysis as one web page: a file that needs nothing beside it and no network."""
+
+import hashlib
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, Final
+
+import msgspec
+
+from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.timeline import Timeline
+
+__all__ = ["html_report", "replace_summary"]
+
+_SCRIPTS: Final = ("format", "palette", "table", "lanes", "picture", "timeline", "breakdown", "sections", "main")
+_BLOCK: Final = '<script type="application/json" id="forge-{}">{}</script>'
+_SUMMARY: Final = re.compile(r'^<script type="application/json" id="forge-summary">[^<\n]*</script>$', re.MULTILINE)
+
+# Inside of JSON these stand in strings only, where an escape means the same. Without them no name can end the block.
+_ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
+    """The report as a web page.
+
+    The page holds the results as two blocks of JSON and draws itself from them. Its content security policy lets it
+    load nothing, and run no script but its own, which is named by its hash: a name in a trace could not run even if it
+    got into the page as markup.
+
+    Args:
+        analysis: what was found.
+        timelines: pictures of the recorded windows, one a rank; empty for none.
+
+    Returns:
+        The text of the file.
+
+    Example:
+        >>> page = html_report(Analysis(source="run", verdict="x", verdict_text="", findings=()), [])
+        >>> page.splitlines()[0]
+        '<!DOCTYPE html>'
+    """
+    style, script = _asset("report.css"), "\n".join(["'use strict';", *(_asset(f"{name}.js") for name in _SCRIPTS)])
+    values = {
+        "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'",
+        "style": style,
+        "script": script,
+        "summary": _block("summary", analysis),
+        "timeline": _block("timeline", timelines),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], _asset("report.html"))
+
+
+def replace_summary(html: str, analysis: Analysis) -> str:
+    """The same page with another summary: at the end of a run it is known what the whole of it measured.
+
+    Args:
+        html: what `html_report` returned.
+        analysis: what the page shall show, beside its timelines.
+
+    Returns:
+        The text of the file.
+
+    Raises:
+        ValueError: `html` is not such a page.
+
+    Example:
+        >>> replace_summary("<html></html>", Analysis(source="run", verdict="x", verdict_text="", findings=()))
+        Traceback (most recent call last):
+            ...
+        ValueError: not a report of forge-profiling: it has no summary
+    """
+    replaced, count = _SUMMARY.subn(lambda _: _block("summary", analysis), html)
+    if count != 1:
+        raise ValueError("not a report of forge-profiling: it has no summary")
+    return replaced
+
+
+def _asset(name: str) -> str:
+    return files("lightning_forge_profiling.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _block(name: str, content: Any) -> str:
+    encoded = msgspec.json.encode(content, enc_hook=dict)  # the hook is for mappings that are no dict
+    return _BLOCK.format(name, encoded.decode().translate(_ESCAPES))

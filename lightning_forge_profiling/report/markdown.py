@@ -1,0 +1,331 @@
+"""An analysis as GitHub's Markdown: the content of `summary.md`."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from shlex import quote
+
+from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, IDLE_CAUSES, RankSummary
+from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.report.text import code, code_cell, plain, prose, short, short_kernel_name
+from lightning_forge_profiling.report.wording import (
+    IDLE_WORDS,
+    all_warnings,
+    by_text,
+    efficiency,
+    slowest_rank,
+    steps_of,
+)
+
+__all__ = ["markdown"]
+
+_KERNELS = 20
+_OPERATORS = 20
+_LONGEST_NAME = 120
+_SHAPES = 2
+
+
+def markdown(analysis: Analysis) -> str:
+    """All that `summary.md` holds.
+
+    Args:
+        analysis: what to report.
+
+    Returns:
+        The text; names from the trace cannot break out of their cells or add markup.
+
+    Example:
+        >>> print(markdown(Analysis(source="a.json", verdict="x", verdict_text="Nothing <b>stands out.", findings=())))
+        # Profile of `a.json`
+        <BLANKLINE>
+        **Verdict:** Nothing &lt;b&gt;stands out.
+        <BLANKLINE>
+    """
+    return "\n".join(_lines(analysis)) + "\n"
+
+
+def _lines(analysis: Analysis) -> Iterator[str]:
+    yield from (f"# Profile of {code(analysis.source)}", "", f"**Verdict:** {prose(analysis.verdict_text)}")
+    if analysis.ranks:
+        yield from _breakdown(analysis.ranks)
+        yield from _collectives(analysis)
+        yield from _efficiency(analysis.ranks)
+    yield from _run(analysis)
+    yield from _findings(analysis)
+    if analysis.ranks:
+        yield from _regions(slowest_rank(analysis.ranks))
+        yield from _kernels(analysis.ranks)
+        yield from _operators(analysis.ranks)
+    yield from _remarks(analysis)
+    if analysis.ranks:
+        yield from _how_to_view(analysis)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> Iterator[str]:
+    """A table whose first columns, as many as `texts`, are text, and whose others are numbers."""
+    yield ""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'|'.join('---' if position < texts else '---:' for position in range(len(columns)))}|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    yield from ("", "## Time breakdown")
+    if len(ranks) > 1:
+        idle = (f"idle: {cause}" for cause in IDLE_CAUSES)
+        yield from ("", "Percent of the step, but for the step itself:")
+        yield from _table(("rank", "step ms", "busy", *CATEGORIES, "idle", *idle), map(_rank_row, ranks))
+    rank = slowest_rank(ranks)
+    yield from ("", f"Rank {rank.rank}{_slowest(ranks)}, {code(rank.file)}: {prose(steps_of(rank))}")
+    yield from _table(("part of the step", "ms per step", "of step"), _parts(rank))
+
+
+def _rank_row(rank: RankSummary) -> list[str]:
+    categories = [rank.categories[name].pct for name in CATEGORIES]
+    causes = [rank.idle[cause].pct if cause in rank.idle else 0.0 for cause in IDLE_CAUSES]
+    shares = (rank.gpu.busy_pct, *categories, rank.gpu.idle_pct, *causes)
+    return [str(rank.rank), f"{rank.step_ms.mean:.3f}", *(f"{share:.1f}" for share in shares)]
+
+
+def _parts(rank: RankSummary) -> Iterator[list[str]]:
+    """Rows of the parts of a step: its name, milliseconds and percentage."""
+
+    def row(name: str, ms: float, pct: float) -> list[str]:
+        return [name, f"{ms:.3f}", f"{pct:.1f} %"]
+
+    yield row("**step**", rank.step_ms.mean, 100.0)
+    yield row("**busy**", rank.gpu.busy_ms_per_step, rank.gpu.busy_pct)
+    for name in CATEGORIES:
+        yield row(name, rank.categories[name].ms_per_step, rank.categories[name].pct)
+        kinds = [(part.ms_per_step, part.pct, kind) for kind, part in rank.kinds.items() if part.category == name]
+        if [kind for _, _, kind in kinds] != [name]:
+            yield from (row(f"&emsp;{prose(kind)}", ms, pct) for ms, pct, kind in sorted(kinds, reverse=True))
+    yield row("**idle**", rank.gpu.idle_ms_per_step, rank.gpu.idle_pct)
+    for cause in IDLE_CAUSES:
+        if cause in rank.idle:
+            yield row(f"&emsp;{IDLE_WORDS[cause]}", rank.idle[cause].ms_per_step, rank.idle[cause].pct)
+
+
+def _collectives(analysis: Analysis) -> Iterator[str]:
+    ranks = [rank for rank in analysis.ranks if rank.comm.ms_per_step]
+    if not ranks:
+        return
+    yield from ("", "## Communication")
+    waits = {wait.rank: f"{wait.wait_ms_per_step:.3f}" for wait in analysis.rank_waits}
+    yield from _table(
+        ("rank", "ms per step", "exposed", "hidden", "of it waiting for other ranks"),
+        (
+            (
+                str(rank.rank),
+                f"{rank.comm.ms_per_step:.3f}",
+                f"{rank.comm.exposed_ms_per_step:.3f}",
+                f"{rank.comm.hidden_pct:.1f} %",
+                waits.get(rank.rank, ""),
+            )
+            for rank in ranks
+        ),
+    )
+    if analysis.collectives:
+        yield from _table(
+            ("collective", "group", "calls per step", "MB per step", "cost, ms per step", "waiting, ms per step"),
+            (
+                (
+                    code_cell(found.name),
+                    code_cell(found.group),
+                    f"{found.calls_per_step:.1f}",
+                    f"{found.megabytes_per_step:.1f}",
+                    f"{found.cost_ms_per_step:.3f}",
+                    f"{found.wait_ms_per_step:.3f}",
+                )
+                for found in analysis.collectives
+            ),
+            texts=2,
+        )
+
+
+def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    yield from ("", "## Efficiency", "")
+    for where, text in by_text(((rank.rank, efficiency(rank)) for rank in ranks), several=len(ranks) > 1):
+        yield f"- {where}{prose(text)}"
+    yield from _table(
+        (
+            "rank",
+            "GPU busy",
+            "GFLOP per step",
+            "launches per step",
+            "device syncs per step",
+            "Lightning's own",
+            "`cudaMalloc` per step",
+            "MB to the device per step",
+            "peak MB allocated",
+        ),
+        (
+            (
+                str(rank.rank),
+                f"{rank.gpu.busy_pct:.1f} %",
+                f"{rank.flops.per_step / 1e9:.1f}" if rank.flops else "",
+                f"{rank.host.launches_per_step:.1f}",
+                f"{rank.host.device_syncs_per_step:.1f}",
+                f"{rank.host.lightning_syncs_per_step:.1f}",
+                f"{rank.host.cuda_mallocs_per_step:.1f}",
+                f"{rank.host.h2d_bytes_per_step / 1e6:.3f}",
+                f"{rank.memory.peak_allocated_bytes / 1e6:.1f}" if rank.memory else "",
+            )
+            for rank in ranks
+        ),
+    )
+
+
+def _run(analysis: Analysis) -> Iterator[str]:
+    run = analysis.run
+    if run is None:
+        return
+    yield from ("", "## The whole run", "", f"{run.steps} steps, median {run.step_ms.p50:.3f} ms.")
+    yield from _table(
+        ("region", "device ms per step" if run.on_device else "ms per step", "host ms per step"),
+        ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items()),
+    )
+
+
+def _findings(analysis: Analysis) -> Iterator[str]:
+    if not analysis.findings:
+        return
+    yield from ("", "## Findings", "")
+    for number, finding in enumerate(analysis.findings, start=1):
+        on_rank = "" if finding.rank is None else f" on rank {finding.rank}"
+        yield (
+            f"{number}. **{prose(finding.code)}**{on_rank}, {finding.share_pct:.1f} % of the step "
+            f"(from the {finding.source}): {prose(finding.title)}."
+        )
+        yield f"   - {prose(finding.advice)}"
+        evidence = (
+            f"{prose(name)}: {value:.4g}" if isinstance(value, int | float) else f"{prose(name)}: {prose(value)}"
+            for name, value in finding.evidence.items()
+        )
+        yield f"   - Evidence: {'; '.join(evidence)}"
+
+
+def _regions(rank: RankSummary) -> Iterator[str]:
+    if rank.regions:
+        yield from ("", f"## Regions: rank {rank.rank}")
+        yield from _table(
+            ("region", "GPU ms per step", "of step", "host ms per step", "launches per step"),
+            (
+                (
+                    code_cell(region.name),
+                    f"{region.gpu_ms_per_step:.3f}",
+                    f"{region.pct:.1f} %",
+                    f"{region.host_ms_per_step:.3f}",
+                    f"{region.launches_per_step:.1f}",
+                )
+                for region in rank.regions
+            ),
+        )
+    if rank.host.syncs:
+        yield from ("", f"## Calls that wait for the GPU: rank {rank.rank}")
+        yield from _table(
+            ("cause", "where", "whose", "per step", "host ms per step"),
+            (
+                (
+                    prose(sync.cause),
+                    code_cell(sync.where) if sync.where else "",
+                    "Lightning's" if sync.lightning else "yours",
+                    f"{sync.per_step:.1f}",
+                    f"{sync.host_ms_per_step:.3f}",
+                )
+                for sync in rank.host.syncs
+            ),
+            texts=3,
+        )
+    if rank.copies:
+        yield from ("", f"## Copies: rank {rank.rank}")
+        yield from _table(
+            ("direction", "host memory", "calls per step", "MB per step", "ms per step", "exposed", "GB/s"),
+            (
+                (
+                    prose(copies.direction),
+                    prose(copies.memory),
+                    f"{copies.calls_per_step:.1f}",
+                    f"{copies.bytes_per_step / 1e6:.3f}",
+                    f"{copies.ms_per_step:.3f}",
+                    f"{copies.exposed_ms_per_step:.3f}",
+                    f"{copies.gb_per_s:.2f}" if copies.gb_per_s else "",
+                )
+                for copies in rank.copies
+            ),
+            texts=2,
+        )
+
+
+def _kernels(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    rank = slowest_rank(ranks)
+    if rank.top_kernels:
+        yield from ("", f"## Top kernels: rank {rank.rank}{_slowest(ranks)}")
+        yield from _table(
+            ("kernel", "kind", "calls", "total ms", "mean µs", "of step"),
+            (
+                (
+                    code_cell(short_kernel_name(kernel.name, _LONGEST_NAME)),
+                    prose(kernel.kind),
+                    str(kernel.calls),
+                    f"{kernel.total_ms:.3f}",
+                    f"{kernel.mean_us:.1f}",
+                    f"{kernel.pct:.1f} %",
+                )
+                for kernel in rank.top_kernels[:_KERNELS]
+            ),
+            texts=2,
+        )
+
+
+def _operators(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    rank = slowest_rank(ranks)
+    if rank.operators:
+        yield from ("", f"## Operators: rank {rank.rank}{_slowest(ranks)}")
+        yield from _table(
+            ("operator", "input shapes", "calls", "device ms", "self", "host ms", "self", "MB allocated"),
+            (
+                (
+                    code_cell(short(operator.name, _LONGEST_NAME)),
+                    ", ".join(code_cell(short(shape, _LONGEST_NAME)) for shape in operator.input_shapes[:_SHAPES]),
+                    str(operator.calls),
+                    f"{operator.device_ms:.3f}",
+                    f"{operator.self_device_ms:.3f}",
+                    f"{operator.host_ms:.3f}",
+                    f"{operator.self_host_ms:.3f}",
+                    "" if operator.allocated_bytes is None else f"{operator.allocated_bytes / 1e6:.1f}",
+                )
+                for operator in rank.operators[:_OPERATORS]
+            ),
+            texts=2,
+        )
+
+
+def _slowest(ranks: Sequence[RankSummary]) -> str:
+    return ", the slowest" if len(ranks) > 1 else ""
+
+
+def _remarks(analysis: Analysis) -> Iterator[str]:
+    several = len(analysis.ranks) > 1
+    sections = {
+        "Hints": [where + text for where, text in by_text(((h.rank, h.text) for h in analysis.hints), several)],
+        "Where the trace and the run differ": analysis.differences,
+        "Warnings": all_warnings(analysis),
+    }
+    for title, texts in sections.items():
+        if texts:
+            yield from ("", f"## {title}", "")
+            yield from (f"- {prose(text)}" for text in texts)
+
+
+def _how_to_view(analysis: Analysis) -> Iterator[str]:
+    source = quote(plain(analysis.source))
+    trace = source  # Perfetto shows one
+    if len(analysis.ranks) > 1:
+        trace = quote(plain(f"{analysis.source}/{slowest_rank(analysis.ranks).file}"))
+    yield from ("", "## How to view", "")
+    yield f"- The report with the timeline: {code(f'forge-profiling view {source}')}"
+    yield f"- The trace in [Perfetto](https://ui.perfetto.dev): {code(f'forge-profiling view --perfetto {trace}')}"
+    yield (
+        f"- TensorBoard: {code(f'forge-profiling tensorboard {source} --out plugin')}, then "
+        "`tensorboard --logdir plugin`, tab *PyTorch Profiler*"
+    )

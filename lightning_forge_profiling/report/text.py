@@ -1,0 +1,122 @@
+"""Names from a trace are untrusted text: what each output does to them before it shows them."""
+
+import re
+import unicodedata
+
+__all__ = ["code", "code_cell", "plain", "prose", "short", "short_kernel_name"]
+
+# Whole escape sequences of a terminal (ECMA-48): CSI with its parameters, OSC and its like with their text, the rest.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*"
+    r"|\x1b.?"
+)
+_SPACE = {"\t", "\n", "\r", "\v", "\f", "\u2028", "\u2029", "\x85"}
+_UNSEEN = {"Cc", "Cf", "Cs"}  # control, format (direction overrides among them), lone surrogates
+
+_LONGEST_NAME = 2000  # real C++ names stay below it; what comes after is never shown
+
+
+def plain(text: str) -> str:
+    r"""Text without anything that a terminal or a reader could be misled by.
+
+    Escape sequences, control characters and invisible ones, such as those that turn the direction of writing, are
+    left out; line breaks and tabs become spaces.
+
+    Example:
+        >>> plain("red \x1b[31malert\x07 and\na\u202enoitcerid wen")
+        'red alert and anoitcerid wen'
+    """
+    text = _ESCAPES.sub("", text)
+    return "".join(
+        " " if character in _SPACE else character
+        for character in text
+        if character in _SPACE or unicodedata.category(character) not in _UNSEEN
+    )
+
+
+def prose(text: str) -> str:
+    r"""Text for a line or a table's cell of Markdown, shown as it is: no markup, no HTML, no new line or column.
+
+    Example:
+        >>> prose("set num_workers | <b>*4*</b>")
+        'set num_workers \\| &lt;b&gt;\\*4\\*&lt;/b&gt;'
+    """
+    text = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # An underscore inside a word is no markup, and setting names are full of them.
+    return re.sub(r"[\\`*\[\]|~#$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+
+
+def code(text: str) -> str:
+    """Text as a code span of Markdown, outside of tables.
+
+    Example:
+        >>> code("vector<int> a|b")
+        '`vector<int> a|b`'
+        >>> code("a`b")
+        '``a`b``'
+    """
+    text = plain(text) or " "
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    padding = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{padding}{text}{padding}{fence}"
+
+
+def code_cell(text: str) -> str:
+    r"""Text as a code span in a table's cell, which a pipe would end even there.
+
+    Example:
+        >>> code_cell("vector<int> a|b")
+        '`vector<int> a\\|b`'
+    """
+    # Parsers differ on a backslash before an escaped pipe: drop it.
+    return re.sub(r"\\*\|", r"\|", code(text))
+
+
+_LAMBDA = re.compile(r"\([^()]*\)(?:::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?)+")
+_NAMESPACES = re.compile(r"\b(?:\w+::)+")
+_RETURN_TYPE = re.compile(r"^(?:void|int|bool|float|double) ")
+
+
+def short_kernel_name(name: str, width: int = 60) -> str:
+    """A kernel's name as people say it: without return type, namespaces and arguments, its template kept.
+
+    The template says what an elementwise or reduction kernel computes, so a name too long is cut at its end.
+
+    Args:
+        name: the name as recorded.
+        width: the most characters to return, at least one.
+
+    Example:
+        >>> short_kernel_name("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)")
+        'vectorized_elementwise_kernel<4, AddFunctor<float>>'
+        >>> short_kernel_name("Memcpy HtoD (Pageable -> Device)", width=12)
+        'Memcpy HtoD…'
+    """
+    name = plain(name[:_LONGEST_NAME])
+    bare = _RETURN_TYPE.sub("", name).replace("(anonymous namespace)::", "")
+    bare = _LAMBDA.sub("", _without_arguments(bare))
+    return short(_NAMESPACES.sub("", bare).replace(" >", ">") or name, width)
+
+
+def short(text: str, width: int) -> str:
+    """Plain text of at most `width` characters, an ellipsis for what is cut off.
+
+    Example:
+        >>> short("aten::convolution_backward", 12)
+        'aten::convo…'
+    """
+    text = plain(text)
+    return text if len(text) <= width else text[: max(0, width - 1)].rstrip() + "…"
+
+
+def _without_arguments(name: str) -> str:
+    """Cut a list of arguments off the end; what stands after a space is a remark, as of a copy."""
+    if not name.endswith(")"):
+        return name
+    depth = 0
+    for position in range(len(name) - 1, 0, -1):
+        depth += {")": 1, "(": -1}.get(name[position], 0)
+        if depth == 0:
+            return name if name[position - 1] == " " else name[:position]
+    return name

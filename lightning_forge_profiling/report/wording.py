@@ -1,0 +1,74 @@
+"""Phrases that the console and Markdown reports share."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from lightning_forge_profiling.analysis.rank_summary import RankSummary
+from lightning_forge_profiling.analysis.results import Analysis
+
+__all__ = ["IDLE_WORDS", "all_warnings", "by_text", "efficiency", "slowest_rank", "steps_of"]
+
+IDLE_WORDS: Final = MappingProxyType(
+    {
+        "data": "in the data loader",
+        "sync": "host waits for the GPU",
+        "allocator": "in cudaMalloc or cudaFree",
+        "copy": "in a copy to the device",
+        "python": "in Python between launches",
+        "gpu": "next kernel already launched",
+    }
+)
+"""What the host was doing while the GPU was idle, by `IDLE_CAUSES`."""
+
+
+def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:
+    """The rank whose median step is longest, the first of them."""
+    return max(ranks, key=lambda rank: rank.step_ms.p50)
+
+
+def steps_of(rank: RankSummary) -> str:
+    """How many steps there are of what length, on what device."""
+    times = rank.step_ms
+    steps = "1 step" if rank.steps == 1 else f"{rank.steps} steps"
+    spread = f", {times.min:.3f} to {times.max:.3f} ms, median {times.p50:.3f} ms" if rank.steps > 1 else ""
+    return f"{steps}{spread} on {rank.device or 'an unnamed device'}"
+
+
+def efficiency(rank: RankSummary) -> str:
+    """How fast it computes, or why that is not known."""
+    flops = rank.flops
+    if flops is None:
+        return f"FLOPs unknown: {rank.flops_note}"
+    speed = f"{flops.matmul_tflops:.1f} TFLOP/s in matrix products, {flops.busy_tflops:.1f} while busy"
+    if flops.peak_tflops is None or flops.matmul_pct_of_peak is None or flops.busy_pct_of_peak is None:
+        return f"{speed} ({flops.dtype}; no peak known for {rank.device or 'this device'})"
+    return (
+        f"{speed}: {flops.matmul_pct_of_peak:.1f} % and {flops.busy_pct_of_peak:.1f} % "
+        f"of the dense {flops.dtype} peak of {flops.peak_tflops:.1f} TFLOP/s"
+    )
+
+
+def by_text(messages: Iterable[tuple[int, str]], several: bool) -> Iterator[tuple[str, str]]:
+    """What was said of ranks, each text once, after the ranks it was said of.
+
+    Args:
+        messages: rank and text.
+        several: whether there is more than one rank, so that it has to be said which.
+
+    Example:
+        >>> list(by_text([(0, "no shapes"), (1, "no stacks"), (2, "no shapes")], several=True))
+        [('rank 0, 2: ', 'no shapes'), ('rank 1: ', 'no stacks')]
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, text in messages:
+        ranks.setdefault(text, []).append(rank)
+    for text, said_of in ranks.items():
+        yield f"rank {', '.join(map(str, said_of))}: " if several else "", text
+
+
+def all_warnings(analysis: Analysis) -> list[str]:
+    """What could not be read or was left out, of the whole and of ranks, each once."""
+    warnings = dict.fromkeys(analysis.warnings)
+    of_ranks = ((rank.rank, text) for rank in analysis.ranks for text in rank.warnings if text not in warnings)
+    return [*warnings, *(where + text for where, text in by_text(of_ranks, several=len(analysis.ranks) > 1))]

@@ -1,0 +1,426 @@
+"""The command line as users have it: processes, exit codes, and what goes to which stream."""
+
+import gzip
+import importlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from lightning_forge_profiling.analysis import operators
+from lightning_forge_profiling.analysis.compare import METRICS
+from lightning_forge_profiling.cli import analyze, compare, main
+from lightning_forge_profiling.cli.output import Progress
+
+CHECKOUT = Path(__file__).parents[1]
+TRACES = CHECKOUT / "tests" / "data" / "traces"
+INPUT_BOUND = TRACES / "input_bound" / "rank0.trace.json.gz"
+COMMAND = [sys.executable, "-m", "lightning_forge_profiling"]
+PATHS = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "COLUMNS": "80"}
+
+
+def forge(*arguments, environment=(), **options):
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        **{
+            "capture_output": True,
+            "text": True,
+            "env": {**ENVIRONMENT, **dict(environment)},
+            "timeout": 120,
+            **options,
+        },
+        check=False,
+    )
+
+
+def fails(done, complaint):
+    """Bad input: exit code 2, one clear line on stderr, nothing else."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("forge-profiling: ")
+    assert complaint in line
+    return True
+
+
+# --- analyze ---------------------------------------------------------------------------------------------------------
+
+
+def test_analyze_prints_the_verdict_and_nothing_on_stderr_but_progress():
+    done = forge("analyze", INPUT_BOUND)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("input-bound: ")
+    assert "NVIDIA H200" in done.stdout
+    assert "in the data loader" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "forge-profiling:" not in done.stderr
+
+
+def test_analyze_reports_all_ranks_of_a_folder():
+    done = forge("analyze", TRACES / "ddp")
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks" in done.stdout
+    assert "waits for others" in done.stdout
+
+
+def test_json_is_alone_on_stdout_and_follows_the_shipped_schema():
+    done = forge("analyze", INPUT_BOUND, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    jsonschema.validate(summary, json.loads(forge("schema").stdout))
+    assert summary["verdict"] == "input-bound"
+    assert summary["ranks"][0]["steps"] == 3
+
+
+def test_reports_are_written_beside_what_is_printed(tmp_path):
+    done = forge("analyze", INPUT_BOUND, "--html", tmp_path / "r.html", "--markdown", tmp_path / "r.md")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.md"]
+    assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert "**Verdict:** input-bound" in (tmp_path / "r.md").read_text(encoding="utf-8")
+    assert str(tmp_path / "r.html") in done.stdout
+
+
+def test_rank_and_steps_choose_what_is_analysed():
+    everything = json.loads(forge("analyze", TRACES / "ddp", "--json").stdout)
+    assert [rank["rank"] for rank in everything["ranks"]] == [0, 1]
+    first, *_, last = (step["number"] for step in everything["ranks"][1]["per_step"])
+    part = json.loads(forge("analyze", TRACES / "ddp", "--json", "--rank", 1, "--steps", f"{first}:{last}").stdout)
+    assert [rank["rank"] for rank in part["ranks"]] == [1]
+    assert [step["number"] for step in part["ranks"][0]["per_step"]] == list(range(first, last))
+
+
+def test_sort_and_top_order_and_cut_the_operators():
+    done = forge("analyze", INPUT_BOUND, "--json", "--sort", "calls", "--top", 5)
+    calls = [operator["calls"] for operator in json.loads(done.stdout)["ranks"][0]["operators"]]
+    assert calls == sorted(calls, reverse=True)
+    assert len(calls) == 5
+    assert len(json.loads(done.stdout)["ranks"][0]["top_kernels"]) <= 5
+    assert "Operators" in forge("analyze", INPUT_BOUND, "--sort", "calls").stdout
+
+
+def test_names_of_choices_are_those_of_the_analysis():
+    assert set(analyze.SORTS) == set(operators.SORTS)
+    assert compare.METRICS == METRICS
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "text.json").write_text("no json")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    (tmp_path / "bad.json.gz").write_bytes(b"\x1f\x8b\x08\x00junk")
+    for name in ("none.json", "folder", "empty.json", "text.json", "other.json", "bad.json.gz"):
+        path = tmp_path / name
+        assert fails(forge("analyze", path), str(path))
+        assert fails(forge("compare", INPUT_BOUND, path), str(path))
+        assert fails(forge("tensorboard", path, "--out", tmp_path / "out"), str(path))
+    assert fails(forge("view", tmp_path / "none.html"), str(tmp_path / "none.html"))
+
+
+def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path):
+    (tmp_path / "file").touch()
+    for option in ("--html", "--markdown"):
+        assert fails(forge("analyze", INPUT_BOUND, option, tmp_path / "none" / "r"), str(tmp_path / "none" / "r"))
+    assert fails(forge("tensorboard", INPUT_BOUND, "--out", tmp_path / "file"), str(tmp_path / "file"))
+
+
+def test_a_name_in_an_error_cannot_steer_the_terminal(tmp_path):
+    assert fails(forge("analyze", tmp_path / "a\x1b[2Jb"), "/ab: no such file")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["analyze"],
+        ["analyze", "x", "--steps", "8:5"],
+        ["analyze", "x", "--steps", "5"],
+        ["analyze", "x", "--rank", "-1"],
+        ["analyze", "x", "--top", "0"],
+        ["analyze", "x", "--sort", "colour"],
+        ["compare", "x"],
+        ["compare", "x", "y", "--fail-over", "-3"],
+        ["compare", "x", "y", "--fail-over", "nan"],
+        ["compare", "x", "y", "--metric", "speed"],
+        ["tensorboard", "x"],
+    ],
+)
+def test_wrong_arguments_are_exit_code_2_with_usage(arguments):
+    done = forge(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("usage: forge-profiling")
+
+
+@pytest.mark.parametrize("command", ["", "analyze", "compare", "tensorboard", "view", "schema"])
+def test_help_has_examples_of_commands_that_parse(command):
+    done = forge(*command.split(), "--help")
+    assert done.returncode == 0
+    assert f"usage: forge-profiling {command}" in done.stdout
+    lines = (line.strip().partition("    ")[0].split() for line in done.stdout.splitlines())
+    examples = [words for words in lines if words[:1] == ["forge-profiling"]]
+    assert examples
+    for words in examples:
+        arguments = words[1 : next((i for i, word in enumerate(words) if word in {"|", ">"}), len(words))]
+        assert callable(main._parser().parse_args(arguments).run)
+
+
+# --- compare ---------------------------------------------------------------------------------------------------------
+
+
+def stretched(source, target, factor, copies=4):
+    """The trace several times in a row, so that there are enough steps, and all times multiplied."""
+    trace = json.loads(gzip.decompress(source.read_bytes()))
+    events = [event for event in trace["traceEvents"] if "ts" in event]
+    steps = [
+        event for event in events if event["name"].startswith("ProfilerStep#") and event["cat"] == "user_annotation"
+    ]
+    period = max(step["ts"] + step["dur"] for step in steps) - min(step["ts"] for step in steps)
+    count = len({step["name"] for step in steps})
+    repeated = []
+    for copy in range(copies):
+        for event in events:
+            args = dict(event.get("args", {}))
+            args.update({key: args[key] + copy * 10**6 for key in ("correlation", "External id") if key in args})
+            again = {**event, "ts": factor * (event["ts"] + copy * period), "args": args}
+            if "dur" in event:
+                again["dur"] = factor * event["dur"]
+            if event["name"].startswith("ProfilerStep#"):
+                again["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) + copy * count}"
+            repeated.append(again)
+    target.write_bytes(gzip.compress(json.dumps(trace | {"traceEvents": repeated}).encode(), 1))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for name, factor in (("base", 1.0), ("same", 1.01), ("slow", 1.3)):
+        stretched(INPUT_BOUND, folder / f"{name}.json.gz", factor)
+    return folder
+
+
+def test_compare_without_a_limit_only_shows(runs):
+    done = forge("compare", runs / "base.json.gz", runs / "slow.json.gz")
+    assert done.returncode == 0, done.stderr
+    assert "Median step" in done.stdout
+    assert "failed" not in done.stdout
+
+
+def test_a_slower_run_fails_the_gate_and_one_that_is_not_passes(runs):
+    slower = forge("compare", runs / "base.json.gz", runs / "slow.json.gz", "--fail-over", "15")
+    assert slower.returncode == 1, slower.stdout + slower.stderr
+    assert "failed step: median" in slower.stdout
+    alike = forge("compare", runs / "base.json.gz", runs / "same.json.gz", "--fail-over", "15%", "--metric", "busy")
+    assert alike.returncode == 0, alike.stdout + alike.stderr
+    assert "passed busy: median" in alike.stdout
+
+
+def test_three_steps_are_too_few_to_tell_and_pass():
+    done = forge("compare", INPUT_BOUND, TRACES / "launch_bound", "--fail-over", "5", "--metric", "busy")
+    assert done.returncode == 0, done.stderr
+    assert "too few steps to tell: 3 before and 3 now" in done.stdout
+
+
+def test_compare_as_json_holds_the_decision_and_all_kernels(runs):
+    done = forge(
+        "compare", runs / "base.json.gz", runs / "slow.json.gz",
+        "--json", "--fail-over", "15", "--metric", "step", "--metric", "comm",
+    )  # fmt: skip
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert answer["passed"] is False
+    assert {gate["metric"]: gate["passed"] for gate in answer["gates"]} == {"step": False, "comm": True}
+    assert answer["comparison"]["metrics"]["step"]["pct"] == pytest.approx(30, abs=5)
+    assert all(change["pct"] == pytest.approx(30, abs=0.1) for change in answer["comparison"]["kernels"])
+
+
+# --- tensorboard -----------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_copies_each_rank_of_a_folder_and_leaves_it_alone(tmp_path):
+    source = tmp_path / "traces"
+    source.mkdir()
+    for rank in (0, 1):
+        (source / f"rank{rank}.trace.json.gz").write_bytes((TRACES / "ddp" / f"rank{rank}.trace.json.gz").read_bytes())
+    (source / "summary.json").write_text("{}")
+    (source / "rank2.trace.json").write_text("nothing")
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+
+    done = forge("tensorboard", source, "--out", tmp_path / "new" / "plugin")
+
+    assert done.returncode == 0, done.stderr
+    assert "tensorboard --logdir" in done.stdout
+    assert "left out" in done.stderr
+    assert "rank2.trace.json" in done.stderr
+    copies = sorted(path.name for path in (tmp_path / "new" / "plugin").iterdir())
+    assert copies == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
+def test_tensorboard_takes_the_rank_from_the_name_and_never_replaces_a_trace(tmp_path):
+    trace = tmp_path / "rank3.pt.trace.json.gz"
+    trace.write_bytes(INPUT_BOUND.read_bytes())
+    assert fails(forge("tensorboard", trace, "--out", tmp_path), "would replace the trace")
+    assert forge("tensorboard", trace, "--out", tmp_path / "out").returncode == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank3.pt.trace.json.gz"]
+
+
+# --- view ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def browser(tmp_path):
+    """A browser that notes what it was asked to open."""
+    script = tmp_path / "browser"
+    script.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n')
+    script.chmod(0o755)
+    return {"BROWSER": str(script), "TMPDIR": str(tmp_path)}, tmp_path / "opened"
+
+
+def test_view_opens_the_report_that_is_there_or_makes_one(browser, tmp_path):
+    environment, opened = browser
+    folder = tmp_path / "forge"
+    folder.mkdir()
+    (folder / "report.html").write_text("<!DOCTYPE html>")
+    for path in (folder, folder / "report.html"):
+        done = forge("view", path, environment=environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{folder / 'report.html'}\n"
+    made = Path(forge("view", INPUT_BOUND, environment=environment).stdout.strip())
+    assert made.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert opened.read_text().split() == [(folder / "report.html").as_uri()] * 2 + [made.as_uri()]
+
+
+def test_no_browser_opens_none(browser):
+    environment, opened = browser
+    made = Path(forge("view", INPUT_BOUND, "--no-browser", environment=environment).stdout.strip())
+    assert made.is_file()
+    assert not opened.exists()
+
+
+@pytest.fixture
+def serving():
+    """`view --perfetto` at work on a free port, and its port."""
+    process = subprocess.Popen(
+        [*COMMAND, "view", "--perfetto", "--port", "0", "--no-browser", str(INPUT_BOUND)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    port = int(process.stdout.readline().split("127.0.0.1:")[1].split()[0])
+    try:
+        yield process, port
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def refused(port, path, **headers):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers))
+    with caught.value as answer:
+        return answer.code == 404
+
+
+def test_perfetto_gets_that_one_trace_once(serving):
+    process, port = serving
+    assert process.stdout.readline() == "https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/rank0.trace.json.gz\n"
+    assert refused(port, "/")
+    assert refused(port, "/../rank0.trace.json.gz")
+    assert refused(port, "/rank0.trace.json.gz", Host="rebound.example")
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/rank0.trace.json.gz") as answer:
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
+        assert answer.read() == INPUT_BOUND.read_bytes()
+
+    assert process.wait(timeout=30) == 0
+    assert process.stderr.read() == ""
+
+
+def test_control_c_ends_it_quietly_with_130(serving):
+    process, _ = serving
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert process.stderr.read() == ""
+
+
+def test_perfetto_shows_one_trace_and_says_which_there_are(tmp_path):
+    assert fails(forge("view", "--perfetto", TRACES / "ddp"), "rank0.trace.json.gz, rank1.trace.json.gz")
+    assert fails(forge("view", "--perfetto", tmp_path / "none.json"), "none.json: no such file")
+
+
+def test_a_port_that_is_taken_is_said(serving):
+    _, port = serving
+    assert fails(forge("view", "--perfetto", "--port", port, INPUT_BOUND), f"port {port}: ")
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+def loaded(*arguments):
+    """Which of the heavy packages a command loads."""
+    program = (
+        "import sys\nfrom lightning_forge_profiling.cli.main import main\n"
+        f"try:\n    main({[str(argument) for argument in arguments]})\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'lightning', 'pytorch_lightning', 'numpy', 'rich', 'msgspec'} & set(sys.modules)\n"
+        "print(*heavy, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=True, timeout=120
+    )
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_help_loads_nothing_heavy_and_analysing_needs_no_torch(tmp_path):
+    assert loaded("--help") == set()
+    assert loaded("analyze", "--help") == set()
+    assert loaded("analyze", INPUT_BOUND) == {"numpy", "rich", "msgspec"}
+    assert "torch" not in loaded("compare", INPUT_BOUND, INPUT_BOUND)
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    for arguments in (["analyze", str(INPUT_BOUND), "--json"], ["analyze", str(INPUT_BOUND)], ["schema"]):
+        done = forge(*arguments, stdout=write, stderr=subprocess.PIPE, capture_output=False)
+        assert done.returncode == 141
+        assert done.stderr == ""
+    os.close(write)
+
+
+def test_a_terminal_without_unicode_gets_question_marks():
+    done = forge("analyze", INPUT_BOUND, environment={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+def test_progress_is_said_only_after_a_while():
+    late, soon = io.StringIO(), io.StringIO()
+    with Progress(late, after_s=3600.0) as progress:
+        progress("reading a")
+    with Progress(soon, after_s=0.0) as progress:
+        progress("reading a")
+        progress._timer.join()
+        progress("reading b")
+    progress("reading c")
+    assert late.getvalue() == ""
+    assert soon.getvalue() == "reading a\nreading b\n"
+
+
+def test_the_command_is_installed_under_its_name():
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, function = project["scripts"]["forge-profiling"].split(":")
+    assert getattr(importlib.import_module(module), function) is main.main

@@ -1,0 +1,149 @@
+"""One list of findings from a trace and from the run around it."""
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_forge_profiling.analysis.combine import combine
+from lightning_forge_profiling.analysis.rank_summary import Distribution
+from lightning_forge_profiling.analysis.results import Finding, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.verdict import by_gain
+from tests.samples import sample_analysis
+
+RECORDED = sample_analysis()  # 53.3 ms a step, 62 % busy; input-bound 16 %, sync-bound 5 %, compute-bound 38 %
+STEP_MS = RECORDED.ranks[0].step_ms.mean
+
+
+def evidence(step_ms=STEP_MS, *, data=0.0, drained_pct=0.0, host_ms=5.0, steps=100, on_device=True):
+    """A run of such steps with `data` ms exposed in each, the rest in forward, which takes the host `host_ms`."""
+    return RunEvidence(
+        steps=steps,
+        on_device=on_device,
+        step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
+        regions={
+            "data": RunRegion(device_ms=data, host_ms=data),
+            "forward": RunRegion(device_ms=step_ms - data, host_ms=host_ms),
+        },
+        drained_pct=drained_pct,
+    )
+
+
+def with_findings(**shares):
+    """The trace's analysis with these findings instead, `_` for `-` in their codes."""
+    findings = by_gain(
+        Finding(
+            code=code.replace("_", "-"), share_pct=share, rank=None, source="trace", title="", evidence={}, advice=""
+        )
+        for code, share in shares.items()
+    )
+    return replace(RECORDED, findings=findings, hints=())
+
+
+def shares(analysis):
+    return {found.code: found.share_pct for found in analysis.findings}
+
+
+def test_a_trace_alone_stays_as_it_is():
+    assert combine(RECORDED, None) == RECORDED
+
+
+def test_nothing_at_all_is_refused():
+    with pytest.raises(ValueError, match="needs an analysis"):
+        combine(None, None)
+
+
+def test_where_both_say_the_same_the_trace_with_its_detail_is_kept():
+    both = combine(RECORDED, evidence(data=0.16 * STEP_MS))
+    assert both.findings == RECORDED.findings
+    assert both.verdict == "input-bound"
+    assert both.differences == ()
+    assert both.run.steps == 100
+
+
+def test_a_run_too_short_to_judge_changes_nothing():
+    both = combine(RECORDED, evidence(data=0.9 * STEP_MS, steps=3))
+    assert both == replace(RECORDED, run=both.run)
+
+
+def test_a_stall_that_the_window_missed_is_the_verdict():
+    """As where a loader had batches ready for the few recorded steps."""
+    both = combine(with_findings(compute_bound=60.0), evidence(data=0.4 * STEP_MS))
+    assert both.verdict == "input-bound"
+    assert both.findings[0].source == "run"
+    assert both.differences == ("input-bound: 0 % of the recorded steps, 40 % of the run's 100 steps",)
+
+
+def test_a_stall_of_the_window_alone_is_kept_and_told():
+    both = combine(with_findings(input_bound=12.0), evidence(data=0.02 * STEP_MS))
+    assert shares(both) == {"input-bound": 12.0}
+    assert both.differences == ("input-bound: 12 % of the recorded steps, 2 % of the run's 100 steps",)
+
+
+def test_what_the_run_only_infers_is_left_to_the_trace_which_sees_it():
+    both = combine(with_findings(memory_bandwidth_bound=50.0), evidence(drained_pct=0))
+    assert shares(both) == {"memory-bandwidth-bound": 50.0}
+    both = combine(with_findings(sync_bound=30.0), evidence(drained_pct=100, host_ms=STEP_MS))
+    assert shares(both) == {"sync-bound": 30.0}
+    assert both.differences == ()
+
+
+def test_contradictions_about_host_and_gpu_are_told():
+    waits = combine(with_findings(compute_bound=60.0), evidence(drained_pct=98, host_ms=STEP_MS))
+    assert waits.verdict == "compute-bound"
+    [told] = waits.differences
+    assert told.startswith("by the whole run's regions the host sets the pace in 98 % of a step, in the recorded")
+    ahead = combine(with_findings(launch_bound=31.0), evidence(drained_pct=2))
+    [told] = ahead.differences
+    assert told == (
+        "launch-bound took 31 % of the recorded steps, but in the whole run the GPU still had work queued at 98 % of "
+        "the batch ends"
+    )
+
+
+class TestWhereRecordingSlowsTheHost:
+    """53.3 ms recorded, of which the GPU is busy for 33.0."""
+
+    BUSY_MS = RECORDED.ranks[0].gpu.busy_ms_per_step
+
+    def test_it_is_said_with_numbers(self):
+        both = combine(with_findings(launch_bound=30.0), evidence(40.0))
+        assert both.differences[0].startswith(
+            "recorded steps took 53.27 ms, live ones 40.00 ms (+33 %): recording slows"
+        )
+
+    def test_up_to_a_tenth_is_left_alone(self):
+        assert combine(RECORDED, evidence(STEP_MS / 1.09, data=0.16 * STEP_MS)).differences == ()
+
+    def test_a_host_that_keeps_up_live_is_no_finding_any_more(self):
+        both = combine(with_findings(launch_bound=30.0, compute_bound=40.0), evidence(self.BUSY_MS + 0.1))
+        assert both.verdict == "compute-bound"
+        assert both.findings[0].share_pct == pytest.approx(40 * STEP_MS / (self.BUSY_MS + 0.1)), "the same milliseconds"
+        assert "launch-bound took 30 % of the recorded steps and at most 0 % of live ones" in both.differences[1]
+
+    def test_waits_share_what_the_gpu_leaves_of_a_live_step(self):
+        both = combine(with_findings(launch_bound=20.0, sync_bound=10.0), evidence(45.0))
+        left = (45 - self.BUSY_MS) / (STEP_MS - self.BUSY_MS)
+        assert shares(both) == pytest.approx(
+            {"launch-bound": 20 * STEP_MS / 45 * left, "sync-bound": 10 * STEP_MS / 45 * left}
+        )
+        assert both.findings[0].evidence["share_of_recorded_step_pct"] == 20.0
+
+    def test_the_loaders_share_is_the_one_that_the_run_measured(self):
+        both = combine(with_findings(input_bound=25.0), evidence(45.0, data=0.5))
+        assert "input-bound" not in shares(both)
+        both = combine(with_findings(input_bound=25.0), evidence(45.0, data=4.5))
+        assert shares(both) == pytest.approx({"input-bound": 10.0})
+        assert both.findings[0].source == "run"
+
+
+def test_a_trace_without_a_gpu_knows_nothing_better_than_the_run():
+    rank = RECORDED.ranks[0]
+    blind = replace(rank, gpu=replace(rank.gpu, busy_ms_per_step=0.0))
+    both = combine(replace(with_findings(), ranks=(blind,)), evidence(drained_pct=100, host_ms=STEP_MS))
+    assert both.verdict == "launch-bound"
+
+
+def test_hints_of_both_are_kept():
+    run = replace(evidence(), step_ms=Distribution(mean=STEP_MS, p50=STEP_MS / 2, min=1.0, max=900.0))
+    codes = [hint.code for hint in combine(replace(RECORDED, findings=()), run).hints]
+    assert codes == ["copy-heavy", "uneven-steps"]

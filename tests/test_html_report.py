@@ -1,0 +1,501 @@
+"""The web page: what it holds, and how it looks and behaves in a real browser."""
+
+import re
+from dataclasses import replace
+
+import msgspec
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+from lightning_forge_profiling.analysis.rank_summary import Communication, Distribution, Gpu
+from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.timeline import Timeline
+from lightning_forge_profiling.report.html import html_report, replace_summary
+from tests.browser import chromium, wait_until
+from tests.sample_timeline import COPY, STEPS, lane, sample_timeline
+from tests.samples import ADAM, ADD, ALLREDUCE, GEMM, NORM, sample_analysis
+
+HOSTILE = '</script><script>hacked=1</script><img src=x onerror="hacked=1">"onmouseover="hacked=1"&lt;'
+RUN = RunEvidence(
+    steps=512,
+    on_device=True,
+    step_ms=Distribution(mean=51.0, p50=50.4, min=49.9, max=80.2),
+    regions={"data": RunRegion(device_ms=8.1, host_ms=9.4), "loss": RunRegion(device_ms=1.5, host_ms=0.2)},
+    user_regions=("loss",),
+    drained_pct=12.5,
+)
+
+
+def run_only():
+    return Analysis(
+        source="fit", verdict="nothing stands out", verdict_text="Nothing stands out.", findings=(), run=RUN
+    )
+
+
+def without_gpu():
+    """What a trace from a CPU leaves: steps, operators, and no GPU activity."""
+    [rank] = sample_analysis().ranks
+    none = Communication(ms_per_step=0.0, exposed_ms_per_step=0.0, hidden_pct=0.0, exposed_pct=0.0)
+    idle = Gpu(busy_ms_per_step=0.0, busy_pct=0.0, idle_ms_per_step=0.0, idle_pct=0.0, kernels_per_step=0.0)
+    rank = replace(
+        rank, device="", gpu=idle, categories={}, kinds={}, idle={}, comm=none, copies=(), memory=None, top_kernels=(),
+        flops=None, flops_note="no GPU events in the trace",
+    )  # fmt: skip
+    return replace(run_only(), run=None, ranks=(rank,))
+
+
+def without_steps():
+    analysis = sample_analysis()
+    zero = Distribution(mean=0.0, p50=0.0, min=0.0, max=0.0)
+    return replace(analysis, ranks=(replace(analysis.ranks[0], steps=0, step_ms=zero, per_step=()),), findings=())
+
+
+def embellished(content, text):
+    """The same plain data with `text` after every string that a trace could bring, keys of mappings included."""
+    if isinstance(content, str):
+        return content if content in {"trace", "run"} else content + text
+    if isinstance(content, list | tuple):
+        return [embellished(each, text) for each in content]
+    if isinstance(content, dict):
+        return {key: embellished(each, text) for key, each in content.items()}
+    return content
+
+
+def with_names(result, text):
+    plain = embellished(msgspec.to_builtins(result), text)
+    for rank in plain.get("ranks", ()):
+        for part in ("kinds", "idle", "categories"):
+            rank[part] = {key + text: value for key, value in rank[part].items()}
+    return msgspec.convert(plain, type(result))
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    page = html_report(sample_analysis(2), [sample_timeline(0), sample_timeline(1)])
+
+    assert set(re.findall(r"https?://[\w./]*", page)) == {"https://ui.perfetto.dev"}
+    assert re.findall(r"<\w[^>]*\s(?:src|href)=\S*", page) == ['<link rel="icon" href="data:,">']
+    assert "default-src 'none'" in page
+    assert "unsafe" not in page
+
+
+def test_three_steps_of_many_kernels_stay_small():
+    empty = html_report(run_only(), [])
+    full = html_report(sample_analysis(), [sample_timeline(kernels_per_step=6600)])
+
+    assert len(empty.encode()) < 100_000
+    assert len(full.encode()) < 1_500_000
+
+
+@pytest.mark.parametrize("timelines", [[], [sample_timeline()]], ids=["no timeline", "a timeline"])
+def test_another_summary_gives_the_page_that_it_would_have_had(timelines):
+    page = html_report(sample_analysis(), timelines)
+
+    assert replace_summary(page, run_only()) == html_report(run_only(), timelines)
+    hostile = with_names(sample_analysis(), HOSTILE + "\\g<0>\n\u2028")
+    assert replace_summary(page, hostile) == html_report(hostile, timelines)
+    assert replace_summary(replace_summary(page, hostile), sample_analysis()) == page
+
+
+def test_another_file_gets_no_summary():
+    with pytest.raises(ValueError, match="not a report"):
+        replace_summary("<!DOCTYPE html><title>Something else</title>", run_only())
+
+
+class Page:
+    """A report, open in a browser from its file."""
+
+    def __init__(self, browser, folder, analysis, timelines=(), *, width=1280, scheme="light"):
+        path = folder / "report.html"
+        path.write_text(html_report(analysis, timelines), encoding="utf-8")
+        self.browser = browser
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.prefer(scheme)
+        browser.get(path.as_uri())
+
+    def prefer(self, scheme):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def all(self, selector):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector):
+        [found] = self.all(selector)
+        return found
+
+    def texts(self, selector):
+        """What elements say, as written: without what the style sheet does to capitals."""
+        return [element.get_property("textContent") for element in self.all(selector)]
+
+    def run(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def complaints(self):
+        return self.browser.get_log("browser")
+
+    def column(self, table, position):
+        return self.texts(f"#{table} tbody tr > :nth-child({position})")
+
+    def view(self):
+        data = self.one("#timeline-view")
+        return float(data.get_attribute("data-view-start-us")), float(data.get_attribute("data-view-end-us"))
+
+    def place(self, lane_name, time_us):
+        """Where on the canvas a lane shows a time: offsets from its middle, as the driver wants them."""
+        canvas = self.one("canvas").rect
+        [label] = [each.rect for each in self.all(".lane") if each.get_property("textContent") == lane_name]
+        start, end = self.view()
+        x = (time_us - start) / (end - start) * canvas["width"]
+        y = label["y"] + label["height"] / 2 - canvas["y"]
+        return round(x - canvas["width"] / 2), round(y - canvas["height"] / 2)
+
+    def pixels(self, row):
+        """Red, green, blue and opacity of each pixel of a row of the timeline."""
+        return self.run(
+            """
+            const canvas = document.querySelector("canvas");
+            const copy = document.createElement("canvas");
+            [copy.width, copy.height] = [canvas.width, 1];
+            const context = copy.getContext("2d", { willReadFrequently: true });
+            context.drawImage(canvas, 0, -arguments[0]);
+            return [...context.getImageData(0, 0, copy.width, 1).data];
+            """,
+            row,
+        )
+
+    def hover(self, lane_name, time_us):
+        ActionChains(self.browser).move_to_element_with_offset(
+            self.one("canvas"), *self.place(lane_name, time_us)
+        ).perform()
+
+    def wheel(self, amount):
+        origin = ScrollOrigin.from_element(self.one("canvas"))
+        ActionChains(self.browser).scroll_from_origin(origin, 0, amount).perform()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    yield Page(browser, tmp_path, sample_analysis(), [sample_timeline()])
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.browser
+class TestContent:
+    def test_the_verdict_comes_first_and_the_rest_in_order(self, page):
+        assert page.texts("#verdict-code") == ["input-bound"]
+        assert page.texts("h1") == ["the GPU waits 8.5 ms of each step for the data loader"]
+        assert "num_workers=4" in page.one("#verdict .advice").text
+        assert "NVIDIA H200" in page.one("#verdict .facts").text
+        sections = [section.get_attribute("id") for section in page.all("section")]
+        assert sections[:5] == ["verdict", "timeline", "breakdown", "findings", "kernels"]
+        assert {"operators", "regions", "host", "copies", "flops", "hints"} < set(sections)
+        assert "Schema version 1" in page.one("footer").text
+        assert page.run("return performance.getEntriesByType('resource').length") == 0
+
+    def test_each_finding_has_its_evidence_with_units(self, page):
+        [first, *_] = page.all(".finding")
+        assert "idle in the data loader\n8.53 ms per step" in first.text
+        assert "seen in the trace" in first.text
+
+    def test_a_bar_shows_all_of_the_step(self, page):
+        [bar] = page.all("#breakdown .bars:not(.steps) .stack")
+        widths = [segment.rect["width"] for segment in bar.find_elements(By.CSS_SELECTOR, ".segment")]
+        assert sum(widths) == pytest.approx(bar.rect["width"], abs=1)
+        assert widths[0] == pytest.approx(0.38 * bar.rect["width"], abs=1)  # matmul
+        shares = [float(text) for text in page.column("breakdown", 3)]
+        assert sum(shares) == pytest.approx(100, abs=0.5)
+
+    def test_the_base_name_of_a_kernel_stands_out(self, page):
+        bold = dict(zip(page.texts("#kernels .name"), page.texts("#kernels .name b"), strict=True))
+        assert bold[GEMM] == GEMM
+        assert bold[ADD] == "vectorized_elementwise_kernel"
+        assert bold[NORM] == "vectorized_layer_norm_kernel"
+        assert bold[ADAM] == "multi_tensor_apply_kernel"
+        assert bold[COPY] == COPY
+
+    def test_a_long_name_opens_in_full(self, page):
+        [name] = [each for each in page.all("#kernels .name") if each.get_property("textContent") == NORM]
+        toggle = name.find_element(By.XPATH, "following-sibling::button")
+        before = name.rect["height"]
+        toggle.click()
+        assert toggle.get_attribute("aria-expanded") == "true"
+        assert name.rect["height"] > before
+
+    def test_the_run_is_shown_beside_the_trace(self, browser, tmp_path):
+        merged = replace(sample_analysis(), run=RUN, differences=("recorded steps are 12 % longer",))
+        page = Page(browser, tmp_path, merged, [sample_timeline()])
+        assert "recorded steps are 12 % longer" in page.one("#verdict").text
+        assert page.column("run", 1) == ["data", "lossyours"]
+        assert page.column("run", 2) == ["8.100", "1.500"]
+
+    @pytest.mark.parametrize("make", [run_only, without_gpu, without_steps])
+    def test_what_is_missing_is_said(self, browser, tmp_path, make):
+        nothing = Timeline(rank=0, length_us=0.0, steps=(), names=(), kinds=(), lanes=())
+        for timelines in ([], [nothing]):
+            page = Page(browser, tmp_path, make(), timelines)
+            assert page.one("h1").is_displayed()
+            assert page.one("footer").is_displayed()
+            assert "NaN" not in page.one("body").text
+            assert "undefined" not in page.one("body").text
+            assert page.complaints() == []
+        expected = {run_only: "Steps measured", without_gpu: "No GPU activity", without_steps: "No single cause"}
+        assert expected[make] in page.one("body").text
+
+
+@pytest.mark.browser
+class TestTables:
+    def test_a_click_on_a_header_sorts_and_another_turns_it_round(self, page):
+        calls = page.one("#kernels thead th:nth-child(5) button")
+        before = page.column("kernels", 1)
+        calls.click()
+        figures = [int(text) for text in page.column("kernels", 5)]
+        assert figures == sorted(figures, reverse=True)
+        assert page.column("kernels", 1) != before
+        assert page.texts("#kernels th[aria-sort=descending]") == ["calls"]
+        calls.click()
+        assert [int(text) for text in page.column("kernels", 5)] == sorted(figures)
+        assert page.texts("#kernels th[aria-sort=ascending]") == ["calls"]
+        page.one("#kernels thead th:nth-child(1) button").send_keys(Keys.ENTER)
+        assert page.texts("#kernels .name") == sorted(page.texts("#kernels .name"), key=str.lower)
+
+    def test_a_search_leaves_what_matches_by_name_or_kind(self, page):
+        search = page.one("#kernels input")
+        search.send_keys("LAYER_norm")
+        assert page.texts("#kernels .name") == [NORM]
+        search.clear()
+        search.send_keys("matmul")
+        assert page.texts("#kernels .name") == [GEMM]
+        search.clear()
+        search.send_keys("no such kernel")
+        assert page.column("kernels", 1) == ["Nothing matches."]
+
+    def test_the_rest_of_a_long_table_shows_on_demand(self, browser, tmp_path):
+        analysis = sample_analysis()
+        kernels = [replace(analysis.ranks[0].top_kernels[0], name=f"kernel_{n}") for n in range(40)]
+        rank = replace(analysis.ranks[0], top_kernels=tuple(kernels))
+        page = Page(browser, tmp_path, replace(analysis, ranks=(rank,)))
+        assert len(page.all("#kernels tbody tr")) == 15
+        page.one("#kernels .more").click()
+        assert len(page.all("#kernels tbody tr")) == 40
+
+    def test_choosing_a_rank_changes_timeline_and_details(self, browser, tmp_path):
+        page = Page(browser, tmp_path, sample_analysis(3), [sample_timeline(rank) for rank in range(3)])
+        assert len(page.all("#breakdown .bars:not(.steps) .stack")) == 3
+        total = page.column("kernels", 3)[0]
+        Select(page.one("select[aria-label='Rank of the timeline']")).select_by_value("2")
+        assert page.column("kernels", 3)[0] != total
+        assert page.one("#timeline-text").text.startswith("Rank 2:")
+        Select(page.one("select[aria-label='Rank of the details']")).select_by_value("1")
+        assert page.one("#timeline-text").text.startswith("Rank 1:")
+        assert page.complaints() == []
+
+
+@pytest.mark.browser
+class TestTimeline:
+    WHOLE = (0.0, STEPS[-1][2])
+
+    def test_the_buttons_zoom_and_reset(self, page):
+        assert page.view() == self.WHOLE
+        page.one("[data-zoom=in]").click()
+        start, end = page.view()
+        assert end - start == pytest.approx(self.WHOLE[1] / 2)
+        page.one("[data-zoom=out]").click()
+        assert page.view() == pytest.approx(self.WHOLE)
+        page.one("[data-step='6']").click()
+        assert page.view() == (STEPS[1][1], STEPS[1][2])
+        page.one("[data-zoom=reset]").click()
+        assert page.view() == self.WHOLE
+
+    def test_the_wheel_zooms_around_the_pointer(self, page):
+        page.wheel(-300)
+        start, end = wait_until(lambda: page.view() != self.WHOLE and page.view(), "the wheel zooms", 10)
+        assert (start + end) / 2 == pytest.approx(self.WHOLE[1] / 2, rel=0.01)
+        assert page.run("return scrollY") == 0
+
+    def test_the_wheel_scrolls_the_page_where_there_is_nothing_to_zoom_out_of(self, page):
+        page.wheel(200)
+        wait_until(lambda: page.run("return scrollY") > 0, "the page scrolls", 10)
+        assert page.view() == self.WHOLE
+
+    def test_the_keyboard_zooms_pans_and_resets(self, page):
+        canvas = page.one("canvas")
+        canvas.send_keys("++")
+        start, end = page.view()
+        assert end - start == pytest.approx(self.WHOLE[1] / 4)
+        canvas.send_keys(Keys.ARROW_RIGHT)
+        assert page.view()[0] > start
+        canvas.send_keys(Keys.ARROW_LEFT * 50)
+        assert page.view()[0] == 0
+        canvas.send_keys("0")
+        assert page.view() == self.WHOLE
+
+    def test_dragging_pans(self, page):
+        page.one("[data-zoom=in]").click()
+        start, end = page.view()
+        ActionChains(page.browser).drag_and_drop_by_offset(page.one("canvas"), -100, 0).perform()
+        moved = page.view()
+        assert moved[0] > start
+        assert moved[1] - moved[0] == pytest.approx(end - start)
+
+    def test_hovering_tells_name_kind_duration_and_start(self, page):
+        _, begin, end = STEPS[1]
+        page.hover("communication", begin + 0.85 * (end - begin))
+        assert page.one(".tip-name").text == ALLREDUCE
+        assert page.one(".tip-facts").text == "comm · 7.725 ms · at 91.200 ms · communication"
+        page.hover("communication", begin + 0.5 * (end - begin))
+        assert not page.one(".tip").is_displayed()
+
+    def test_nested_regions_have_rows_of_their_own(self, page):
+        page.one("[data-step='5']").click()
+        _, y = page.place("host: regions", 0)
+        x, _ = page.place("host: regions", 0.25 * 50_000)
+        for row, name in ((-8, "forward"), (8, "attention block")):
+            ActionChains(page.browser).move_to_element_with_offset(page.one("canvas"), x, y + row).perform()
+            assert page.one(".tip-name").text == name
+
+    def test_a_tap_tells_and_two_fingers_zoom(self, browser, tmp_path):
+        page = Page(browser, tmp_path, sample_analysis(), [sample_timeline()], width=390)
+        canvas = page.one("canvas")
+        page.run("arguments[0].scrollIntoView({block: 'center'})", canvas)
+        box = page.run("return arguments[0].getBoundingClientRect().toJSON()", canvas)
+
+        def touch(kind, *places):
+            points = [{"x": box["x"] + x, "y": box["y"] + y, "id": finger} for finger, (x, y) in enumerate(places, 1)]
+            browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        lane_end = page.one(".lane:last-child").rect
+        middle = lane_end["y"] - canvas.rect["y"] + lane_end["height"] + 10
+        at = (0.85 * STEPS[0][2] / self.WHOLE[1] * box["width"], middle)
+        touch("touchStart", at)
+        touch("touchEnd")
+        assert page.one(".tip-name").text == ALLREDUCE
+        touch("touchStart", (100, 60))
+        touch("touchStart", (100, 60), (200, 60))
+        touch("touchMove", (50, 60), (250, 60))
+        touch("touchEnd")
+        start, end = page.view()
+        assert end - start == pytest.approx(self.WHOLE[1] / 2, rel=0.1)
+        assert page.complaints() == []
+
+    def test_a_row_of_tiny_kernels_looks_as_busy_as_it_is(self, browser, tmp_path):
+        def busy(share):
+            return lane(f"{share} %", "stream", [(10.0 * each, share / 10, 0, 0) for each in range(5_000)])
+
+        nearly_empty = lane("0 %", "stream", [(49_990.0, 10.0, 0, 0)])
+        timeline = Timeline(
+            rank=0,
+            length_us=50_000.0,
+            steps=(),
+            names=(GEMM,),
+            kinds=("matmul",),
+            lanes=(nearly_empty, busy(10), busy(60), busy(100)),
+        )
+        page = Page(browser, tmp_path, sample_analysis(), [timeline])
+        wait_until(lambda: page.run("return document.querySelector('canvas').width > 300"), "it is drawn", 10)
+
+        def average(lane_name):
+            _, y = page.place(lane_name, 0)
+            red = page.pixels(round(y + page.one("canvas").rect["height"] / 2))[::4]
+            return sum(red) / len(red)
+
+        empty, little, much, full = (average(f"{share} %") for share in (0, 10, 60, 100))
+        assert empty > little > much > full
+        assert (empty - much) / (empty - full) == pytest.approx(0.6, abs=0.25)
+
+
+@pytest.mark.browser
+class TestUntrustedNames:
+    def test_markup_in_any_name_is_text_and_runs_nothing(self, browser, tmp_path):
+        analysis = with_names(replace(sample_analysis(2), run=RUN), HOSTILE)
+        page = Page(browser, tmp_path, analysis, [with_names(sample_timeline(rank), HOSTILE) for rank in range(2)])
+        for more in page.all("button.link"):
+            more.click()
+        page.hover("communication" + HOSTILE, 0.85 * 50_000)
+        assert page.one(".tip-name").text == ALLREDUCE + HOSTILE
+        assert page.texts("#verdict-code") == ["input-bound" + HOSTILE]
+        assert page.one("#kernels").text.count(HOSTILE) >= 16
+        assert page.run("return typeof hacked") == "undefined"
+        assert len(page.all("script")) == 3
+        assert page.all("img, iframe, [onerror], [onmouseover]") == []
+        assert page.complaints() == []
+
+    def test_control_and_direction_characters_are_shown_not_obeyed(self, browser, tmp_path):
+        text = "\x00\x1b[31m\u202egpj.exe\u2066 \u05e9\u05dc\u05d5\u05dd"
+        page = Page(browser, tmp_path, with_names(sample_analysis(), text), [with_names(sample_timeline(), text)])
+        body = page.texts("body > #page")[0]
+        assert "\ufffd\ufffd[31m\ufffdgpj.exe\ufffd \u05e9\u05dc\u05d5\u05dd" in body
+        assert not set("\x00\x1b\u202e\u2066") & set(body)
+
+    def test_a_script_that_got_in_would_not_run(self, page):
+        page.run("const made = document.createElement('script'); made.text = 'hacked = 1'; document.body.append(made)")
+        page.run("document.body.setAttribute('onclick', 'hacked = 1'); document.body.click()")
+        assert page.run("return typeof hacked") == "undefined"
+        assert "Content Security Policy" in str(page.complaints())
+
+
+@pytest.mark.browser
+class TestLooks:
+    @pytest.mark.parametrize("text", ["", "x" * 3000, HOSTILE], ids=["plain", "huge names", "hostile names"])
+    def test_a_phone_scrolls_nothing_sideways_but_tables(self, browser, tmp_path, text):
+        analysis = with_names(replace(sample_analysis(8), run=RUN), text)
+        page = Page(browser, tmp_path, analysis, [with_names(sample_timeline(), text)], width=390)
+        assert page.run("return [innerWidth, document.documentElement.scrollWidth]") == [390, 390]
+        assert page.one("#kernels .scroll").rect["width"] < 390
+        assert page.complaints() == []
+
+    def test_colours_follow_the_system_and_the_button(self, page):
+        def background():
+            return page.one("#verdict").value_of_css_property("background-color")
+
+        def pixel():
+            return page.pixels(60)[8:12]
+
+        light = background()
+        light_pixel = wait_until(lambda: any(pixel()) and pixel(), "the timeline is drawn", 10)
+        page.prefer("dark")
+        assert background() != light
+        wait_until(lambda: pixel() != light_pixel, "the timeline is drawn in dark colours", 10)
+        page.one("#theme").click()
+        assert background() == light
+        wait_until(lambda: pixel() == light_pixel, "the timeline is drawn in light colours", 10)
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_text_has_contrast(self, browser, tmp_path, scheme):
+        analysis = replace(sample_analysis(2), run=RUN, differences=("the trace is slower",))
+        page = Page(browser, tmp_path, analysis, [sample_timeline(0), sample_timeline(1)], scheme=scheme)
+        faint = page.run(
+            """
+            const luminance = (colour) => {
+              const [r, g, b] = colour.match(/[0-9.]+/g).slice(0, 3).map((part) => {
+                const share = part / 255;
+                return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+              });
+              return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+            };
+            const under = (element) => {
+              const colour = getComputedStyle(element).backgroundColor;
+              return colour.endsWith(", 0)") ? under(element.parentElement) : colour;
+            };
+            const faint = new Set();
+            const walker = document.createTreeWalker(document.getElementById("page"), NodeFilter.SHOW_TEXT);
+            while (walker.nextNode()) {
+              const element = walker.currentNode.parentElement;
+              const [a, b] = [luminance(getComputedStyle(element).color), luminance(under(element))];
+              const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+              if (contrast < 4.5) faint.add(`${walker.currentNode.data}: ${contrast.toFixed(2)}`);
+            }
+            return [...faint];
+            """
+        )
+        assert faint == []

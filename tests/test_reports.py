@@ -1,0 +1,332 @@
+"""What the reports show, and that no name from a trace can do anything in them."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise, takewhile
+
+import jsonschema
+import msgspec
+import pytest
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from lightning_forge_profiling.analysis.rank_summary import Distribution
+from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.verdict import decide
+from lightning_forge_profiling.report.console import print_analysis
+from lightning_forge_profiling.report.files import summary_json, write_file, write_reports
+from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
+from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.text import code_cell, plain, prose, short, short_kernel_name
+from tests.samples import ADD, GEMM, sample_analysis
+
+HOSTILE = (
+    "evil\x1b[31m\x1b]0;title\x07 \u202e|`</td>\n| x | ``b`` <script>alert(1)</script> "
+    "**a** [l](javascript:x) \\| &lt;\\"
+)
+CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+
+
+def hostile(ranks=1):
+    """The sample, every name in it replaced by one that means harm."""
+    sample = sample_analysis(ranks)
+    return replace(
+        sample,
+        source=HOSTILE,
+        verdict_text=f"{sample.verdict}: {HOSTILE}",
+        findings=tuple(replace(finding, title=HOSTILE, evidence={HOSTILE: HOSTILE}) for finding in sample.findings),
+        hints=tuple(replace(hint, text=HOSTILE) for hint in sample.hints),
+        collectives=tuple(replace(found, name=HOSTILE, group=HOSTILE) for found in sample.collectives),
+        warnings=(HOSTILE,),
+        differences=(HOSTILE,),
+        ranks=tuple(
+            replace(
+                rank,
+                file=HOSTILE,
+                device=HOSTILE,
+                top_kernels=tuple(replace(kernel, name=HOSTILE) for kernel in rank.top_kernels),
+                operators=tuple(
+                    replace(operator, name=HOSTILE, input_shapes=(HOSTILE,)) for operator in rank.operators
+                ),
+                regions=tuple(replace(region, name=HOSTILE) for region in rank.regions),
+                host=replace(rank.host, syncs=tuple(replace(sync, where=HOSTILE) for sync in rank.host.syncs)),
+                warnings=(f"{HOSTILE} rank",),
+            )
+            for rank in sample.ranks
+        ),
+    )
+
+
+def printed(analysis, width=80, **options):
+    text = io.StringIO()
+    print_analysis(analysis, Console(file=text, width=width), **options)
+    return text.getvalue()
+
+
+def rendered(text):
+    """The tokens of GitHub's dialect as far as reports use it."""
+    return MarkdownIt("commonmark").enable("table").parse(text)
+
+
+# --- console ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_verdict_comes_first_and_then_the_numbers_of_the_step():
+    text = printed(sample_analysis())
+    assert text.startswith("input-bound: the GPU waits 8.5 ms of each step for the data loader.")
+    flat = re.sub(" +", " ", text)
+    assert "3 steps, 50.000 to 58.300 ms, median 51.500 ms on NVIDIA H200" in flat
+    assert "\nstep 53.267 100.0 %" in flat
+    assert "\nbusy 33.025 62.0 %" in flat
+    assert "\n matmul 20.241 38.0 %" in flat
+    assert "\nidle 20.241 38.0 %" in flat
+    assert "\n in the data loader 8.523 16.0 %" in flat
+    assert "in cudaMalloc" not in flat, "a cause that cost nothing is not listed"
+
+
+def test_findings_come_with_share_and_advice_and_the_rest_in_a_line_each():
+    flat = " ".join(printed(sample_analysis()).split())
+    assert "sync-bound 5.0 % rank 0: the host waits for the GPU 12 times a step Keep the loss on the device" in flat
+    assert "60.9 % and 37.3 % of the dense bfloat16 peak of 989.5" in flat
+    assert "hint aten::copy_ takes 6 % of the step" in flat
+    assert "warning rank0.trace.json.gz: 2 events" in flat
+    assert "warning step 7 is cut off" in flat
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_no_table_needs_more_than_80_columns_nor_loses_a_number(ranks):
+    text = printed(sample_analysis(ranks), operators=5)
+    tables = text[: text.index("\ncompute ")]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert not re.search(r"\d…", re.sub(r"(?m)^[^ ].*?…", "", tables)), "only names are shortened"
+    for kernel in sample_analysis(ranks).ranks[-1].top_kernels[:8]:
+        assert f"{kernel.total_ms:.3f}" in tables
+
+
+def test_many_ranks_have_a_row_each_and_who_waits_is_shown():
+    text = printed(sample_analysis(4))
+    assert [line.split()[:2] for line in text.splitlines() if re.match(r"\d +5\d\.\d{3}", line)] == [
+        ["0", "53.267"],
+        ["1", "53.467"],
+        ["2", "53.667"],
+        ["3", "53.867"],
+    ]
+    assert re.search(r"(?m)^0 .* 0\.600$", text)
+    assert "Top kernels of rank 3, the slowest" in text
+    assert "warning    rank 0, 1, 2, 3: step 7 is cut off" in text, "the same warning is printed once"
+
+
+def test_as_many_kernels_and_operators_as_asked_for():
+    assert "Operators" not in printed(sample_analysis())
+    text = printed(sample_analysis(), kernels=1, operators=1)
+    assert "aten::mm" in text
+    assert "aten::add_" not in text
+    assert "sm90_xmma" in text
+    assert "flash_fwd" not in text
+
+
+def test_colours_only_on_a_terminal():
+    assert "\x1b" not in printed(sample_analysis(2))
+    text = io.StringIO()
+    print_analysis(sample_analysis(2), Console(file=text, width=80, force_terminal=True))
+    assert "\x1b[1" in text.getvalue()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_names_cannot_steer_the_terminal(ranks):
+    text = printed(hostile(ranks), operators=5)
+    assert CONTROLS.search(text) is None
+    assert "evil" in text
+    assert "[l](javascript:x)" in text, "square brackets are text, not rich's markup"
+
+
+def test_without_ranks_or_findings_there_is_still_a_verdict():
+    verdict, text = decide([])
+    run = RunEvidence(
+        steps=90,
+        on_device=True,
+        step_ms=Distribution(mean=10.0, p50=9.9, min=9.0, max=12.0),
+        regions={"data": RunRegion(device_ms=1.0, host_ms=1.5), "forward": RunRegion(device_ms=9.0, host_ms=3.0)},
+    )
+    analysis = Analysis(source="version_0", verdict=verdict, verdict_text=text, findings=(), run=run)
+    assert printed(analysis).startswith("Nothing stands out")
+    assert "| `forward` | 9.000 | 3.000 |" in markdown(analysis)
+    assert "How to view" not in markdown(analysis), "there is no trace to view"
+
+
+# --- Markdown --------------------------------------------------------------------------------------------------------
+
+
+def test_markdown_has_breakdown_efficiency_kernels_findings_and_how_to_view():
+    text = markdown(sample_analysis(2))
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert headings[0] == "# Profile of `runs/gpt/forge`"
+    assert {"## Time breakdown", "## Communication", "## Efficiency", "## Findings", "## How to view"} <= set(headings)
+    assert "**Verdict:** input-bound: the GPU waits 8.5 ms" in text
+    assert "| 1 | 53.467 | 71.0 | 38.0 | 9.0 | 4.0 | 20.0 | 29.0 | 16.0 |" in text
+    assert "| &emsp;attention | 3.743 | 7.0 % |" in text
+    assert (
+        "| `vectorized_layer_norm_kernel<BFloat16, float, false>` | normalization | 150 | 5.614 | 37.4 | 3.5 % |"
+        in text
+    )
+    assert "| `allreduce` | `default_pg` | 3.0 | 497.8 |" in text
+    assert "| .item() | `train.py:88` | yours | 12.0 |" in text
+    assert "2. **compute-bound**, 38.0 % of the step (from the trace)" in text
+    assert "Evidence: idle in the data loader, ms per step: 8.53; workers: none" in text
+    assert "forge-profiling view --perfetto runs/gpt/forge/rank1.trace.json.gz" in text
+    assert "tensorboard --logdir" in text
+
+
+@pytest.mark.parametrize("analysis", [sample_analysis(), sample_analysis(2), hostile(), hostile(2)])
+def test_every_row_of_every_table_has_as_many_cells_as_its_head(analysis):
+    lines = markdown(analysis).splitlines()
+    tables = [number for number, line in enumerate(lines) if line.startswith("|---")]
+    assert len(tables) >= 7
+    for number in tables:
+        columns = lines[number].count("|")
+        rows = list(takewhile(lambda line: line.startswith("|"), lines[number + 1 :]))
+        assert rows
+        for row in (lines[number - 1], *rows):
+            # GitHub skips a backslash together with what it escapes; others look at one character before the pipe.
+            assert len(re.findall(r"\\.|(\|)", row)) - len(re.findall(r"\\.", row)) == columns
+            assert len(re.findall(r"(?<!\\)\|", row)) == columns
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_names_add_no_markup_to_markdown(ranks):
+    tame, wild = (
+        markdown(analysis) for analysis in (replace(sample_analysis(ranks), differences=("x",)), hostile(ranks))
+    )
+    assert CONTROLS.search(wild) is None
+    assert [token.type for token in rendered(wild)] == [token.type for token in rendered(tame)], "the same blocks"
+    inline = [child for token in rendered(wild) for child in token.children or []]
+    assert not {"html_inline", "image"} & {child.type for child in inline}
+    assert [child.attrs["href"] for child in inline if child.type == "link_open"] == ["https://ui.perfetto.dev"]
+    strong = [after.content for child, after in pairwise(inline) if child.type == "strong_open"]
+    assert not [text for text in strong if "evil" in text]
+    assert "a" not in strong
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "a|b", "`", "``x`", "a`b", " x ", "a\\|b", "a\\", "<b>|</b>", "|", "\x1b", "a\nb", "&lt;", "x" * 300]
+)
+def test_a_code_span_holds_its_text_in_a_table(name):
+    tokens = rendered(f"| k | n |\n|---|---|\n| {code_cell(name)} | 1 |\n")
+    first, second = [token for token in tokens if token.type == "inline"][2:]
+    assert second.content == "1"
+    assert [child.type for child in first.children] == ["code_inline"]
+    # What is left out: a backslash before a pipe, controls, the outer spaces that a span may not keep.
+    assert first.children[0].content.strip() == plain(name).replace("\\|", "|").strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["a*b*c", "_x_", "num_workers=4", "<img src=x>", "[a](b)", "a|b", "~~s~~", "# t", "&amp;"]
+)
+def test_prose_is_shown_as_it_is(text):
+    (_, inline, _) = rendered(f"x {prose(text)}")
+    assert {child.type for child in inline.children} <= {"text", "text_special"}
+    assert "".join(child.content for child in inline.children) == f"x {text}"
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\x1b[1;31mb\x1b[0mc", "abc"),
+        ("a\x1b]8;;http://evil\x1b\\b\x1b]8;;\x07c", "abc"),
+        ("a\x9b31mb\x9d0;t\x9cc", "abc"),
+        ("a\x1bPq#0\x1b\\b", "ab"),
+        ("\x00a\x07\x08\x7fb", "ab"),
+        ("a\r\nb\tc\u2028d", "a  b c d"),
+        ("a\u202eb\u2066c\u200bd\ufeff", "abcd"),
+        ("\ud800x", "x"),
+        ("café 内核 🙂", "café 内核 🙂"),
+    ],
+)
+def test_plain_text_keeps_what_can_be_read_and_nothing_else(text, expected):
+    assert plain(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (ADD, "vectorized_elementwise_kernel<4, CUDAFunctor_add<BFloat16>, array<char*, 3ul>>"),
+        (GEMM, GEMM),
+        ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
+        ("void cub::CUB_300::DeviceReduceKernel<int>(int*, (anonymous namespace)::T)", "DeviceReduceKernel<int>"),
+        (
+            "void at::elementwise_kernel<4, at::copy_kernel(at::Iterator&)::{lambda()#3}::operator()() const>(int)",
+            "elementwise_kernel<4, copy_kernel>",
+        ),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias", "Cijk_Alik_Bljk_BBS_BH_Bias"),
+        ("std::", "std::"),
+        ("(((", "((("),
+        ("", ""),
+    ],
+)
+def test_kernels_are_called_what_people_call_them(name, expected):
+    assert short_kernel_name(name, 200) == expected
+
+
+def test_no_short_name_is_longer_than_asked_and_a_huge_one_takes_no_time():
+    for width in (1, 2, 10, 60):
+        assert len(short_kernel_name(ADD, width)) <= width
+        assert len(short(GEMM, width)) <= width
+    for huge in ("(" * 10**6, "a::" * 10**6, "a" * 10**6, "\x1b[" * 10**6, "(a)::{lambda(" * 10**5):
+        assert len(short_kernel_name(huge, 60)) <= 60
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_three_files_are_written_whole_and_replace_what_was_there(tmp_path):
+    (tmp_path / "summary.md").write_text("old")
+    paths = write_reports(sample_analysis(2), [], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "summary.json", "summary.md"]
+    assert msgspec.json.decode(paths.summary_json.read_bytes(), type=Analysis) == sample_analysis(2)
+    assert paths.summary_markdown.read_text(encoding="utf-8") == markdown(sample_analysis(2))
+    assert paths.html.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_and_is_named(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for target in (tmp_path / "none" / "report.md", tmp_path / "folder"):
+        with pytest.raises(OSError, match=re.escape(str(target))) as caught:
+            write_file(target, b"x")
+        assert caught.value.filename == str(target)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_the_shipped_schema_is_the_one_of_the_code():
+    renew = f"python -m lightning_forge_profiling.report.json_schema > {SHIPPED}"
+    assert SHIPPED.read_bytes() == schema_json(), renew
+
+
+def test_summaries_are_valid_against_the_schema_and_others_are_not():
+    schema = json.loads(SHIPPED.read_bytes())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for analysis in (sample_analysis(), sample_analysis(3), hostile()):
+        summary = json.loads(summary_json(analysis))
+        assert summary["schema_version"] == 1
+        validator.validate(summary)
+    for spoil in (
+        lambda summary: summary.update(schema_version=2),
+        lambda summary: summary.pop("verdict"),
+        lambda summary: summary["ranks"][0]["gpu"].update(busy_pct="71 %"),
+        lambda summary: summary["findings"][0].update(source="hearsay"),
+    ):
+        summary = json.loads(summary_json(sample_analysis()))
+        spoil(summary)
+        assert not validator.is_valid(summary)
+
+
+def test_the_schema_says_what_each_field_means():
+    definitions = json.loads(SHIPPED.read_bytes())["$defs"]
+    assert definitions["Flops"]["properties"]["counted_pct"]["description"].startswith("share of the matmul")
+    assert "\n" not in definitions["RankSummary"]["properties"]["idle"]["description"]
+    assert "Attributes" not in definitions["RankSummary"]["description"]

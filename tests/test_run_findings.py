@@ -1,0 +1,330 @@
+"""The verdict on a run without any trace: on figures measured on an H200, on a GPU of paper, on real Trainers."""
+
+import pytest
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.analysis.combine import combine
+from lightning_forge_profiling.analysis.rank_summary import Distribution
+from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.run_findings import MIN_STEPS, run_findings, run_hints
+from lightning_forge_profiling.callbacks.evidence import run_evidence
+from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
+from lightning_forge_profiling.timing.throughput import MEDIAN_OVER, RunLedger, StepWork
+from tests.fakes import FakeDevice
+from tests.models import Classifier, loader
+
+
+def evidence(drained_pct, *times, on_device=True, world_size=1, steps=48, p50=None):
+    """A run whose regions, from `data` to `other`, took (device, host) milliseconds a step."""
+    regions = {
+        name: RunRegion(device_ms=device, host_ms=host) for name, (device, host) in zip(PARTITION, times, strict=True)
+    }
+    step = sum(device for device, _ in times)
+    p50 = step if p50 is None else p50
+    return RunEvidence(
+        steps=steps,
+        on_device=on_device,
+        step_ms=Distribution(mean=step, p50=p50, min=p50, max=5 * step),
+        regions=regions,
+        drained_pct=drained_pct,
+        world_size=world_size,
+    )
+
+
+# Measured on an H200 with ThroughputCallback alone: (device, host) ms of data, transfer, forward, backward, optimizer
+# and other, and at how many batch ends the GPU had caught up.
+MEASURED = {
+    "launch-bound": evidence(100, (0.04, 0.04), (0.07, 0.07), (1.25, 1.25), (2.9, 2.9), (0.48, 0.48), (0.27, 0.27)),
+    # a GPT-2 small on 128 tokens: launches too slow in forward and backward, then the update keeps the GPU busy
+    "launches and an update": evidence(
+        100, (0.0, 0.04), (0.01, 0.07), (1.41, 2.49), (4.78, 4.78), (3.16, 1.65), (0.0, 0.32)
+    ),
+    "GPT": evidence(0, (0.0, 0.05), (0.01, 0.07), (14.54, 9.16), (27.59, 33.12), (1.42, 0.82), (0.0, 0.35)),
+    # 48 layers: host and device times alike, for the host waits wherever the queue is full
+    "deep GPT": evidence(0, (0.0, 0.06), (0.01, 0.08), (23.13, 25.22), (49.39, 47.46), (3.49, 2.31), (0.0, 0.89)),
+    # the progress bar reads the loss in every step
+    "GPT that is read": evidence(0, (0.05, 0.05), (0.08, 0.08), (14.8, 4.2), (27.56, 6.91), (1.41, 0.87), (0.21, 32)),
+    "slow loader": evidence(0, (9.14, 40.29), (0.12, 0.12), (14.94, 4.13), (27.55, 7.27), (1.42, 1.01), (0.11, 0.46)),
+    "loader hidden": evidence(0, (0.0, 15.24), (0.01, 0.11), (13.3, 1.76), (27.28, 22.45), (0.51, 1.06), (0.0, 0.46)),
+    "pageable": evidence(0, (0.0, 0.03), (11.25, 16.88), (3.22, 0.27), (3.38, 0.61), (0.34, 0.26), (0.09, 0.23)),
+    "pinned": evidence(0, (0.0, 0.04), (9.67, 0.07), (5.54, 0.35), (4.3, 8.92), (0.29, 2.43), (0.0, 0.53)),
+    "optimizer": evidence(100, (0.04, 0.04), (0.36, 0.07), (0.86, 0.79), (2.26, 1.98), (2.1, 2.68), (0.19, 0.26)),
+    ".item()": evidence(92, (0.03, 0.04), (0.37, 0.08), (2.37, 2.59), (1.73, 1.55), (0.3, 0.38), (0.09, 0.25)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "verdict", "others"),
+    [
+        ("launch-bound", "launch-bound", set()),
+        ("launches and an update", "launch-bound", {"slow-optimizer"}),
+        ("GPT", "compute-bound", set()),
+        ("deep GPT", "compute-bound", set()),
+        ("GPT that is read", "compute-bound", set()),
+        ("slow loader", "input-bound", {"compute-bound"}),
+        ("loader hidden", "compute-bound", set()),
+        ("pageable", "transfer-bound", {"compute-bound"}),
+        ("pinned", "transfer-bound", {"compute-bound"}),
+        ("optimizer", "slow-optimizer", {"compute-bound", "transfer-bound"}),
+        (".item()", "launch-bound", {"compute-bound", "transfer-bound"}),
+    ],
+)
+def test_the_regions_of_real_runs_give_their_verdict(run, verdict, others):
+    analysis = combine(None, MEASURED[run])
+    assert analysis.verdict == verdict
+    assert {found.code for found in analysis.findings} == {verdict, *others}
+    assert sum(found.share_pct for found in analysis.findings) <= 100.001, "the same time is not counted twice"
+    assert all(found.source == "run" for found in analysis.findings)
+
+
+def the(code, run):
+    [found] = [found for found in run_findings(run) if found.code == code]
+    return found
+
+
+def test_a_finding_has_its_numbers_and_names_the_setting():
+    found = the("input-bound", MEASURED["slow loader"])
+    assert found.title == (
+        "the GPU waits 9.14 ms of each 53.3 ms step for the data loader (the host 40.3 ms, of which 31.1 ms are hidden)"
+    )
+    assert found.share_pct == pytest.approx(100 * 9.14 / 53.28)
+    assert found.evidence["exposed_wait_ms_per_step"] == 9.14
+    for setting in ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory"):
+        assert setting in found.advice
+
+
+def test_memory_that_is_pinned_already_is_not_advised_to_be():
+    assert "pin_memory=True" in the("transfer-bound", MEASURED["pageable"]).advice
+    assert "pin_memory" not in the("transfer-bound", MEASURED["pinned"]).advice
+
+
+def test_an_optimizer_that_is_named_has_no_part_in_other_findings():
+    run = MEASURED["launches and an update"]
+    assert the("slow-optimizer", run).share_pct == pytest.approx(100 * 3.16 / 9.36)
+    assert the("launch-bound", run).share_pct == pytest.approx(100 * (1.41 + 4.78) / 9.36)
+
+
+IDLE = (0.0, 0.0)
+
+
+def test_a_loader_that_drains_the_gpu_of_a_small_model_is_told_from_slow_launches():
+    run = evidence(100, (12.0, 12.1), IDLE, (1.0, 1.0), (2.0, 2.0), (0.3, 0.3), (0.2, 0.2))
+    shares = {found.code: found.share_pct for found in run_findings(run)}
+    assert shares["input-bound"] == pytest.approx(100 * 12 / 15.5)
+    assert shares["launch-bound"] == pytest.approx(100 * 3.5 / 15.5)
+
+
+def test_less_than_a_twentieth_of_a_step_is_not_named():
+    assert run_findings(evidence(40, (0.4, 3.0), (0.4, 3.0), (4.5, 4.5), (4.5, 4.5), (0.1, 0.1), (0.1, 0.1))) == ()
+    assert (
+        combine(None, evidence(40, (0.4, 3.0), IDLE, (4.6, 4.6), (5.0, 5.0), IDLE, IDLE)).verdict == NOTHING_STANDS_OUT
+    )
+
+
+def test_without_an_answer_of_the_gpu_nobody_says_who_waits():
+    run = evidence(None, (6.0, 25.0), IDLE, (14.0, 9.0), (28.0, 33.0), (1.4, 0.8), IDLE)
+    assert [found.code for found in run_findings(run)] == ["input-bound"]
+
+
+def test_on_a_cpu_the_loader_is_all_that_is_judged():
+    run = evidence(None, (5.0, 5.0), (5.0, 5.0), (5.0, 5.0), (5.0, 5.0), (9.0, 9.0), IDLE, on_device=False)
+    [found] = run_findings(run)
+    assert found.code == "input-bound"
+    assert found.title == "training waits 5.00 ms of each 29.0 ms step for the data loader"
+
+
+def test_too_few_steps_give_no_verdict_and_say_so():
+    run = evidence(100, (12.0, 12.0), IDLE, IDLE, IDLE, IDLE, IDLE, steps=MIN_STEPS - 1)
+    analysis = combine(None, run)
+    assert analysis.verdict == NOTHING_STANDS_OUT
+    assert analysis.verdict_text == "No verdict: 4 steps count, and it takes 5."
+
+
+def test_with_several_processes_a_long_backward_is_not_called_compute():
+    times = ((0.0, 0.05), (0.0, 0.05), (5.0, 1.0), (40.0, 2.0), (1.0, 1.0), (0.1, 40.0))
+    together = evidence(0, *times, world_size=4)
+    assert run_findings(together) == ()
+    assert [hint.code for hint in run_hints(together)] == ["backward-heavy"]
+    assert [found.code for found in run_findings(evidence(0, *times))] == ["compute-bound"]
+
+
+def test_with_several_processes_it_says_that_communication_is_in_it_and_whose_figures_they_are():
+    run = evidence(0, (0.0, 0.1), (0.0, 0.1), (14.0, 3.0), (28.0, 6.0), (1.0, 1.0), (0.1, 30.0), world_size=4)
+    found = the("compute-bound", run)
+    assert "communication of the 4 processes included" in found.title
+    assert found.rank == 0
+
+
+def test_uneven_steps_are_hinted_at():
+    times = ((0.0, 0.0), IDLE, (10.0, 10.0), IDLE, IDLE, IDLE)
+    assert [hint.code for hint in run_hints(evidence(0, *times, p50=4.0))] == ["uneven-steps"]
+    assert run_hints(evidence(0, *times, p50=9.9)) == ()
+
+
+# -- from the boundaries to the verdict, on a GPU of paper -------------------------------------------------------------
+
+
+class Loop:
+    """A training loop on a GPU of paper: each region takes the host some time, and queues some work."""
+
+    def __init__(self, **options):
+        self.device = FakeDevice()
+        timers = CUDATimerCollection((), events=self.device, clock_ns=self.device.host_clock_ns)
+        self.recorder = StepRecorder(timers, clock_ns=self.device.host_clock_ns, **options)
+        self.recorder.start()
+
+    def pass_time(self, ms):
+        self.device.pass_host_time(ms=ms)
+        self.device.run(ms=ms)
+
+    def region(self, name, *, host, gpu=0.0, launches=1):
+        self.recorder.enter(name)
+        for _ in range(launches):
+            self.pass_time(host / launches)
+            if gpu:
+                self.device.enqueue(gpu / launches)
+        self.recorder.exit(name)
+
+    def step(self, regions):
+        for name, options in regions.items():
+            self.region(name, **options)
+        self.pass_time(0.05)  # what Lightning does until the end of the batch
+        self.recorder.end_step(StepWork())
+
+    def evidence(self, steps, **regions):
+        for _ in range(steps):
+            self.step(regions)
+        self.recorder.finish(wait=True)
+        return run_evidence(self.recorder.summary(), on_device=True, world_size=1)
+
+
+STEADY = {"transfer": {"host": 0.1}, "other": {"host": 0.1}}
+
+
+def test_small_kernels_leave_the_gpu_drained_at_every_batch_end():
+    run = Loop(warmup_steps=2).evidence(
+        20,
+        data={"host": 0.1},
+        forward={"host": 4, "gpu": 0.4, "launches": 40},
+        backward={"host": 8, "gpu": 0.8, "launches": 40},
+        optimizer={"host": 1, "gpu": 0.1, "launches": 10},
+    )
+    assert run.steps == 18
+    assert run.drained_pct == 100
+    assert combine(None, run).verdict == "launch-bound"
+
+
+def test_a_host_that_runs_ahead_never_sees_the_gpu_drained():
+    run = Loop(warmup_steps=2).evidence(
+        20,
+        data={"host": 1},
+        forward={"host": 2, "gpu": 10},
+        backward={"host": 3, "gpu": 20},
+        optimizer={"host": 1, "gpu": 1},
+    )
+    assert run.drained_pct == 0
+    assert combine(None, run).verdict == "compute-bound"
+
+
+def test_an_update_that_outlasts_its_launches_does_not_hide_that_the_gpu_waited_before():
+    run = Loop(warmup_steps=2).evidence(
+        20,
+        data={"host": 0.1},
+        forward={"host": 4, "gpu": 0.4, "launches": 40},
+        backward={"host": 8, "gpu": 0.8, "launches": 40},
+        optimizer={"host": 0.3, "gpu": 2},
+    )
+    assert run.drained_pct == 100
+    assert combine(None, run).verdict == "launch-bound"
+
+
+def test_without_an_update_in_the_step_its_last_region_is_asked():
+    """As in the steps of gradient accumulation that update nothing."""
+    run = Loop(warmup_steps=2).evidence(
+        20, data={"host": 0.1}, forward={"host": 2, "gpu": 3}, backward={"host": 3, "gpu": 6}
+    )
+    assert run.drained_pct == 0
+
+
+def test_a_slow_loader_is_input_bound_by_what_is_exposed_of_it():
+    run = Loop(warmup_steps=2).evidence(
+        20,
+        data={"host": 25},
+        forward={"host": 2, "gpu": 6},
+        backward={"host": 3, "gpu": 12},
+        optimizer={"host": 1, "gpu": 1},
+    )
+    assert run.regions["data"].host_ms == pytest.approx(25)
+    assert run.regions["data"].device_ms < 25
+    assert combine(None, run).verdict == "input-bound"
+
+
+@pytest.mark.parametrize("regions", [("data", "forward"), ()])
+def test_where_not_all_regions_are_told_apart_nobody_asks_the_gpu(regions):
+    run = Loop(regions=regions).evidence(20, forward={"host": 1, "gpu": 1}, backward={"host": 1, "gpu": 1})
+    assert run.drained_pct is None
+
+
+def test_asking_costs_one_call_a_step_and_never_waits():
+    loop = Loop()
+    for _ in range(15):
+        loop.step({"forward": {"host": 1, "gpu": 5}})
+    loop.step({})  # the 16th, when what has completed is read
+    calls = []
+    for _ in range(10):
+        began = loop.device.calls
+        loop.step({"forward": {"host": 1, "gpu": 5}})
+        calls.append(loop.device.calls - began)
+    assert calls == [3] * 10, "two marks, one question"
+    assert loop.device.waits == 0
+
+
+def test_nothing_is_asked_while_a_cuda_graph_is_captured():
+    loop = Loop()
+    loop.device.is_capturing = True
+    before = loop.device.calls
+    loop.step({"forward": {"host": 1, "gpu": 1}})
+    assert loop.device.calls == before
+
+
+def test_the_spread_is_over_the_steps_that_count_and_bounded_in_memory():
+    ledger = RunLedger()
+    for step, ms in enumerate([500.0, 3.0, 9.0, 1.0, *[5.0] * MEDIAN_OVER]):
+        ledger.add(StepTimes(step, {"forward": ms}, {}), StepWork(), None if step else "warm-up")
+    spread = ledger.summary(steps=0, before_first_s=0, wall_s=1).step_ms
+    assert (spread.p50, spread.min, spread.max) == (5.0, 1.0, 9.0)
+    assert len(ledger._steady.latest_ms) == MEDIAN_OVER
+
+
+def test_a_run_of_warm_up_steps_is_no_evidence():
+    assert Loop(warmup_steps=10).evidence(8, forward={"host": 1, "gpu": 1}) is None
+
+
+# -- on real Trainers -------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_dataset_ends_in_its_verdict_with_throughput_callback_alone(make_trainer, capsys):
+    callback = ThroughputCallback(warmup_steps=2)
+    assert callback.analysis() is None
+    make_trainer(callback, logger=False).fit(Classifier(), loader(40, slow="data"))
+    [verdict] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("verdict")]
+    assert verdict.startswith("verdict     input-bound: training waits ")
+    analysis = callback.analysis()
+    assert analysis.verdict == "input-bound"
+    assert analysis.findings[0].share_pct > 50
+    assert analysis.run.steps == 8
+
+
+def test_a_short_run_says_why_there_is_no_verdict(make_trainer, capsys):
+    make_trainer(ThroughputCallback(), logger=False).fit(Classifier(), loader(16))
+    assert "verdict     none: 0 steps count, and it takes 5" in capsys.readouterr().out
+
+
+def test_both_callbacks_give_one_verdict_also_where_no_trace_is_recorded(make_trainer, capsys, tmp_path):
+    throughput, forge = ThroughputCallback(warmup_steps=2), ForgeProfilerCallback(90, 93, trace_dir=tmp_path / "t")
+    make_trainer(throughput, forge, logger=False).fit(Classifier(), loader(40, slow="data"))
+    assert capsys.readouterr().out.count("verdict ") == 1
+    assert forge.analysis() is throughput.analysis()
+    assert forge.analysis().verdict == "input-bound"

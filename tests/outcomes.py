@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
+REPORTS = {"summary.json", "summary.md", "report.html"}
 PARTITION = ("data", "transfer", "forward", "backward", "optimizer", "other")
 
 

@@ -1,11 +1,12 @@
 """Two processes with gloo on the CPU: one folder for the traces of both, one table, rates of the whole job."""
 
+import json
 import sys
 import time
 
 import pytest
 
-from tests.outcomes import PARTITION, logged, read_trace, recorded_steps, script, spans, tables, traces
+from tests.outcomes import PARTITION, REPORTS, logged, read_trace, recorded_steps, script, spans, tables, traces
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts processes that find each other with gloo")
 
@@ -38,7 +39,18 @@ def test_both_ranks_write_into_one_folder(finished):
     assert names == {
         *(f"rank{rank}.trace.json.gz" for rank in ranks),
         *(f"tensorboard/rank{rank}.pt.trace.json.gz" for rank in ranks),
+        *REPORTS,
     }
+
+
+def test_one_report_tells_of_both_ranks_and_of_the_whole_run(finished):
+    folder, done = finished
+    [path] = folder.rglob("summary.json")
+    summary = json.loads(path.read_text())
+    assert [rank["rank"] for rank in summary["ranks"]] == [0, 1]
+    assert [rank["steps"] for rank in summary["ranks"]] == [4, 4]
+    assert summary["run"]["world_size"] == 2
+    assert done.stdout.count("\nverdict ") == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])

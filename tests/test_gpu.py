@@ -324,3 +324,32 @@ def test_training_is_bit_identical_with_and_without_us(tmp_path):
         weights.append(([p.detach().cpu() for p in module.parameters()], torch.cuda.get_rng_state()))
     assert all(torch.equal(a, b) for a, b in zip(weights[0][0], weights[1][0], strict=True))
     assert torch.equal(weights[0][1], weights[1][1])
+
+
+class SmallBatch(GPT):
+    """Launches are too slow for 128 tokens, and then an unfused update keeps the GPU busy beyond the batch's end."""
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "verdict", "drained"),
+    [
+        (SmallKernels, None, "launch-bound", (90, 100)),
+        (SmallBatch, {"batch_size": 1, "length": 128}, "launch-bound", (90, 100)),
+        (GPT, {}, "compute-bound", (0, 5)),
+        (GPT, {"seconds": 0.04}, "input-bound", (0, 5)),
+    ],
+    ids=["small kernels", "small batch", "GPT", "slow loader"],
+)
+def test_the_run_alone_tells_what_bounds_it(tmp_path, module, options, verdict, drained):
+    ours = ThroughputCallback(warmup_steps=12)
+    small = torch.utils.data.DataLoader(torch.randn(70, 1, 64), None)
+    loader = small if options is None else random_tokens(70, **options)
+    precision = 32 if options is None else "bf16-true"
+    train(tmp_path, module(), loader, 60, [ours], precision=precision)
+    analysis = ours.analysis()
+    print(f"{analysis.verdict_text} Drained at {analysis.run.drained_pct:.0f} % of {analysis.run.steps} batch ends.")
+    assert analysis.verdict == verdict
+    assert drained[0] <= analysis.run.drained_pct <= drained[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.outcomes import SCRIPTS, recorded_steps, tables, the_trace, traces
+from tests.outcomes import REPORTS, SCRIPTS, recorded_steps, tables, the_trace, traces
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
@@ -95,7 +95,7 @@ def test_a_killed_run_leaves_no_process_and_no_half_written_trace(tmp_path):
     assert busy == []
     assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz"}
+    assert names == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz", *REPORTS}
 
 
 def working_on(folder):

@@ -1,6 +1,7 @@
 """The table at the end of a run, from a run's books to the text."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from lightning_forge_profiling.report.run_table import RunReport, print_run
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.throughput import Rates, RunLedger, StepWork
 from lightning_forge_profiling.tracing.report import TraceReport
+from tests.samples import sample_analysis
 
 
 def books(*left_out, samples=8.0):
@@ -96,3 +98,37 @@ def test_windows_of_rates_add_up_to_the_whole():
     assert window.device_ms == {"forward": 9.0, "late": 2.0}
     assert window.metrics()["throughput/samples_per_sec"] == pytest.approx(16 / 9e-3)
     assert "throughput/tokens_per_sec" not in window.metrics()
+
+
+def test_the_table_ends_in_the_verdict_and_what_else_there_is():
+    analysis = replace(sample_analysis(), differences=("recorded steps took 53.27 ms, live ones 40.00 ms",))
+    lines = printed(books(None), analysis=analysis).rstrip().splitlines()
+    text = " ".join(" ".join(lines).split())
+    assert (
+        "difference recorded steps took 53.27 ms, live ones 40.00 ms verdict input-bound: the GPU waits 8.5 ms" in text
+    )
+    assert lines[-1] == "also        compute-bound 38 %, sync-bound 5 % of the step"
+    verdict = lines[next(i for i, line in enumerate(lines) if line.startswith("verdict")) : -1]
+    assert len(verdict) > 1, "sentences wrap below themselves"
+    assert all(len(line) <= 100 and line.startswith(" " * 12) for line in verdict[1:])
+
+
+def test_names_from_a_trace_cannot_reach_the_terminal():
+    analysis = replace(sample_analysis(), verdict_text="input-bound: \x1b[2Jgone [red]not markup[/red]")
+    text = printed(books(None), analysis=analysis)
+    assert "\x1b" not in text
+    assert "gone [red]not markup[/red]" in text
+
+
+def test_the_report_is_named_where_it_is(tmp_path):
+    path = tmp_path / "rank0.trace.json.gz"
+    path.write_bytes(b"x")
+    trace = TraceReport("written", "", (5,), path, report_path=tmp_path / "report.html")
+    assert f"report      {tmp_path / 'report.html'}    (beside it summary.md and summary.json)\n" in printed(
+        books(None), trace
+    )
+
+
+@pytest.mark.parametrize(("left_out", "steps"), [((None,) * 4, 4), (("warm-up",) * 9, 0)])
+def test_too_few_steps_for_a_verdict_are_said(left_out, steps):
+    assert f"verdict     none: {steps} steps count, and it takes 5" in printed(books(*left_out))

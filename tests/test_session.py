@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ConfigurationError, ProfilingConfig, build_profiler
-from lightning_forge_profiling.cli.finish import publish
+from lightning_forge_profiling.cli.finish import analyze, publish
 from lightning_forge_profiling.tracing.window import Phase, StepWindow
+from tests.outcomes import REPORTS
 
 
 def train(profiler, steps, fails_in=None):
@@ -57,7 +59,10 @@ def test_exactly_the_window_is_recorded(tmp_path, window):
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
         "rank0.trace.json.gz",
         "rank0.pt.trace.json.gz",
+        *REPORTS,
     }
+    assert report.report_path == report.path.parent / "report.html"
+    assert [rank["steps"] for rank in json.loads(report.summary_path.read_text())["ranks"]] == [len(range(*window))]
 
 
 def test_it_is_none_when_it_is_not_enabled_and_nothing_is_checked():
@@ -157,3 +162,33 @@ def test_a_rank_that_does_not_come_is_not_waited_for_and_may_come_later(tmp_path
     copies(tmp_path, 1)
     publish(tmp_path / "rank1.pt.trace.json.gz", [0, 1], wait_s=0)
     assert names(tmp_path) == ["rank0", "rank1"]
+
+
+def test_an_analysis_that_fails_costs_the_reports_and_not_the_trace(tmp_path):
+    (tmp_path / "step_1" / "summary.json").mkdir(parents=True)  # in its place
+    report = train(build_profiler(ProfilingConfig(enable=True, start_step=1, end_step=2, trace_dir=tmp_path)), steps=3)
+    assert report.status == "written"
+    assert annotated(report) == [1]
+    assert report.plugin_path.exists()
+    assert report.message.startswith("the trace could not be analysed: IsADirectoryError")
+    assert report.report_path is None
+
+
+TRACES = Path(__file__).parent / "data" / "traces" / "ddp"
+
+
+def test_the_reports_are_over_the_traces_of_all_ranks(tmp_path):
+    shutil.copytree(TRACES, tmp_path, dirs_exist_ok=True)
+    analyze(tmp_path / "rank0.trace.json.gz", [0, 1], wait_s=0)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [rank["rank"] for rank in summary["ranks"]] == [0, 1]
+    assert not any("in time" in warning for warning in summary["warnings"])
+
+
+def test_a_rank_whose_trace_does_not_come_is_left_out_of_the_reports_which_say_so(tmp_path):
+    shutil.copy(TRACES / "rank0.trace.json.gz", tmp_path)
+    analyze(tmp_path / "rank0.trace.json.gz", [0, 1], wait_s=0)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [rank["rank"] for rank in summary["ranks"]] == [0]
+    assert "rank 1's trace was not there in time" in summary["warnings"]
+    assert "rank 1" in (tmp_path / "summary.md").read_text()

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from tests.models import Classifier, Fails, loader
-from tests.outcomes import read_trace, recorded_steps, spans, tables, the_trace, traces
+from tests.outcomes import REPORTS, read_trace, recorded_steps, spans, tables, the_trace, traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -43,11 +43,14 @@ def test_the_default_window_is_three_steps_under_the_loggers_folder(tmp_path, ma
     assert (report.status, report.path, report.steps) == ("written", path, (5, 6, 7))
     assert report.plugin_path == path.parent / "tensorboard" / "rank0.pt.trace.json.gz"
     assert recorded_steps(read_trace(report.plugin_path), None) == [5, 6, 7]
-    assert sorted(p.name for p in path.parent.rglob("*") if p.is_file()) == [report.plugin_path.name, path.name]
+    files = {p.name for p in path.parent.rglob("*") if p.is_file()}
+    assert files == {report.plugin_path.name, path.name, *REPORTS}
+    assert (report.summary_path, report.report_path) == (path.parent / "summary.json", path.parent / "report.html")
     out = capsys.readouterr().out
     assert tables(out) == 1
     assert f"{path} (3 steps" in out
     assert f"tensorboard --logdir {tmp_path / 'csv' / 'version_0'}" in out
+    assert f"report      {report.report_path}" in out
 
 
 def test_the_trace_holds_operators_the_built_in_regions_and_the_users_own(tmp_path, make_trainer):
@@ -139,8 +142,31 @@ def test_ranks_that_name_this_one_record_it(tmp_path, make_trainer):
 def test_without_the_plugins_copy_there_is_no_tensorboard_folder(tmp_path, make_trainer, capsys):
     make_trainer(ForgeProfilerCallback(1, 2, tensorboard=False)).fit(Classifier(), loader(16))
     [path] = traces(tmp_path)
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert {p.name for p in path.parent.iterdir()} == {path.name, *REPORTS}
     assert "tensorboard --logdir" not in capsys.readouterr().out
+
+
+def test_without_the_analysis_there_are_no_reports_and_the_runs_verdict_stays(tmp_path, make_trainer, capsys):
+    callback = ForgeProfilerCallback(1, 2, analyze=False)
+    make_trainer(callback, ThroughputCallback(warmup_steps=2)).fit(Classifier(), loader(40, slow="data"))
+    assert not REPORTS & {p.name for p in tmp_path.rglob("*")}
+    report = callback.trace_report()
+    assert (report.status, report.summary_path, report.report_path) == ("written", None, None)
+    assert "verdict     input-bound" in capsys.readouterr().out
+
+
+def test_the_reports_tell_of_the_trace_and_of_the_whole_run(tmp_path, make_trainer, capsys):
+    callback = ForgeProfilerCallback(4, 7)
+    make_trainer(callback, ThroughputCallback(warmup_steps=2)).fit(Classifier(), loader(80, slow="data"))
+    analysis = callback.analysis()
+    assert analysis.verdict == "input-bound"
+    assert (analysis.ranks[0].steps, analysis.run.steps) == (3, 14)
+    folder = callback.trace_report().path.parent
+    written = json.loads((folder / "summary.json").read_text())
+    assert (written["verdict"], written["run"]["steps"]) == ("input-bound", 14)
+    for name in ("summary.md", "report.html"):
+        assert "training waits" in (folder / name).read_text() or "data loader" in (folder / name).read_text()
+    assert "verdict     input-bound: " in capsys.readouterr().out
 
 
 def test_a_window_that_is_never_reached_is_reported_with_the_number_of_steps(tmp_path, make_trainer, capsys):

@@ -28,9 +28,10 @@ class ForgeProfilerCallback(RecordingCallback):
 
     Batches are counted from 0 at the start of this fit, also when it resumes from a checkpoint. The step before the
     window is the profiler's warm-up and not recorded. Each rank writes `rankN.trace.json.gz` into one folder per
-    window, for Perfetto, HTA and the like, and a copy under `tensorboard/` for TensorBoard's profiler tab. At the end
-    of fit rank 0 prints where the steps' time went, over the steps after the first ten (`ThroughputCallback` beside it
-    may choose another number).
+    window, for Perfetto, HTA and the like, and a copy under `tensorboard/` for TensorBoard's profiler tab. The traces
+    of all ranks are analysed beside the training, into `summary.json`, `summary.md` and `report.html` in that folder.
+    At the end of fit rank 0 prints where the steps' time went, over the steps after the first ten (`ThroughputCallback`
+    beside it may choose another number), and the verdict of trace and run together.
 
     Args:
         start_step: the first recorded step. 0 records without a warm-up step.
@@ -47,6 +48,7 @@ class ForgeProfilerCallback(RecordingCallback):
         with_stack: record Python stacks; slows the recorded steps.
         with_flops: let PyTorch estimate FLOPs.
         tensorboard: also write the copy for TensorBoard's profiler plugin.
+        analyze: also analyse the traces and write the reports.
         ranks: the global ranks that record, or `"all"`. Every rank needs the callback all the same.
 
     Raises:
@@ -75,6 +77,7 @@ class ForgeProfilerCallback(RecordingCallback):
         with_stack: bool = False,
         with_flops: bool = True,
         tensorboard: bool = True,
+        analyze: bool = True,
         ranks: Literal["all"] | Sequence[int] = "all",
     ) -> None:
         super().__init__()
@@ -96,6 +99,7 @@ class ForgeProfilerCallback(RecordingCallback):
             with_stack=with_stack,
             with_flops=with_flops,
             tensorboard=tensorboard,
+            analyze=analyze,
         )
         self._default_dir = trace_dir is None
         self._session: TraceSession | None = None
@@ -153,7 +157,7 @@ class ForgeProfilerCallback(RecordingCallback):
             [root / name],
             rank=trainer.global_rank,
             world_size=trainer.world_size,
-            expected_ranks=[rank for rank in expected if rank < trainer.world_size],
+            expected_ranks=sorted(rank for rank in expected if rank < trainer.world_size),
             accelerator=device if can_be_recorded else None,
         )
 

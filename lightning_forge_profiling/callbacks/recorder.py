@@ -9,6 +9,8 @@ from typing import Final
 from torch.autograd.profiler import record_function
 
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.events import HostEvent
+from lightning_forge_profiling.timing.interval import Mark
 from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepAssembler, StepTimes
 from lightning_forge_profiling.timing.throughput import LeftOut, Rates, RunLedger, RunSummary, StepWork
 
@@ -32,6 +34,10 @@ is a few lines of Python: as long as it stays below this limit it counts to what
 ten events. Likewise what comes between the last region of a step and its end counts to the next step; no GPU work does.
 """
 _ABSORBED_BELOW_NS: Final = 100_000
+
+_LAUNCHING: Final = ("forward", "backward", "optimizer")
+"""Where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind
+all of its work, and tell how far the GPU is."""
 
 
 class StepRecorder:
@@ -64,18 +70,20 @@ class StepRecorder:
         """The step under way."""
         self.listeners: list[Callable[[StepTimes, StepWork, LeftOut | None], None]] = []
         timed = {*regions, *EXCLUDED}
+        self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels = {name: name if name in timed else "other" for name in (*PARTITION, *EXCLUDED)}
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
         self._active = self._began = False
         self._validating = False
         self._label = "other"
-        self._since_ns = 0
+        self._since = Mark(HostEvent())  # start() puts the first in its place
+        self._update: Mark | None = None
         self._stack: list[tuple[str, record_function | None]] = []
         self._depth: dict[str, int] = {}
         self._assembler = StepAssembler()
         self._ledger = RunLedger()
-        self._ended: deque[tuple[int, StepWork, LeftOut | None, bool]] = deque(maxlen=4096)
+        self._ended: deque[tuple[int, StepWork, LeftOut | None, bool | None, bool]] = deque(maxlen=4096)
         self._dropped = self._unread = 0
         for region in (*PARTITION, *EXCLUDED):
             timers.add_region(region)
@@ -94,7 +102,8 @@ class StepRecorder:
         """The training loop begins: step 0 starts now."""
         self._active = self._began = True
         self._started_ns = self._clock_ns()
-        self.timers.start("other")
+        self._since = self.timers.mark()
+        self.timers.start("other", at=self._since)
 
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
@@ -112,11 +121,11 @@ class StepRecorder:
                 span.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append((name, span))
             label = self._labels[name]
-            if _ABSORBS.get(label) == self._label and self._clock_ns() - self._since_ns < _ABSORBED_BELOW_NS:
+            if _ABSORBS.get(label) == self._label and self._clock_ns() - self._since.host_ns < _ABSORBED_BELOW_NS:
                 self.timers.relabel(self._label, label)
                 self._label = label
             elif label != self._label:
-                self._since_ns = self.timers.switch(self._label, label).host_ns
+                self._since = self.timers.switch(self._label, label)
                 self._label = label
         except Exception as exc:
             self._fail(exc)
@@ -133,7 +142,9 @@ class StepRecorder:
                 pass
             label = self._labels[stack[-1][0]] if stack else "other"
             if label != self._label:
-                self._since_ns = self.timers.switch(self._label, label).host_ns
+                if self._label == "optimizer":
+                    self._update = self._since
+                self._since = self.timers.switch(self._label, label)
                 self._label = label
         except Exception as exc:
             self._fail(exc)
@@ -176,10 +187,16 @@ class StepRecorder:
                 self._pop()
             timers = self.timers
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
-            if self._label != "other" or self._clock_ns() - self._since_ns >= _ABSORBED_BELOW_NS:
-                self._since_ns = timers.switch(self._label, "other").host_ns
+            # An event that was recorded an instant ago is never complete, so an earlier mark is asked: the end of the
+            # step's last region, some 50 us of Python ago. After an update of the weights it is the update's beginning:
+            # its few large kernels keep the GPU busy longer than they take to launch, also where it has waited for the
+            # host all through forward and backward.
+            caught_up = timers.passed(self._update or self._since) if self._asks else None
+            self._update = None
+            if self._label != "other" or self._clock_ns() - self._since.host_ns >= _ABSORBED_BELOW_NS:
+                self._since = timers.switch(self._label, "other")
                 self._label = "other"
-            self._ended.append((self.step, work, left_out, timers.dropped == self._dropped))
+            self._ended.append((self.step, work, left_out, caught_up, timers.dropped == self._dropped))
             self._dropped = timers.dropped
             self.step += 1
             timers.tag = self.step
@@ -270,7 +287,7 @@ class StepRecorder:
         intervals = self.timers.harvest()
         if self.timers.unread != self._unread:  # some fell out: of which of the steps that wait is not known
             self._unread = self.timers.unread
-            self._ended = deque(((*ended[:3], False) for ended in self._ended), self._ended.maxlen)
+            self._ended = deque(((*ended[:4], False) for ended in self._ended), self._ended.maxlen)
         for interval in intervals:
             times = self._assembler.add(interval)
             if times is not None:
@@ -278,9 +295,9 @@ class StepRecorder:
 
     def _account(self, times: StepTimes) -> None:
         while self._ended and self._ended[0][0] <= times.step:
-            step, work, left_out, complete = self._ended.popleft()
+            step, work, left_out, caught_up, complete = self._ended.popleft()
             if step == times.step and complete:
-                self._ledger.add(times, work, left_out)
+                self._ledger.add(times, work, left_out, caught_up)
                 for listener in self.listeners:
                     listener(times, work, left_out)
 

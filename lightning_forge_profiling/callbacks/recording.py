@@ -9,8 +9,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
+from lightning_forge_profiling.callbacks.evidence import analysis_of, run_evidence
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.errors import ConfigurationError
@@ -88,6 +90,16 @@ class RecordingCallback(Callback):
         self._global_step = 0
         self._warned: set[str] = set()
         self._failed = False
+        self._analysis: Analysis | None = None
+
+    def analysis(self) -> Analysis | None:
+        """What bounds the last fit, and what to change first: the verdict that its table ends with, and all behind it.
+
+        Returns:
+            On rank 0 after a fit the analysis of the steps that count, and of the trace where one was analysed; None
+            before, on other ranks, and where there is neither.
+        """
+        return self._analysis
 
     # -- what the subclasses add ---------------------------------------------------------------------------------
 
@@ -242,16 +254,20 @@ class RecordingCallback(Callback):
         self.finish(trainer)
         recorder = self._recorder
         if self._peers[-1:] == (self,) and recorder is not None and trainer.is_global_zero and recorder.began:
-            traces = [report for peer in self._peers if (report := peer.trace_report()) is not None]
-            folder = lightning_api.logger_folder(trainer)
+            trace = next((report for peer in self._peers if (report := peer.trace_report()) is not None), None)
+            run, on_device = recorder.summary(), recorder.timers.on_device
+            analysis = analysis_of(trace, run_evidence(run, on_device=on_device, world_size=trainer.world_size))
+            for peer in self._peers:
+                peer._analysis = analysis  # noqa: SLF001  (one of us)
             print_run(
                 RunReport(
-                    recorder.summary(),
-                    traces[0] if traces else None,
+                    run,
+                    trace,
                     device=lightning_api.device_name(trainer),
-                    on_device=recorder.timers.on_device,
+                    on_device=on_device,
                     replicas=lightning_api.replicas(trainer),
-                    log_folder=folder,
+                    log_folder=lightning_api.logger_folder(trainer),
+                    analysis=analysis,
                 )
             )
         self._recorder = None

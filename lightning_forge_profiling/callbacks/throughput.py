@@ -21,7 +21,7 @@ class ThroughputCallback(RecordingCallback):
     same of one device under `throughput/device/`, `time/REGION_ms` and, where there is a GPU, `time_host/REGION_ms`.
     Samples and tokens of rank 0 are multiplied by the data-parallel replicas: an estimate where ranks have uneven
     batches. What is logged is what has completed: the last step or two come with the next row. At the end of fit rank 0
-    prints a table.
+    prints a table that ends in a verdict: what bounds the run, and what to change first.
 
     Args:
         warmup_steps: steps at the start of a fit that do not count: compilation, autotuning, the allocator's first

@@ -1,4 +1,4 @@
-"""What the child process does with a freshly exported trace: compress it, copy it for TensorBoard, publish both.
+"""What the child process does with a freshly exported trace: compress it, copy it for TensorBoard, analyse it.
 
 Not a user's command. It runs beside the training, at low priority and without torch, one process a rank; it is started
 with the profiler and waits for a line on standard input, which says that the raw trace is there.
@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy
@@ -27,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it.
 
     Args:
-        argv: the raw trace, the final path, and for TensorBoard's copy its path and the ranks that record.
+        argv: the raw trace, the final path, the ranks that record, for TensorBoard's copy its path, and whether to
+            analyse the traces of all ranks.
 
     Returns:
         0, or 1 after one line on stderr.
@@ -35,19 +37,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("raw", type=Path)
     parser.add_argument("final", type=Path)
-    parser.add_argument("--plugin", type=Path)
     parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
+    parser.add_argument("--plugin", type=Path)
+    parser.add_argument("--analyze", action="store_true")
     args = parser.parse_args(argv)
     os.nice(10)
     word = sys.stdin.readline().strip()
     if not word:  # the window came to nothing, or the training process is gone
         _clean_up(args.raw)
         return 0
+    wait_s = 0.0 if word == "alone" else OTHERS_WAIT_S
     try:
         _compress(args.raw, args.final)
         if args.plugin is not None:
             _copy_for_plugin(args.raw, args.plugin)
-            publish(args.plugin, args.ranks, wait_s=0.0 if word == "alone" else OTHERS_WAIT_S)
+            publish(args.plugin, args.ranks, wait_s)
     except Exception as exc:
         what = "TensorBoard's copy of the trace" if args.final.exists() else "the trace"
         sys.stderr.write(f"{what} could not be written: {type(exc).__name__}: {exc}\n")
@@ -57,6 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         _clean_up(args.raw)
+    if args.analyze:
+        try:
+            analyze(args.final, args.ranks, wait_s)
+        except Exception as exc:
+            sys.stderr.write(f"the trace could not be analysed: {type(exc).__name__}: {exc}\n")
+            return 1
     return 0
 
 
@@ -108,3 +118,25 @@ def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
             _part(final).replace(final)
         except FileNotFoundError:
             continue  # published by another rank, or never written
+
+
+def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
+    """Analyse the traces of all ranks and write the reports beside them.
+
+    Args:
+        own: the trace of the first of the ranks.
+        ranks: the ranks that record.
+        wait_s: how long to wait for the others' traces. What is not there by then is not in the reports, which say so.
+    """
+    # the compressed trace need not wait for these imports
+    from lightning_forge_profiling.analysis import pipeline  # noqa: PLC0415
+    from lightning_forge_profiling.report.files import write_reports  # noqa: PLC0415
+
+    traces = {rank: own.with_name(f"rank{rank}.trace.json.gz") for rank in ranks}
+    deadline = time.monotonic() + wait_s
+    while not all(trace.exists() for trace in traces.values()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    missing = [f"rank {rank}'s trace was not there in time" for rank, trace in traces.items() if not trace.exists()]
+    result = pipeline.analyze(own.parent)
+    analysis = replace(result.analysis, warnings=(*result.analysis.warnings, *missing))
+    write_reports(analysis, result.timelines, own.parent)

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Final
 
 import torch
@@ -15,11 +14,8 @@ from lightning_forge_profiling.timing.interval import Interval, Mark
 __all__ = ["CUDATimerCollection"]
 
 
-_interval: Final = Interval._make
-"""Half the time of calling `Interval`."""
-
-
-# what mark() gives when nothing may be recorded; known by identity, its event is never looked at
+_interval: Final = Interval._make  # half the time of calling `Interval`
+# what mark() gives when nothing may be recorded; known by identity, the time of its event is never looked at
 _UNTIMED: Final = Mark(HostEvent())
 
 
@@ -142,6 +138,11 @@ class CUDATimerCollection:
         mark.event.record()
         mark.host_ns = self._clock_ns()
         return mark
+
+    def passed(self, mark: Mark) -> bool | None:
+        """Whether the GPU has got to a mark. Never waits; None without a GPU and where nothing may be asked."""
+        source = self._source
+        return None if source is None or not source.on_device or source.capturing() else mark.event.query()
 
     def start(self, region: str, at: Mark | None = None) -> None:
         """Start a region on the current stream.
@@ -344,7 +345,5 @@ class _RegionContext:
     def __enter__(self) -> None:
         self._timers.start(self._name)
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timers.stop(self._name)

@@ -1,14 +1,19 @@
 """Rates over steps: samples, tokens and steps per second, milliseconds per region. Pure arithmetic on step times."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from statistics import median
+from typing import Final, Literal
 
 from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepTimes
 
-__all__ = ["Rates", "RunLedger", "RunSummary", "StepWork"]
+__all__ = ["MEDIAN_OVER", "Rates", "RunLedger", "RunSummary", "Spread", "StepWork"]
 
 LeftOut = Literal["warm-up", "recorded"]
+
+MEDIAN_OVER: Final = 4096
+"""The median of the steps' times is over so many of the latest, which is what is kept of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +137,28 @@ class Rates:
         return metrics
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the device times of steps differ, in milliseconds; all 0 where there is no step.
+
+    Attributes:
+        p50: the median of the latest `MEDIAN_OVER`.
+        min: the shortest of all.
+        max: the longest of all.
+    """
+
+    p50: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+
+
 class _Sums:
-    """Rates under way."""
+    """Rates and spread under way."""
 
     def __init__(self) -> None:
+        self.latest_ms: deque[float] = deque(maxlen=MEDIAN_OVER)
+        self.shortest_ms, self.longest_ms = float("inf"), 0.0
+        self.caught_up: int | None = None
         self.steps = 0
         self.optimizer_steps = 0
         self.samples: float | None = 0.0
@@ -143,7 +166,13 @@ class _Sums:
         self.device_ms: dict[str, float] = {}
         self.host_ms: dict[str, float] = {}
 
-    def add(self, times: StepTimes, work: StepWork) -> None:
+    def add(self, times: StepTimes, work: StepWork, caught_up: bool | None) -> None:
+        step_ms = times.step_ms
+        self.latest_ms.append(step_ms)
+        self.shortest_ms = min(self.shortest_ms, step_ms)
+        self.longest_ms = max(self.longest_ms, step_ms)
+        if caught_up is not None:
+            self.caught_up = (self.caught_up or 0) + caught_up
         self.steps += 1
         self.optimizer_steps += work.optimizer_steps
         self.samples = None if self.samples is None or work.samples is None else self.samples + work.samples
@@ -157,6 +186,9 @@ class _Sums:
             self.steps, self.optimizer_steps, self.samples, self.tokens, dict(self.device_ms), dict(self.host_ms)
         )
 
+    def spread(self) -> Spread:
+        return Spread(median(self.latest_ms), self.shortest_ms, self.longest_ms) if self.latest_ms else Spread()
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
@@ -167,6 +199,9 @@ class RunSummary:
         steady: the steps that count; where the run had nothing but warm-up steps, those without the very first; where
             it had but one step, that.
         only_warmup: whether that was so.
+        step_ms: how the times of those steps differ.
+        caught_up_steps: in how many of them the GPU was done with all but the optimizer's update when the host finished
+            the batch: it had nothing queued and waited for the host. None where nobody can tell.
         warmup_steps: how many were left out as warm-up.
         recorded_steps: how many were left out because the profiler ran.
         untimed_steps: how many had to be left out because something in them could not be timed.
@@ -179,6 +214,8 @@ class RunSummary:
     steps: int
     steady: Rates
     only_warmup: bool
+    step_ms: Spread
+    caught_up_steps: int | None
     warmup_steps: int
     recorded_steps: int
     untimed_steps: int
@@ -200,24 +237,25 @@ class RunLedger:
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
 
-    def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None) -> None:
+    def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, caught_up: bool | None = None) -> None:
         """Enter one step.
 
         Args:
             times: its times.
             work: what it worked through.
             left_out: why it does not count, if so.
+            caught_up: whether the GPU had caught up with the host at its end; None where nobody can tell.
         """
         self._samples = None if self._samples is None or work.samples is None else self._samples + work.samples
         self.add_excluded(times)
         if times.step == 0:
             self._first_step_s = sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, *EXCLUDED)) / 1e3
         if left_out is None:
-            self._steady.add(times, work)
+            self._steady.add(times, work, caught_up)
             return
         self._left_out[left_out] += 1
         if left_out == "warm-up":
-            (self._warmup if times.step else self._first).add(times, work)
+            (self._warmup if times.step else self._first).add(times, work, caught_up)
 
     def add_excluded(self, times: StepTimes) -> None:
         """Enter only what is no part of a step."""
@@ -240,10 +278,13 @@ class RunLedger:
         counted = self._steady.steps
         only_warmup = not counted
         warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
+        shown = next((sums for sums in (self._steady, self._warmup) if sums.steps), self._first)
         return RunSummary(
             steps=steps,
-            steady=next((sums for sums in (self._steady, self._warmup) if sums.steps), self._first).read(),
+            steady=shown.read(),
             only_warmup=only_warmup,
+            step_ms=shown.spread(),
+            caught_up_steps=shown.caught_up,
             warmup_steps=warmup,
             recorded_steps=recorded,
             untimed_steps=max(steps - counted - warmup - recorded, 0),

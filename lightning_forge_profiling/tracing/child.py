@@ -18,21 +18,26 @@ _CODE = (
 
 
 class FinishingChild:
-    """A process without torch that compresses a raw trace and writes the copy for TensorBoard.
+    """A process without torch that compresses a raw trace, writes the copy for TensorBoard and analyses the trace.
 
     It is started with the profiler and waits, so that the end of the window need not wait for its start.
 
     Args:
         raw: the file the trace will be exported to.
         rank: this process's global rank.
-        plugin_ranks: the ranks that record the window, for publishing TensorBoard's copies together; none for no copy.
+        ranks: the ranks that record the window, in order. TensorBoard's copies are published together, and the first
+            rank's process analyses the traces of all.
+        tensorboard: whether to write the copy.
+        analyze: whether the traces are to be analysed.
     """
 
-    def __init__(self, raw: Path, rank: int, *, plugin_ranks: Sequence[int]) -> None:
+    def __init__(self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool) -> None:
         command = [sys.executable, "-c", _CODE, str(Path(__file__).resolve().parents[2])]
-        command += [str(raw), str(trace_path(raw.parent, rank))]
-        if plugin_ranks:
-            command += ["--plugin", str(plugin_path(raw.parent, rank)), "--ranks", ",".join(map(str, plugin_ranks))]
+        command += [str(raw), str(trace_path(raw.parent, rank)), "--ranks", ",".join(map(str, ranks))]
+        if tensorboard:
+            command += ["--plugin", str(plugin_path(raw.parent, rank))]
+        if analyze and rank == ranks[0]:
+            command.append("--analyze")
         # a session of its own: Ctrl-C ends the training, not the writing of its trace
         self._process = subprocess.Popen(
             command,
@@ -46,7 +51,7 @@ class FinishingChild:
         """The raw trace is there.
 
         Args:
-            alone: do not wait for the copies of other ranks, which may not come.
+            alone: do not wait for what other ranks write, which may not come.
         """
         self._tell(b"alone\n" if alone else b"go\n")
 
@@ -68,7 +73,7 @@ class FinishingChild:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
-            return f"compressing took longer than {timeout_s:.0f} s"
+            return f"finishing the trace took longer than {timeout_s:.0f} s"
         if not self._process.returncode:
             return ""
         return stderr.decode(errors="replace").strip() or f"the process ended with code {self._process.returncode}"

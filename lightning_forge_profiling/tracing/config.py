@@ -33,6 +33,7 @@ class ProfilingConfig:
         with_stack: record Python stacks; slows the recorded steps.
         with_flops: let PyTorch estimate FLOPs.
         tensorboard: also write a copy for TensorBoard's profiler plugin.
+        analyze: also analyse the trace, and write `summary.json`, `summary.md` and `report.html` beside it.
 
     Raises:
         ConfigurationError: enabled, and the window is empty or negative, an activity unknown or `trace_dir` empty.
@@ -52,6 +53,7 @@ class ProfilingConfig:
     with_stack: bool = False
     with_flops: bool = True
     tensorboard: bool = True
+    analyze: bool = True
 
     def __post_init__(self) -> None:
         if not self.enable:

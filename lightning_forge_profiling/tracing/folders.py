@@ -5,7 +5,16 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["claim", "numbered_folders", "plugin_path", "require_whole", "trace_path", "writable_folder_problem"]
+__all__ = [
+    "claim",
+    "numbered_folders",
+    "plugin_path",
+    "report_path",
+    "require_whole",
+    "summary_path",
+    "trace_path",
+    "writable_folder_problem",
+]
 
 
 def trace_path(folder: Path, rank: int) -> Path:
@@ -16,6 +25,16 @@ def trace_path(folder: Path, rank: int) -> Path:
 def plugin_path(folder: Path, rank: int) -> Path:
     """The copy for TensorBoard's plugin, out of the way of tools that read every file of the trace's folder."""
     return folder / "tensorboard" / f"rank{rank}.pt.trace.json.gz"
+
+
+def summary_path(folder: Path) -> Path:
+    """What the analysis of all ranks' traces found, for programs."""
+    return folder / "summary.json"
+
+
+def report_path(folder: Path) -> Path:
+    """The same for a browser."""
+    return folder / "report.html"
 
 
 def claim(folders: Iterable[Path], rank: int) -> Path:

@@ -1,10 +1,12 @@
 """What became of a recorded window."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Status", "TraceReport"]
+from lightning_forge_profiling.tracing.folders import report_path, summary_path
+
+__all__ = ["Status", "TraceReport", "finished"]
 
 Status = Literal["waiting", "recording", "written", "not reached", "stood aside", "failed"]
 
@@ -22,6 +24,8 @@ class TraceReport:
         plugin_path: the copy for TensorBoard, None unless written.
         stall_ms: how long the training loop was held up at the end of the window.
         start_stall_ms: how long it was held up where the profiler was started.
+        summary_path: what the analysis found, None without one; all ranks' analysis is the lowest recording rank's.
+        report_path: the same for a browser, None without one.
     """
 
     status: Status = "waiting"
@@ -31,3 +35,30 @@ class TraceReport:
     plugin_path: Path | None = None
     stall_ms: float = 0.0
     start_stall_ms: float = 0.0
+    summary_path: Path | None = None
+    report_path: Path | None = None
+
+
+def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
+    """The report once the child process has ended: of the files it was to write, those that are there.
+
+    Args:
+        report: as it was when the child was told to go on.
+        problem: what went wrong, "" when nothing did.
+        analyzed: whether this rank's child was to analyse the traces.
+    """
+
+    def there(path: Path | None) -> Path | None:
+        return path if path is not None and path.exists() else None
+
+    path = there(report.path)
+    reports = path.parent if path is not None and analyzed else None
+    return replace(
+        report,
+        status="failed" if problem and path is None else report.status,
+        message=problem or report.message,
+        path=path,
+        plugin_path=there(report.plugin_path),  # another rank's child may publish it, or have yet to
+        summary_path=there(summary_path(reports)) if reports else None,
+        report_path=there(report_path(reports)) if reports else None,
+    )

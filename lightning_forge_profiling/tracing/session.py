@@ -26,7 +26,7 @@ from lightning_forge_profiling.tracing.folders import (
 )
 from lightning_forge_profiling.tracing.metadata import trace_metadata
 from lightning_forge_profiling.tracing.others import active_profiler, scheduled_profiler
-from lightning_forge_profiling.tracing.report import TraceReport
+from lightning_forge_profiling.tracing.report import TraceReport, finished
 from lightning_forge_profiling.tracing.window import Phase
 
 __all__ = ["TraceSession", "build_profiler"]
@@ -40,15 +40,17 @@ class TraceSession:
     """Record one window of steps with `torch.profiler`; made by `build_profiler` or by `ForgeProfilerCallback`.
 
     A context manager with `step()`. At the end of the window the loop waits for the collector's stop and the export
-    of the raw file, no longer; a child process that imports no torch compresses it and writes the copy for TensorBoard,
-    and leaving the context waits for that child. An exception inside is not touched: what was recorded is written.
+    of the raw file, no longer; a child process that imports no torch compresses it, writes the copy for TensorBoard and
+    analyses it, and leaving the context waits for that child. An exception inside is not touched: what was recorded is
+    written.
 
     Args:
         config: what to record.
         folders: folders to write into, in order of preference; the first that holds nothing of this rank is taken.
         rank: this process's global rank.
         world_size: how many processes there are.
-        expected_ranks: the ranks that record this window, for publishing TensorBoard's copies together.
+        expected_ranks: the ranks that record this window, in order: TensorBoard's copies are published together, and
+            the first rank analyses the traces of all.
         accelerator: `"cuda"` and the like to record as well when `config.activities` is None; None for the CPU alone.
     """
 
@@ -68,6 +70,7 @@ class TraceSession:
         self._rank = rank
         self._world_size = world_size
         self._expected_ranks = tuple(expected_ranks)
+        self._analyzes = config.analyze and rank == self._expected_ranks[0]
         self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
         self._next_step = 0
         self._phase = Phase.WAIT
@@ -127,9 +130,10 @@ class TraceSession:
             elif phase is Phase.WARMUP or self._profiler is None:
                 self._start_profiler(recording=phase is Phase.RECORD)
             elif before is Phase.WARMUP:
-                self._profiler.start_trace()
-                # one that was made after our warm-up began would be started on top of ours
+                # one that was made after our warm-up began would be started on top of ours; looked for before
+                # recording, for a Python tracer would record the look
                 other = scheduled_profiler(until=self._window.end_step - step)
+                self._profiler.start_trace()
                 if other:
                     self._profiler.stop_trace()
                     self._profiler = None
@@ -164,7 +168,7 @@ class TraceSession:
         self._phase = Phase.DONE
 
     def finish(self, timeout_s: float = 600) -> TraceReport:
-        """Wait until the trace is compressed and in place.
+        """Wait until the trace is compressed, in place and analysed.
 
         Args:
             timeout_s: after this many seconds the child process is given up and the raw file stays.
@@ -178,12 +182,7 @@ class TraceSession:
         problem = child.wait(timeout_s)
         if problem:
             _log.warning("%s", problem)
-            self._report = replace(self._report, message=problem, plugin_path=None)
-            if self._report.path is None or not self._report.path.exists():
-                self._report = replace(self._report, status="failed", path=None)
-        elif self._report.plugin_path is not None and not self._report.plugin_path.exists():
-            # another rank's child publishes it, or has yet to
-            self._report = replace(self._report, plugin_path=None)
+        self._report = finished(self._report, problem, analyzed=self._analyzes)
         return self._report
 
     def __enter__(self) -> Self:
@@ -197,7 +196,7 @@ class TraceSession:
         self.stop(interrupted=exc_type is not None)
         report = self.finish()
         if report.status == "written":
-            _log.info("Trace: %s", report.path)
+            _log.info("Trace: %s; report: %s", report.path, report.report_path or "none")
         else:
             _log.warning("No trace: %s", report.message)
 
@@ -209,8 +208,9 @@ class TraceSession:
         began = perf_counter()
         config = self._config
         self._raw = claim(self._folders, self._rank)
-        ranks = self._expected_ranks if config.tensorboard else ()
-        self._child = FinishingChild(self._raw, self._rank, plugin_ranks=ranks)
+        self._child = FinishingChild(
+            self._raw, self._rank, ranks=self._expected_ranks, tensorboard=config.tensorboard, analyze=self._analyzes
+        )
         self._profiler = profile(
             activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
             record_shapes=config.record_shapes,

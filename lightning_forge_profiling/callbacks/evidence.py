@@ -1,0 +1,80 @@
+"""What a run's books say as evidence, and the analysis of both: run and trace."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from lightning_forge_profiling.analysis.combine import combine
+from lightning_forge_profiling.analysis.rank_summary import Distribution
+from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
+from lightning_forge_profiling.report.files import summary_json, write_file
+from lightning_forge_profiling.report.html import replace_summary
+from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.timing.steps import PARTITION
+from lightning_forge_profiling.timing.throughput import RunSummary
+from lightning_forge_profiling.tracing.report import TraceReport
+
+__all__ = ["analysis_of", "run_evidence"]
+
+_log = logging.getLogger(__name__)
+
+
+def run_evidence(run: RunSummary, *, on_device: bool, world_size: int) -> RunEvidence | None:
+    """The evidence in a run's books, None where no step counts: warm-up steps are typical of nothing.
+
+    Args:
+        run: the books.
+        on_device: whether their times are device times.
+        world_size: how many processes trained.
+    """
+    steady, spread, caught_up = run.steady, run.step_ms, run.caught_up_steps
+    if run.only_warmup or not steady.steps:
+        return None
+    return RunEvidence(
+        steps=steady.steps,
+        on_device=on_device,
+        step_ms=Distribution(mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max),
+        regions={
+            name: RunRegion(device_ms=steady.mean_ms(name), host_ms=steady.mean_host_ms(name))
+            for name in (*PARTITION, *steady.user_regions)
+        },
+        user_regions=steady.user_regions,
+        drained_pct=None if caught_up is None else 100 * caught_up / steady.steps,
+        world_size=world_size,
+    )
+
+
+def analysis_of(trace: TraceReport | None, evidence: RunEvidence | None) -> Analysis | None:
+    """The analysis of a run, and of its trace where that was analysed; the trace's reports then tell of both.
+
+    Args:
+        trace: what became of the window.
+        evidence: what the run's books say.
+
+    Returns:
+        None where there is neither.
+    """
+    recorded = None
+    if trace is not None and trace.summary_path is not None:
+        try:
+            recorded = msgspec.json.decode(trace.summary_path.read_bytes(), type=Analysis)
+        except (OSError, msgspec.MsgspecError) as exc:
+            _log.warning("The trace's analysis could not be read: %s", exc)
+    if recorded is None and evidence is None:
+        return None
+    analysis = combine(recorded, evidence)
+    if recorded is not None and evidence is not None and trace is not None and trace.summary_path is not None:
+        try:
+            _write(analysis, trace.summary_path, trace.report_path)
+        except (OSError, ValueError) as exc:
+            _log.warning("The reports in %s tell of the trace alone: %s", trace.summary_path.parent, exc)
+    return analysis
+
+
+def _write(analysis: Analysis, summary: Path, report: Path | None) -> None:
+    write_file(summary, summary_json(analysis))
+    write_file(summary.with_suffix(".md"), markdown(analysis).encode(errors="replace"))
+    if report is not None:
+        page = replace_summary(report.read_text(encoding="utf-8"), analysis)
+        write_file(report, page.encode(errors="replace"))

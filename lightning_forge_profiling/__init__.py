@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         TimerError,
         TimerNotStartedError,
         TimerRunningError,
+        TraceError,
         UnknownRegionError,
     )
+    from lightning_forge_profiling.report.profiler_summary import print_profiler_summary
     from lightning_forge_profiling.timing.collection import CUDATimerCollection
     from lightning_forge_profiling.timing.cuda_timer import CUDATimer
     from lightning_forge_profiling.timing.interval import Interval
@@ -47,7 +49,9 @@ _HOMES = {
     "TimerError": "errors",
     "TimerNotStartedError": "errors",
     "TimerRunningError": "errors",
+    "TraceError": "errors",
     "UnknownRegionError": "errors",
+    "print_profiler_summary": "report.profiler_summary",
     "CUDATimerCollection": "timing.collection",
     "Interval": "timing.interval",
     "CUDATimer": "timing.cuda_timer",
@@ -75,10 +79,12 @@ __all__ = [
     "TimerError",
     "TimerNotStartedError",
     "TimerRunningError",
+    "TraceError",
     "TraceReport",
     "TraceSession",
     "UnknownRegionError",
     "build_profiler",
+    "print_profiler_summary",
     "print_rank_0",
     "region",
 ]

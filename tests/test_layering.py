@@ -49,10 +49,12 @@ PUBLIC = {
     "TimerError",
     "TimerNotStartedError",
     "TimerRunningError",
+    "TraceError",
     "TraceReport",
     "TraceSession",
     "UnknownRegionError",
     "build_profiler",
+    "print_profiler_summary",
     "print_rank_0",
     "region",
 }

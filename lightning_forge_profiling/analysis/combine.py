@@ -66,7 +66,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     else:
         findings, differences = _merge(analysis.findings, recorded, evidence)
     ranked = by_gain(findings)
-    verdict, text = decide(ranked)
+    verdict, text = decide(ranked, gpu=evidence.on_device)
     return replace(
         analysis,
         verdict=verdict,
@@ -80,7 +80,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
 
 def _of_run(evidence: RunEvidence) -> Analysis:
     findings = by_gain(run_findings(evidence))
-    verdict, text = decide(findings)
+    verdict, text = decide(findings, gpu=evidence.on_device)
     if evidence.steps < MIN_STEPS:
         verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steps count, and it takes {MIN_STEPS}."
     return Analysis(

@@ -5,7 +5,7 @@ from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import Finding, RankWait
-from lightning_forge_profiling.analysis.rules import NAMED_FROM_PCT, RULES, Rule, Seen, in_ms
+from lightning_forge_profiling.analysis.rules import NAMED_FROM_PCT, RULES, WITHOUT_GPU, Rule, Seen, in_ms
 
 __all__ = ["find_causes"]
 
@@ -32,11 +32,11 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
 
 
 def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
-    costs = [one.pct(rule.cost_ms(one)) for one in seen]
+    costs = [_cost_pct(rule, one) for one in seen]
     over = [one for one, cost in zip(seen, costs, strict=True) if cost >= NAMED_FROM_PCT]
     if not over:
         return None
-    worst = max(over, key=lambda one: one.pct(rule.cost_ms(one)))
+    worst = max(over, key=lambda one: _cost_pct(rule, one))
     title, evidence, advice = rule.describe(worst)
     alone = len(over) == 1 < len(seen)
     return Finding(
@@ -48,6 +48,12 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
         evidence=evidence,
         advice=advice,
     )
+
+
+def _cost_pct(rule: Rule, seen: Seen) -> float:
+    """Without a GPU there is nothing that waits, except for data."""
+    applies = seen.rank.gpu.busy_ms_per_step > 0 or rule.code == WITHOUT_GPU
+    return seen.pct(rule.cost_ms(seen)) if applies else 0.0
 
 
 def _straggler(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> Finding | None:

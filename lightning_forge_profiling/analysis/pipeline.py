@@ -103,7 +103,7 @@ def analyze(
     ranks = tuple(one.summary for one in done)
     collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
     findings = by_gain(find_causes([one.steady for one in done], waits))
-    verdict, text = decide(findings)
+    verdict, text = decide(findings, gpu=any(one.gpu.busy_ms_per_step for one in ranks))
     analysis = Analysis(
         source=os.fsencode(path).decode(errors="replace"),
         verdict=verdict,

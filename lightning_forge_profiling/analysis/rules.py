@@ -7,7 +7,10 @@ from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 
-__all__ = ["NAMED_FROM_PCT", "RULES", "Rule", "Seen", "in_ms"]
+__all__ = ["NAMED_FROM_PCT", "RULES", "WITHOUT_GPU", "Rule", "Seen", "in_ms"]
+
+WITHOUT_GPU: Final = "input-bound"
+"""The one cause that can be found where there is no GPU."""
 
 NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
@@ -329,7 +332,7 @@ def in_ms(value: float) -> str:
 
 
 RULES: Final = (
-    Rule("input-bound", _input_cost, _input),
+    Rule(WITHOUT_GPU, _input_cost, _input),
     Rule("transfer-bound", _transfer_cost, _transfer),
     Rule("sync-bound", _sync_cost, _sync),
     Rule("allocator-churn", lambda seen: seen.rank.host.idle_after_allocator_ms_per_step, _allocator),

@@ -23,8 +23,12 @@ def by_gain(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda found: -found.share_pct * RECOVERABLE.get(found.code, 1.0)))
 
 
-def decide(findings: Sequence[Finding]) -> tuple[str, str]:
+def decide(findings: Sequence[Finding], *, gpu: bool = True) -> tuple[str, str]:
     """The verdict on findings in the order of `by_gain`.
+
+    Args:
+        findings: what was found.
+        gpu: whether there was a GPU to look at.
 
     Returns:
         Its code, and what to tell the user.
@@ -33,6 +37,8 @@ def decide(findings: Sequence[Finding]) -> tuple[str, str]:
         >>> decide([])[0]
         'nothing stands out'
     """
+    if not findings and not gpu:
+        return NOTHING_STANDS_OUT, "Nothing stands out: without a GPU only waiting for the data loader can be told."
     if not findings:
         return NOTHING_STANDS_OUT, "Nothing stands out: no single cause costs enough of the step to be worth naming."
     first = findings[0]

@@ -70,7 +70,7 @@ def test_a_stall_that_the_window_missed_is_the_verdict():
     both = combine(with_findings(compute_bound=60.0), evidence(data=0.4 * STEP_MS))
     assert both.verdict == "input-bound"
     assert both.findings[0].source == "run"
-    assert both.differences == ("input-bound: 0 % of the recorded steps, 40 % of the run's 100 steps",)
+    assert both.differences == ("input-bound: under 5 % of the recorded steps, 40 % of the run's 100 steps",)
 
 
 def test_a_stall_of_the_window_alone_is_kept_and_told():
@@ -147,3 +147,14 @@ def test_hints_of_both_are_kept():
     run = replace(evidence(), step_ms=Distribution(mean=STEP_MS, p50=STEP_MS / 2, min=1.0, max=900.0))
     codes = [hint.code for hint in combine(replace(RECORDED, findings=()), run).hints]
     assert codes == ["copy-heavy", "uneven-steps"]
+
+
+def test_a_loader_that_stalls_every_few_steps_is_not_mistaken_for_slow_recording():
+    stalls = evidence(data=0.5 * STEP_MS)
+    stalls = replace(stalls, step_ms=replace(stalls.step_ms, p50=stalls.step_ms.mean / 3))
+    recorded = with_findings(input_bound=50.0)
+
+    both = combine(recorded, stalls)
+
+    assert both.differences == ()
+    assert shares(both) == {"input-bound": 50.0}

@@ -25,6 +25,8 @@ __all__ = ["SLOWED_FROM", "combine"]
 SLOWED_FROM: Final = 1.1
 """From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
 
+_MOSTLY_PCT: Final = 50.0
+
 _DIFFER_BY_PCT: Final = 5.0
 """Shares of a step that lie further apart than this are told: a window of few steps varies by less."""
 
@@ -99,12 +101,12 @@ def _merge(
     """Findings of both, and where they differ. The trace has GPU work, the run enough steps."""
     differences: list[str] = []
     live = {found.code: found for found in run_findings(evidence)}
-    slowed = recorded.step_ms.mean > SLOWED_FROM * evidence.step_ms.p50
+    slowed = _slowed(recorded, evidence)
     if slowed:
         differences.append(
-            f"recorded steps took {recorded.step_ms.mean:.2f} ms, live ones {evidence.step_ms.p50:.2f} ms "
-            f"({100 * (recorded.step_ms.mean / evidence.step_ms.p50 - 1):+.0f} %): recording slows the host, so launch "
-            "and host figures of the trace are inflated; the findings' shares are of the live step"
+            f"recorded steps took {recorded.step_ms.mean:.2f} ms, live ones {evidence.step_ms.mean:.2f} ms "
+            f"({100 * (recorded.step_ms.mean / evidence.step_ms.mean - 1):+.0f} %): recording slows the host, so "
+            "launch and host figures of the trace are inflated; the findings' shares are of the live step"
         )
         converted = [_of_live_step(found, recorded, evidence) for found in traced]
         differences += [
@@ -117,15 +119,17 @@ def _merge(
     findings = [found for found in traced if found.code not in _MEASURED]
     for code, region in _MEASURED.items():
         of_trace = [found for found in traced if found.code == code]
-        # the run's figures are of the lowest rank
-        in_trace = max((found.share_pct for found in of_trace if found.rank in {None, recorded.rank}), default=0.0)
+        # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
+        shares = [found.share_pct for found in of_trace if found.rank in {None, recorded.rank}]
+        in_trace = max(shares, default=NAMED_FROM_PCT)
         in_run = share_pct(evidence, region)
         more = in_run > in_trace + _DIFFER_BY_PCT
         # copies outside of the region are in the trace alone, and no sign that the two differ
         less = in_run < in_trace - _DIFFER_BY_PCT and code == "input-bound"
         if more or less:
             differences.append(
-                f"{code}: {in_trace:.0f} % of the recorded steps, {in_run:.0f} % of the run's {evidence.steps} steps"
+                f"{code}: {'' if shares else 'under '}{in_trace:.0f} % of the recorded steps, {in_run:.0f} % of the "
+                f"run's {evidence.steps} steps"
             )
         run_decides = not of_trace or more or (less and slowed)
         findings += [live[code]] if run_decides and code in live else [] if run_decides else of_trace
@@ -133,16 +137,29 @@ def _merge(
     return findings, differences
 
 
+def _slowed(recorded: RankSummary, evidence: RunEvidence) -> bool:
+    """Both the mean and the median: a loader that stalls every few steps, or one odd step, moves either alone."""
+    return all(
+        of_trace > SLOWED_FROM * of_run
+        for of_trace, of_run in (
+            (recorded.step_ms.mean, evidence.step_ms.mean),
+            (recorded.step_ms.p50, evidence.step_ms.p50),
+        )
+    )
+
+
 def _of_live_step(found: Finding, recorded: RankSummary, evidence: RunEvidence) -> Finding:
     """A trace's finding with its share converted from the recorded step to the live one."""
-    recorded_ms, live_ms, busy_ms = recorded.step_ms.mean, evidence.step_ms.p50, recorded.gpu.busy_ms_per_step
+    recorded_ms, live_ms, busy_ms = recorded.step_ms.mean, evidence.step_ms.mean, recorded.gpu.busy_ms_per_step
     share = found.share_pct * recorded_ms / live_ms
     if found.code in _HOST_WAITS:
         idle_recorded, idle_live = recorded_ms - busy_ms, max(live_ms - busy_ms, 0.0)
         share *= idle_live / idle_recorded if idle_recorded > 0 else 0.0
+    share = min(share, 100.0)
     return replace(
         found,
-        share_pct=min(share, 100.0),
+        share_pct=share,
+        title=f"{found.title}; of a live step it is {share:.0f} %",
         evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
     )
 
@@ -157,8 +174,9 @@ def _contradictions(
             f"by the whole run's regions the host sets the pace in {live['launch-bound'].share_pct:.0f} % of a step, "
             f"in the recorded steps the GPU was idle for {recorded.gpu.idle_pct:.0f} %"
         )
-    if "launch-bound" in found and "launch-bound" not in live and "compute-bound" in live:
+    queued_pct = 100 - (100.0 if evidence.drained_pct is None else evidence.drained_pct)
+    if "launch-bound" in found and "launch-bound" not in live and queued_pct > _MOSTLY_PCT:
         yield (
             f"launch-bound took {found['launch-bound'].share_pct:.0f} % of the recorded steps, but in the whole run "
-            f"the GPU still had work queued at {100 - (evidence.drained_pct or 0.0):.0f} % of the batch ends"
+            f"the GPU still had work queued at {queued_pct:.0f} % of the batch ends"
         )

@@ -27,7 +27,7 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
     wait_ms = {wait.rank: wait.wait_ms_per_step for wait in waits}
     seen = [Seen(rank, wait_ms.get(rank.rank, 0.0)) for rank in ranks]
     findings = [found for rule in RULES if (found := _apply(rule, seen)) is not None]
-    straggler = _straggler(ranks, waits)
+    straggler = _straggler(seen) if waits else None
     return [*findings, *([straggler] if straggler else [])]
 
 
@@ -44,7 +44,7 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
         share_pct=sum(costs) / len(costs),
         rank=worst.rank.rank if alone else None,
         source="trace",
-        title=f"on rank {worst.rank.rank} {title}" if len(seen) > 1 else title,
+        title=title if alone or len(seen) == 1 else f"on rank {worst.rank.rank} {title}",
         evidence=evidence,
         advice=advice,
     )
@@ -56,31 +56,32 @@ def _cost_pct(rule: Rule, seen: Seen) -> float:
     return seen.pct(rule.cost_ms(seen)) if applies else 0.0
 
 
-def _straggler(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> Finding | None:
-    if len(waits) < 2:  # noqa: PLR2004 - a rank alone waits for nobody
+def _straggler(seen: Sequence[Seen]) -> Finding | None:
+    last, *others = sorted(seen, key=lambda one: one.wait_ms)
+    if not others:
         return None
-    last, *others = sorted(waits, key=lambda wait: wait.wait_ms_per_step)
-    waiting = sum(wait.wait_ms_per_step for wait in others) / len(others)
-    step = sum(rank.step_ms.mean for rank in ranks) / len(ranks)
-    if waiting * 100 < NAMED_FROM_PCT * step or last.wait_ms_per_step > _STRAGGLES_BELOW * waiting:
+    waits = sum(one.wait_ms for one in others) / len(others)
+    cost = sum(one.exposed_wait_ms for one in others) / len(others)
+    step = sum(one.rank.step_ms.mean for one in seen) / len(seen)
+    if 100 * cost < NAMED_FROM_PCT * step or last.wait_ms > _STRAGGLES_BELOW * waits:
         return None
-    slow = next(rank for rank in ranks if rank.rank == last.rank)
-    rest = [rank for rank in ranks if rank is not slow]
-    busy = slow.categories["matmul"].ms_per_step + slow.categories["other"].ms_per_step
-    others_busy = sum(rank.categories[name].ms_per_step for rank in rest for name in ("matmul", "other")) / len(rest)
-    why = "its GPU computes longer" if busy - others_busy > waiting / 2 else "its host is late"
+    rank = last.rank.rank
+    others_compute = sum(one.compute_ms for one in others) / len(others)
+    why = "its GPU computes longer" if last.compute_ms - others_compute > cost / 2 else "its host is late"
     return Finding(
         code="straggler",
-        share_pct=100 * waiting / step,
-        rank=last.rank,
+        share_pct=100 * cost / step,
+        rank=rank,
         source="trace",
-        title=f"the other ranks wait {in_ms(waiting)} of each {in_ms(step)} step for rank {last.rank}: {why}",
+        title=f"the other ranks' GPUs do nothing but wait for rank {rank} for {in_ms(cost)} of each {in_ms(step)} step: "
+        f"{why}",
         evidence={
-            "others_wait_ms_per_step": waiting,
-            "own_wait_ms_per_step": last.wait_ms_per_step,
-            "own_compute_ms_per_step": busy,
-            "others_compute_ms_per_step": others_busy,
+            "others_wait_exposed_ms_per_step": cost,
+            "others_wait_ms_per_step": waits,
+            "own_wait_ms_per_step": last.wait_ms,
+            "own_compute_ms_per_step": last.compute_ms,
+            "others_compute_ms_per_step": others_compute,
         },
-        advice=f"Compare rank {last.rank} with the others: uneven batches or sequence lengths, work that only it does "
+        advice=f"Compare rank {rank} with the others: uneven batches or sequence lengths, work that only it does "
         "(logging, checkpoints, evaluation), a throttled GPU, a busy host.",
     )

@@ -47,13 +47,19 @@ class Seen:
     rank: RankSummary
     wait_ms: float = 0.0
 
+    @property
+    def exposed_wait_ms(self) -> float:
+        """Waiting for other ranks while nothing else ran: as much of all waiting as of all communication."""
+        comm = self.rank.comm
+        return min(self.wait_ms / comm.ms_per_step, 1.0) * comm.exposed_ms_per_step if comm.ms_per_step else 0.0
+
     def pct(self, ms_per_step: float) -> float:
         """A time per step as a share of the step."""
         return 100 * ms_per_step / self.rank.step_ms.mean if self.rank.step_ms.mean else 0.0
 
     @property
     def step(self) -> str:
-        """The mean step, in words."""
+        """The mean step."""
         return in_ms(self.rank.step_ms.mean)
 
     @property
@@ -93,9 +99,7 @@ def _input_cost(seen: Seen) -> float:
 
 
 def _input(seen: Seen) -> Told:
-    rank = seen.rank
-    waits = rank.idle["data"].ms_per_step
-    loads = rank.host.data_wait_ms_per_step
+    rank, waits, loads = seen.rank, seen.rank.idle["data"].ms_per_step, seen.rank.host.data_wait_ms_per_step
     if not rank.gpu.busy_ms_per_step:
         title = f"training waits {in_ms(loads)} of each {seen.step} step for the data loader"
     else:
@@ -240,7 +244,7 @@ def _launch(seen: Seen) -> Told:
     evidence: Evidence = {
         "idle_launching_ms_per_step": _launch_cost(seen),
         "launches_per_step": rank.host.launches_per_step,
-        "mean_busy_us_per_kernel": kernels,
+        "mean_kernel_us": kernels,
         "most_in_region": where.name,
     }
     advice = 'Launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a larger batch, fused modules.'
@@ -248,14 +252,14 @@ def _launch(seen: Seen) -> Told:
 
 
 def _communication_cost(seen: Seen) -> float:
-    return max(seen.rank.comm.exposed_ms_per_step - seen.wait_ms, 0.0)
+    return seen.rank.comm.exposed_ms_per_step - seen.exposed_wait_ms
 
 
 def _communication(seen: Seen) -> Told:
     comm = seen.rank.comm
     title = (
-        f"communication takes {in_ms(comm.ms_per_step)} of each {seen.step} step, and for "
-        f"{in_ms(_communication_cost(seen))} of it nothing else runs ({comm.hidden_pct:.0f} % is hidden)"
+        f"communication takes {in_ms(comm.ms_per_step)} of each {seen.step} step, {comm.hidden_pct:.0f} % of it "
+        f"hidden; {in_ms(_communication_cost(seen))} are exposed, waiting for other ranks not counted"
     )
     evidence: Evidence = {
         "comm_ms_per_step": comm.ms_per_step,

@@ -5,7 +5,8 @@ from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import Finding, RankWait
-from lightning_forge_profiling.analysis.rules import NAMED_FROM_PCT, RULES, WITHOUT_GPU, Rule, Seen, in_ms
+from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, Rule, Seen, in_ms
+from lightning_forge_profiling.analysis.rules import RULES, WITHOUT_GPU
 
 __all__ = ["find_causes"]
 
@@ -73,8 +74,8 @@ def _straggler(seen: Sequence[Seen]) -> Finding | None:
         share_pct=100 * cost / step,
         rank=rank,
         source="trace",
-        title=f"the other ranks' GPUs do nothing but wait for rank {rank} for {in_ms(cost)} of each {in_ms(step)} step: "
-        f"{why}",
+        title=f"the other ranks' GPUs do nothing but wait for rank {rank} for {in_ms(cost)} of each {in_ms(step)} "
+        f"step: {why}",
         evidence={
             "others_wait_exposed_ms_per_step": cost,
             "others_wait_ms_per_step": waits,

@@ -1,19 +1,14 @@
 """What costs a step time, as rules: each looks at the figures of one rank and says what it finds."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from lightning_forge_profiling.analysis.rank_summary import RankSummary
+from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, NO_BANDWIDTH, Evidence, Rule, Seen, Told, in_ms
 
-__all__ = ["NAMED_FROM_PCT", "RULES", "WITHOUT_GPU", "Rule", "Seen", "in_ms"]
+__all__ = ["RULES", "WITHOUT_GPU"]
 
 WITHOUT_GPU: Final = "input-bound"
 """The one cause that can be found where there is no GPU."""
-
-NAMED_FROM_PCT: Final = 5.0
-"""What costs less of a step is not named: run-to-run variation is of that size."""
 
 _GPU_BOUND_PCT: Final = 85.0
 """The GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest."""
@@ -26,71 +21,7 @@ _UNFUSED_LAUNCHES: Final = 100
 """A fused optimizer launches 3 to 7 kernels, a foreach one 10 to 50 for the same GPT; a loop over parameters, several
 for each of them."""
 
-_MATH: Final = frozenset({"matmul", "convolution", "attention"})
-_NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}
 _SINGLE_PROCESS: Final = "_SingleProcessDataLoaderIter"
-
-Evidence = dict[str, float | str]
-Told = tuple[str, Evidence, str]
-"""A title, the evidence, and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a rule looks at.
-
-    Attributes:
-        rank: one rank's figures.
-        wait_ms: how long it waits for other ranks in collectives, per step.
-    """
-
-    rank: RankSummary
-    wait_ms: float = 0.0
-
-    @property
-    def exposed_wait_ms(self) -> float:
-        """Waiting for other ranks while nothing else ran: as much of all waiting as of all communication."""
-        comm = self.rank.comm
-        return min(self.wait_ms / comm.ms_per_step, 1.0) * comm.exposed_ms_per_step if comm.ms_per_step else 0.0
-
-    def pct(self, ms_per_step: float) -> float:
-        """A time per step as a share of the step."""
-        return 100 * ms_per_step / self.rank.step_ms.mean if self.rank.step_ms.mean else 0.0
-
-    @property
-    def step(self) -> str:
-        """The mean step."""
-        return in_ms(self.rank.step_ms.mean)
-
-    @property
-    def math_ms(self) -> float:
-        """Kernels that multiply matrices, in one way or another."""
-        return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name in _MATH)
-
-    @property
-    def bandwidth_ms(self) -> float:
-        """Kernels that read and write memory and compute little: element-wise, copies, normalization, ..."""
-        return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name not in _NO_BANDWIDTH)
-
-    @property
-    def compute_ms(self) -> float:
-        """Busy time without copies and exposed communication."""
-        return sum(self.rank.categories[category].ms_per_step for category in ("matmul", "other"))
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One cause of lost time.
-
-    Attributes:
-        code: the finding's code.
-        cost_ms: what it costs a step, in milliseconds; 0 where it is not the case.
-        describe: a title, the evidence, and what to do.
-    """
-
-    code: str
-    cost_ms: Callable[[Seen], float]
-    describe: Callable[[Seen], Told]
 
 
 def _input_cost(seen: Seen) -> float:
@@ -285,7 +216,7 @@ def _bandwidth_cost(seen: Seen) -> float:
 
 def _bandwidth(seen: Seen) -> Told:
     kinds = sorted(
-        ((name, kind) for name, kind in seen.rank.kinds.items() if name not in _NO_BANDWIDTH),
+        ((name, kind) for name, kind in seen.rank.kinds.items() if name not in NO_BANDWIDTH),
         key=lambda item: -item[1].ms_per_step,
     )
     named = ", ".join(f"{name} {kind.pct:.0f} %" for name, kind in kinds[:3])
@@ -313,9 +244,12 @@ def _compute(seen: Seen) -> Told:
         f"{in_ms(seen.math_ms)} of it matrix products, convolutions and attention"
     )
     evidence: Evidence = {"compute_ms_per_step": seen.compute_ms, "math_ms_per_step": seen.math_ms}
-    advice = (
-        "It is well used. What is left: a lower precision, torch.compile for what is not matrix products, more GPUs."
-    )
+    if seen.bandwidth_ms > seen.math_ms:
+        advice = (
+            f"It is kept busy, but {in_ms(seen.bandwidth_ms)} are kernels that move memory: torch.compile fuses them."
+        )
+    else:
+        advice = "It is well used. What is left to gain: a lower precision, torch.compile, more GPUs."
     if rank.flops:
         title += f" at {rank.flops.matmul_tflops:.0f} TFLOP/s"
         evidence |= {"matmul_tflops": rank.flops.matmul_tflops, "dtype": rank.flops.dtype}
@@ -328,11 +262,6 @@ def _compute(seen: Seen) -> Told:
                 'torch.set_float32_matmul_precision("high") uses the tensor cores.'
             )
     return title, evidence, advice
-
-
-def in_ms(value: float) -> str:
-    """A time in words: three digits or so."""
-    return f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
 
 
 RULES: Final = (

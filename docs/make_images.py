@@ -1,8 +1,10 @@
-"""Run the demo and draw the table it really prints: docs/images/run-table.svg.
+"""Make the pictures of the documents from what the package really prints and writes: docs/images.
 
-    python docs/make_images.py
+    python docs/make_images.py            the end table, the console report, pictures of report.html
+    python docs/make_images.py demo       only the end table of the demo: the numbers are those of this machine
+    python docs/make_images.py reports    only the reports, of traces in tests/data; needs Chromium
 
-The numbers are those of this machine and this run. Options are handed on to examples/train_gpt.py.
+`docs/make_diagrams.py` draws the diagrams.
 """
 # ruff: noqa: INP001  (a script, in no package)
 
@@ -20,11 +22,9 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
-from lightning_forge_profiling.callbacks import recording
-from lightning_forge_profiling.report.run_table import RunReport, print_run
-
 CHECKOUT = Path(__file__).resolve().parents[1]
-IMAGE = CHECKOUT / "docs" / "images" / "run-table.svg"
+IMAGES = CHECKOUT / "docs" / "images"
+TRACES = CHECKOUT / "tests" / "data" / "traces"
 COLUMNS = 100
 # without rich's request for a web font: any monospaced one will do
 SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -35,29 +35,82 @@ def terminal() -> Console:
     return Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
 
 
-def main() -> None:
-    """Train, and draw what is printed at the end."""
+def wrapped(printed: Console) -> Console:
+    """The same on a console that has broken long lines, as any terminal does."""
     shown = terminal()
+    for line in Text.from_ansi(printed.export_text(styles=True)).split("\n"):
+        line.rstrip()
+        for piece in line.divide(range(COLUMNS, len(line), COLUMNS)):
+            shown.print(piece, no_wrap=True, highlight=False)
+    return shown
+
+
+def save(shown: Console, name: str, title: str) -> None:
+    """Write what a console shows."""
+    IMAGES.mkdir(exist_ok=True)
+    path = IMAGES / f"{name}.svg"
+    shown.save_svg(str(path), title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id=name)
+
+
+def demo() -> None:
+    """Train, and draw what is printed at the end."""
+    from lightning_forge_profiling.callbacks import recording  # noqa: PLC0415  (torch, which reports need not)
+    from lightning_forge_profiling.report.run_table import RunReport, print_run  # noqa: PLC0415
 
     def draw(report: RunReport) -> None:
         printed = terminal()
         print_run(report, printed)
-        for line in Text.from_ansi(printed.export_text(styles=True)).split("\n"):
-            line.rstrip()
-            # a line longer than the terminal goes on in the next, as in any terminal
-            for piece in line.divide(range(COLUMNS, len(line), COLUMNS)):
-                shown.print(piece, no_wrap=True, highlight=False)
+        save(wrapped(printed), "run-table", "make demo")
 
-    demo = CHECKOUT / "examples" / "train_gpt.py"
+    script = CHECKOUT / "examples" / "train_gpt.py"
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
         mock.patch.object(recording, "print_run", draw),
-        mock.patch.object(sys, "argv", [str(demo), *sys.argv[1:]]),
+        mock.patch.object(sys, "argv", [str(script)]),
     ):
-        runpy.run_path(str(demo), run_name="__main__")
-    IMAGE.parent.mkdir(exist_ok=True)
-    shown.save_svg(str(IMAGE), title="make demo", theme=DIMMED_MONOKAI, code_format=SVG, unique_id="run-table")
+        runpy.run_path(str(script), run_name="__main__")
+
+
+def console_report(case: str) -> None:
+    """Draw what `analyze` prints."""
+    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415
+    from lightning_forge_profiling.report.console import print_analysis  # noqa: PLC0415
+
+    printed = terminal()
+    print_analysis(analyze(TRACES / case).analysis, printed, kernels=5)
+    save(wrapped(printed), "analyze", f"forge-profiling analyze {case}/")
+
+
+def browser_reports() -> None:
+    """Photograph report.html: the top of one, and the timeline of another at one of its steps."""
+    from lightning_forge_profiling.cli.main import main as forge_profiling  # noqa: PLC0415
+
+    sys.path.insert(0, str(CHECKOUT))
+    from tests.browser import chromium  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(TRACES), chromium() as browser:
+        for case in ("ddp_big_grads", "slow_optimizer"):
+            with contextlib.redirect_stdout(io.StringIO()):
+                forge_profiling(["analyze", case, "--html", f"{folder}/{case}.html"])
+        browser.set_window_size(1180, 1150)
+        browser.get(Path(folder, "ddp_big_grads.html").as_uri())
+        browser.execute_script("document.documentElement.style.overflow = 'hidden'")  # no scroll bar
+        browser.save_screenshot(str(IMAGES / "report.png"))
+        browser.get(Path(folder, "slow_optimizer.html").as_uri())
+        buttons = browser.find_elements("css selector", "#timeline-view .tools button")
+        next(button for button in buttons if button.text == "Step 14").click()
+        browser.find_element("id", "timeline-view").screenshot(str(IMAGES / "timeline.png"))
+
+
+def main() -> None:
+    """Make what is asked for."""
+    wanted = sys.argv[1:] or ["demo", "reports"]
+    if "demo" in wanted:
+        demo()
+    if "reports" in wanted:
+        console_report("slow_optimizer")
+        browser_reports()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 import doctest
 import importlib
 import re
+import runpy
 import textwrap
 from pathlib import Path
 
 import pytest
 
 import lightning_forge_profiling
+from lightning_forge_profiling.analysis.rules import RULES
 
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -50,6 +52,28 @@ def test_its_make_targets_exist(document):
     named = {target for piece in code for target in TARGET.findall(piece)}
     makefile = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
     assert named <= set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+
+
+def test_what_is_quoted_of_the_package_is_what_it_prints():
+    quotes = runpy.run_path(str(CHECKOUT / "docs" / "quotes.py"))
+    outdated = [page.name for page, text in quotes["renewed"]().items() if page.read_text(encoding="utf-8") != text]
+    assert outdated == [], "python docs/quotes.py renews them; read what they then say"
+
+
+def test_every_finding_has_its_page_with_an_example():
+    codes = {*(rule.code for rule in RULES), "straggler"}
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
+    assert pages.keys() == codes
+    assert [code for code, text in pages.items() if f"\n{code}: " not in text] == []
+    index = (CHECKOUT / "docs" / "findings.md").read_text(encoding="utf-8")
+    assert [code for code in codes if f"| [`{code}`](findings/{code}.md) |" not in index] == []
+
+
+def test_the_architecture_lists_every_module():
+    section = (CHECKOUT / "docs" / "architecture.md").read_text(encoding="utf-8").split("\n## ")
+    [files] = [part for part in section if part.startswith("Files\n")]
+    modules = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("[!_]*.py")}
+    assert sorted(re.findall(r"`(\w+(?:/\w+)?\.py)`", files)) == sorted(modules)
 
 
 def test_the_examples_in_docstrings_run():

@@ -1,5 +1,6 @@
 """The examples run as their users run them, and leave what they promise."""
 
+import json
 import os
 import re
 import subprocess
@@ -80,3 +81,13 @@ def test_plain_pytorch_says_so_when_its_window_never_came(tmp_path):
     out = example("plain_pytorch.py", "--steps", 3, "--out", "traces", cwd=tmp_path)
     assert "trace: steps 5-7 never came: the run had 3 steps" in out
     assert traces(tmp_path) == []
+
+
+def test_analyze_trace_finds_the_slow_loader_of_its_loop(tmp_path):
+    out = example("analyze_trace.py", "--out", "here", cwd=tmp_path)
+    assert re.search(r"^verdict {4}input-bound$", out, re.MULTILINE)
+    summary = json.loads((tmp_path / "here" / "summary.json").read_text())
+    assert summary["verdict"] == "input-bound"
+    assert summary["ranks"][0]["steps"] == 3
+    assert recorded_steps(read_trace(tmp_path / "here" / "rank0.trace.json.gz")) == [5, 6, 7]
+    assert {"report.html", "summary.md"} <= {path.name for path in (tmp_path / "here").iterdir()}

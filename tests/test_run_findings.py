@@ -67,8 +67,8 @@ MEASURED = {
         ("loader hidden", "compute-bound", set()),
         ("pageable", "transfer-bound", {"compute-bound"}),
         ("pinned", "transfer-bound", {"compute-bound"}),
-        ("optimizer", "slow-optimizer", {"compute-bound", "transfer-bound"}),
-        (".item()", "launch-bound", {"compute-bound", "transfer-bound"}),
+        ("optimizer", "slow-optimizer", {"transfer-bound"}),
+        (".item()", "launch-bound", {"transfer-bound"}),
     ],
 )
 def test_the_regions_of_real_runs_give_their_verdict(run, verdict, others):

@@ -112,6 +112,7 @@ def match_collectives(
             wait_ms_per_step=waits[rank] / ranks[rank].steps / 1e6,
         )
         for rank in sorted(ranks)
+        if spent[rank]
     )
     return tuple(sorted(found, key=lambda one: -one.cost_ms_per_step - one.wait_ms_per_step)), per_rank, tuple(notes)
 

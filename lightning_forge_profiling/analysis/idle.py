@@ -2,8 +2,10 @@
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import (
     ALLOCATES,
@@ -19,11 +21,14 @@ from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.nesting import outermost_marked
 from lightning_forge_profiling.analysis.rank_summary import IDLE_CAUSES
 from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.syncs import of_lightning
 from lightning_forge_profiling.analysis.trace import Ints
 
 __all__ = ["IdleTime", "idle_time", "launch_latency"]
 
-_LATENCY_PERCENTILE = 5
+_LATENCY_PERCENTILE: Final = 5
+_OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")
+"""One of the dispatcher's: not autograd's nodes nor compiled regions, which are a whole program around a sync."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,10 +38,11 @@ class IdleTime:
     Attributes:
         idle: when the GPU did nothing.
         causes: the same by what the host did meanwhile (`IDLE_CAUSES`); they sum to it.
-        after_sync: idle time in gaps that began while the host waited for the GPU in an operator made for that, for
-            the queue ran dry then and the whole gap is the price; and in other gaps the time in such operators.
-        after_allocator: likewise for allocations and frees.
-        launching: what remains of `python` in other gaps.
+        after_sync: idle time in gaps that waited for the host and began while it waited for the GPU, in an operator
+            made for that: the queue ran dry then, and the whole gap is the price; and in other gaps the time in such
+            operators. Without Lightning's own.
+        after_allocator: likewise for allocations and frees, where no sync is the reason.
+        launching: what remains of `python` in other gaps, and after no sync of Lightning's either.
         waiting: when the GPU waited for the host or for a launch.
         waiting_for: for each of those gaps the row of the work that ended it, one past the last where none did.
         data_wait: how long the host was in the data loader, whether or not the GPU was busy meanwhile.
@@ -96,32 +102,33 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     causes["gpu"] = idle - steps.measure(waiting)
 
     def price(calls: Intervals) -> Intervals:
-        begun = (calls - doing["data"]).contains(gaps.start - 1)
+        # work that had been launched before the gap began would have begun no sooner without the call
+        begun = (calls - doing["data"]).contains(gaps.start - 1) & (launch > gaps.start)
         return Intervals(gaps.start[begun], gaps.end[begun]) | (for_host & calls)
 
-    after_sync = price(_sync_operators(recording) | doing["sync"])
-    after_allocator = price(doing["allocator"]) - after_sync
+    syncs = named(recording.trace, recording.trace.calls, WAITS)
+    after_any_sync = price(_waiting_for_gpu(recording, syncs))
+    after_allocator = price(doing["allocator"]) - after_any_sync
     return IdleTime(
         idle=idle,
         causes={cause: causes[cause] for cause in IDLE_CAUSES},
-        after_sync=steps.measure(after_sync),
+        after_sync=steps.measure(price(_waiting_for_gpu(recording, syncs & ~of_lightning(recording)))),
         after_allocator=steps.measure(after_allocator),
-        launching=steps.measure(waiting - after_sync - after_allocator - (for_host & claimed)),
+        launching=steps.measure(waiting - after_any_sync - after_allocator - (for_host & claimed)),
         data_wait=steps.measure_host(doing["data"]),
         waiting=waiting,
         waiting_for=following[waits],
     )
 
 
-def _sync_operators(recording: Recording) -> Intervals:
-    """The outermost operators in which a thread that trains waited for the GPU: `.item()` and all it does."""
+def _waiting_for_gpu(recording: Recording, syncs: NDArray[np.bool_]) -> Intervals:
+    """When a thread that trains was in such calls, or in the outermost operators with them: all of `.item()`."""
     calls, operators = recording.trace.calls, recording.trace.operators
-    everything = outermost_marked(recording.operator_parent, np.ones(len(operators), bool))
-    rows = recording.links.call_operator[named(recording.trace, calls, WAITS)]
-    rows = np.unique(everything[rows[rows >= 0]])
-    rows = rows[np.isin(operators.thread[rows], _training_threads(recording))]
-    engine = named(recording.trace, operators, re.compile(r"autograd::engine::.*"))
-    return Intervals.of(operators.start[rows[~engine[rows]]], operators.end[rows[~engine[rows]]])
+    syncs = syncs & np.isin(calls.thread, _training_threads(recording))
+    outermost = outermost_marked(recording.operator_parent, named(recording.trace, operators, _OPERATOR))
+    rows = np.append(outermost, -1)[recording.links.call_operator[syncs]]
+    within = np.isin(np.arange(len(operators)), rows)
+    return spans_of(calls, syncs) | spans_of(operators, within)
 
 
 def _host_activity(recording: Recording) -> dict[str, Intervals]:

@@ -51,8 +51,7 @@ def operator_table(recording: Recording, *, sort: str = "device", top: int = 20)
     self_device = _device_time(recording)
     device = sum_into_ancestors(parent, self_device)
     memory = sum_into_ancestors(parent, _allocated(recording))
-    # a call within one of the same name is part of that one
-    outer = counted & (np.append(operators.name, -1)[parent] != operators.name)
+    outer = counted & ~_in_namesake(operators.name, parent)
 
     def by_name(values: Ints, rows: NDArray[np.bool_]) -> Ints:
         return np.bincount(operators.name[rows], values[rows], len(trace.names)).astype(np.int64)
@@ -76,6 +75,16 @@ def operator_table(recording: Recording, *, sort: str = "device", top: int = 20)
     ]
     table.sort(key=lambda operator: (-SORTS[sort](operator), -operator.host_ms))
     return tuple(_with_shapes(recording, operator, device, counted) for operator in table[:top])
+
+
+def _in_namesake(name: Ints, parent: Ints) -> NDArray[np.bool_]:
+    """Which calls are within one of the same name, and so part of that one."""
+    found = np.zeros(len(name), bool)
+    around = parent
+    while (inside := around >= 0).any():
+        found |= inside & (name[around] == name)
+        around = np.where(inside, parent[around], -1)
+    return found
 
 
 def _device_time(recording: Recording) -> Ints:

@@ -17,6 +17,7 @@ from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.recording import prepare, without_first_step
 from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.steps import find_steps
 from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
 from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name, windows_by_rank
@@ -29,12 +30,12 @@ __all__ = ["Result", "analyze"]
 
 _UNKNOWN_RANK = -1
 
-_FEW_STEPS, _MANY_STEPS = 3, 10
+_FEW_STEPS, _MANY_STEPS = 2, 10
 _FIRST_STEP_LEFT_OUT = (
     "findings are without the first recorded step: starting to record empties the GPU's queue, and lets ranks and the "
     "data loader get out of step"
 )
-"""Among many steps the first weighs little; of fewer than three, none can be spared."""
+"""Among many steps the first weighs little, and a single one cannot be spared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,8 @@ def _analyze_rank(
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, sort=sort, top=top)
     summary = replace(summary, warnings=(*problems, *summary.warnings))
     steady, steady_summary = recording, summary
-    if _FEW_STEPS <= len(recording.steps) <= _MANY_STEPS:
+    from_the_start = steps is None or recording.steps.number[0] == find_steps(trace, recording.links).number[0]
+    if from_the_start and _FEW_STEPS <= len(recording.steps) <= _MANY_STEPS:
         steady = without_first_step(recording)
         steady_summary = summarize(steady, summary.rank, top=top)
     timeline = draw(recording, summary.rank, most_spans=spans)
@@ -151,7 +153,7 @@ def _run(
 ) -> tuple[list[_Rank], list[str]]:
     # a process that has torch loaded may hold a GPU, which no fork of it can share
     processes = 1 if "torch" in sys.modules else min(len(groups), os.cpu_count() or 1)
-    if processes == 1:
+    if processes <= 1:
         results: Iterable[_Rank | str] = _one_by_one(groups, work, progress)
     else:
         progress(f"reading {len(groups)} ranks, {processes} at a time")

@@ -147,7 +147,7 @@ class SyncCause:
 
     Attributes:
         cause: `.item()`, `blocking copy to the host`, `torch.cuda.synchronize()`, ...
-        where: file and line of the innermost frame outside of torch and Lightning, "" without recorded stacks.
+        where: the innermost function outside of torch and Lightning, with its file and first line; "" without stacks.
         lightning: whether Lightning's own loop makes the call, which the user cannot remove.
         per_step: how often.
         host_ms_per_step: how long the host waited in them.
@@ -167,8 +167,8 @@ class Host:
     Attributes:
         device_syncs_per_step: calls that wait for the GPU, without Lightning's own.
         lightning_syncs_per_step: those of Lightning's own loop.
-        idle_after_sync_ms_per_step: idle time of the GPU in gaps that began while the host waited in an operator with
-            such a call, or as far as the host was in one.
+        idle_after_sync_ms_per_step: idle time of the GPU in gaps that waited for the host and began while it was in an
+            operator with such a call, or as far as it was in one; without Lightning's own.
         idle_after_allocator_ms_per_step: likewise for cudaMalloc, cudaFree and the like.
         idle_launching_ms_per_step: what remains of the idle time for which Python and launches are the cause.
         launches_per_step: kernel and graph launches.

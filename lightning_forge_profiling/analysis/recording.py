@@ -54,11 +54,8 @@ def prepare(trace: Trace, numbers: tuple[int, int] | None = None) -> Recording:
 
 def without_first_step(recording: Recording) -> Recording:
     """The recording without the first of its steps, which begins with an empty queue."""
-    steps = recording.steps
-    later = find_steps(recording.trace, recording.links, (int(steps.number[1]), int(steps.number[-1]) + 1))
-    links, gpu = recording.links, recording.trace.gpu
-    step = np.where(links.linked, later.of_host(links.time), later.of_gpu(gpu.start))
-    return replace(recording, steps=later, step=step)
+    step = np.where(recording.step > 0, recording.step - 1, -1)
+    return replace(recording, steps=recording.steps.without_first(), step=step)
 
 
 def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:

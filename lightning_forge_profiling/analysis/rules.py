@@ -36,7 +36,7 @@ def _input(seen: Seen) -> Told:
     else:
         title = (
             f"the GPU waits {in_ms(waits)} of each {seen.step} step for the data loader "
-            f"(host wait {in_ms(loads)}, {100 * max(1 - waits / loads, 0):.0f} % of it hidden)"
+            f"(host wait {in_ms(loads)}, {100 * max(1 - waits / max(loads, waits), 0):.0f} % of it hidden)"
         )
     if rank.host.data_loader == _SINGLE_PROCESS:
         # as many as keep up with what is left of the step, and as many again
@@ -69,7 +69,7 @@ def _transfer(seen: Seen) -> Told:
     less = "copy less (uint8 or bf16 with the conversion on the GPU), or copy the next batch while this one is computed"
     advice = f"{less[0].upper()}{less[1:]}."
     if main and main.memory == "pageable":
-        advice = f"Set pin_memory=True in the DataLoader, with which Lightning copies with non_blocking=True; {less}."
+        advice = f"Set pin_memory=True in the DataLoader (only from pinned memory is a copy asynchronous); {less}."
     evidence: Evidence = {
         "exposed_copy_ms_per_step": sum(copy.exposed_ms_per_step for copy in copies),
         "copied_bytes_per_step": size,
@@ -88,7 +88,7 @@ def _sync(seen: Seen) -> Told:
     host = seen.rank.host
     users = [cause for cause in host.syncs if not cause.lightning]
     first = users[0]
-    where = f" at {first.where}" if first.where else ""
+    where = f" from {first.where}" if first.where else ""
     title = (
         f"the host waits for the GPU {host.device_syncs_per_step:.0f} times a step, mostly in {first.cause}{where}: "
         f"the queue runs dry, and the GPU idles {in_ms(_sync_cost(seen))} of each {seen.step} step"
@@ -101,7 +101,7 @@ def _sync(seen: Seen) -> Told:
     }
     if first.where:
         evidence["where"] = first.where
-    more = "" if first.where else " ForgeProfilerCallback(with_stack=True) records the lines that do it."
+    more = "" if first.where else " ForgeProfilerCallback(with_stack=True) records the functions that do it."
     advice = (
         "Keep values on the GPU: detach() instead of item(), log every n steps, no if on a tensor, non_blocking copies."
     )

@@ -115,7 +115,7 @@ def _transfer_bound(evidence: RunEvidence) -> Finding | None:
     else:
         how = "the host is held up in it, as by a copy from pageable memory"
         advice = (
-            "Set pin_memory=True in the DataLoader, with which Lightning copies with non_blocking=True, and copy less: "
+            "Set pin_memory=True in the DataLoader (only from pinned memory is a copy asynchronous), and copy less: "
             "uint8 or bf16 instead of float32 with the conversion on the GPU."
         )
     title = (
@@ -173,15 +173,9 @@ def _launch_bound(evidence: RunEvidence) -> Finding | None:
 
 def _compute_bound(evidence: RunEvidence) -> Finding | None:
     drained = evidence.drained_pct
-    if drained is None or _backward_is_heavy(evidence):
+    if drained is None or drained > _RARELY_PCT or _backward_is_heavy(evidence):
         return None
-    ahead = [
-        name
-        for name in _COMPUTE
-        if not _named_apart(evidence, name) and (drained <= _RARELY_PCT or not _host_paced(evidence, name))
-    ]
-    if not ahead:
-        return None
+    ahead = [name for name in _COMPUTE if not _named_apart(evidence, name)]
     work_ms = sum(_region(evidence, name).device_ms for name in ahead)
     communication = (
         f" (communication of the {evidence.world_size} processes included)" if evidence.world_size > 1 else ""

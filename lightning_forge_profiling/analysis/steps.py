@@ -1,8 +1,8 @@
 """The steps of a recording, on the host and on the GPU."""
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from lightning_forge_profiling.analysis.trace import Ints, Trace
 
 __all__ = ["Steps", "find_steps"]
 
-_STEP: Final = re.compile(r"ProfilerStep#(\d+)")
+_STEP: Final = re.compile(r"ProfilerStep#\d{1,18}")
 _REGION: Final = "forge."
 _VALIDATION: Final = "forge.validation"
 _NO_STEP: Final = (_VALIDATION, "forge.checkpoint", "forge.profiler")
@@ -80,6 +80,18 @@ class Steps:
         """The step in whose window each instant lies; -1 for none."""
         return _belongs(time, self.scope, self.scope_step)
 
+    def without_first(self) -> Self:
+        """The steps but for the first."""
+        later, host_later = self.scope_step > 0, self.host_scope_step > 0
+        return replace(
+            self,
+            **{name: getattr(self, name)[1:] for name in ("number", "host_start", "host_end", "start", "end", "whole")},
+            scope=Intervals(self.scope.start[later], self.scope.end[later]),
+            scope_step=self.scope_step[later] - 1,
+            host_scope=Intervals(self.host_scope.start[host_later], self.host_scope.end[host_later]),
+            host_scope_step=self.host_scope_step[host_later] - 1,
+        )
+
     def _sum(self, covered: Intervals, scope: Intervals, step: Ints) -> Ints:
         return np.bincount(step, covered.within(scope.start, scope.end), len(self)).astype(np.int64)
 
@@ -101,16 +113,16 @@ def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = Non
     if len(rows):
         number = np.array([int(trace.names[row].partition("#")[2]) for row in trace.annotations.name[rows]])
         host_start, host_end = trace.annotations.start[rows], trace.annotations.end[rows]
-        # two profilers, or threads, may have marked the same step
-        first = np.concatenate(([True], number[1:] != number[:-1]))
-        number, host_start, host_end = number[first], host_start[first], host_end[first]
         recording = np.searchsorted(trace.begins, host_start, side="right")
+        # two profilers, or threads, may have marked the same step
+        first = np.concatenate(([True], (number[1:] != number[:-1]) | (recording[1:] != recording[:-1])))
+        number, host_start, host_end, recording = number[first], host_start[first], host_end[first], recording[first]
         same = recording[1:] == recording[:-1]
         host_end[:-1] = np.where(same, host_start[1:], host_end[:-1])
     else:
         first_event, last_event = _extent(trace)
         number, host_start, host_end = np.array([0]), np.array([first_event]), np.array([last_event])
-        recording, same = np.array([1]), np.zeros(0, bool)
+        same = np.zeros(0, bool)
     start, end = _windows(trace, links, host_start, host_end, same)
     whole = _whole(trace, links, host_start, host_end)
     chosen = np.ones(len(number), bool) if numbers is None else (number >= numbers[0]) & (number < numbers[1])
@@ -151,7 +163,7 @@ def _windows(
             start[number] = end[number - 1]
         else:
             # what the warm-up step left for the GPU to do, whose launch was not recorded
-            before = trace.gpu.end[(own < 0) & (trace.gpu.start < first[number])]
+            before = trace.gpu.end[(own < 0) & (trace.gpu.start < min(first[number], host_end[number]))]
             before = before[before > host_start[number]]
             start[number] = max(host_start[number], int(before.max(initial=0)))
             start[number] = min(start[number], max(first[number], host_start[number]))
@@ -183,12 +195,13 @@ def _no_step(trace: Trace, links: Links, host_start: Ints) -> tuple[Intervals, I
     regions = np.array([name.startswith(_REGION) for name in trace.names])[annotations.name]
     ends = np.sort(np.concatenate((annotations.end[regions], host_start)))
     prepared = np.array([trace.names[name] == _VALIDATION for name in annotations.name[marks].tolist()], bool)
-    before = np.append(ends, 0)[np.searchsorted(ends, annotations.start[marks], side="right") - 1]
-    begins = np.where(prepared & (before > 0), before, annotations.start[marks])
+    before = np.searchsorted(ends, annotations.start[marks], side="right") - 1
+    begins = np.where(prepared & (before >= 0), ends[before], annotations.start[marks])
     host = Intervals.of(begins, annotations.end[marks])
     # on the GPU such a span begins when both the host is there and the work before it is done, and ends likewise
     order = np.argsort(links.time, kind="stable")
-    time, completed = links.time[order], np.maximum.accumulate(trace.gpu.end[order]) if len(order) else links.time
+    order = order[links.linked[order]]
+    time, completed = links.time[order], np.maximum.accumulate(trace.gpu.end[order])
     begin = np.maximum(host.start, _completed(time, completed, host.start))
     end = np.maximum(host.end, _completed(time, completed, host.end))
     return host, Intervals.of(begin, end)

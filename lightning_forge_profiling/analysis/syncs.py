@@ -4,14 +4,15 @@ import re
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import WAITS, named
-from lightning_forge_profiling.analysis.nesting import ancestors, enclosing, parents
+from lightning_forge_profiling.analysis.nesting import ancestors, enclosing, outermost_marked, parents
 from lightning_forge_profiling.analysis.rank_summary import SyncCause
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.trace import Ints
 
-__all__ = ["sync_causes"]
+__all__ = ["of_lightning", "sync_causes"]
 
 # The first of these that stands anywhere around the call names the cause: the more telling first.
 _OPERATORS: Final = (
@@ -39,8 +40,8 @@ _CALLS: Final = (
 
 # Lightning asks before every batch of a run on several devices whether any rank got a SIGTERM
 # (`_TrainingEpochLoop._broadcast_sigterm_tensor`): torch.tensor(device=...), a broadcast, .item().
-_BROADCAST: Final = "c10d::broadcast_"
-_BETWEEN: Final = ("aten::lift_fresh", "aten::detach_", "detach_", "aten::empty", "aten::empty_strided")
+_LIGHTNINGS: Final = ("aten::to", "c10d::broadcast_", "aten::item")
+_BETWEEN: Final = re.compile(r"aten::lift_fresh|(?:aten::)?detach_|aten::empty(?:_strided)?")
 
 _FRAME: Final = re.compile(r"(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)")
 _NOT_THE_USERS: Final = re.compile(r"(?:.*/)?(?:torch|lightning|pytorch_lightning|lightning_fabric)/|<")
@@ -55,15 +56,15 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
         return ()
     frame_parent = parents(trace.frames)
     frames = enclosing(trace.frames, frame_parent, trace.calls.start[waits], trace.calls.thread[waits])
-    outermost = np.flatnonzero(recording.operator_parent < 0)
+    lightnings = of_lightning(recording)
     found: dict[tuple[str, str, bool], list[int]] = {}
     for row, frame in zip(waits.tolist(), frames.tolist(), strict=True):
         chain = ancestors(recording.operator_parent, recording.links.call_operator[row])
         around = [trace.names[trace.operators.name[operator]] for operator in chain]
-        lightning = bool(chain) and _is_lightnings(recording, outermost, chain[-1])
         cause = _cause(trace.names[trace.calls.name[row]], around)
         duration = int(trace.calls.end[row] - trace.calls.start[row])
-        found.setdefault((cause, _line(recording, frame_parent, frame), lightning), []).append(duration)
+        key = cause, _line(recording, frame_parent, frame), bool(lightnings[row])
+        found.setdefault(key, []).append(duration)
     causes = [
         SyncCause(
             cause=cause,
@@ -77,6 +78,19 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     return tuple(sorted(causes, key=lambda cause: (-cause.per_step, cause.cause, cause.where)))
 
 
+def of_lightning(recording: Recording) -> NDArray[np.bool_]:
+    """For each row of `Trace.calls` whether Lightning's own loop makes the call."""
+    trace, operators = recording.trace, recording.trace.operators
+    rows = np.flatnonzero((recording.operator_parent < 0) & ~named(trace, operators, _BETWEEN))
+    rows = rows[np.argsort(operators.thread[rows], kind="stable")]
+    to, broadcast, item = (named(trace, operators, re.compile(name))[rows] for name in _LIGHTNINGS)
+    thread = operators.thread[rows]
+    first = np.flatnonzero(to[:-2] & broadcast[1:-1] & item[2:] & (thread[:-2] == thread[2:]))
+    own = rows[np.concatenate((first, first + 2))]
+    outermost = outermost_marked(recording.operator_parent, np.ones(len(operators), bool))
+    return np.isin(np.append(outermost, -1)[recording.links.call_operator], own)
+
+
 def _cause(call: str, around: list[str]) -> str:
     for operator, cause in _OPERATORS:
         if operator in around:
@@ -85,31 +99,10 @@ def _cause(call: str, around: list[str]) -> str:
     return f"{cause} in {around[0]}" if around else cause
 
 
-def _is_lightnings(recording: Recording, outermost: Ints, operator: int) -> bool:
-    operators, names = recording.trace.operators, recording.trace.names
-    same_thread = outermost[operators.thread[outermost] == operators.thread[operator]]
-    place = int(np.searchsorted(same_thread, operator))
-
-    def neighbour(direction: int) -> tuple[int, str]:
-        at = place + direction
-        while 0 <= at < len(same_thread) and names[operators.name[same_thread[at]]] in _BETWEEN:
-            at += direction
-        return at, names[operators.name[same_thread[at]]] if 0 <= at < len(same_thread) else ""
-
-    name = names[operators.name[operator]]
-    if name == "aten::item":
-        return neighbour(-1)[1] == _BROADCAST
-    if name == "aten::to":
-        at, following = neighbour(1)
-        after = names[operators.name[same_thread[at + 1]]] if at + 1 < len(same_thread) else ""
-        return following == _BROADCAST and after == "aten::item"
-    return False
-
-
 def _line(recording: Recording, frame_parent: Ints, frame: int) -> str:
-    """File and line of the innermost frame that is neither PyTorch's nor Lightning's."""
+    """The innermost function that is neither PyTorch's nor Lightning's; its line is the first of its definition."""
     for row in ancestors(frame_parent, frame):
         match = _FRAME.fullmatch(recording.trace.names[recording.trace.frames.name[row]])
         if match and not _NOT_THE_USERS.match(match["file"]):
-            return f"{match['file']}:{match['line']} in {match['function']}"
+            return f"{match['function']} ({match['file']}:{match['line']})"
     return ""

@@ -5,12 +5,12 @@ it does know and leaves out the events it would miscount; docs/tensorboard.md ha
 """
 
 import gzip
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from lightning_forge_profiling.analysis.trace_bytes import unpacked
 from lightning_forge_profiling.errors import TraceError
 
 __all__ = ["plugin_trace", "write_plugin_copy"]
@@ -66,10 +66,11 @@ def write_plugin_copy(source: Path, target: Path) -> None:
         >>> json.loads(gzip.decompress((folder / "rank0.pt.trace.json.gz").read_bytes()))["traceEvents"]
         [{'ph': 'X', 'cat': 'Runtime', 'name': 'cudaLaunchKernel'}]
     """
+    trace = _read(source)
     part = target.with_name(target.name + ".tmp")
     try:
         with gzip.open(part, "wb", compresslevel=_COMPRESS_LEVEL) as file:
-            file.writelines(plugin_trace(_read(source)))
+            file.writelines(plugin_trace(trace))
         part.replace(target)
     except TraceError as exc:
         raise TraceError(f"{source}: {exc}") from exc
@@ -106,7 +107,7 @@ def plugin_trace(trace: bytes) -> Iterator[bytes]:
             else:
                 yield bytes(value)
         yield b"}"
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise TraceError(f"not a trace: {exc}") from exc
 
 
@@ -131,10 +132,8 @@ def _rewritten(text: msgspec.Raw, event: _Event) -> bytes:
 
 
 def _read(source: Path) -> bytes:
-    content = source.read_bytes()
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as exc:
-        raise TraceError(f"not a trace: damaged gzip data ({exc})") from exc
+    problems: list[str] = []
+    content = b"".join(unpacked(source, problems))
+    if problems:
+        raise TraceError(f"{source}: not a trace: {problems[0]}")
+    return content

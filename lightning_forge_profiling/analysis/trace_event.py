@@ -61,18 +61,21 @@ class ExactEvent(Event, gc=False):
     ts: Decimal | None = None  # type: ignore[assignment]
 
 
-_decode_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class EventDecoder:
-    """Decode lists of events; one that is not like an event is left out and counted.
+    """Decode lists of events.
 
     Attributes:
-        left_out: how many were.
+        left_out: how many were left out, because they are not like an event.
+        without_arguments: how many were taken without their arguments, because those are not like any that are known.
     """
 
     def __init__(self) -> None:
         self.left_out = 0
+        self.without_arguments = 0
         self._use(Event)
 
     def __call__(self, text: bytes) -> list[Event]:
@@ -81,26 +84,35 @@ class EventDecoder:
         Raises:
             msgspec.DecodeError: the text is not JSON.
         """
+        left_out = without_arguments = 0
         try:
             events = self._decode_list(text)
         except msgspec.ValidationError:
-            events = self._one_by_one(text)
+            events, left_out, without_arguments = self._decode_each(_decode_texts(text))
         if not self._exact and any(event.ts is not None and event.ts > _EXACT_US for event in events):
             self._use(ExactEvent)
             return self(text)
+        self.left_out += left_out
+        self.without_arguments += without_arguments
         return events
 
     def _use(self, type_: type[Event]) -> None:
         self._exact = type_ is ExactEvent
         list_type: Any = list[type_]  # type: ignore[valid-type]
         self._decode_list: Callable[[bytes], list[Event]] = msgspec.json.Decoder(list_type).decode
-        self._decode_one = msgspec.json.Decoder(type_).decode
+        self._decode_one = msgspec.json.Decoder(type_, strict=False).decode  # takes numbers in quotes, too
 
-    def _one_by_one(self, text: bytes) -> list[Event]:
-        events = []
-        for one in _decode_raw(text):
+    def _decode_each(self, texts: list[msgspec.Raw]) -> tuple[list[Event], int, int]:
+        events, left_out, without_arguments = [], 0, 0
+        for text in texts:
             try:
-                events.append(self._decode_one(one))
+                events.append(self._decode_one(text))
             except msgspec.ValidationError:
-                self.left_out += 1
-        return events
+                try:
+                    fields = _decode_fields(text)
+                    with_arguments = fields.pop("args", None) is not None
+                    events.append(self._decode_one(msgspec.json.encode(fields)))
+                    without_arguments += with_arguments
+                except msgspec.ValidationError:
+                    left_out += 1
+        return events, left_out, without_arguments

@@ -13,7 +13,7 @@ _TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?")
 _ANY_JSON: Final = re.compile(r"(?!summary\.json).+\.json(?:\.gz)?")
 _COPIES: Final = "tensorboard"  # beneath the traces that they are copies of
 _WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
-_RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d+)", re.IGNORECASE)
+_RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 
 def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -32,6 +32,8 @@ def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
         return (path,), ()
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        raise TraceError(f"{path}: neither a file nor a folder")
     files = _traces_in(path)
     if files:
         return files, ()
@@ -83,5 +85,10 @@ def _traces_in(folder: Path) -> tuple[Path, ...]:
         # the raw file beside its compressed self
         found = [file for file in found if file.suffix == ".gz" or file.with_name(file.name + ".gz") not in found]
         if found:
-            return tuple(sorted(found, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), file.name)))
+            return tuple(sorted(found, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), _order(file))))
     return ()
+
+
+def _order(file: Path) -> list[tuple[int, str]]:
+    """The name with its numbers as numbers: step9 before step10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", file.name)]

@@ -58,8 +58,10 @@ def memory(recording: Recording) -> Memory | None:
     rows = steps.of_host(allocations.time) >= 0
     if not rows.any():
         return None
+    # a step that begins with a free held more before it
+    before_or_after = allocations.allocated + np.maximum(-allocations.size, 0)
     return Memory(
-        peak_allocated_bytes=int(allocations.allocated[rows].max()),
+        peak_allocated_bytes=int(before_or_after[rows].max()),
         peak_reserved_bytes=int(allocations.reserved[rows].max()),
         allocations_per_step=int((allocations.size[rows] > 0).sum()) / len(steps),
         frees_per_step=int((allocations.size[rows] < 0).sum()) / len(steps),

@@ -56,8 +56,10 @@ def print_analysis(analysis: Analysis, console: Console, *, kernels: int = _SHOW
 def _tables(analysis: Analysis, kernels: int, operators: int, room: int) -> Iterator[tuple[str, Table]]:
     """The tables and their titles; names in them are at most `room` wide."""
     ranks = analysis.ranks
-    if len(ranks) == 1:
+    if len(ranks) == 1 and ranks[0].gpu.busy_ms_per_step:
         yield steps_of(ranks[0]), _one_rank(ranks[0])
+    elif len(ranks) == 1:
+        yield steps_of(ranks[0]), _regions_on_host(ranks[0])
     elif ranks:
         yield f"{len(ranks)} ranks, percent of the step; rank {ranks[0].rank}: {steps_of(ranks[0])}", _busy_table(ranks)
         yield "Idle by what the host did meanwhile, percent of the step", _idle_table(analysis)
@@ -84,6 +86,15 @@ def _table(*columns: str, texts: int = 1) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position < texts else "right", no_wrap=True)
+    return table
+
+
+def _regions_on_host(rank: RankSummary) -> Table:
+    """What there is of a rank without GPU work."""
+    table = _table("", "host ms/step")
+    for region in rank.regions:
+        if region.host_ms_per_step:
+            table.add_row(plain(region.name), f"{region.host_ms_per_step:.3f}")
     return table
 
 

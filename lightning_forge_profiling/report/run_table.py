@@ -17,6 +17,7 @@ from lightning_forge_profiling.analysis.run_findings import MIN_STEPS
 from lightning_forge_profiling.report.text import plain
 from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.timing.throughput import RunSummary
+from lightning_forge_profiling.timing.utilization import Compute
 from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["RunReport", "print_run"]
@@ -34,6 +35,7 @@ class RunReport:
         replicas: data-parallel replicas.
         log_folder: where TensorBoard should look, None without a logger.
         analysis: of the steps that count and of the trace, None where there is neither.
+        compute: how fast a device computed; empty where nobody can tell.
     """
 
     run: RunSummary
@@ -43,6 +45,7 @@ class RunReport:
     replicas: int
     log_folder: Path | None
     analysis: Analysis | None = None
+    compute: tuple[Compute, ...] = ()
 
 
 def print_run(report: RunReport, console: Console | None = None) -> None:
@@ -91,6 +94,8 @@ def _step_table(report: RunReport) -> Table:
 def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
     run = report.run
     yield "throughput", _throughput(report)
+    for found in report.compute:
+        yield "compute", _compute(found)
     yield "end to end", _end_to_end(report)
     left_out = [
         f"{count} {what}"
@@ -126,6 +131,18 @@ def _throughput(report: RunReport) -> str:
             parts.append(f"{_digits(per_second * factor)} {unit}")
     over = f" over {report.replicas} replicas" if report.replicas > 1 else ""
     return (", ".join(parts) or "unknown: no step was timed") + over
+
+
+def _compute(compute: Compute) -> str:
+    counted = "" if compute.kind == "mfu" else " carried out"
+    parts = [f"{_digits(compute.flops_per_second / 1e12)} TFLOP/s per device{counted}"]
+    if compute.share is None:
+        parts.append(f"{compute.kind.upper()} {compute.peak}")
+    else:
+        parts.append(f"{compute.kind.upper()} {100 * compute.share:.1f} % of {compute.peak}")
+        if compute.share > 1:
+            parts.append("more than the device can do: the count of operations or the peak is wrong")
+    return ", ".join([*parts, *([compute.note] if compute.note else [])])
 
 
 def _end_to_end(report: RunReport) -> str:

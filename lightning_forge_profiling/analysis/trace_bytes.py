@@ -1,0 +1,109 @@
+"""The bytes of a file, unpacked where they are gzipped, piece by piece and never without end."""
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from lightning_forge_profiling.errors import TraceError
+
+__all__ = ["ahead", "unpacked"]
+
+_PIECE_BYTES: Final = 4 << 20
+_READ_BYTES: Final = 1 << 18
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP_WBITS: Final = 31
+
+# Traces compress to between a tenth and a thirtieth. What unpacks to more than both of these is a bomb.
+_ALWAYS_ALLOWED: Final = 128 << 20
+_ALLOWED_RATIO: Final = 100
+
+
+def unpacked(path: Path, problems: list[str], *, always_allowed: int = _ALWAYS_ALLOWED) -> Iterator[bytes]:
+    """Read a file.
+
+    Args:
+        path: the file, gzipped or not; its name does not decide.
+        problems: is told, in words, where gzip data is damaged. What could be unpacked before that is yielded.
+        always_allowed: how many bytes a gzipped file may unpack to although that is over a hundred times its size.
+
+    Yields:
+        What it holds, some megabytes at a time.
+
+    Raises:
+        TraceError: it unpacks to more than any trace does.
+        OSError: it could not be read; its name is in there.
+
+    Example:
+        >>> import gzip, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "trace.json.gz"
+        >>> _ = path.write_bytes(gzip.compress(b"[{}]") + gzip.compress(b" "))
+        >>> b"".join(unpacked(path, []))
+        b'[{}] '
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            file.seek(0)
+            if packed:
+                yield from _unzipped(file, problems, max(always_allowed, _ALLOWED_RATIO * path.stat().st_size))
+            else:
+                while piece := file.read(_PIECE_BYTES):
+                    yield piece
+    except OSError as exc:
+        exc.filename = exc.filename or str(path)  # a failed read, unlike a failed open, does not name the file
+        raise
+
+
+def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Get the next piece while this one is worked on: reading and unpacking do not hold the interpreter lock."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, pieces, b"")
+        while piece := coming.result():
+            coming = pool.submit(next, pieces, b"")
+            yield piece
+
+
+def _unzipped(file: BinaryIO, problems: list[str], limit: int) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj(_GZIP_WBITS)
+    parts: list[bytes] = []
+    size = total = 0
+    unfinished = False
+    packed = b""
+    while packed := packed or file.read(_READ_BYTES):
+        before, damage = unpacker.copy(), ""
+        try:
+            part = unpacker.decompress(packed, _PIECE_BYTES)
+        except zlib.error as exc:
+            part, damage = _before_damage(before, packed), str(exc)
+        parts.append(part)
+        size += len(part)
+        total += len(part)
+        if total > limit:
+            raise TraceError(f"{file.name}: unpacks to more than {limit >> 20} MB, which no trace of its size does")
+        if damage:
+            problems.append(f"damaged gzip data after {total} unpacked bytes ({damage})")
+            unfinished = False
+            break
+        if size >= _PIECE_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+        unfinished = not unpacker.eof
+        if unfinished:
+            packed = unpacker.unconsumed_tail
+        else:  # a gzip file may have several members, and zeros to fill a block
+            packed, unpacker = unpacker.unused_data.lstrip(b"\0"), zlib.decompressobj(_GZIP_WBITS)
+    if unfinished:
+        problems.append(f"damaged gzip data: it ends too early, after {total} unpacked bytes")
+    yield b"".join(parts)
+
+
+def _before_damage(unpacker: Any, packed: bytes) -> bytes:
+    """What can be unpacked of data before the error in it: a call that fails returns nothing of what it unpacked."""
+    found = bytearray()
+    with contextlib.suppress(zlib.error):
+        for place in range(len(packed)):
+            found += unpacker.decompress(packed[place : place + 1])
+    return bytes(found)

@@ -1,0 +1,154 @@
+"""Communication matched over ranks: what it costs, and who waits for whom. One step of 100 ms on each."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_forge_profiling.analysis.pipeline import analyze
+from tests.synthetic import GEMM, Synthetic
+
+TRACES = Path(__file__).parent / "data" / "traces"
+
+
+def rank_with(*collectives, begin=0):
+    """A rank that computes, and has the given collectives, one every 20 ms: how long they take, and what they are."""
+    trace = Synthetic()
+    trace.step(0, begin, begin + 100)
+    trace.kernel(begin, begin + 1, launched=begin, name=GEMM)
+    for position, (duration, says) in enumerate(collectives):
+        start = begin + 2 + 20 * position
+        trace.collective(start, start + duration, launched=start - 0.5, **says)
+    trace.kernel(begin + 99, begin + 100, launched=begin + 98)
+    return trace
+
+
+def reduce(duration, **says):
+    return duration, {"name": "allreduce", **says}
+
+
+def gather(duration, **says):
+    return duration, {"name": "_allgather_base", **says}
+
+
+def analysis_of(folder, *ranks):
+    for number, trace in enumerate(ranks):
+        trace.write(folder, f"rank{number}.trace.json")
+    return analyze(folder).analysis
+
+
+def costs(analysis):
+    return {(one.name, one.group): (one.cost_ms_per_step, one.wait_ms_per_step) for one in analysis.collectives}
+
+
+def waits(analysis):
+    return {wait.rank: pytest.approx(wait.wait_ms_per_step) for wait in analysis.rank_waits}
+
+
+def test_the_shortest_is_the_true_cost_and_the_rest_is_waiting(tmp_path):
+    analysis = analysis_of(tmp_path, rank_with(reduce(10), reduce(3)), rank_with(reduce(4), reduce(9)))
+    assert costs(analysis) == {("allreduce", "0"): (4 + 3, (6 + 6) / 2)}
+    assert waits(analysis) == {0: 6, 1: 6}
+    assert [wait.comm_ms_per_step for wait in analysis.rank_waits] == [13, 13]
+
+
+def test_collectives_have_calls_and_bytes(tmp_path):
+    calls = [reduce(1, elements=1_000_000, dtype="BFloat16"), reduce(1, elements=500_000, dtype="Float")]
+    (one,) = analysis_of(tmp_path, rank_with(*calls), rank_with(*calls)).collectives
+    assert (one.calls_per_step, one.megabytes_per_step) == (2, 2 + 2)
+
+
+def test_the_rank_that_waits_least_while_others_wait_is_the_straggler(tmp_path):
+    others = rank_with(reduce(15), reduce(15))
+    analysis = analysis_of(tmp_path, others, others, rank_with(reduce(1), reduce(1)), others)
+    assert waits(analysis) == {0: 28, 1: 28, 2: 0, 3: 28}
+    (straggler,) = [finding for finding in analysis.findings if finding.code == "straggler"]
+    assert (straggler.rank, straggler.share_pct) == (2, pytest.approx(28))
+
+
+def test_ranks_that_wait_for_each_other_by_turns_have_no_straggler(tmp_path):
+    analysis = analysis_of(tmp_path, rank_with(reduce(15), reduce(1)), rank_with(reduce(1), reduce(15)))
+    assert "straggler" not in {finding.code for finding in analysis.findings}
+
+
+def test_clocks_that_are_hours_apart_do_not_matter(tmp_path):
+    hours = 5 * 3600 * 1000
+    apart = analysis_of(tmp_path / "apart", rank_with(reduce(10)), rank_with(reduce(4), begin=hours))
+    together = analysis_of(tmp_path / "together", rank_with(reduce(10)), rank_with(reduce(4)))
+    assert replace(apart, source="") == replace(together, source="")
+
+
+def test_the_order_of_launches_counts_and_not_that_of_the_file(tmp_path):
+    reversed_file = rank_with(reduce(4), gather(5))
+    reversed_file.events.reverse()
+    analysis = analysis_of(tmp_path, rank_with(reduce(10), gather(6)), reversed_file)
+    assert costs(analysis) == {("allreduce", "0"): (4, 3), ("_allgather_base", "0"): (5, 0.5)}
+
+
+def test_each_group_is_matched_by_itself(tmp_path):
+    one = rank_with(reduce(10, group="dp"), gather(8, group="tp"), gather(7, group="tp"))
+    other = rank_with(gather(2, group="tp"), reduce(4, group="dp"), gather(3, group="tp"))
+    assert costs(analysis_of(tmp_path, one, other)) == {
+        ("allreduce", "dp"): (4, 3),
+        ("_allgather_base", "tp"): (5, 5),
+    }
+
+
+def test_ranks_are_compared_within_their_groups(tmp_path):
+    pairs = [rank_with(reduce(ms, group=group)) for ms, group in ((9, "a"), (3, "a"), (2, "b"), (12, "b"))]
+    analysis = analysis_of(tmp_path, *pairs)
+    assert waits(analysis) == {0: 6, 1: 0, 2: 0, 3: 10}
+
+
+def test_unequal_numbers_of_collectives_are_said_and_not_compared(tmp_path):
+    one = rank_with(reduce(10, group="dp"), reduce(9, group="dp"), gather(8, group="tp"))
+    other = rank_with(reduce(4, group="dp"), gather(2, group="tp"))
+    analysis = analysis_of(tmp_path, one, other)
+    assert set(costs(analysis)) == {("_allgather_base", "tp")}
+    assert [warning for warning in analysis.warnings if "group dp differ" in warning]
+
+
+def test_different_collectives_at_one_place_are_said_and_not_compared(tmp_path):
+    analysis = analysis_of(tmp_path, rank_with(reduce(10)), rank_with(gather(4)))
+    assert (analysis.collectives, analysis.rank_waits) == ((), ())
+    assert [warning for warning in analysis.warnings if "group 0 differ" in warning]
+
+
+@pytest.mark.parametrize("name", ["send", "recv", "sendrecv"])
+def test_messages_between_two_ranks_are_left_out(tmp_path, name):
+    message = (9, {"name": name})
+    analysis = analysis_of(tmp_path, rank_with(message, message, reduce(3)), rank_with(reduce(2)))
+    assert set(costs(analysis)) == {("allreduce", "0")}
+
+
+def test_a_rank_that_shares_no_collective_waits_for_nobody_and_is_waited_for_by_none(tmp_path):
+    analysis = analysis_of(tmp_path, rank_with(reduce(10)), rank_with(reduce(4)), rank_with())
+    assert waits(analysis) == {0: 6, 1: 0}
+
+
+def test_a_rank_alone_has_nothing_to_compare(tmp_path):
+    analysis = analysis_of(tmp_path, rank_with(reduce(10)))
+    assert (analysis.collectives, analysis.rank_waits) == ((), ())
+    assert analysis.ranks[0].comm.ms_per_step == 10
+
+
+@pytest.mark.parametrize(
+    ("compute", "exposed", "hidden_pct"), [((30, 60), 20, 0), ((12, 60), 10, 50), ((2, 22), 0, 100), ((8, 13), 15, 25)]
+)
+def test_communication_is_hidden_where_anything_else_runs(tmp_path, compute, exposed, hidden_pct):
+    trace = rank_with(reduce(20))  # from 2 to 22
+    trace.kernel(*compute, launched=2, name=GEMM)
+    comm = trace.rank(tmp_path).comm
+    assert (comm.ms_per_step, comm.exposed_ms_per_step, comm.hidden_pct) == (20, exposed, hidden_pct)
+    assert comm.exposed_pct == exposed
+
+
+@pytest.mark.parametrize("case", ["slow_rank_gpu", "slow_rank_host"])
+def test_of_two_real_ranks_the_slow_one_does_not_wait(case):
+    analysis = analyze(TRACES / case).analysis
+    fast, slow = analysis.rank_waits
+    step = analysis.ranks[0].step_ms.mean
+    assert slow.wait_ms_per_step < 0.01 * step < 0.3 * step < fast.wait_ms_per_step
+    cost = sum(one.cost_ms_per_step for one in analysis.collectives)
+    for wait in (fast, slow):
+        assert wait.comm_ms_per_step - wait.wait_ms_per_step == pytest.approx(cost)

@@ -1,0 +1,177 @@
+"""What the GPU waited for, one cause at a time: it works from 0 to 10 ms and from 60 to 100, and waits in between."""
+
+import pytest
+
+from tests.synthetic import AUTOGRAD, MAIN, WORKER, Synthetic
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+@pytest.fixture
+def waiting():
+    """One step with a gap of 50 ms, that ends as soon as the host launches the next kernel."""
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(0, 10, launched=0)
+    trace.kernel(60, 100, launched=60)
+    return trace
+
+
+def causes(rank):
+    """The causes that there are, in milliseconds."""
+    return {name: cause.ms_per_step for name, cause in rank.idle.items() if cause.ms_per_step}
+
+
+def prices(rank):
+    """What waits for the GPU, allocations and launches cost."""
+    host = rank.host
+    return (
+        host.idle_after_sync_ms_per_step,
+        host.idle_after_allocator_ms_per_step,
+        pytest.approx(host.idle_launching_ms_per_step),
+    )
+
+
+def test_python_is_the_cause_where_the_host_calls_nothing(waiting, tmp_path):
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"python": 50}
+    assert prices(rank) == (0, 0, 50)
+    assert (rank.gpu.idle_ms_per_step, rank.gpu.idle_pct) == (50, 50)
+
+
+@pytest.mark.parametrize("name", [LOADER, "forge.data", "[pl][profile][_TrainingEpochLoop].train_dataloader_next"])
+def test_waiting_for_data(waiting, tmp_path, name):
+    waiting.mark(name, 20, 50)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"data": 30, "python": 20}
+    assert prices(rank) == (0, 0, 20)
+    assert rank.host.data_wait_ms_per_step == 30
+
+
+def test_a_loader_costs_what_the_gpu_does_not_hide(waiting, tmp_path):
+    waiting.mark(LOADER, 4, 24)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"data": 14, "python": 36}
+    assert rank.host.data_wait_ms_per_step == 20
+
+
+@pytest.mark.parametrize("call", ["cudaMalloc", "cudaFree", "hipMalloc", "cuMemCreate", "cudaHostAlloc"])
+def test_waiting_for_an_allocation(waiting, tmp_path, call):
+    waiting.call(call, 20, 50)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"allocator": 30, "python": 20}
+    assert prices(rank) == (0, 30, 20)
+
+
+@pytest.mark.parametrize(
+    "call", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "hipMemcpyWithStream"]
+)
+def test_waiting_in_a_sync(waiting, tmp_path, call):
+    waiting.call(call, 20, 50)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"sync": 30, "python": 20}
+    assert prices(rank) == (30, 0, 20)
+
+
+def test_waiting_for_the_host_to_copy(waiting, tmp_path):
+    waiting.call("cudaMemcpyAsync", 20, 50)
+    assert causes(waiting.rank(tmp_path)) == {"copy": 30, "python": 20}
+
+
+def test_data_comes_before_what_the_loader_itself_calls(waiting, tmp_path):
+    waiting.mark(LOADER, 20, 50)
+    waiting.call("cudaMalloc", 30, 40)
+    waiting.call("cudaMemcpyAsync", 45, 55)
+    assert causes(waiting.rank(tmp_path)) == {"data": 30, "copy": 5, "python": 15}
+
+
+def test_work_that_was_launched_and_did_not_begin_is_the_gpus_own_affair(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    for start in (2, 4, 6):
+        trace.kernel(start, start + 2, launched=start - 2)  # launches take 2 ms to get through
+    trace.kernel(60, 100, launched=30)
+    rank = trace.rank(tmp_path)
+    assert causes(rank) == {"python": 2 + (32 - 8), "gpu": 60 - 32}
+
+
+def test_other_threads_do_not_keep_the_gpu_waiting(waiting, tmp_path):
+    waiting.mark(LOADER, 20, 30, WORKER)
+    waiting.call("cudaMalloc", 30, 40, WORKER)
+    waiting.call("cudaEventSynchronize", 40, 50, WORKER)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"python": 50}
+    assert prices(rank) == (0, 0, 50)
+
+
+def item(trace, start, end, thread=MAIN):
+    """`.item()`, that waits for the GPU but for its first and last millisecond."""
+    trace.operator("aten::item", start, end, thread)
+    trace.operator("aten::_local_scalar_dense", start + 0.5, end - 0.5, thread)
+    trace.call("cudaStreamSynchronize", start + 1, end - 1, thread)
+
+
+@pytest.mark.parametrize(("returns", "in_sync"), [(12, {"sync": 1}), (10, {})])
+def test_a_sync_that_drains_the_queue_costs_all_of_the_gap_that_follows(waiting, tmp_path, returns, in_sync):
+    item(waiting, 5, returns)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {**in_sync, "python": 50 - in_sync.get("sync", 0)}
+    assert prices(rank) == (50, 0, 0)
+
+
+def test_a_sync_with_the_queue_empty_costs_its_own_time(waiting, tmp_path):
+    item(waiting, 20, 40)
+    assert prices(waiting.rank(tmp_path)) == (20, 0, 30)
+
+
+def test_a_sync_does_not_cost_the_gaps_between_kernels_that_were_launched_before(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(0, 10, launched=0)
+    trace.kernel(12, 20, launched=1)
+    item(trace, 5, 25)
+    trace.kernel(60, 100, launched=60)
+    rank = trace.rank(tmp_path)
+    assert rank.gpu.idle_ms_per_step == 42
+    assert rank.host.idle_after_sync_ms_per_step == 40
+
+
+@pytest.mark.parametrize(
+    "around", ["autograd::engine::evaluate_function: MyBackward", "Torch-Compiled Region: 0/0", "My"]
+)
+def test_a_sync_deep_in_a_program_does_not_cost_all_of_the_program(waiting, tmp_path, around):
+    waiting.operator(around, 15, 55, AUTOGRAD)
+    item(waiting, 20, 40, AUTOGRAD)
+    waiting.kernel(60, 61, launched=56, thread=AUTOGRAD)
+    assert waiting.rank(tmp_path).host.idle_after_sync_ms_per_step == 20
+
+
+def test_a_free_that_drains_the_queue_costs_all_of_the_gap_that_follows(waiting, tmp_path):
+    waiting.call("cudaFree", 5, 12)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"allocator": 2, "python": 48}
+    assert prices(rank) == (0, 50, 0)
+
+
+def test_a_gap_is_not_paid_for_twice(waiting, tmp_path):
+    item(waiting, 5, 12)
+    waiting.call("cudaMalloc", 20, 50)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"sync": 1, "allocator": 30, "python": 19}
+    assert prices(rank) == (50, 0, 0)
+
+
+def test_what_lightnings_own_sync_costs_is_not_the_users(waiting, tmp_path):
+    waiting.operator("aten::to", 1, 2)
+    waiting.operator("c10d::broadcast_", 3, 4)
+    item(waiting, 5, 12)
+    rank = waiting.rank(tmp_path)
+    assert causes(rank) == {"sync": 1, "python": 49}
+    assert prices(rank) == (0, 0, 0)
+
+
+def test_a_trace_without_launches_has_no_cause_but_python(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(20, 70, launched=None)
+    assert causes(trace.rank(tmp_path)) == {"python": 50}

@@ -1,0 +1,258 @@
+"""Where a step begins and ends on the GPU, and what belongs to it."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_forge_profiling.analysis.pipeline import analyze
+from tests.synthetic import ADD, AUTOGRAD, GEMM, Synthetic
+
+TRACES = Path(__file__).parent / "data" / "traces"
+
+
+def steps_of(rank):
+    """Number, window, time on the host and busy time of each step."""
+    return [(step.number, step.ms, step.host_ms, step.busy_ms) for step in rank.per_step]
+
+
+def test_steps_of_a_host_that_runs_ahead_end_when_the_gpu_has_done_their_work(tmp_path):
+    trace = Synthetic()
+    trace.step(5, 0, 2)
+    trace.step(6, 2, 4)
+    trace.kernel(1, 10, launched=1)
+    trace.kernel(10, 30, launched=3)
+    assert steps_of(trace.rank(tmp_path)) == [(5, 10, 2, 9), (6, 20, 2, 20)]
+
+
+def test_what_the_warm_up_step_left_in_the_queue_is_in_no_step(tmp_path):
+    trace = Synthetic()
+    trace.kernel(0, 4, launched=None)
+    trace.step(5, 2, 5)
+    trace.kernel(4, 9, launched=3)
+    assert steps_of(trace.rank(tmp_path)) == [(5, 5, 3, 5)]
+
+
+def test_a_step_without_gpu_work_lasts_as_long_as_on_the_host(tmp_path):
+    trace = Synthetic()
+    for number in range(3):
+        trace.step(number, 10 * number, 10 * number + 10)
+    trace.kernel(1, 6, launched=1)
+    trace.kernel(22, 25, launched=21)
+    assert steps_of(trace.rank(tmp_path)) == [(0, 6, 10, 5), (1, 14, 10, 0), (2, 5, 10, 3)]
+
+
+def test_a_first_step_without_gpu_work_does_not_reach_to_the_end(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 10)
+    trace.step(1, 10, 20)
+    trace.kernel(12, 15, launched=11)
+    trace.kernel(30, 40, launched=25)
+    assert steps_of(trace.rank(tmp_path)) == [(0, 10, 10, 0), (1, 5, 10, 3)]
+
+
+def test_a_step_on_the_host_lasts_until_the_next_begins(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 8)
+    trace.step(1, 10, 18)
+    trace.kernel(9, 12, launched=9)
+    trace.kernel(12, 15, launched=11)
+    assert steps_of(trace.rank(tmp_path)) == [(0, 12, 10, 3), (1, 3, 8, 3)]
+
+
+def test_a_step_whose_gpu_work_is_not_in_the_file_is_marked_and_counts(tmp_path):
+    trace = Synthetic()
+    for number in range(3):
+        trace.step(number, 10 * number, 10 * number + 10)
+        for launched in (1, 2, 3):
+            if number < 2:
+                trace.kernel(10 * number + launched, 10 * number + launched + 1, launched=10 * number + launched)
+            else:
+                trace.call("cudaLaunchKernel", 20 + launched, 20.5 + launched)
+    rank = trace.rank(tmp_path)
+    assert [step.whole for step in rank.per_step] == [True, True, False]
+    assert rank.steps == 3
+    assert any("step 2" in warning for warning in rank.warnings)
+
+
+def test_a_graph_launch_brings_all_of_its_kernels_into_its_step(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 2)
+    trace.step(1, 2, 4)
+    trace.graph([(3, 4), (4, 5), (6, 7)], launched=1)
+    trace.graph([(7, 8)], launched=3)
+    rank = trace.rank(tmp_path)
+    assert [step.ms for step in rank.per_step] == [7, 1]
+    assert (rank.gpu.kernels_per_step, rank.host.launches_per_step, rank.unlinked_pct) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("call", ["cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "hipLaunchKernel"])
+def test_launches_of_runtime_and_driver_count_alike(tmp_path, call):
+    trace = Synthetic()
+    trace.step(0, 0, 5)
+    trace.kernel(1, 3, launched=1, by=call)
+    rank = trace.rank(tmp_path)
+    assert (rank.host.launches_per_step, rank.unlinked_pct) == (1, 0)
+
+
+def test_work_whose_launch_is_missing_belongs_to_the_operator_with_its_external_id(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 5)
+    trace.step(1, 5, 10)
+    trace.operator("aten::mm", 1, 2, **{"External id": 77})
+    trace.kernel(6, 8, launched=None, **{"External id": 77})
+    trace.kernel(8, 9, launched=7)
+    rank = trace.rank(tmp_path)
+    assert [step.ms for step in rank.per_step] == [8, 1]
+    assert rank.unlinked_pct == 0
+    assert [(operator.name, operator.device_ms) for operator in rank.operators] == [("aten::mm", 2)]
+
+
+def test_work_that_nothing_launched_counts_where_it_ran_and_its_share_is_said(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 10)
+    trace.kernel(1, 2, launched=1)
+    trace.kernel(3, 6, launched=None, name=ADD)
+    trace.kernel(8, 10, launched=3)
+    rank = trace.rank(tmp_path)
+    assert (rank.gpu.busy_ms_per_step, rank.unlinked_pct) == (6, 50)
+
+
+def test_a_correlation_of_nought_joins_nothing(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 10)
+    trace.kernel(1, 2, launched=1)
+    trace.call("cudaEventRecord", 2, 3, correlation=0)
+    trace.kernel(4, 5, launched=None)
+    trace.events[-1]["args"]["correlation"] = 0
+    trace.kernel(6, 7, launched=6)
+    assert trace.rank(tmp_path).unlinked_pct == pytest.approx(100 / 3)
+
+
+def test_autograds_thread_launches_for_the_same_step(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 4)
+    trace.step(1, 4, 8)
+    trace.kernel(1, 9, launched=1, thread=AUTOGRAD)
+    trace.kernel(9, 10, launched=5, thread=AUTOGRAD)
+    assert [step.ms for step in trace.rank(tmp_path).per_step] == [9, 1]
+
+
+def test_kernels_of_two_streams_count_once_where_they_overlap(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 10)
+    trace.kernel(0, 6, launched=0)
+    trace.kernel(4, 10, launched=1, stream=20, name=ADD)
+    rank = trace.rank(tmp_path)
+    assert rank.gpu.busy_pct == 100
+    assert {name: share.ms_per_step for name, share in rank.categories.items() if share.pct} == {
+        "matmul": 6,
+        "other": 4,
+    }
+    assert sum(kernel.total_ms for kernel in rank.top_kernels) == 12
+
+
+def test_validation_and_checkpoints_are_taken_out_on_the_host_and_on_the_gpu(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 10)
+    trace.kernel(1, 15, launched=1)
+    trace.step(1, 10, 100)  # validation comes after a batch, and so inside the next step
+    trace.mark("forge.validation", 12, 60)
+    trace.kernel(20, 65, launched=13, name=ADD)
+    trace.mark("forge.checkpoint", 60, 80)
+    trace.mark("forge.forward", 85, 95)
+    trace.kernel(90, 94, launched=86)
+    rank = trace.rank(tmp_path)
+    # on the host validation begins with what prepares it, at 10; on the GPU when the step before is done, at 15
+    assert steps_of(rank) == [(0, 15, 10, 14), (1, 94 - 80, 90 - 70, 4)]
+    assert rank.host.launches_per_step == 1
+    assert [kernel.name for kernel in rank.top_kernels] == [GEMM]
+
+
+def test_work_of_unknown_origin_does_not_bring_validation_back(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.mark("forge.checkpoint", 10, 60)
+    trace.kernel(70, 80, launched=65)
+    trace.kernel(85, 95, launched=None)
+    trace.kernel(96, 99, launched=90)
+    assert steps_of(trace.rank(tmp_path)) == [(0, 49, 50, 23)]
+
+
+def test_a_trace_without_steps_is_one_and_says_so(tmp_path):
+    trace = Synthetic()
+    trace.kernel(2, 5, launched=1)
+    trace.kernel(5, 9, launched=2)
+    rank = trace.rank(tmp_path)
+    assert (rank.steps, rank.step_ms.mean, rank.gpu.busy_ms_per_step) == (1, 8, 7)
+    assert any("no ProfilerStep" in warning for warning in rank.warnings)
+
+
+def three_steps(first=5):
+    """Steps of 10, 20 and 30 ms."""
+    trace, start = Synthetic(), 0
+    for number in range(3):
+        end = start + 10 * (number + 1)
+        trace.step(first + number, start, end)
+        trace.kernel(start + 1, end, launched=start + 0.5)
+        start = end
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"), [((5, 7), [10, 20]), ((6, 8), [20, 30]), ((7, 99), [30]), (None, [10, 20, 30])]
+)
+def test_steps_can_be_chosen_by_number(tmp_path, chosen, found):
+    rank = three_steps().rank(tmp_path, steps=chosen)
+    assert [step.ms for step in rank.per_step] == found
+    assert rank.step_ms.mean == sum(found) / len(found)
+    assert rank.steps == rank.top_kernels[0].calls == len(found)
+
+
+def test_a_chosen_step_still_begins_where_the_one_before_it_ended(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 2)
+    trace.step(1, 2, 4)
+    trace.kernel(1, 10, launched=1)
+    trace.kernel(12, 15, launched=3)
+    assert steps_of(trace.rank(tmp_path, steps=(1, 2))) == [(1, 5, 2, 3)]
+
+
+@pytest.mark.parametrize("second", [8, 7, 2, 5])
+def test_two_windows_of_a_rank_are_put_together(tmp_path, second):
+    three_steps(5).write(tmp_path, "rank0.a.trace.json")
+    three_steps(second).write(tmp_path, "rank0.b.trace.json")
+    (rank,) = analyze(tmp_path).analysis.ranks
+    assert [step.number for step in rank.per_step] == [5, 6, 7, second, second + 1, second + 2]
+    assert [step.ms for step in rank.per_step] == [10, 20, 30, 10, 20, 30]
+    assert (rank.gpu.idle_ms_per_step, rank.unlinked_pct) == (1, 0)
+
+
+def test_the_live_step_time_is_the_recorded_one():
+    """`live.json` was measured without a profiler; where the GPU is the limit a recording changes little."""
+    for case in ("validation_inside", "input_hidden", "attention_long", "elementwise", "conv_net", "compiled"):
+        live = json.loads((TRACES / case / "live.json").read_text())
+        (rank,) = analyze(TRACES / case).analysis.ranks
+        assert rank.step_ms.p50 == pytest.approx(live["time/step_ms"], rel=0.1), case
+
+
+def test_the_live_regions_are_the_recorded_ones():
+    """What a region launched runs for as long as between the events that the callbacks put around it."""
+    for case in ("validation_inside", "attention_long", "elementwise", "conv_net", "pinned_copies"):
+        live = json.loads((TRACES / case / "live.json").read_text())
+        for region in analyze(TRACES / case).analysis.ranks[0].regions:
+            if region.name in {"forward", "backward", "optimizer"}:
+                recorded = region.gpu_ms_per_step + region.idle_ms_per_step
+                assert recorded == pytest.approx(live[f"time/{region.name}_ms"], rel=0.05, abs=0.02), (
+                    case,
+                    region.name,
+                )
+
+
+def test_the_profilers_annotations_on_the_gpu_add_nothing(tmp_path):
+    events = json.loads(gzip.decompress((TRACES / "validation_inside" / "rank0.trace.json.gz").read_bytes()))
+    kept = [event for event in events["traceEvents"] if event.get("cat") != "gpu_user_annotation"]
+    bare = tmp_path / "bare.trace.json"
+    bare.write_text(json.dumps(events | {"traceEvents": kept}))
+    assert analyze(bare).analysis.ranks[0].per_step == analyze(TRACES / "validation_inside").analysis.ranks[0].per_step

@@ -1,0 +1,136 @@
+"""Real runs with a planted cause get the verdict that was planted, and keep it when nothing that matters changes."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_forge_profiling.analysis.pipeline import analyze
+
+TRACES = Path(__file__).parent / "data" / "traces"
+
+VERDICTS = {
+    "input_bound": "input-bound",
+    "launch_bound": "launch-bound",
+    "compute_bound": "compute-bound",
+    "ddp_comm_bound": "communication-bound",
+    "allocator_churn": "allocator-churn",
+    "slow_optimizer": "slow-optimizer",
+    "pageable_copies": "transfer-bound",
+    "pinned_copies": "transfer-bound",
+    "elementwise": "memory-bandwidth-bound",
+    "input_hidden": "compute-bound",
+    "conv_net": "compute-bound",
+    "attention_long": "compute-bound",
+    "compiled": "compute-bound",
+    "validation_inside": "compute-bound",
+    "cuda_graph": "launch-bound",
+    "slow_rank_gpu": "straggler",
+    "slow_rank_host": "straggler",
+    "ddp_big_grads": "communication-bound",
+}
+SYNCS = ("sync_bound", "sync_item", "sync_stack")
+THREE_STEPS = sorted({*VERDICTS, "sync_bound", "sync_item"})
+
+
+def codes(analysis):
+    return {finding.code for finding in analysis.findings}
+
+
+def rewritten(case, folder, change):
+    """A copy of a case's traces, all of whose events have been through `change`."""
+    for file in (TRACES / case).glob("*.gz"):
+        trace = json.loads(gzip.decompress(file.read_bytes()))
+        for event in trace["traceEvents"]:
+            change(event)
+        (folder / file.stem).write_text(json.dumps(trace))
+    return folder
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_verdict_is_what_was_planted(case):
+    assert analyze(TRACES / case).analysis.verdict == VERDICTS[case]
+
+
+@pytest.mark.parametrize("case", SYNCS)
+def test_planted_syncs_are_among_the_findings(case):
+    found = codes(analyze(TRACES / case).analysis)
+    assert {"sync-bound", "launch-bound"} <= found
+
+
+def test_a_sync_is_found_with_its_line_where_stacks_were_recorded():
+    (finding,) = [one for one in analyze(TRACES / "sync_stack").analysis.findings if one.code == "sync-bound"]
+    assert "planted.py:" in finding.title
+    assert "planted.py:" in str(finding.evidence["where"])
+
+
+def test_a_healthy_pair_of_ranks_has_only_small_findings():
+    analysis = analyze(TRACES / "ddp").analysis
+    assert codes(analysis) <= {"communication-bound", "sync-bound", "straggler", "launch-bound"}
+    assert all(finding.share_pct < 20 for finding in analysis.findings)
+
+
+@pytest.mark.parametrize("case", ["slow_rank_gpu", "slow_rank_host"])
+def test_the_straggler_is_named_with_what_makes_it_slow(case):
+    first = analyze(TRACES / case).analysis.findings[0]
+    reason = {"slow_rank_gpu": "its GPU computes longer", "slow_rank_host": "its host is late"}[case]
+    assert (first.code, first.rank) == ("straggler", 1)
+    assert reason in first.title
+
+
+def test_a_wait_for_data_that_is_hidden_is_not_found():
+    """The first step is another matter: recording begins with an empty queue, behind which nothing hides."""
+    assert "input-bound" not in codes(analyze(TRACES / "input_hidden").analysis)
+    rank = analyze(TRACES / "input_hidden", steps=(13, 15)).analysis.ranks[0]
+    assert rank.host.data_wait_ms_per_step > 0.3 * rank.step_ms.mean
+    assert rank.idle["data"].ms_per_step < 0.01 * rank.step_ms.mean
+
+
+@pytest.mark.parametrize("case", THREE_STEPS)
+def test_the_last_two_steps_give_the_same_verdict(case):
+    whole = analyze(TRACES / case).analysis
+    last = whole.ranks[0].per_step[-1].number
+    assert analyze(TRACES / case, steps=(last - 1, last + 1)).analysis.verdict == whole.verdict
+
+
+@pytest.mark.parametrize("case", THREE_STEPS)
+def test_the_first_two_steps_give_the_same_verdict(case):
+    whole = analyze(TRACES / case).analysis
+    first = whole.ranks[0].per_step[0].number
+    assert analyze(TRACES / case, steps=(first, first + 2)).analysis.verdict == whole.verdict
+
+
+@pytest.mark.parametrize("case", THREE_STEPS)
+def test_a_machine_of_half_the_speed_gives_the_same_verdict(case, tmp_path):
+    def twice_as_long(event):
+        for time in event.keys() & {"ts", "dur"}:
+            event[time] = round(event[time] * 1000) * 2 / 1000
+
+    slow = analyze(rewritten(case, tmp_path, twice_as_long)).analysis
+    usual = analyze(TRACES / case).analysis
+    assert slow.verdict == usual.verdict
+    assert slow.ranks[0].step_ms.mean == pytest.approx(2 * usual.ranks[0].step_ms.mean)
+    assert [(one.code, pytest.approx(one.share_pct, abs=0.01)) for one in slow.findings] == [
+        (one.code, one.share_pct) for one in usual.findings
+    ]
+
+
+HOSTILE = (
+    "", " ", "\x00\x1b[31mred", "<script>alert(1)</script>", "a" * 100_000, "((((((<<<<", "ncclncclnccl", "Ω≈ç√∫",
+    "ProfilerStep#99999999999999999999", "forge.", "aten::", "void at::native::", "100 %", "__proto__", "|`*_\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("category", ["kernel", "cpu_op", "user_annotation", "cuda_runtime", "python_function"])
+def test_names_that_nobody_expected_change_no_time(category, tmp_path):
+    names = iter(HOSTILE * 10_000)
+
+    def rename(event):
+        if event.get("cat") == category and not event["name"].startswith("ProfilerStep#"):
+            event["name"] = next(names)
+
+    found = analyze(rewritten("sync_stack", tmp_path, rename)).analysis.ranks[0]
+    usual = analyze(TRACES / "sync_stack").analysis.ranks[0]
+    assert found.gpu == usual.gpu
+    assert sum(kind.ms_per_step for kind in found.kinds.values()) == pytest.approx(usual.gpu.busy_ms_per_step)

@@ -9,6 +9,8 @@ READY := $(VENV)/.ready
 # The lowest Lightning that pyproject.toml claims, read from there so that the two cannot drift apart.
 FLOOR := $(shell sed -n 's/^ *"lightning>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 LOWEST := build/lightning-$(FLOOR)
+# What reads traces or times functions is the same with any Lightning.
+USES_LIGHTNING = $(shell grep -lE 'lightning as L|pytorch_lightning|Callback|StepRecorder|TraceSession|scripts' tests/test_*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -40,7 +42,7 @@ lowest: $(READY) $(LOWEST)/.ready  ## the tests again, with the lowest Lightning
 	@PYTHONPATH=$(LOWEST) $(RUN) -c 'import lightning, pytorch_lightning; \
 	  found = lightning.__version__, pytorch_lightning.__version__; print("Lightning", *found); \
 	  assert found == ("$(FLOOR)", "$(FLOOR)")'
-	PYTHONPATH=$(LOWEST) $(RUN) -m pytest -m "not browser"
+	PYTHONPATH=$(LOWEST) $(RUN) -m pytest -m "not browser" $(USES_LIGHTNING)
 
 docs: $(READY)  ## build the documentation into site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet

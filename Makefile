@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 FLOOR := $(shell sed -n 's/^ *"lightning>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 LOWEST := build/lightning-$(FLOOR)
 # What reads traces or times functions is the same with any Lightning.
-USES_LIGHTNING = $(shell grep -lE 'lightning as L|pytorch_lightning|Callback|StepRecorder|TraceSession|scripts' tests/test_*.py)
+USES_LIGHTNING = $(shell grep -lE 'lightning as L|pytorch_lightning|Callback|StepRecorder|tests.outcomes|train_gpt' tests/test_*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -14,9 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lightning_forge_profiling.bench.benchmark import benchmark
+    from lightning_forge_profiling.bench.comparison import Comparison, compare_benchmarks
+    from lightning_forge_profiling.bench.result import BenchmarkResult
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
     from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
     from lightning_forge_profiling.errors import (
+        ClocksUnavailableError,
         ConfigurationError,
         ForgeProfilingError,
         TimerError,
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
         TraceError,
         UnknownRegionError,
     )
+    from lightning_forge_profiling.hardware.clocks import locked_clocks
+    from lightning_forge_profiling.hardware.flop_count import FlopCount, count_flops
+    from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak, measure_peak
     from lightning_forge_profiling.report.profiler_summary import print_profiler_summary
     from lightning_forge_profiling.timing.collection import CUDATimerCollection
     from lightning_forge_profiling.timing.cuda_timer import CUDATimer
@@ -42,6 +49,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BenchmarkResult": "bench.result",
+    "Comparison": "bench.comparison",
+    "benchmark": "bench.benchmark",
+    "compare_benchmarks": "bench.comparison",
+    "ClocksUnavailableError": "errors",
+    "locked_clocks": "hardware.clocks",
     "ForgeProfilerCallback": "callbacks.forge_profiler",
     "ThroughputCallback": "callbacks.throughput",
     "ConfigurationError": "errors",
@@ -51,6 +64,10 @@ _HOMES = {
     "TimerRunningError": "errors",
     "TraceError": "errors",
     "UnknownRegionError": "errors",
+    "FlopCount": "hardware.flop_count",
+    "count_flops": "hardware.flop_count",
+    "MeasuredPeak": "hardware.measured_peak",
+    "measure_peak": "hardware.measured_peak",
     "print_profiler_summary": "report.profiler_summary",
     "CUDATimerCollection": "timing.collection",
     "Interval": "timing.interval",
@@ -66,12 +83,17 @@ _HOMES = {
 }
 
 __all__ = [
+    "BenchmarkResult",
     "CUDATimer",
     "CUDATimerCollection",
+    "ClocksUnavailableError",
+    "Comparison",
     "ConfigurationError",
+    "FlopCount",
     "ForgeProfilerCallback",
     "ForgeProfilingError",
     "Interval",
+    "MeasuredPeak",
     "ProfilingConfig",
     "SynchronizedWallClockTimer",
     "ThroughputCallback",
@@ -83,7 +105,12 @@ __all__ = [
     "TraceReport",
     "TraceSession",
     "UnknownRegionError",
+    "benchmark",
     "build_profiler",
+    "compare_benchmarks",
+    "count_flops",
+    "locked_clocks",
+    "measure_peak",
     "print_profiler_summary",
     "print_rank_0",
     "region",

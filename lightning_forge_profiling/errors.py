@@ -3,6 +3,7 @@
 ```text
 ForgeProfilingError
 ├── ConfigurationError (ValueError)   an argument that cannot work, refused before the first batch
+├── ClocksUnavailableError (RuntimeError)  a GPU's clocks cannot be read or locked
 ├── TraceError (ValueError)           a file that is not a trace, or not enough of one
 └── TimerError (RuntimeError)         a timer used out of order
     ├── TimerNotStartedError          stop() without start()
@@ -12,6 +13,7 @@ ForgeProfilingError
 """
 
 __all__ = [
+    "ClocksUnavailableError",
     "ConfigurationError",
     "ForgeProfilingError",
     "TimerError",
@@ -28,6 +30,10 @@ class ForgeProfilingError(Exception):
 
 class ConfigurationError(ForgeProfilingError, ValueError):
     """An argument that cannot work. Raised where it is given or before the first batch, never later."""
+
+
+class ClocksUnavailableError(ForgeProfilingError, RuntimeError):
+    """The clocks cannot be read or locked: there is no NVML, or it takes a permission that we lack."""
 
 
 class TraceError(ForgeProfilingError, ValueError):

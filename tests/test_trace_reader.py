@@ -192,6 +192,12 @@ def test_a_trace_without_steps_is_one(age, tmp_path):
     assert any("no ProfilerStep" in warning for warning in rank.warnings)
 
 
+@pytest.mark.parametrize("base", [-(10**9), -1500.5, 0])
+def test_times_may_be_before_the_base_time(base, tmp_path):
+    rank = the_rank(written(tmp_path, made.today(base)))
+    assert figures(rank) == figures(the_rank(written(tmp_path, made.today())))
+
+
 def test_times_since_1970_keep_their_nanoseconds(tmp_path):
     base = Decimal("1753861234567890.123")
     events = [

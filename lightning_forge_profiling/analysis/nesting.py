@@ -103,6 +103,8 @@ def outermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
         [-1, 1, 1, -1]
     """
     found = np.where(marked, np.arange(len(parent)), -1)
+    if not marked.any():
+        return found
     depth = _depth(parent)
     for level in range(1, int(depth.max(initial=0)) + 1):
         rows = np.flatnonzero(depth == level)
@@ -114,8 +116,11 @@ def outermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
 def _depth(parent: Ints) -> Ints:
     """How many ranges are around each."""
     depth = np.zeros(len(parent), np.int64)
-    above = parent.copy()
-    while (inside := above >= 0).any():
-        depth += inside
-        above = np.where(inside, parent[above], -1)
+    rows = np.flatnonzero(parent >= 0)
+    above = parent[rows]
+    while len(rows):
+        depth[rows] += 1
+        above = parent[above]
+        inside = above >= 0
+        rows, above = rows[inside], above[inside]
     return depth

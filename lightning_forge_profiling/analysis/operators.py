@@ -46,8 +46,11 @@ def operator_table(recording: Recording, *, sort: str = "device", top: int = 20)
         return ()
     duration = operators.end - operators.start
     inner = np.zeros(len(operators), np.int64)
-    has_parent = parent >= 0
-    np.add.at(inner, parent[has_parent], duration[has_parent])
+    child = np.flatnonzero(parent >= 0)
+    # one that ends after the operator around it, as clocks may have it, is in there only in part
+    np.add.at(
+        inner, parent[child], np.minimum(operators.end[child], operators.end[parent[child]]) - operators.start[child]
+    )
     self_device = _device_time(recording)
     device = sum_into_ancestors(parent, self_device)
     memory = sum_into_ancestors(parent, _allocated(recording))

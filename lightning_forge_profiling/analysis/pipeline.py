@@ -128,8 +128,10 @@ def _analyze_rank(
     for file in files:
         try:
             traces.append(read_trace(file))
-        except (TraceError, OSError) as exc:
+        except TraceError as exc:
             problems.append(str(exc))
+        except OSError as exc:
+            problems.append(f"{exc.filename}: {exc.strerror}")
     if not traces:
         return "\n".join(problems)
     trace = join_traces(traces)

@@ -2,7 +2,7 @@
 
 import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -57,7 +57,7 @@ def unpacked(path: Path, problems: list[str], *, always_allowed: int = _ALWAYS_A
         raise
 
 
-def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def ahead(pieces: Iterator[bytes]) -> Generator[bytes]:
     """Get the next piece while this one is worked on: reading and unpacking do not hold the interpreter lock."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, pieces, b"")

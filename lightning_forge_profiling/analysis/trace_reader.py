@@ -49,6 +49,7 @@ def read_trace(path: Path) -> Trace:
         tables.add(events)
         count += len(events)
     tables.drop_absurd()
+    tables.begin_at_zero()
     problems = list(text.problems)
     first = f", the first at byte {text.skipped[0]}" if text.skipped else ""
     for number, what in (

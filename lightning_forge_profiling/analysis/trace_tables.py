@@ -176,6 +176,14 @@ class TraceTables:
                     for column in pieces.values():
                         column[number] = column[number][sound]
 
+    def begin_at_zero(self) -> None:
+        """Put a trace with times before its base time behind that: a negative time stands for none elsewhere."""
+        starts = (piece for pieces in self._pieces.values() for piece in pieces["start"])
+        earliest = min((int(piece.min(initial=0)) for piece in starts), default=0)
+        for pieces in self._pieces.values() if earliest < 0 else ():
+            for column in ("start", "end"):
+                pieces[column] = [piece - earliest for piece in pieces[column]]
+
     def trace(self, file: str) -> Trace:
         """Close the tables.
 

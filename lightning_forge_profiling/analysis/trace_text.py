@@ -67,7 +67,10 @@ class TraceText(Generic[T]):
             TraceError: the file holds no trace.
             OSError: the file could not be read.
         """
-        pieces = ahead(unpacked(self.path, self.problems))
+        with contextlib.closing(ahead(unpacked(self.path, self.problems))) as pieces:
+            yield from self._events(pieces)
+
+    def _events(self, pieces: Iterator[bytes]) -> Iterator[list[T]]:
         text = self._open(pieces)
         found = last = False
         while True:

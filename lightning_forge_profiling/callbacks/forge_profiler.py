@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -12,6 +13,7 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
 from lightning_forge_profiling.callbacks.recording import RecordingCallback, guarded
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.hardware.memory_snapshot import MemorySnapshot, refuse_unless_moment
 from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.tracing.config import ACTIVITIES, ProfilingConfig
 from lightning_forge_profiling.tracing.folders import writable_folder_problem
@@ -50,10 +52,14 @@ class ForgeProfilerCallback(RecordingCallback):
         tensorboard: also write the copy for TensorBoard's profiler plugin.
         analyze: also analyse the traces and write the reports.
         ranks: the global ranks that record, or `"all"`. Every rank needs the callback all the same.
+        memory_snapshot: also write PyTorch's memory snapshot, `rankN.memory.pickle` for https://pytorch.org/memory_viz:
+            of the step with this number, or with `"oom"` when the fit ends in an out-of-memory error, for which
+            allocations are recorded all along.
 
     Raises:
         ConfigurationError: here, for a window that is empty or negative, an unknown region or activity, or bad
-            `ranks`; in `setup`, for a second callback of this kind or a `trace_dir` that cannot be written.
+            `ranks` or `memory_snapshot`; in `setup`, for a second callback of this kind or a `trace_dir` that cannot be
+            written.
 
     Example:
         >>> callback = ForgeProfilerCallback(start_step=5, end_step=8)
@@ -79,13 +85,17 @@ class ForgeProfilerCallback(RecordingCallback):
         tensorboard: bool = True,
         analyze: bool = True,
         ranks: Literal["all"] | Sequence[int] = "all",
+        memory_snapshot: Literal["oom"] | int | None = None,
     ) -> None:
         super().__init__()
         if isinstance(regions, str):
             raise ConfigurationError(f"regions must be a list of names, got {regions!r}.")
         if ranks != "all" and isinstance(ranks, (str, int)):
             raise ConfigurationError(f'ranks must be "all" or a list of global ranks, got {ranks!r}.')
+        if memory_snapshot is not None:
+            refuse_unless_moment(memory_snapshot)
         self.enabled = enabled
+        self.memory_snapshot = memory_snapshot
         self.regions = tuple(regions)
         self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" else tuple(ranks)
         self.config = ProfilingConfig(
@@ -105,6 +115,8 @@ class ForgeProfilerCallback(RecordingCallback):
         self._session: TraceSession | None = None
         self._deferred = False
         self._refusal: TraceReport | None = None
+        self._memory: MemorySnapshot | None = None
+        self._ended_steps = 0
         if enabled:
             unknown = [region for region in self.regions if region not in PARTITION]
             if unknown:
@@ -126,11 +138,15 @@ class ForgeProfilerCallback(RecordingCallback):
         Returns:
             Its status, the recorded steps, the paths and how long training was held up.
         """
-        return self._refusal or (self._session.report if self._session is not None else None)
+        report = self._refusal or (self._session.report if self._session is not None else None)
+        if report is None or self._memory is None:
+            return report
+        return replace(report, memory_path=self._memory.written, memory_message=self._memory.problem)
 
     def prepare(self, trainer: Trainer) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
         self._session, self._refusal, self._deferred = None, None, False
+        self._memory, self._ended_steps = None, 0
         if lightning_api.is_trial_run(trainer):
             self._stand_aside("fast_dev_run is only a trial")
             return
@@ -160,6 +176,9 @@ class ForgeProfilerCallback(RecordingCallback):
             expected_ranks=sorted(rank for rank in expected if rank < trainer.world_size),
             accelerator=device if can_be_recorded else None,
         )
+        self._memory = self._memory_of(device, root / name / f"rank{trainer.global_rank}.memory.pickle")
+        if self._memory is not None:
+            self._memory.start()
 
     def begin(self, trainer: Trainer) -> None:
         """Step 0 begins."""
@@ -168,6 +187,8 @@ class ForgeProfilerCallback(RecordingCallback):
 
     def after_step(self, trainer: Trainer) -> None:
         """Start, annotate or stop the recording."""
+        if self._memory is not None:
+            self._end_step_of(self._memory)
         if self._session is None:
             return
         if self._session.will_act() and lightning_api.may_be_last(trainer):
@@ -188,16 +209,45 @@ class ForgeProfilerCallback(RecordingCallback):
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """Write what an unfinished window holds."""
+        if self._memory is not None:
+            self._memory.close()
         if self._recorder is not None:
             self._recorder.tracing = False
         if self._session is not None:
             self._session.stop(interrupted=interrupted)
 
+    @guarded
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write what is in memory, if that was the matter, before anything else is done about it."""
+        if self._memory is not None:
+            self._memory.on_exception(exception)
+        super().on_exception(trainer, pl_module, exception)
+
     def finish(self, trainer: Trainer) -> None:
         """Wait for the child process."""
+        if self._memory is not None:
+            self._memory.close()
         if self._session is not None:
             self._session.stop()  # again, for a fit that had nothing to train
             self._session.finish()
+
+    def _memory_of(self, device: str, path: Path) -> MemorySnapshot | None:
+        if self.memory_snapshot is None:
+            return None
+        if device != "cuda":
+            _log.warning("No memory snapshot: PyTorch records allocations on CUDA devices, and this is a %s.", device)
+            return None
+        return MemorySnapshot(self.memory_snapshot, path)
+
+    def _end_step_of(self, memory: MemorySnapshot) -> None:
+        step, self._ended_steps = self._ended_steps, self._ended_steps + 1
+        if memory.when not in {step, step + 1}:
+            return
+        if self._recorder is not None:
+            self._recorder.enter("profiler")
+        memory.end_step(step)
+        if self._recorder is not None:
+            self._recorder.exit("profiler")
 
     def _advance(self, session: TraceSession, *, start: bool = False) -> None:
         recorder = self._recorder
@@ -215,4 +265,5 @@ class ForgeProfilerCallback(RecordingCallback):
 
     def _stand_aside(self, reason: str) -> None:
         self._refusal = TraceReport("stood aside", reason)
-        _log.warning("No trace will be recorded: %s.", reason)
+        what = "trace" if self.memory_snapshot is None else "trace and no memory snapshot"
+        _log.warning("No %s will be recorded: %s.", what, reason)

@@ -1,11 +1,15 @@
 """Everything the callbacks need of Lightning beyond its documented interface, in one place."""
 
+from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch import nn
+
+from lightning_forge_profiling.hardware.precision import dtype_name, parameter_dtype
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
@@ -26,7 +30,9 @@ __all__ = [
     "LightningModule",
     "Trainer",
     "action_regions",
+    "compute_dtype",
     "device_name",
+    "devices_per_batch",
     "is_accumulating",
     "is_trial_run",
     "log_folder",
@@ -91,6 +97,59 @@ def replicas(trainer: Trainer) -> int:
     """How many data-parallel replicas work on batches of their own; tensor-parallel ranks share one."""
     sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return max(int(sampler.get("num_replicas", 1)), 1) if sampler else 1
+
+
+def devices_per_batch(trainer: Trainer) -> int:
+    """How many ranks share a batch, as tensor-parallel ones do."""
+    return max(int(trainer.world_size) // replicas(trainer), 1)
+
+
+def compute_dtype(trainer: Trainer) -> str:
+    """What this run's matrix products compute in, once its strategy has set the model up.
+
+    Autocast decides where there is one, then what FSDP casts parameters to, then what the parameters are. A module's
+    own `torch.autocast` is not seen.
+
+    Returns:
+        As `hardware.peaks` names it; `fp32` also where a GPU runs that as TF32.
+    """
+    plugin = trainer.precision_plugin
+    precision = str(plugin.precision)
+    if precision.startswith("transformer-engine"):
+        return "fp8"
+    if precision in _MIXED:
+        return _MIXED[precision]
+    model = trainer.strategy.model
+    if (sharded := _sharded_dtype(model)) is not None:
+        return sharded
+    if precision in _TRUE:
+        return _TRUE[precision]
+    if isinstance(dtype := getattr(plugin, "dtype", None), torch.dtype):  # bitsandbytes: what it dequantizes to
+        return dtype_name(dtype) or "fp32"
+    return parameter_dtype(model)  # at "32-true" Lightning leaves them as the module made them
+
+
+_MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
+_TRUE = {"bf16-true": "bf16", "16-true": "fp16", "64-true": "fp64"}
+
+
+def _sharded_dtype(model: nn.Module) -> str | None:
+    """What FSDP, of either version, casts the parameters of most of its units to; None where it casts none."""
+    if not torch.distributed.is_available():
+        return None
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # noqa: PLC0415  (slow to import)
+
+    units: Counter[torch.dtype] = Counter()
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            policy = part._get_fsdp_state()._mp_policy  # noqa: SLF001
+        elif isinstance(part, FullyShardedDataParallel):
+            policy = part.mixed_precision
+        else:
+            continue
+        if policy.param_dtype is not None:
+            units[policy.param_dtype] += 1
+    return dtype_name(units.most_common(1)[0][0]) if units else None
 
 
 def uses_pytorch_profiler(trainer: Trainer) -> bool:

@@ -2,9 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, is_dataclass
-from math import isfinite
+from collections.abc import Callable, Collection
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -15,15 +13,17 @@ from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfil
 from lightning_forge_profiling.callbacks.evidence import analysis_of, run_evidence
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.work import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.report.run_table import RunReport, print_run
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 from lightning_forge_profiling.timing.steps import PARTITION
-from lightning_forge_profiling.timing.throughput import StepWork
+from lightning_forge_profiling.timing.throughput import RunSummary, StepWork
+from lightning_forge_profiling.timing.utilization import Compute
 from lightning_forge_profiling.tracing.report import TraceReport
 
-__all__ = ["DEFAULT_WARMUP_STEPS", "RecordingCallback", "batch_size"]
+__all__ = ["DEFAULT_WARMUP_STEPS", "RecordingCallback"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class RecordingCallback(Callback):
     regions: Collection[str] = PARTITION
     batch_size_fn: Callable[[Any], int] | None = None
     tokens_fn: Callable[[Any], int] | None = None
+    flops_per_batch: FlopsPerBatch = None
     enabled: bool = True
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class RecordingCallback(Callback):
         self._boundary_profiler: BoundaryProfiler | None = None
         self._previous_sink: RegionSink | None = None
         self._global_step = 0
-        self._warned: set[str] = set()
+        self._counter: WorkCounter | None = None
         self._failed = False
         self._analysis: Analysis | None = None
 
@@ -100,6 +101,12 @@ class RecordingCallback(Callback):
             before, on other ranks, and where there is neither.
         """
         return self._analysis
+
+    @property
+    def counts_flops(self) -> bool:
+        """Whether anybody says how many operations a batch asks for."""
+        counter = self._peers[0]._counter if self._peers else None  # noqa: SLF001  (one of us)
+        return counter is not None and counter.counts_flops
 
     # -- what the subclasses add ---------------------------------------------------------------------------------
 
@@ -126,6 +133,12 @@ class RecordingCallback(Callback):
 
     def finish(self, trainer: Trainer) -> None:
         """The fit is over; the table comes next."""
+
+    def compute(
+        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, analysis: Analysis | None
+    ) -> tuple[Compute, ...]:
+        """Called on rank 0 before the table: how fast the run computed, where this callback can tell."""
+        return ()
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 
@@ -159,6 +172,7 @@ class RecordingCallback(Callback):
         assert recorder is not None  # noqa: S101
         if self._leads:
             self._global_step = trainer.global_step
+            self._counter = self._work_counter(pl_module)
             self._boundary_profiler = BoundaryProfiler(
                 trainer.profiler,
                 recorder,
@@ -259,6 +273,7 @@ class RecordingCallback(Callback):
             analysis = analysis_of(trace, run_evidence(run, on_device=on_device, world_size=trainer.world_size))
             for peer in self._peers:
                 peer._analysis = analysis  # noqa: SLF001  (one of us)
+            compute = [found for peer in self._peers for found in peer.compute(trainer, run, trace, analysis)]
             print_run(
                 RunReport(
                     run,
@@ -268,67 +283,18 @@ class RecordingCallback(Callback):
                     replicas=lightning_api.replicas(trainer),
                     log_folder=lightning_api.logger_folder(trainer),
                     analysis=analysis,
+                    compute=tuple(compute),
                 )
             )
         self._recorder = None
 
+    def _work_counter(self, module: LightningModule) -> WorkCounter:
+        first, last = self._peers[0], self._peers[-1]  # one of each kind at most
+        flops = last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch
+        return WorkCounter(first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module)
+
     def _work(self, trainer: Trainer, batch: Any) -> StepWork:
         before, self._global_step = self._global_step, trainer.global_step
-        first, last = self._peers[0], self._peers[-1]  # one of each kind at most
-        tokens = first.tokens_fn or last.tokens_fn
-        return StepWork(
-            samples=self._count("batch_size_fn", first.batch_size_fn or last.batch_size_fn or batch_size, batch),
-            tokens=None if tokens is None else self._count("tokens_fn", tokens, batch),
-            # several optimizers in one batch are one change of the weights
-            optimizer_steps=int(self._global_step != before),
-        )
-
-    def _count(self, name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:
-        """What `function` makes of the batch, None (after one warning) when that is no usable number."""
-        if batch is None:
-            return 0.0
-        problem = ""
-        try:
-            counted = function(batch)
-            if isinstance(counted, torch.Tensor) and counted.device.type != "cpu":
-                problem = f"{name} returned a tensor on the GPU; reading it would hold the training up every step"
-            elif counted is None:
-                none = "No batch size could be found; give ThroughputCallback a batch_size_fn"
-                problem = none if function is batch_size else f"{name} returned None"
-            elif not isfinite(number := float(counted)) or number < 0:
-                problem = f"{name} returned {counted!r}"
-            else:
-                return number
-        except Exception as exc:
-            problem = f"{name} raised {type(exc).__name__}: {exc}"
-        if problem not in self._warned and len(self._warned) < 8:  # noqa: PLR2004  (a message may differ each step)
-            self._warned.add(problem)
-            _log.warning("%s. That rate is not logged; steps per second are.", problem)
-        return None
-
-
-def batch_size(batch: Any) -> int | None:
-    """The length of the first tensor in a batch.
-
-    Args:
-        batch: a tensor, or mappings, sequences and dataclasses of them.
-
-    Returns:
-        The size of the first tensor's first dimension (1 for a scalar); None where there is no tensor.
-
-    Example:
-        >>> batch_size({"text": ["a", "b"], "ids": torch.zeros(2, 7)})
-        2
-    """
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        parts: Any = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        # a list of strings or of thousands of numbers holds no tensor behind its first element
-        parts = batch if len(batch) and not isinstance(batch[0], (str, bytes, int, float)) else ()
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        parts = (getattr(batch, each.name) for each in fields(batch))
-    else:
-        return None
-    return next((size for part in parts if (size := batch_size(part)) is not None), None)
+        assert self._counter is not None  # noqa: S101  (on_train_start made it)
+        # several optimizers in one batch are one change of the weights
+        return self._counter.count(batch, optimizer_steps=int(self._global_step != before))

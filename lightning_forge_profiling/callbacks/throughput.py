@@ -1,15 +1,28 @@
 """The callback that logs throughput and the time of each region."""
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from math import isfinite
+from numbers import Real
+from typing import Any, Final
 
+from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.hardware_flops import hardware_compute
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.peak import run_peak
 from lightning_forge_profiling.callbacks.recording import DEFAULT_WARMUP_STEPS, RecordingCallback
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.timing.throughput import Rates
+from lightning_forge_profiling.timing.throughput import Rates, RunSummary
+from lightning_forge_profiling.timing.utilization import Compute, Peak
+from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["ThroughputCallback"]
+
+_log = logging.getLogger(__name__)
+
+_LOWEST_PEAK: Final = 1e9
+"""No device is slower; a lower number is in TFLOP/s."""
 
 
 class ThroughputCallback(RecordingCallback):
@@ -19,6 +32,9 @@ class ThroughputCallback(RecordingCallback):
     from event to event (host time without a GPU). Logged are `throughput/samples_per_sec`,
     `throughput/steps_per_sec`, `throughput/optimizer_steps_per_sec`, with `tokens_fn` `throughput/tokens_per_sec`, the
     same of one device under `throughput/device/`, `time/REGION_ms` and, where there is a GPU, `time_host/REGION_ms`.
+    With the operations of a batch, `throughput/tflops_per_device` and, where the device's peak is known,
+    `throughput/mfu`, a fraction, and once what it is a fraction of, `throughput/peak_tflops`. With
+    `ForgeProfilerCallback` beside it, the recorded window's operations give `throughput/hfu` at the end of fit.
     Samples and tokens of rank 0 are multiplied by the data-parallel replicas: an estimate where ranks have uneven
     batches. What is logged is what has completed: the last step or two come with the next row. At the end of fit rank 0
     prints a table that ends in a verdict: what bounds the run, and what to change first.
@@ -30,10 +46,15 @@ class ThroughputCallback(RecordingCallback):
         tokens_fn: tokens in a batch; None logs no tokens. Neither function should return a tensor on the GPU.
         log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`.
         prog_bar: also show samples/s (or steps/s) and the step's time in the progress bar.
+        flops_per_batch: floating-point operations that one batch asks for, forward and backward (`count_flops` counts
+            them): a number, or a function of the batch where batches differ; None reads the module's `flops_per_batch`
+            after each batch, if it has that attribute or property. Devices that share a batch share its operations.
+        peak_flops: operations a second that one device could do; None looks it up by the device and by the type that
+            the run computes in.
 
     Raises:
-        ConfigurationError: a negative or non-integer number of steps, or a function that is none; in `setup`, a second
-            callback of this kind.
+        ConfigurationError: a negative or non-integer number of steps, a function that is none, or operations that are
+            no positive number; in `setup`, a second callback of this kind.
 
     Example:
         >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
@@ -48,6 +69,9 @@ class ThroughputCallback(RecordingCallback):
         tokens_fn: Callable[[Any], int] | None = None,
         log_every_n_steps: int | None = None,
         prog_bar: bool = False,
+        *,
+        flops_per_batch: float | Callable[[Any], float] | None = None,
+        peak_flops: float | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("warmup_steps", warmup_steps), ("log_every_n_steps", log_every_n_steps)):
@@ -56,13 +80,22 @@ class ThroughputCallback(RecordingCallback):
         for name, function in (("batch_size_fn", batch_size_fn), ("tokens_fn", tokens_fn)):
             if function is not None and not callable(function):
                 raise ConfigurationError(f"{name} must be a function of the batch, got {function!r}.")
+        if not callable(flops_per_batch):
+            _refuse_unless_positive("flops_per_batch", flops_per_batch)
+        _refuse_unless_positive("peak_flops", peak_flops)
+        if peak_flops is not None and peak_flops < _LOWEST_PEAK:
+            raise ConfigurationError(f"peak_flops is in operations a second, as 989e12; got {peak_flops!r}.")
         self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
         self.tokens_fn = tokens_fn
         self.log_every_n_steps = log_every_n_steps
         self.prog_bar = prog_bar
+        self.flops_per_batch = flops_per_batch
+        self.peak_flops = peak_flops
         self._last = Rates()
         self._summary: dict[str, float] = {}
+        self._peak: Peak | None = None
+        self._logged_peak = False
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, of the run under way or else the last one; {} before any.
@@ -76,6 +109,21 @@ class ThroughputCallback(RecordingCallback):
     def prepare(self, trainer: Trainer) -> None:
         """Forget the last fit."""
         self._last, self._summary = Rates(), {}
+        self._peak, self._logged_peak = None, False
+
+    def begin(self, trainer: Trainer) -> None:
+        """Find what the run's rate is compared with, and say so."""
+        try:
+            self._peak = peak = run_peak(trainer, self.peak_flops)
+        except Exception as exc:
+            _log.warning("No MFU: the device's peak could not be looked up: %s: %s", type(exc).__name__, exc)
+            return
+        if not trainer.is_global_zero or not self.counts_flops:
+            return
+        if peak.flops is not None:
+            _log.info("MFU is of %s.", peak)
+        elif trainer.strategy.root_device.type != "cpu":
+            _log.warning("No MFU: %s. %s", peak.source, _GIVE_PEAK.format(peak.dtype))
 
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
@@ -89,9 +137,41 @@ class ThroughputCallback(RecordingCallback):
             steady = self._recorder.summary().steady
             self._log(trainer, steady, max(lightning_api.logger_step(trainer) - 1, 0))
 
+    def compute(
+        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, analysis: Analysis | None
+    ) -> tuple[Compute, ...]:
+        """How fast the run computed, by what its batches asked for and by what its recorded steps carried out."""
+        found = []
+        if self._peak is None:
+            return ()
+        rate = run.steady.per_second(run.steady.flops) if self.counts_flops else None
+        if rate is not None:
+            found.append(Compute("mfu", rate / lightning_api.devices_per_batch(trainer), self._peak))
+        if trace is not None and analysis is not None and analysis.ranks:
+            hardware = hardware_compute(
+                run, analysis.ranks[0], trace.steps, self._peak, peak_is_given=self.peak_flops is not None
+            )
+            if hardware is not None:
+                self._log_hardware(trainer, hardware, with_rate=rate is None)
+                found.append(hardware)
+        return tuple(found)
+
+    def _log_hardware(self, trainer: Trainer, hardware: Compute, *, with_rate: bool) -> None:
+        metrics = {} if hardware.share is None else {"throughput/hfu": hardware.share}
+        if with_rate:
+            metrics["throughput/tflops_per_device"] = hardware.flops_per_second / 1e12
+        self._summary |= metrics
+        for logger in trainer.loggers if metrics else ():
+            logger.log_metrics(metrics, step=max(lightning_api.logger_step(trainer) - 1, 0))
+
     def _metrics(self, trainer: Trainer, rates: Rates) -> dict[str, float]:
         on_device = self._recorder is not None and self._recorder.timers.on_device
-        return rates.metrics(replicas=lightning_api.replicas(trainer), on_device=on_device)
+        return rates.metrics(
+            replicas=lightning_api.replicas(trainer),
+            on_device=on_device,
+            devices_per_batch=lightning_api.devices_per_batch(trainer),
+            peak_flops=None if self._peak is None else self._peak.flops,
+        )
 
     def _log(self, trainer: Trainer, steady: Rates, step: int) -> None:
         rates, self._last = steady.since(self._last), steady
@@ -103,6 +183,22 @@ class ThroughputCallback(RecordingCallback):
             shown = ("throughput/samples_per_sec", "throughput/steps_per_sec")
             rate = next((name for name in shown if name in metrics), "time/step_ms")
             trainer.progress_bar_metrics.update({name: metrics[name] for name in (rate, "time/step_ms")})
+        if "throughput/mfu" in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
+            self._logged_peak = True
+            metrics["throughput/peak_tflops"] = self._peak.flops / 1e12
         if trainer.is_global_zero:
             for logger in trainer.loggers:  # not self.log: it would put each number on the device first
                 logger.log_metrics(metrics, step=step)
+
+
+_GIVE_PEAK: Final = (
+    "Give the device's dense {0} rate in operations a second, as ThroughputCallback(peak_flops=989e12), or what it "
+    'reaches now: peak_flops=measure_peak("{0}").flops.'
+)
+
+
+def _refuse_unless_positive(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
+        raise ConfigurationError(f"{name} must be a number of operations above 0, got {value!r}.")

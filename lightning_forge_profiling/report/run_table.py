@@ -115,6 +115,7 @@ def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
         yield "note", f"all {run.steps} steps were warm-up; the figures above are over those, without the first"
     if report.trace is not None:
         yield from _trace_lines(report.trace, report.log_folder)
+        yield from _memory_lines(report.trace)
 
 
 def _throughput(report: RunReport) -> str:
@@ -169,6 +170,13 @@ def _trace_lines(trace: TraceReport, log_folder: Path | None) -> Iterator[tuple[
     yield "", f"or open {trace.path.name} at https://ui.perfetto.dev"
     if trace.report_path is not None:
         yield "report", f"{trace.report_path}    (beside it summary.md and summary.json)"
+
+
+def _memory_lines(trace: TraceReport) -> Iterator[tuple[str, str]]:
+    if trace.memory_path is not None:
+        yield "memory", f"{trace.memory_path}    (for https://pytorch.org/memory_viz)"
+    elif trace.memory_message:
+        yield "no memory", f"snapshot: {trace.memory_message}"
 
 
 def _verdict(report: RunReport) -> Table:

@@ -24,11 +24,13 @@ class StepWork:
         samples: samples in the batch; None where no batch size could be found.
         tokens: tokens in the batch; None where nobody counts them.
         optimizer_steps: 1 when the weights changed in this step, else 0.
+        flops: floating-point operations that the batch asks for; None where nobody counts them.
     """
 
     samples: float | None = None
     tokens: float | None = None
     optimizer_steps: int = 0
+    flops: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Rates:
         tokens: their tokens; None where nobody counts them.
         device_ms: device time by region (host time where there is no GPU), the user's regions included.
         host_ms: host time by region.
+        flops: their floating-point operations; None where nobody counts them.
     """
 
     steps: int = 0
@@ -50,6 +53,7 @@ class Rates:
     tokens: float | None = 0.0
     device_ms: Mapping[str, float] = field(default_factory=dict)
     host_ms: Mapping[str, float] = field(default_factory=dict)
+    flops: float | None = 0.0
 
     @property
     def total_ms(self) -> float:
@@ -97,18 +101,29 @@ class Rates:
             None if self.tokens is None or earlier.tokens is None else self.tokens - earlier.tokens,
             less(self.device_ms, earlier.device_ms),
             less(self.host_ms, earlier.host_ms),
+            None if self.flops is None or earlier.flops is None else self.flops - earlier.flops,
         )
 
-    def metrics(self, *, replicas: int = 1, on_device: bool = False) -> dict[str, float]:
+    def metrics(
+        self,
+        *,
+        replicas: int = 1,
+        on_device: bool = False,
+        devices_per_batch: int = 1,
+        peak_flops: float | None = None,
+    ) -> dict[str, float]:
         """The rates as loggers take them.
 
         Args:
             replicas: data-parallel replicas; samples and tokens of this rank are multiplied by it.
             on_device: whether times are device times; host times are then given beside them.
+            devices_per_batch: how many devices share a batch, as tensor-parallel ones do, and so its operations.
+            peak_flops: operations a second that a device could do; None where that is unknown.
 
         Returns:
             `throughput/...` per second, `time/NAME_ms` and `time_host/NAME_ms` in milliseconds per step. A rate that
-            is unknown is left out.
+            is unknown is left out. With FLOPs `throughput/tflops_per_device`, and with a peak too `throughput/mfu`,
+            a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix B).
 
         Example:
             >>> rates = Rates(steps=2, samples=16.0, tokens=None, device_ms={"forward": 30.0, "backward": 50.0})
@@ -130,6 +145,11 @@ class Rates:
                 # every replica works on its own samples; the steps are the same steps
                 metrics[f"throughput/{name}_per_sec"] = rate * (replicas if name in {"samples", "tokens"} else 1)
                 metrics[f"throughput/device/{name}_per_sec"] = rate
+        flops_per_second = self.per_second(self.flops)
+        if flops_per_second is not None:
+            metrics["throughput/tflops_per_device"] = flops_per_second / devices_per_batch / 1e12
+            if peak_flops is not None:
+                metrics["throughput/mfu"] = flops_per_second / devices_per_batch / peak_flops
         for region in ("step", *PARTITION, *self.user_regions):
             metrics[f"time/{region}_ms"] = self.mean_ms(region)
             if on_device:
@@ -163,6 +183,7 @@ class _Sums:
         self.optimizer_steps = 0
         self.samples: float | None = 0.0
         self.tokens: float | None = 0.0
+        self.flops: float | None = 0.0
         self.device_ms: dict[str, float] = {}
         self.host_ms: dict[str, float] = {}
 
@@ -177,13 +198,20 @@ class _Sums:
         self.optimizer_steps += work.optimizer_steps
         self.samples = None if self.samples is None or work.samples is None else self.samples + work.samples
         self.tokens = None if self.tokens is None or work.tokens is None else self.tokens + work.tokens
+        self.flops = None if self.flops is None or work.flops is None else self.flops + work.flops
         for sums, added in ((self.device_ms, times.device_ms), (self.host_ms, times.host_ms)):
             for region, ms in added.items():
                 sums[region] = sums.get(region, 0.0) + ms
 
     def read(self) -> Rates:
         return Rates(
-            self.steps, self.optimizer_steps, self.samples, self.tokens, dict(self.device_ms), dict(self.host_ms)
+            self.steps,
+            self.optimizer_steps,
+            self.samples,
+            self.tokens,
+            dict(self.device_ms),
+            dict(self.host_ms),
+            self.flops,
         )
 
     def spread(self) -> Spread:
@@ -209,6 +237,7 @@ class RunSummary:
         samples: samples of all steps, None where a batch size was not found.
         first_step_s: from the start of fit to the end of its first step, None when there was none.
         wall_s: from the start of fit to its end.
+        recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
     """
 
     steps: int
@@ -223,6 +252,7 @@ class RunSummary:
     samples: float | None
     first_step_s: float | None
     wall_s: float
+    recorded_tokens: Mapping[int, float] = field(default_factory=dict)
 
 
 class RunLedger:
@@ -236,6 +266,7 @@ class RunLedger:
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
+        self._recorded_tokens: dict[int, float] = {}
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, caught_up: bool | None = None) -> None:
         """Enter one step.
@@ -254,6 +285,8 @@ class RunLedger:
             self._steady.add(times, work, caught_up)
             return
         self._left_out[left_out] += 1
+        if left_out == "recorded" and work.tokens is not None:
+            self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
             (self._warmup if times.step else self._first).add(times, work, caught_up)
 
@@ -292,4 +325,5 @@ class RunLedger:
             samples=self._samples,
             first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,
             wall_s=wall_s,
+            recorded_tokens=dict(self._recorded_tokens),
         )

@@ -26,6 +26,8 @@ class TraceReport:
         start_stall_ms: how long it was held up where the profiler was started.
         summary_path: what the analysis found, None without one; all ranks' analysis is the lowest recording rank's.
         report_path: the same for a browser, None without one.
+        memory_path: PyTorch's memory snapshot, None unless written.
+        memory_message: why there is none, where one was asked for and due.
     """
 
     status: Status = "waiting"
@@ -37,6 +39,8 @@ class TraceReport:
     start_stall_ms: float = 0.0
     summary_path: Path | None = None
     report_path: Path | None = None
+    memory_path: Path | None = None
+    memory_message: str = ""
 
 
 def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:

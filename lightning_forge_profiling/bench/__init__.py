@@ -1,0 +1,1 @@
+"""Timing one function well."""

@@ -1,0 +1,203 @@
+"""Which of several functions is faster, and whether anything shows it."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit
+from lightning_forge_profiling.errors import ConfigurationError
+
+__all__ = ["Comparison", "Ratio", "compare_benchmarks"]
+
+_RESAMPLES: Final = 2000
+_VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
+_CONFIDENCE_PCT: Final = 95.0
+_CLOCKS_DIFFER: Final = 0.02
+_FEWEST: Final = 6  # as for the interval of one median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """One function against the first.
+
+    Attributes:
+        name: of the function.
+        median_us: of one call, over all its runs.
+        runs: how many results of it there were.
+        ratio: its median over the first one's; under 1 is faster.
+        low: the lower end of the ratio's 95 % interval.
+        high: the upper end.
+    """
+
+    name: str
+    median_us: float
+    runs: int
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """`"faster"`, `"slower"` or `"no difference shown"`."""
+        if self.high < 1:
+            return "faster"
+        return "slower" if self.low > 1 else "no difference shown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Several functions against the first.
+
+    Attributes:
+        baseline: the first one's name.
+        baseline_us: its median.
+        baseline_runs: how many results of it there were.
+        ratios: the others, in the order they were given.
+        warnings: what makes the ratios less than they seem, in sentences.
+    """
+
+    baseline: str
+    baseline_us: float
+    baseline_runs: int
+    ratios: tuple[Ratio, ...]
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and verdicts as plain values."""
+        values = asdict(self)
+        values["ratios"] = [{**asdict(ratio), "verdict": ratio.verdict} for ratio in self.ratios]
+        values["warnings"] = list(self.warnings)
+        return values
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The same as JSON.
+
+        Args:
+            indent: as `json.dumps` takes it.
+        """
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        """A line for each function."""
+        rows = [(self.baseline, in_unit(self.baseline_us), "1", "", "the one to compare with")]
+        rows += [
+            (r.name, in_unit(r.median_us), f"{r.ratio:.3f}", f"[{r.low:.3f}, {r.high:.3f}]", r.verdict)
+            for r in self.ratios
+        ]
+        wide = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [
+            f"{name:<{wide[0]}}  {time:>{wide[1]}}  {ratio:>{wide[2]}}  {interval:<{wide[3]}}  {verdict}"
+            for name, time, ratio, interval, verdict in rows
+        ]
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def compare_benchmarks(results: Sequence[BenchmarkResult], *, seed: int = 0) -> Comparison:
+    """Compare results with the first of them.
+
+    Results of the same name are runs of the same function. What differs between runs (clocks, temperature, where
+    memory came to lie) shows only where there are several, best taken in turns:
+
+        compare_benchmarks([benchmark(f, x) for _ in range(5) for f in (first, second)])
+
+    The interval is a bootstrap of the ratio of medians: runs are drawn anew with replacement, and within a run blocks
+    of neighbouring samples, about as many as a block is long, so that a drift within it is not taken for many
+    independent samples.
+
+    Source: H. R. Künsch, The jackknife and the bootstrap for general stationary observations, Annals of Statistics 17
+    (1989), for the blocks; B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), section 13.3, for
+    the percentile interval.
+
+    Args:
+        results: two or more, of two or more names.
+        seed: of the random numbers.
+
+    Raises:
+        ConfigurationError: there is nothing to compare.
+
+    Example:
+        >>> first = BenchmarkResult(name="f", method="cpu", device="cpu", samples_us=(10.0, 10.1, 9.9) * 20)
+        >>> second = BenchmarkResult(name="g", method="cpu", device="cpu", samples_us=(12.0, 12.1, 11.9) * 20)
+        >>> compare_benchmarks([first, second]).ratios[0].verdict
+        'slower'
+    """
+    groups: dict[str, list[BenchmarkResult]] = {}
+    for result in results:
+        groups.setdefault(result.name, []).append(result)
+    names = list(groups)
+    if len(names) < 2:  # noqa: PLR2004  (one to compare and one to compare with)
+        raise ConfigurationError(
+            f"compare_benchmarks takes results of two names or more, got {len(names)}: results of one name are runs of "
+            "the same function. benchmark(..., name=...) tells them apart."
+        )
+    random = np.random.default_rng(seed)
+    base_us, base_draws = _median(groups[names[0]]), _draws(groups[names[0]], random)
+    tail = (100 - _CONFIDENCE_PCT) / 2
+    ratios = []
+    for name in names[1:]:
+        us = _median(groups[name])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            low, high = np.percentile(_draws(groups[name], random) / base_draws, [tail, 100 - tail])
+        known = all(len(run.samples_us) >= _FEWEST for run in (*groups[name], *groups[names[0]]))
+        ratios.append(
+            Ratio(
+                name=name,
+                median_us=us,
+                runs=len(groups[name]),
+                ratio=us / base_us if base_us else math.inf,
+                low=float(low) if known else 0.0,
+                high=float(high) if known else math.inf,
+            )
+        )
+    return Comparison(
+        baseline=names[0],
+        baseline_us=base_us,
+        baseline_runs=len(groups[names[0]]),
+        ratios=tuple(ratios),
+        warnings=tuple(_warnings(groups)),
+    )
+
+
+def _median(runs: Sequence[BenchmarkResult]) -> float:
+    return float(np.median([run.median_us for run in runs]))
+
+
+def _draws(runs: Sequence[BenchmarkResult], random: np.random.Generator) -> NDArray[np.float64]:
+    """The median over the runs, as often as there are resamples."""
+    within = np.stack([_draws_of_run(np.asarray(run.samples_us), random) for run in runs])
+    chosen = random.integers(len(runs), size=(len(runs), _RESAMPLES))
+    return np.asarray(np.median(within[chosen, np.arange(_RESAMPLES)], axis=0), np.float64)
+
+
+def _draws_of_run(samples: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
+    """Medians of one run's samples, drawn anew in blocks."""
+    count = len(samples)
+    length = max(1, round(math.sqrt(count)))
+    blocks = math.ceil(count / length)
+    at_once = max(1, _VALUES_AT_ONCE // (blocks * length))
+    found = []
+    for first in range(0, _RESAMPLES, at_once):
+        starts = random.integers(count - length + 1, size=(min(at_once, _RESAMPLES - first), blocks))
+        drawn = samples[(starts[..., None] + np.arange(length)).reshape(len(starts), -1)[:, :count]]
+        found.append(np.median(drawn, axis=1))
+    return np.concatenate(found)
+
+
+def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
+    found = []
+    results = [run for runs in groups.values() for run in runs]
+    if any(len(runs) == 1 for runs in groups.values()):
+        found.append("one run of a function does not show what differs between runs: time each several times, in turns")
+    if len({(run.method, run.flush_l2, run.device) for run in results}) > 1:
+        found.append("the results differ in method, device or whether the L2 was flushed")
+    if any(len(run.samples_us) < _FEWEST for run in results):
+        found.append(f"fewer than {_FEWEST} samples say nothing about a difference")
+    clocks = [run.clock.median_mhz for run in results if run.clock is not None]
+    if clocks and max(clocks) > (1 + _CLOCKS_DIFFER) * min(clocks):
+        found.append(f"the GPU's clock differed between the runs: {min(clocks):.0f} to {max(clocks):.0f} MHz")
+    return found

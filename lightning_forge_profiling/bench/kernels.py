@@ -1,0 +1,94 @@
+"""The time a call's own kernels take, read off a trace of `torch.profiler`."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from lightning_forge_profiling.bench.gpu import Gpu
+from lightning_forge_profiling.errors import ForgeProfilingError
+
+__all__ = ["CALL", "busy_us_per_call", "kernel_times_us"]
+
+CALL: Final = "forge.benchmark.call"
+"""The name of a call's span in the trace."""
+
+_WORK: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_LAUNCHES: Final = frozenset({"cuda_runtime", "cuda_driver"})
+_FIRST_CALLS: Final = 3  # the collector is still setting up its buffers
+
+
+def kernel_times_us(call: Callable[[], None], count: int, gpu: Gpu, *, flush_l2: bool) -> list[float]:
+    """Profile some calls.
+
+    Args:
+        call: the function.
+        count: how often to call it.
+        gpu: the device.
+        flush_l2: empty the L2 before each call; that is no part of the call.
+
+    Returns:
+        For each call, the microseconds in which its work ran.
+
+    Raises:
+        ForgeProfilingError: the trace shows no GPU work of it, or there can be no trace.
+    """
+
+    def run() -> None:
+        for number in range(-_FIRST_CALLS, count):
+            if flush_l2:
+                gpu.flush_l2()
+            if number < 0:
+                call()
+            else:
+                with gpu.mark(CALL):
+                    call()
+
+    found = busy_us_per_call(gpu.trace(run))
+    if not found:
+        raise ForgeProfilingError("the profiler saw no GPU work of the function")
+    return found
+
+
+def busy_us_per_call(events: Iterable[Mapping[str, Any]]) -> list[float]:
+    """For each call, in order, the union of its kernels, copies and fills. A call without any is left out.
+
+    Work belongs to the call during which the host launched it, on whatever thread: autograd launches from one of its
+    own while the caller waits.
+
+    Args:
+        events: the `traceEvents` of a trace; times are in microseconds.
+    """
+    spans: list[tuple[float, float]] = []
+    launched: dict[int, float] = {}
+    work: list[tuple[float, float, int]] = []
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        kind, start = event.get("cat"), float(event["ts"])
+        correlation = event.get("args", {}).get("correlation")
+        if kind == "user_annotation" and event["name"] == CALL:
+            spans.append((start, start + float(event["dur"])))
+        elif kind in _LAUNCHES and correlation is not None:
+            launched[correlation] = start
+        elif kind in _WORK:
+            work.append((start, start + float(event["dur"]), correlation))
+    spans.sort()
+    starts = [start for start, _ in spans]
+    by_call: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for start, end, correlation in work:
+        at = launched.get(correlation)
+        if at is None:
+            continue
+        number = bisect_right(starts, at) - 1
+        if number >= 0 and at <= spans[number][1]:
+            by_call[number].append((start, end))
+    return [_union(by_call[number]) for number in sorted(by_call)]
+
+
+def _union(intervals: list[tuple[float, float]]) -> float:
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(end - max(start, reached), 0.0)
+        reached = max(reached, end)
+    return total

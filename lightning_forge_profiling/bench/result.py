@@ -1,0 +1,221 @@
+"""What one measurement came to."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
+
+import numpy as np
+
+from lightning_forge_profiling.bench.picture import draw
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.hardware.clocks import ClockSeen
+
+__all__ = ["BenchmarkResult", "in_unit", "median_noise"]
+
+_Z95: Final = 1.96  # of the normal distribution
+_FEWEST: Final = (
+    6  # the chance that all of n samples lie on one side of the true median is 2 * 2^-n: under 5 % from 6 on
+)
+
+
+def median_noise(samples: Sequence[float]) -> float:
+    """How well the median of the samples is known: half of its 95 % interval, relative to it.
+
+    The interval's ends are the samples number n/2 -+ 0.98 sqrt(n) in order, whatever the distribution; samples count as
+    independent of each other.
+
+    Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 3.2, with the normal
+    approximation of the binomial.
+
+    Args:
+        samples: in any unit.
+
+    Returns:
+        The share, such as 0.01; infinite with fewer samples than such an interval takes.
+
+    Example:
+        >>> median_noise([10.0] * 20)
+        0.0
+        >>> median_noise([10.0, 10.1])
+        inf
+    """
+    ordered, count = sorted(samples), len(samples)
+    reach = _Z95 * math.sqrt(count) / 2
+    if count < _FEWEST:
+        return math.inf
+    low, high = math.ceil(count / 2 - reach) - 1, math.ceil(count / 2 + reach) - 1
+    middle = ordered[count // 2]
+    width = ordered[high] - ordered[low]
+    return width / 2 / middle if middle > 0 else (math.inf if width else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkResult:
+    """The time of one call, as `benchmark` found it.
+
+    Attributes:
+        name: what was timed.
+        method: how, one of `benchmark`'s methods.
+        device: on what.
+        flush_l2: whether the L2 was emptied before each call (cold) or not (hot).
+        samples_us: microseconds of one call, by sample, in the order they were taken.
+        calls_per_sample: how many calls one sample is the mean of.
+        enqueue_us: how long the host is busy with one call, when the GPU is idle; None where the host does the work.
+        queued_us: what a call takes on its stream, hot and back to back behind a full queue, gaps between its kernels
+            included: a rough reading of a few calls, whatever the method. None where the function waits for the GPU.
+        allocated_bytes: what a call takes from the caching allocator; None where nobody counts.
+        clock: the GPU's clock meanwhile; None where it was not read.
+        warnings: what makes the number less than it seems, in sentences.
+
+    Example:
+        >>> result = BenchmarkResult(name="f()", method="cpu", device="cpu", samples_us=(2.0, 1.0, 3.0))
+        >>> result.median_us, result.min_us
+        (2.0, 1.0)
+        >>> BenchmarkResult.from_json(result.to_json()) == result
+        True
+    """
+
+    name: str
+    method: str
+    device: str
+    samples_us: tuple[float, ...]
+    flush_l2: bool = False
+    calls_per_sample: int = 1
+    enqueue_us: float | None = None
+    queued_us: float | None = None
+    allocated_bytes: int | None = None
+    clock: ClockSeen | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.samples_us:
+            raise ConfigurationError("A result needs at least one sample.")
+
+    @property
+    def median_us(self) -> float:
+        """The median, which is what to quote."""
+        return self._percentile(50)
+
+    @property
+    def mean_us(self) -> float:
+        """The mean."""
+        return float(np.mean(self.samples_us))
+
+    @property
+    def min_us(self) -> float:
+        """The shortest sample."""
+        return min(self.samples_us)
+
+    @property
+    def p5_us(self) -> float:
+        """5 % of the samples are shorter."""
+        return self._percentile(5)
+
+    @property
+    def p95_us(self) -> float:
+        """5 % of the samples are longer."""
+        return self._percentile(95)
+
+    @property
+    def iqr_us(self) -> float:
+        """The width of the middle half of the samples."""
+        return self._percentile(75) - self._percentile(25)
+
+    @property
+    def noise(self) -> float:
+        """How well the median is known: half of its 95 % interval, relative to it."""
+        return median_noise(self.samples_us)
+
+    def _percentile(self, percent: float) -> float:
+        return float(np.percentile(self.samples_us, percent))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and what follows from them, as plain values."""
+        values = asdict(self)
+        values["samples_us"], values["warnings"] = list(self.samples_us), list(self.warnings)
+        if self.clock is not None:
+            values["clock"]["reasons"] = list(self.clock.reasons)
+        for name in ("median_us", "mean_us", "min_us", "p5_us", "p95_us", "iqr_us"):
+            values[name] = getattr(self, name)
+        values["noise"] = self.noise if math.isfinite(self.noise) else None  # JSON has no infinity
+        return values
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The same as JSON.
+
+        Args:
+            indent: as `json.dumps` takes it.
+        """
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The result that `to_dict` was called on. What follows from the fields is computed anew."""
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        known["samples_us"], known["warnings"] = tuple(known["samples_us"]), tuple(known.get("warnings", ()))
+        if known.get("clock") is not None:
+            known["clock"] = ClockSeen(**{**known["clock"], "reasons": tuple(known["clock"]["reasons"])})
+        return cls(**known)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The result that `to_json` was called on."""
+        return cls.from_dict(json.loads(text))
+
+    def svg(self) -> str:
+        """A histogram of the samples, as the text of an SVG file."""
+        title = f"{self.name}: {in_unit(self.median_us)} ({self.method}, {self._cache()}, {self.device})"
+        return draw(self.samples_us, title)
+
+    _repr_svg_ = svg  # what a notebook shows
+
+    def _cache(self) -> str:
+        if self.enqueue_us is None:
+            return "on the host's clock"
+        return "L2 flushed before each call" if self.flush_l2 else "L2 hot"
+
+    def __str__(self) -> str:
+        """A few lines: the median, its spread, the host's part, the clock and the warnings."""
+        each = f" of {self.calls_per_sample} calls" if self.calls_per_sample > 1 else ""
+        known = f", known to ±{self.noise:.1%}" if math.isfinite(self.noise) else ""
+        count = f"{len(self.samples_us)} sample{'s' if len(self.samples_us) > 1 else ''}{each}"
+        spread = (
+            f"mean {in_unit(self.mean_us)}, IQR {in_unit(self.iqr_us)}, min {in_unit(self.min_us)}, "
+            f"p5 {in_unit(self.p5_us)}, p95 {in_unit(self.p95_us)}"
+        )
+        lines = [
+            f"{self.name} on {self.device}",
+            f"{in_unit(self.median_us)}, median of {count}{known} ({self.method}, {self._cache()})",
+            spread,
+        ]
+        if self.enqueue_us is not None and self.queued_us is not None:
+            text = f"back to back, hot, a call takes the GPU {in_unit(self.queued_us)} with the gaps and the host "
+            text += in_unit(self.enqueue_us)
+            lines.append(text + (": the host is the limit" if self.enqueue_us > self.queued_us else ""))
+        if self.clock is not None:
+            lines.append(str(self.clock))
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        return "\n  ".join(lines)
+
+
+def in_unit(us: float) -> str:
+    """A time in the unit that suits it.
+
+    Args:
+        us: microseconds.
+
+    Example:
+        >>> in_unit(2.345), in_unit(0.0213), in_unit(187_300.0)
+        ('2.35 µs', '21.3 ns', '187 ms')
+    """
+    for scale, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
+        if abs(us) >= scale:
+            return f"{_three_digits(us / scale)} {unit}"
+    return f"{_three_digits(us * 1e3)} ns"
+
+
+def _three_digits(value: float) -> str:
+    whole = len(str(int(abs(value))))
+    return f"{value:.{max(0, 3 - whole)}f}"

@@ -1,0 +1,125 @@
+"""What a batch is worth: samples, tokens and floating-point operations."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from math import isfinite
+from typing import Any, TypeAlias
+
+import torch
+
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule
+from lightning_forge_profiling.timing.throughput import StepWork
+
+__all__ = ["FlopsPerBatch", "WorkCounter", "batch_size"]
+
+_log = logging.getLogger(__name__)
+
+FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
+
+_MODULE_ATTRIBUTE = "flops_per_batch"
+_MAX_WARNINGS = 8
+
+
+class WorkCounter:
+    """Counts what each batch holds, with the functions of the user. None of them can fail the training.
+
+    Args:
+        batch_size_fn: samples in a batch; None takes the length of its first tensor.
+        tokens_fn: tokens in a batch; None counts none.
+        flops_per_batch: operations of a batch; None takes the module's `flops_per_batch`, if it has that.
+        module: the module that trains.
+    """
+
+    def __init__(
+        self,
+        batch_size_fn: Callable[[Any], float] | None,
+        tokens_fn: Callable[[Any], float] | None,
+        flops_per_batch: FlopsPerBatch,
+        module: LightningModule,
+    ) -> None:
+        self._batch_size_fn: Callable[[Any], float | None] = batch_size_fn or batch_size
+        self._tokens_fn = tokens_fn
+        self._flops_name, self._flops_fn = _flops_function(flops_per_batch, module)
+        self._warned: set[str] = set()
+
+    @property
+    def counts_flops(self) -> bool:
+        """Whether anybody says what a batch's operations are."""
+        return self._flops_fn is not None
+
+    def count(self, batch: Any, *, optimizer_steps: int) -> StepWork:
+        """What one step worked through.
+
+        Args:
+            batch: its batch, as `on_train_batch_end` gets it.
+            optimizer_steps: 1 when the weights changed in it, else 0.
+        """
+        return StepWork(
+            samples=self._count("batch_size_fn", self._batch_size_fn, batch),
+            tokens=None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch),
+            optimizer_steps=optimizer_steps,
+            flops=None if self._flops_fn is None else self._count(self._flops_name, self._flops_fn, batch),
+        )
+
+    def _count(self, name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:
+        """What `function` makes of the batch, None (after one warning) when that is no usable number."""
+        if batch is None:
+            return 0.0
+        problem = ""
+        try:
+            counted = function(batch)
+            if isinstance(counted, torch.Tensor) and counted.device.type != "cpu":
+                problem = f"{name} returned a tensor on the GPU; reading it would hold the training up every step"
+            elif counted is None:
+                none = "No batch size could be found; give ThroughputCallback a batch_size_fn"
+                problem = none if function is batch_size else f"{name} returned None"
+            elif not isfinite(number := float(counted)) or number < 0:
+                problem = f"{name} returned {counted!r}"
+            else:
+                return number
+        except Exception as exc:
+            problem = f"{name} raised {type(exc).__name__}: {exc}"
+        if problem not in self._warned and len(self._warned) < _MAX_WARNINGS:  # a message may differ each step
+            self._warned.add(problem)
+            _log.warning("%s. That rate is not logged; steps per second are.", problem)
+        return None
+
+
+def _flops_function(given: FlopsPerBatch, module: LightningModule) -> tuple[str, Callable[[Any], float | None] | None]:
+    """Who counts the operations, by name and as a function of the batch."""
+    if callable(given):
+        return "flops_per_batch", given
+    if given is not None:
+        return "flops_per_batch", lambda _batch: given
+    if _MODULE_ATTRIBUTE in dir(module):  # hasattr would run a property, which may not be ready yet
+        # read each time, as Lightning's ThroughputMonitor does: a property may follow the batch
+        return f"{type(module).__name__}.flops_per_batch", lambda _batch: module.flops_per_batch  # type: ignore[return-value]
+    return "", None
+
+
+def batch_size(batch: Any) -> int | None:
+    """The length of the first tensor in a batch.
+
+    Args:
+        batch: a tensor, or mappings, sequences and dataclasses of them.
+
+    Returns:
+        The size of the first tensor's first dimension (1 for a scalar); None where there is no tensor.
+
+    Example:
+        >>> batch_size({"text": ["a", "b"], "ids": torch.zeros(2, 7)})
+        2
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        parts: Any = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        # a list of strings or of thousands of numbers holds no tensor behind its first element
+        parts = batch if len(batch) and not isinstance(batch[0], (str, bytes, int, float)) else ()
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        parts = (getattr(batch, each.name) for each in fields(batch))
+    else:
+        return None
+    return next((size for part in parts if (size := batch_size(part)) is not None), None)

@@ -1,0 +1,185 @@
+"""NVIDIA's management library: the part of its Python bindings that is used here, and finding a CUDA device in it."""
+
+# ruff: noqa: N802, D102  (the names are NVML's, and so is their documentation)
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, Protocol, TypeVar, cast
+
+__all__ = ["DOES_NOT_ANSWER", "Nvml", "NvmlDevice", "error_code", "find_device", "open_nvml"]
+
+T = TypeVar("T")
+
+_NOT_SUPPORTED, _NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 3, 4, 2, 13, 25
+
+DOES_NOT_ANSWER: Final = frozenset(
+    {_NOT_SUPPORTED, _NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
+)
+"""The `nvmlReturn_t` after which it is of no use to ask again: this device, driver or user will not be told. From
+nvml.h, where they are part of the binary interface."""
+
+
+class Nvml(Protocol):
+    """What is used of the module `pynvml` (package `nvidia-ml-py`). Handles are opaque."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...
+    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> Any: ...
+    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...
+    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...
+    def nvmlDeviceGetMigMode(self, handle: Any, /) -> Sequence[int]: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any, /) -> Any: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, /) -> Any: ...
+    def nvmlDeviceGetEncoderUtilization(self, handle: Any, /) -> Sequence[int]: ...
+    def nvmlDeviceGetDecoderUtilization(self, handle: Any, /) -> Sequence[int]: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, /) -> Any: ...
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any, /) -> Sequence[Any]: ...
+    def nvmlDeviceGetPowerUsage(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int, /) -> int: ...
+    def nvmlDeviceGetTemperatureV(self, handle: Any, sensor: int, /) -> int: ...
+    def nvmlDeviceGetClockInfo(self, handle: Any, clock: int, /) -> int: ...
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, /) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlDevice:
+    """One device as CUDA sees it.
+
+    Attributes:
+        handle: the device, which may be a MIG slice.
+        board: the whole GPU: the same handle where it is not sliced.
+        uuid: of `handle`, `GPU-...` or `MIG-...`.
+    """
+
+    handle: Any
+    board: Any
+    uuid: str
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a slice of a GPU."""
+        return self.uuid.startswith("MIG-")
+
+
+def open_nvml() -> Nvml:
+    """Load and initialize NVML. Whoever opens it calls `nvmlShutdown()`; NVML counts.
+
+    Raises:
+        LookupError: there is no binding, no driver or no permission; the message says which.
+    """
+    try:
+        nvml = cast("Nvml", import_module("pynvml"))
+    except ImportError as exc:
+        raise LookupError("the package nvidia-ml-py is not installed") from exc
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as exc:
+        raise LookupError(f"NVML does not start ({exc}): no NVIDIA driver") from exc
+    return nvml
+
+
+def error_code(exc: Exception) -> int | None:
+    """The `nvmlReturn_t` of an `NVMLError`."""
+    return getattr(exc, "value", None)
+
+
+def find_device(
+    nvml: Nvml, index: int = 0, *, uuid: str | None = None, environ: Mapping[str, str] = os.environ
+) -> NvmlDevice:
+    """Find the device that CUDA calls `index`. NVML counts otherwise: it sees all GPUs, in the order of the PCI bus.
+
+    Args:
+        nvml: initialized.
+        index: as in `cuda:0`.
+        uuid: `torch.cuda.get_device_properties(index).uuid`, which settles it. Without it `CUDA_VISIBLE_DEVICES` is
+            read as CUDA does.
+        environ: the process's environment.
+
+    Raises:
+        LookupError: NVML does not know it, or it cannot be told which one it is; the message says which.
+    """
+    try:
+        return _find(nvml, index, uuid, environ)
+    except nvml.NVMLError as exc:
+        raise LookupError(f"NVML does not show cuda:{index} ({exc})") from exc
+
+
+def _find(nvml: Nvml, index: int, uuid: str | None, environ: Mapping[str, str]) -> NvmlDevice:
+    entries = _visible(environ.get("CUDA_VISIBLE_DEVICES"))
+    entry = entries[index] if entries is not None and index < len(entries) else None
+    if entry is not None and entry.startswith("MIG-"):  # CUDA may give such a slice the UUID of its GPU
+        return _slice(nvml, nvml.nvmlDeviceGetHandleByUUID(entry))
+    if uuid is not None:
+        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+        for prefix in ("GPU-", "MIG-"):
+            handle = _answer(nvml, nvml.nvmlDeviceGetHandleByUUID, prefix + bare)
+            if handle is not None:
+                return _slice(nvml, handle) if prefix == "MIG-" else _whole(nvml, handle)
+        raise LookupError(f"NVML does not know the UUID {bare} of cuda:{index}")
+    if entries is not None and entry is None:
+        raise LookupError(f"CUDA_VISIBLE_DEVICES shows no cuda:{index}")
+    handles = [nvml.nvmlDeviceGetHandleByIndex(position) for position in range(nvml.nvmlDeviceGetCount())]
+    if entry is not None and not entry.isdecimal():  # CUDA takes the first digits of a UUID where they suffice
+        found = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(entry)]
+    else:
+        position = index if entry is None else int(entry)
+        found = handles[position : position + 1]
+        # CUDA's own default order has the fastest GPU first
+        by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        if not by_bus and len({nvml.nvmlDeviceGetName(handle) for handle in handles}) > 1:
+            raise LookupError("the GPUs differ, and without CUDA_DEVICE_ORDER=PCI_BUS_ID their order is CUDA's")
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} GPUs in NVML are cuda:{index}")
+    return _whole(nvml, found[0])
+
+
+def _visible(variable: str | None) -> list[str] | None:
+    """The entries of `CUDA_VISIBLE_DEVICES`, which end before the first invalid one; None where it is not set."""
+    if variable is None:
+        return None
+    entries = []
+    for entry in (part.strip() for part in variable.split(",")):
+        if not entry.isdecimal() and not entry.startswith(("GPU-", "MIG-")):
+            break
+        entries.append(entry)
+    return entries
+
+
+def _whole(nvml: Nvml, handle: Any) -> NvmlDevice:
+    """A GPU; where it is in MIG mode, CUDA computes on a slice of it, which is the only one or cannot be told."""
+    mode = _answer(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if mode is None or not mode[0]:
+        return NvmlDevice(handle, handle, nvml.nvmlDeviceGetUUID(handle))
+    slices = list(_slices(nvml, handle))
+    if len(slices) != 1:
+        raise LookupError(f"the GPU has {len(slices)} MIG slices: name one in CUDA_VISIBLE_DEVICES")
+    return _slice(nvml, slices[0])
+
+
+def _slices(nvml: Nvml, board: Any) -> Iterator[Any]:
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(board)):
+        found = _answer(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, index)
+        if found is not None:
+            yield found
+
+
+def _slice(nvml: Nvml, handle: Any) -> NvmlDevice:
+    return NvmlDevice(handle, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), nvml.nvmlDeviceGetUUID(handle))
+
+
+def _answer(nvml: Nvml, function: Callable[..., T], *arguments: Any) -> T | None:
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None

@@ -1,0 +1,74 @@
+"""What number format a module's matrix products run in."""
+
+from collections import Counter
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+__all__ = ["dtype_name", "fp32_runs_as_tf32", "parameter_dtype"]
+
+_NAMES: Final = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "int8": "int8",
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str | None:
+    """A type as `hardware.peaks` calls it.
+
+    Args:
+        dtype: the type.
+
+    Returns:
+        None for a type that no peak is given for.
+
+    Example:
+        >>> dtype_name(torch.bfloat16), dtype_name(torch.complex64)
+        ('bf16', None)
+    """
+    return _NAMES.get(str(dtype).removeprefix("torch."))
+
+
+def parameter_dtype(module: nn.Module) -> str:
+    """What most of a module's floating-point parameters are, by number of elements; `fp32` where it has none.
+
+    Args:
+        module: the module.
+
+    Example:
+        >>> parameter_dtype(torch.nn.Linear(4, 4, dtype=torch.float64))
+        'fp64'
+    """
+    elements: Counter[str] = Counter()
+    for parameter in module.parameters():
+        name = dtype_name(parameter.dtype)
+        if name is not None and parameter.is_floating_point():
+            elements[name] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else "fp32"
+
+
+def fp32_runs_as_tf32(module: nn.Module) -> bool:
+    """Whether PyTorch lets a GPU compute this module's fp32 products as TF32.
+
+    Matrix products follow `torch.set_float32_matmul_precision` and `torch.backends.cuda.matmul`, convolutions
+    `torch.backends.cudnn`, which allows it unless told otherwise. Where the two differ, what most of the module's
+    layers are decides.
+
+    Args:
+        module: the module.
+    """
+    if torch.version.hip is not None:
+        return False  # ROCm has no such switch that works by itself
+    # the one reading that works whichever of PyTorch's two interfaces has set it
+    products = bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+    convolutions = bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+    layers = [part for part in module.modules() if isinstance(part, (_ConvNd, nn.Linear))]
+    convolutional = sum(isinstance(layer, _ConvNd) for layer in layers) > len(layers) / 2
+    return convolutions if convolutional else products

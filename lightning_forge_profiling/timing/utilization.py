@@ -1,0 +1,56 @@
+"""How fast a device computed, and how that compares with what it could do. Pure arithmetic."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Compute", "Peak"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a device's rate is compared with.
+
+    Attributes:
+        flops: operations a second; None where that is unknown.
+        dtype: what the rate is of: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`.
+        device: the device, in words.
+        source: where the rate is from, or why there is none.
+    """
+
+    flops: float | None
+    dtype: str
+    device: str
+    source: str
+
+    def __str__(self) -> str:
+        if self.flops is None:
+            return f"unknown: {self.source}"
+        return f"{self.flops / 1e12:,.4g} TFLOP/s ({self.device}, {self.dtype}; {self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A device's rate over the steps of a run that count.
+
+    Attributes:
+        kind: `mfu` where the operations are those that the model asks for, `hfu` where they are those that the device
+            carried out, what it computed a second time included (Korthikanti et al. 2022, section 6.1).
+        flops_per_second: of one device.
+        peak: what it could do.
+        note: what to know about the count, "" for nothing.
+    """
+
+    kind: Literal["mfu", "hfu"]
+    flops_per_second: float
+    peak: Peak
+    note: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """The rate as a fraction of the peak; None without one.
+
+        Example:
+            >>> Compute("mfu", 395.6e12, Peak(989e12, "bf16", "H100 SXM", "data sheet")).share
+            0.4
+        """
+        return None if self.peak.flops is None else self.flops_per_second / self.peak.flops

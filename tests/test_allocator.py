@@ -1,0 +1,79 @@
+"""The allocator's figures by interval, without touching the user's peak."""
+
+from itertools import pairwise
+
+import pytest
+
+from lightning_forge_profiling.hardware.allocator import AllocatorReading, between, merged, read_allocator
+
+MIB = 2**20
+
+
+def reading(allocated=0, peak=0, **counters):
+    return AllocatorReading(allocated_bytes=allocated, reserved_bytes=2 * peak, peak_bytes=peak, **counters)
+
+
+def test_a_peak_that_rose_is_exact():
+    found = between(reading(allocated=10, peak=40), reading(allocated=12, peak=90), sampled_bytes=70)
+    assert (found.peak_bytes, found.peak_is_exact) == (90, True)
+
+
+def test_a_peak_that_did_not_rise_is_at_least_what_was_seen():
+    before, after = reading(allocated=10, peak=90), reading(allocated=20, peak=90)
+    assert between(before, after, sampled_bytes=55).peak_bytes == 55
+    assert between(before, after).peak_bytes == 20
+    assert not between(before, after).peak_is_exact
+
+
+def test_a_spike_shows_in_its_own_interval_only():
+    readings = [reading(10, 40), reading(10, 40), reading(10, 200), reading(10, 200)]
+    peaks = [between(a, b, sampled_bytes=38).peak_bytes for a, b in pairwise(readings)]
+    assert peaks == [38, 200, 38]
+
+
+def test_the_user_resets_the_peak_or_the_counters():
+    found = between(reading(10, 90, device_allocs=50, retries=3), reading(10, 60, device_allocs=4, retries=1))
+    assert (found.peak_bytes, found.peak_is_exact) == (60, False)
+    assert (found.device_allocs, found.retries) == (4, 1)
+
+
+def test_the_counters_are_of_the_interval():
+    found = between(reading(device_allocs=50, retries=3), reading(device_allocs=58, retries=4))
+    assert (found.device_allocs, found.retries) == (8, 1)
+
+
+def test_intervals_are_merged_into_one():
+    first = between(reading(10, 40), reading(10, 90, device_allocs=3))
+    second = between(reading(30, 90, device_allocs=9), reading(30, 90, device_allocs=10, retries=1), sampled_bytes=50)
+    both = merged([first, second])
+    assert (both.allocated_bytes, both.peak_bytes, both.peak_is_exact) == (30, 90, True)
+    assert (both.device_allocs, both.retries) == (4, 1), "not the six between the two"
+    assert merged([second, first]).peak_bytes == 90
+
+
+def test_before_the_first_allocation_all_is_zero():
+    assert read_allocator(0) == AllocatorReading() or read_allocator(0).reserved_bytes > 0
+    assert AllocatorReading.of({}) == AllocatorReading()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_figures_are_pytorchs_and_the_users_peak_stays():
+    import torch  # noqa: PLC0415  (slow, and the other tests do without)
+
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    before = read_allocator(0)
+    spike = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
+    del spike
+    after = read_allocator(0)
+    users = torch.cuda.max_memory_allocated()
+    found = between(before, after)
+    assert (found.peak_bytes, found.peak_is_exact) == (users, True)
+    assert users == before.allocated_bytes + 512 * MIB
+    assert found.allocated_bytes == torch.cuda.memory_allocated()
+    assert found.device_allocs >= 1
+    later = between(after, read_allocator(0))
+    assert (later.peak_bytes, later.peak_is_exact, later.device_allocs) == (found.allocated_bytes, False, 0)
+    assert torch.cuda.max_memory_allocated() == users
+    del kept

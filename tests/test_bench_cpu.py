@@ -1,0 +1,169 @@
+"""`benchmark` on this machine's CPU, and its parts that need no device."""
+
+import gc
+from functools import partial
+
+import pytest
+import torch
+
+from lightning_forge_profiling.bench.benchmark import Plan, benchmark, time_on_cpu
+from lightning_forge_profiling.bench.kernels import CALL, busy_us_per_call
+from lightning_forge_profiling.bench.sampling import Limits, drift
+from lightning_forge_profiling.bench.subject import Subject, default_name, find_device
+from lightning_forge_profiling.errors import ConfigurationError
+
+
+class Host:
+    """A clock that only the function moves."""
+
+    def __init__(self):
+        self.ns = 0
+
+    def clock_ns(self):
+        return self.ns
+
+    def work(self, ns):
+        self.ns += ns
+
+
+def plan(**options):
+    limits = Limits(min_time_s=0.01, max_time_s=0.5, max_noise=0.01)
+    return Plan(**{"name": "it", "method": "auto", "flush_l2": True, "warmup": None, "limits": limits, **options})
+
+
+@pytest.mark.parametrize("ns", [40, 3_000, 900_000, 300_000_000])
+def test_a_call_takes_what_the_clock_says_from_nanoseconds_to_a_third_of_a_second(ns):
+    host = Host()
+    result = time_on_cpu(Subject(host.work, [(ns,)]), plan(), host.clock_ns)
+    assert result.median_us == ns / 1e3
+    assert (result.calls_per_sample == 1) == (ns >= 900_000)
+
+
+def test_a_first_call_that_compiles_is_no_sample():
+    host = Host()
+    times = iter([2_000_000_000])
+    result = time_on_cpu(Subject(lambda: host.work(next(times, 50_000)), [()]), plan(), host.clock_ns)
+    assert max(result.samples_us) == 50.0
+    assert result.warnings == ()
+
+
+def test_a_function_of_many_seconds_is_called_few_times_and_said_to_be_known_badly():
+    host = Host()
+    calls = []
+
+    def slow():
+        calls.append(0)
+        host.work(10_000_000_000)
+
+    result = time_on_cpu(Subject(slow, [()]), plan(), host.clock_ns)
+    assert len(calls) <= 3
+    assert any("too few" in warning for warning in result.warnings)
+
+
+def test_a_real_function_is_timed_near_what_it_takes():
+    vector = torch.ones(1000)
+    result = benchmark(torch.add, vector, 1, max_time=0.3)
+    assert (result.method, result.device, result.name) == ("cpu", "cpu", "add(float32[1000], 1)")
+    assert 0.2 < result.median_us < 500
+    assert result.calls_per_sample > 1
+    assert gc.isenabled()
+
+
+def test_inputs_take_turns():
+    seen = []
+    benchmark(seen.append, inputs=[(1,), (2,)], max_time=0.05, min_time=0.0, warmup=4, device="cpu")
+    assert set(seen[::2]) == {1}
+    assert set(seen[1::2]) == {2}
+
+
+def test_an_error_of_the_function_reaches_the_caller_and_the_collector_runs_again():
+    with pytest.raises(ZeroDivisionError):
+        benchmark(lambda: 1 / 0)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "graph"}, "needs a CUDA device"),
+        ({"method": "fast"}, "choose one of"),
+        ({"inputs": []}, "argument tuples"),
+        ({"max_time": -1}, "max_time"),
+        ({"max_noise": 0}, "max_noise"),
+        ({"device": "meta"}, "CUDA device"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_call(options, message):
+    called = []
+    with pytest.raises(ConfigurationError, match=message):
+        benchmark(called.append, **({"device": "cpu"} | options))
+    assert called == []
+
+
+def test_arguments_and_inputs_together_are_refused():
+    with pytest.raises(ConfigurationError, match="instead of arguments"):
+        benchmark(print, 1, inputs=[(1,)])
+
+
+def test_where_it_runs_is_found_in_nested_arguments_and_modules():
+    assert find_device([{"x": [torch.zeros(1)]}], None) == torch.device("cpu")
+    assert find_device([torch.nn.Linear(1, 1)], None) == torch.device("cpu")
+    assert find_device([torch.zeros(1), (torch.empty(1, device="meta"),)], "cpu") == torch.device("cpu")
+    assert find_device([], 1) == torch.device("cuda", 1)
+
+
+def test_names_tell_functions_apart():
+    first, second = lambda: 1, lambda: 2
+    assert default_name(first, ()).startswith("<lambda test_bench_cpu.py:")
+    assert default_name(partial(print, 1), (torch.zeros(2, dtype=torch.bfloat16),)) == "partial(bfloat16[2])"
+    assert default_name(second, ("x" * 99,)) != default_name(second, ("y",))
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([10.0] * 40, ""),
+        ([10.0, 11.0] * 20, ""),
+        ([10.0] * 20 + [50.0] + [10.0] * 20, ""),
+        ([40.0] + [10.0] * 30, "first sample"),
+        ([14.0] * 12 + [10.0] * 36, "first quarter"),
+        ([10.0] * 36 + [14.0] * 12, "getting slower"),
+        ([40.0] + [10.0] * 5, ""),
+    ],
+)
+def test_drift_is_named_and_single_outliers_are_not(samples, said):
+    assert said in drift(samples)
+    assert bool(drift(samples)) == bool(said)
+
+
+def span(start, end):
+    return {"ph": "X", "cat": "user_annotation", "name": CALL, "ts": start, "dur": end - start, "args": {}}
+
+
+def work(number, launched, start, end, kind="kernel", *, api="cuda_runtime"):
+    args = {"correlation": number}
+    return [
+        {"ph": "X", "cat": api, "name": "launch", "ts": launched, "dur": 1, "args": args},
+        {"ph": "X", "cat": kind, "name": "k", "ts": start, "dur": end - start, "args": args},
+    ]
+
+
+def test_a_calls_time_is_the_union_of_the_work_launched_in_it():
+    events = [
+        {"ph": "M", "name": "process_name", "args": {}},
+        span(100, 110),
+        span(120, 130),
+        span(140, 150),
+        *work(1, 90, 95, 119, "gpu_memset"),  # the flush before the first call
+        *work(2, 101, 300, 310),
+        *work(3, 102, 305, 320, "gpu_memcpy"),  # on another stream, over the first
+        *work(4, 110, 340, 345, api="cuda_driver"),  # after a gap, which does not count
+        *work(5, 125, 400, 407),
+        {"ph": "X", "cat": "gpu_user_annotation", "name": CALL, "ts": 300, "dur": 200, "args": {}},
+    ]
+    assert busy_us_per_call(events) == [25.0, 7.0]  # the third call launched nothing
+
+
+def test_work_without_a_known_launch_belongs_to_no_call():
+    events = [span(100, 110), work(1, 105, 200, 210)[1]]
+    assert busy_us_per_call(events) == []

@@ -1,0 +1,307 @@
+"""Which method `benchmark` takes, what each reads, and what it notices, on a simulated GPU."""
+
+import pytest
+
+from lightning_forge_profiling.bench.benchmark import Plan, time_on_gpu
+from lightning_forge_profiling.bench.sampling import Limits
+from lightning_forge_profiling.bench.subject import Subject
+from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
+from lightning_forge_profiling.hardware.clocks import ClockWatch
+from tests.simulated_gpu import GAP_NS, SimulatedGpu
+from tests.test_clocks import ClockNvml
+
+KERNEL_US = 2.0
+
+
+@pytest.fixture
+def gpu():
+    return SimulatedGpu()
+
+
+def plan(method="auto", *, flush_l2=False, warmup=None, min_time=0.01, max_time=0.5, max_noise=0.01):
+    limits = Limits(min_time_s=min_time, max_time_s=max_time, max_noise=max_noise)
+    return Plan(name="it", method=method, flush_l2=flush_l2, warmup=warmup, limits=limits)
+
+
+def timed(gpu, fn, how=None, *, sets=((),), watch=""):
+    how = plan() if how is None else how
+    return time_on_gpu(Subject(fn, sets), how, gpu, watch=watch, clock_ns=gpu.clock_ns, rest=gpu.rest)
+
+
+def add(gpu):
+    return lambda: gpu.kernel(KERNEL_US * 1e3, cold_ns=1500)
+
+
+def test_auto_reads_what_the_kernel_takes(gpu):
+    result = timed(gpu, add(gpu))
+    assert result.method == "kernels"
+    assert result.median_us == pytest.approx(KERNEL_US)
+    assert result.enqueue_us == pytest.approx(5, abs=0.2)
+    assert result.queued_us == pytest.approx(KERNEL_US + GAP_NS / 1e3, abs=0.1)
+    assert result.warnings == ()
+    assert "the host is the limit" in str(result)
+
+
+def test_each_method_reads_the_kernel_and_what_it_cannot_keep_out(gpu):
+    read = {name: timed(gpu, add(gpu), plan(name)).median_us for name in ("graph", "saturated", "events", "wall")}
+    assert read["graph"] == pytest.approx(KERNEL_US + 0.1, abs=0.01)
+    assert read["saturated"] == pytest.approx(KERNEL_US + 0.9, abs=0.01)
+    assert 5 < read["events"] < read["wall"]
+
+
+@pytest.mark.parametrize(("method", "gap"), [("kernels", 0), ("saturated", 0.9)])
+def test_a_flush_makes_the_data_cold_and_is_not_in_the_time(gpu, method, gap):
+    result = timed(gpu, add(gpu), plan(method, flush_l2=True))
+    assert gpu.flushes >= len(result.samples_us)
+    assert result.median_us == pytest.approx(KERNEL_US + 1.5 + gap, abs=0.01)
+    assert result.flush_l2
+    assert "flushed" in str(result)
+
+
+def test_a_graph_is_hot_and_says_so(gpu):
+    result = timed(gpu, add(gpu), plan("graph", flush_l2=True))
+    assert gpu.flushes == 0
+    assert not result.flush_l2
+    assert any("hot" in warning for warning in result.warnings)
+
+
+def test_a_function_that_waits_for_the_gpu_is_named_and_timed_by_the_wall(gpu):
+    def waits():
+        gpu.kernel(2000)
+        gpu.synchronize()
+
+    result = timed(gpu, waits)
+    assert result.method == "wall"
+    assert result.median_us > 8
+    assert any("waits for the GPU" in warning for warning in result.warnings)
+    assert gpu.captures == 0
+
+
+def test_a_function_that_waits_is_still_timed_as_asked(gpu):
+    def waits():
+        gpu.kernel(2000)
+        gpu.synchronize()
+
+    result = timed(gpu, waits, plan("saturated"))
+    assert result.method == "saturated"
+    assert any("wait is in the time" in warning for warning in result.warnings)
+
+
+def test_a_function_that_puts_nothing_on_the_gpu_is_timed_on_the_host(gpu):
+    def host_only():
+        gpu.host_ns += 700
+
+    result = timed(gpu, host_only)
+    assert result.method == "cpu"
+    assert result.median_us == pytest.approx(0.7, rel=0.01)
+    assert any("nothing on the current CUDA stream" in warning for warning in result.warnings)
+
+
+def test_memory_that_a_call_keeps_or_asks_the_driver_for_is_named(gpu):
+    def grows():
+        gpu.kernel(2000)
+        gpu.allocate(1024, keep=True)
+
+    warnings = " ".join(timed(gpu, grows).warnings)
+    assert "1,024 bytes more after each call" in warnings
+    assert "cudaMalloc" in warnings
+
+
+def test_an_output_that_is_let_go_is_counted_and_no_warning(gpu):
+    def allocates():
+        gpu.kernel(2000)
+        gpu.allocate(4096, keep=False)
+
+    result = timed(gpu, allocates)
+    assert (result.allocated_bytes, result.warnings) == (4096, ())
+
+
+def test_without_the_profiler_a_hot_function_is_replayed_as_a_graph(gpu):
+    gpu.profiler_error = ForgeProfilingError("another torch profiler is active in this process")
+    result = timed(gpu, add(gpu))
+    assert result.method == "graph"
+    assert any("another torch profiler" in warning for warning in result.warnings)
+    assert gpu.replays > len(result.samples_us) - 1
+
+
+def test_without_the_profiler_a_cold_function_is_timed_behind_a_full_queue(gpu):
+    gpu.profiler_error = ForgeProfilingError("no")
+    assert timed(gpu, add(gpu), plan(flush_l2=True)).method == "saturated"
+
+
+def test_without_the_profiler_a_function_that_keeps_memory_is_not_captured(gpu):
+    def grows():
+        gpu.kernel(2000)
+        gpu.allocate(1024, keep=True)
+
+    gpu.profiler_error = ForgeProfilingError("no")
+    assert timed(gpu, grows).method == "saturated"
+    assert gpu.captures == 0
+
+
+def test_what_cannot_be_captured_is_timed_behind_a_full_queue(gpu):
+    def refuses():
+        if gpu.captured is not None:
+            raise RuntimeError("not while capturing\nmore")
+        gpu.kernel(2000)
+
+    gpu.profiler_error = ForgeProfilingError("no")
+    result = timed(gpu, refuses)
+    assert result.method == "saturated"
+    assert any("(not while capturing)" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("method", ["graph", "kernels"])
+def test_a_method_asked_for_by_name_fails_rather_than_becoming_another(gpu, method):
+    def refuses():
+        if gpu.captured is not None:
+            raise RuntimeError("no capture")
+        gpu.kernel(2000)
+
+    gpu.profiler_error = RuntimeError("no profiler")
+    with pytest.raises(RuntimeError, match=r"no capture|no profiler"):
+        timed(gpu, refuses, plan(method))
+
+
+def test_calls_of_many_kernels_are_made_fewer_until_the_queue_holds_them(gpu):
+    def fifty():
+        for _ in range(50):
+            gpu.kernel(100)
+
+    result = timed(gpu, fifty, plan("saturated"))
+    assert 1 <= result.calls_per_sample <= 20
+    assert result.median_us == pytest.approx(50 * (0.1 + 0.9), rel=0.02)
+    assert not any("wait for the host" in warning for warning in result.warnings)
+
+
+def test_a_host_that_stalls_for_once_costs_a_sample_and_no_accuracy(gpu):
+    calls = 0
+
+    def stalls_sometimes():
+        nonlocal calls
+        calls += 1
+        gpu.host_ns += 3_000_000 if calls % 700 == 0 else 0
+        gpu.kernel(2000)
+
+    result = timed(gpu, stalls_sometimes, plan("saturated"))
+    assert result.p95_us == pytest.approx(2.9, abs=0.01)
+
+
+def test_argument_sets_take_turns_in_every_method(gpu):
+    seen = []
+
+    def fn(number):
+        seen.append(number)
+        gpu.kernel(1000 * number)
+
+    for method, expected in {"kernels": 2.0, "graph": 2.1, "saturated": 2.9}.items():
+        seen.clear()
+        result = timed(gpu, fn, plan(method), sets=((1,), (2,), (3,)))
+        assert seen[:6] == [1, 2, 3, 1, 2, 3]
+        assert result.median_us == pytest.approx(expected, abs=0.05)
+        assert method == "kernels" or result.calls_per_sample % 3 == 0
+
+
+def test_samples_wait_until_the_function_is_warm(gpu):
+    calls = 0
+
+    def gets_faster():
+        nonlocal calls
+        calls += 1
+        gpu.kernel(2000 if calls > 300 else 50_000)
+
+    result = timed(gpu, gets_faster, plan("saturated"))
+    assert max(result.samples_us) == pytest.approx(2.9, abs=0.01)
+    assert result.warnings == ()
+
+
+def test_a_function_that_was_not_warmed_up_is_named(gpu):
+    calls = 0
+
+    def gets_faster():
+        nonlocal calls
+        calls += 1
+        gpu.kernel(2000 if calls > 300 else 50_000)
+
+    result = timed(gpu, gets_faster, plan("events", warmup=0, min_time=0.2))
+    assert any("not warmed up" in warning for warning in result.warnings)
+
+
+def test_a_function_that_does_not_settle_is_named_and_ends_in_time(gpu):
+    calls = 0
+
+    def erratic():
+        nonlocal calls
+        calls += 1
+        gpu.kernel(20_000 if calls // 7 % 2 else 40_000)
+
+    result = timed(gpu, erratic, plan("events", max_time=0.2, max_noise=0.001))
+    assert any("did not converge" in warning for warning in result.warnings)
+    assert result.noise > 0.001
+
+
+def test_samples_taken_while_the_clock_was_held_down_are_left_out(gpu):
+    nvml = ClockNvml()
+    watch = ClockWatch(gpu.uuid, nvml=nvml, clock_ns=gpu.clock_ns)
+    began = []
+
+    def under_a_power_cap():
+        began.append(gpu.host_ns)
+        held = (gpu.host_ns - began[0]) % 400_000_000 > 300_000_000
+        gpu.slowdown = 2.0 if held else 1.0
+        nvml.boards[0].sm_mhz, nvml.boards[0].reasons = (990, 0x4) if held else (1980, 0)
+        gpu.kernel(100_000)
+
+    result = timed(gpu, under_a_power_cap, plan("events", min_time=1.0, max_time=1.0), watch=watch)
+    assert result.clock is not None
+    assert result.clock.discarded > 100
+    assert (result.clock.min_mhz, result.clock.max_mhz, result.clock.limit_mhz) == (990, 1980, 1980)
+    assert max(result.samples_us) < 150
+    assert any("samples were left out" in warning and "power cap" in warning for warning in result.warnings)
+
+
+def test_a_clock_held_down_throughout_is_said_and_nothing_left_out(gpu):
+    nvml = ClockNvml()
+    nvml.boards[0].sm_mhz, nvml.boards[0].reasons = 1200, 0x20
+    watch = ClockWatch(gpu.uuid, nvml=nvml, clock_ns=gpu.clock_ns)
+    result = timed(gpu, add(gpu), watch=watch)
+    assert result.clock is not None
+    assert result.clock.discarded == 0
+    assert any("1200 of 1980 MHz" in warning and "temperature" in warning for warning in result.warnings)
+
+
+def test_why_the_clock_was_not_watched_is_in_the_result(gpu):
+    result = timed(gpu, add(gpu), watch="pip install nvidia-ml-py")
+    assert result.clock is None
+    assert result.warnings == ("pip install nvidia-ml-py",)
+
+
+def test_the_gpu_rests_most_of_the_time(gpu):
+    rests = []
+
+    def rest(seconds):
+        rests.append(seconds)
+        gpu.rest(seconds)
+
+    began = gpu.host_ns
+    subject = Subject(lambda: gpu.kernel(170_000), [()])
+    time_on_gpu(subject, plan("graph"), gpu, clock_ns=gpu.clock_ns, rest=rest)
+    assert sum(rests) > 0.6 * (gpu.host_ns - began) / 1e9
+    assert max(rests) <= 0.005
+
+
+def test_an_error_of_the_function_reaches_the_caller(gpu):
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        timed(gpu, broken)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"method": "magic"}, "choose one of"), ({"warmup": -1}, "number of calls"), ({"min_time": 9}, "max_time")],
+)
+def test_what_cannot_work_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        plan(**options)

@@ -1,0 +1,155 @@
+"""What a measurement looks like: its figures, its text, its JSON, its picture; and comparing several."""
+
+import json
+import math
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from lightning_forge_profiling.bench.comparison import compare_benchmarks
+from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, median_noise
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.hardware.clocks import ClockSeen
+
+SVG = "{http://www.w3.org/2000/svg}"
+CLOCK = ClockSeen(1900.0, 1700, 1980, 1980, ("power cap",), 3)
+
+
+def result(samples, name="f", **options):
+    return BenchmarkResult(name=name, method="graph", device="GPU", samples_us=tuple(samples), **options)
+
+
+def test_the_figures_are_those_of_the_samples():
+    samples = np.random.default_rng(0).gamma(3, 2, 1001)
+    found = result(samples)
+    assert found.median_us == np.median(samples)
+    assert found.mean_us == pytest.approx(samples.mean())
+    assert (found.min_us, found.p5_us, found.p95_us) == (samples.min(), *np.percentile(samples, [5, 95]))
+    assert found.iqr_us == pytest.approx(np.subtract(*np.percentile(samples, [75, 25])))
+
+
+def test_the_interval_of_the_median_holds_the_true_one_in_95_of_100_cases():
+    random = np.random.default_rng(1)
+    for count in (6, 20, 100):
+        hits = 0
+        for _ in range(2000):
+            samples = np.sort(random.lognormal(0, 1, count))  # its median is 1
+            reach = 0.98 * math.sqrt(count)
+            low, high = samples[math.ceil(count / 2 - reach) - 1], samples[math.ceil(count / 2 + reach) - 1]
+            assert median_noise(samples) == pytest.approx((high - low) / 2 / samples[count // 2])
+            hits += low <= 1 <= high
+        assert 0.92 < hits / 2000 < 0.99
+
+
+def test_five_samples_say_nothing_about_how_well_the_median_is_known():
+    assert median_noise([1.0] * 5) == math.inf
+    assert median_noise([1.0] * 6) == 0
+
+
+def test_a_result_survives_json():
+    found = result([2.0, 1.0, 3.0], clock=CLOCK, warnings=("it waits",), enqueue_us=5.0, queued_us=2.5)
+    text = found.to_json(indent=1)
+    assert BenchmarkResult.from_json(text) == found
+    assert json.loads(text)["median_us"] == 2.0
+    assert json.loads(text)["noise"] is None  # three samples: unknown, and JSON has no infinity
+    assert json.loads(text)["clock"]["reasons"] == ["power cap"]
+
+
+def test_a_result_is_frozen_and_never_empty():
+    with pytest.raises(AttributeError):
+        result([1.0]).method = "wall"
+    with pytest.raises(ConfigurationError, match="sample"):
+        result([])
+
+
+def test_a_printed_result_says_what_was_measured_and_what_speaks_against_it():
+    text = str(result([2.0] * 40, clock=CLOCK, warnings=("it waits",), calls_per_sample=400, enqueue_us=5.0))
+    for part in ("f on GPU", "2.00 µs, median of 40 samples of 400 calls", "graph, L2 hot", "1700 to 1980", "it waits"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (0.00123, "1.23 ns"),
+        (0.5, "500 ns"),
+        (12.34, "12.3 µs"),
+        (999.9, "1000 µs"),
+        (1500, "1.50 ms"),
+        (2.5e6, "2.50 s"),
+    ],
+)
+def test_times_are_printed_in_a_unit_that_suits_them(us, text):
+    assert in_unit(us) == text
+
+
+@pytest.mark.parametrize(
+    "samples", [[5.0], [5.0] * 30, [0.0] * 8, list(np.random.default_rng(2).lognormal(1, 1, 3000))]
+)
+def test_the_picture_shows_every_sample_once(samples):
+    root = ET.fromstring(result(samples, name="a<b>&c").svg())  # noqa: S314  (our own text)
+    texts = [text.text for text in root.iter(SVG + "text")]
+    counted = sum(int(tip.text.split()[0]) for tip in root.iter(SVG + "title"))
+    counted += sum(int(text.split()[0]) for text in texts if text.endswith((" longer", " shorter")))
+    assert counted == len(samples)
+    assert texts[0].startswith("a<b>&c: ")
+    for bar in root.iter(SVG + "rect"):
+        assert float(bar.get("width")) > 0
+        assert 0 <= float(bar.get("y", 0)) <= 170
+
+
+def noisy(random, median, count=200, drift=0.0, noise=0.02):
+    walk = np.cumsum(random.normal(0, drift, count)) if drift else 0.0
+    return median * (1 + walk + random.normal(0, noise, count))
+
+
+def test_a_real_difference_is_shown_with_an_interval_around_it():
+    random = np.random.default_rng(3)
+    found = compare_benchmarks([result(noisy(random, 10), "f"), result(noisy(random, 9), "g")])
+    (ratio,) = found.ratios
+    assert ratio.verdict == "faster"
+    assert ratio.low < 0.9 < ratio.high
+    assert ratio.high - ratio.low < 0.03
+    assert "faster" in str(found)
+    assert json.loads(found.to_json())["ratios"][0]["verdict"] == "faster"
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.001])
+def test_no_difference_is_shown_where_there_is_none(drift):
+    random = np.random.default_rng(4)
+    shown = 0
+    for seed in range(60):
+        runs = [result(noisy(random, 10, drift=drift), name) for name in ("f", "g") * (3 if drift else 1)]
+        shown += compare_benchmarks(runs, seed=seed).ratios[0].verdict != "no difference shown"
+    assert shown <= 7  # 5 % of 60 is 3
+
+
+def test_runs_of_one_name_widen_the_interval_by_what_differs_between_them():
+    random = np.random.default_rng(5)
+    levels = [(10.0, 10.1), (10.6, 10.0), (9.7, 10.5), (10.2, 9.8)]
+    runs = [result(noisy(random, level), name) for pair in levels for name, level in zip("fg", pair, strict=True)]
+    once, often = compare_benchmarks(runs[2:4]).ratios[0], compare_benchmarks(runs).ratios[0]
+    assert (once.verdict, often.verdict) == ("faster", "no difference shown")
+    assert often.runs == 4
+    assert not any("one run" in warning for warning in compare_benchmarks(runs).warnings)
+    assert any("one run" in warning for warning in compare_benchmarks(runs[:2]).warnings)
+
+
+def test_too_few_samples_show_no_difference_however_far_apart():
+    found = compare_benchmarks([result([1.0] * 3, "f"), result([9.0] * 3, "g")])
+    assert found.ratios[0].verdict == "no difference shown"
+    assert any("say nothing" in warning for warning in found.warnings)
+
+
+def test_results_that_were_measured_differently_are_compared_with_a_warning():
+    slow = ClockSeen(1500.0, 1500, 1500, 1980, (), 0)
+    fast = ClockSeen(1980.0, 1980, 1980, 1980, (), 0)
+    found = compare_benchmarks([result([1.0] * 9, "f", clock=slow, flush_l2=True), result([1.0] * 9, "g", clock=fast)])
+    assert any("L2 was flushed" in warning for warning in found.warnings)
+    assert any("1500 to 1980 MHz" in warning for warning in found.warnings)
+
+
+def test_one_name_alone_cannot_be_compared():
+    with pytest.raises(ConfigurationError, match="name"):
+        compare_benchmarks([result([1.0] * 9), result([2.0] * 9)])

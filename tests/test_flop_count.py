@@ -1,0 +1,337 @@
+"""`count_flops`: what one batch costs, against counts by hand, and with nothing changed by it."""
+
+import random
+from collections import UserDict
+from dataclasses import dataclass
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_forge_profiling import ConfigurationError
+from lightning_forge_profiling.hardware.flop_count import count_flops
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+
+B, S, D = 2, 16, 32
+PRODUCT = 2 * B * S * D * D  # one square layer
+
+
+class Attention(nn.Module):
+    """Causal self-attention with `heads` heads, without the layer behind it."""
+
+    def __init__(self, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(D, 3 * D, bias=False)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+
+
+class Net(nn.Module):
+    """Two square layers with dropout, batch statistics and a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, *, recompute=None):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(D, D), nn.Linear(D, D))
+        self.norm = nn.BatchNorm1d(D)
+        self.kept = [torch.ones(D)]
+        self.recompute = recompute
+
+    def forward(self, x):
+        if self.recompute is None:
+            x = self.layers(x)
+        else:
+            x = checkpoint(self.layers, x, use_reentrant=self.recompute == "reentrant")
+        return self.norm(F.dropout(x.flatten(0, 1), 0.1)) * self.kept[0]
+
+
+class Lit(L.LightningModule):
+    """A module as Lightning trains it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        self.calls = 0
+
+    def training_step(self, batch, batch_idx):
+        self.calls += 1
+        x, y = batch
+        noise = torch.rand(x.shape, device=self.device)
+        loss = F.mse_loss(self.net(x + noise), y.flatten(0, 1))
+        self.log("loss", loss)
+        return {"loss": loss, "extra": x}
+
+
+def batch(**options):
+    return torch.randn(B, S, D, **options), torch.randn(B, S, D, **options)
+
+
+def test_a_layer_costs_two_operations_per_weight_and_row():
+    # nothing in front of the first layer needs a gradient: one product less
+    counted = count_flops(Net(), batch()[0])
+    assert (counted.forward, counted.backward, counted.recomputed) == (2 * PRODUCT, 3 * PRODUCT, 0)
+    assert counted.total == counted.hardware == sum(counted.by_operator.values()) == 5 * PRODUCT
+    assert counted.by_operator == {"aten.addmm": 2 * PRODUCT, "aten.mm": 3 * PRODUCT}
+    assert counted.uncounted == ()
+
+
+def test_forward_alone():
+    counted = count_flops(Net(), batch()[0], backward=False)
+    assert (counted.forward, counted.backward) == (2 * PRODUCT, 0)
+
+
+def test_frozen_parameters_have_no_backward():
+    net = Net()
+    net.layers[0].requires_grad_(requires_grad=False)
+    assert count_flops(net, batch()[0]).backward == PRODUCT, "the second layer's weight"
+    assert count_flops(net.requires_grad_(requires_grad=False), batch()[0]).backward == 0
+
+
+# the newer kind stops once it has what the backward pass needs: the second layer's input, not its output
+@pytest.mark.parametrize(("recompute", "layers"), [("reentrant", 2), ("not reentrant", 1)])
+def test_what_checkpointing_computes_again_is_not_the_models(recompute, layers):
+    # a reentrant checkpoint needs an input with a gradient
+    x = torch.randn(B, S, D, requires_grad=True)
+    plain, again = count_flops(Net(), x), count_flops(Net(recompute=recompute), x)
+    assert again.total == plain.total == 6 * PRODUCT
+    assert again.recomputed == layers * PRODUCT
+    assert again.hardware == sum(again.by_operator.values()) == (6 + layers) * PRODUCT
+
+
+def test_attention_counts_on_a_cpu_as_on_a_gpu():
+    counted = count_flops(Attention(), batch()[0])
+    product = 2 * B * S * S * D  # all heads together, the masked half too
+    assert counted.forward == 3 * PRODUCT + 2 * product
+    assert counted.backward == 3 * PRODUCT + 5 * product, "fused attention computes its scores again"
+    with sdpa_kernel(SDPBackend.MATH):
+        assert count_flops(Attention(), batch()[0]).backward == 3 * PRODUCT + 4 * product
+
+
+@pytest.mark.parametrize(("layer", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_a_recurrent_layer_counts_as_its_products(layer, gates):
+    libraries = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled
+    counted = count_flops(layer(D, D, batch_first=True), batch()[0])
+    assert counted.forward == 2 * gates * PRODUCT
+    assert counted.uncounted == ()
+    assert (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled) == libraries
+
+
+def test_a_convolution_agrees_with_pytorch_on_real_tensors():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2))
+    x = torch.randn(2, 3, 16, 16)
+    with FlopCounterMode(display=False) as counter:
+        net(x).sum().backward()
+    assert count_flops(net, x).total == counter.get_total_flops()
+
+
+def test_a_lightning_modules_training_step_is_counted():
+    lit = Lit()
+    assert count_flops(lit, batch()).total == 5 * PRODUCT
+    assert lit.calls == 0, "it was a copy's"
+
+
+class OtherName(Lit):
+    def training_step(self, batch, i):
+        assert i == 0
+        return super().training_step(batch, i)["loss"]
+
+
+class NoIndex(Lit):
+    def training_step(self, batch):
+        return super().training_step(batch, 0)["loss"]
+
+
+@pytest.mark.parametrize("lit", [OtherName, NoIndex])
+def test_a_training_step_is_called_as_lightning_does(lit):
+    assert count_flops(lit(), batch()).total == 5 * PRODUCT
+
+
+def state_of(module):
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), "kept": module.net.kept[0]}
+    grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {name: (id(t), t.clone()) for name, t in {**tensors, **{f"{n}.grad": g for n, g in grads.items()}}.items()}
+
+
+def test_nothing_is_changed_by_it():
+    lit = Lit()
+    lit.net.layers[0].eval()
+    for parameter in lit.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    held = batch()
+    before, modes, inputs = state_of(lit), [m.training for m in lit.modules()], [x.clone() for x in held]
+    numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002  (what users have)
+    count_flops(lit, held)
+    after = state_of(lit)
+    assert before.keys() == after.keys()
+    for name, (identity, value) in before.items():
+        assert after[name][0] == identity
+        assert torch.equal(after[name][1], value), name
+    assert [m.training for m in lit.modules()] == modes
+    assert all(torch.equal(x, y) for x, y in zip(held, inputs, strict=True))
+    assert torch.equal(numbers[0], torch.get_rng_state())
+    assert numbers[1] == random.getstate()
+    assert (numbers[2] == np.random.get_state()[1]).all()  # noqa: NPY002
+    assert lit._trainer is None
+
+
+class Drawing(nn.Linear):
+    def forward(self, x):
+        random.random()  # noqa: S311
+        np.random.random()  # noqa: NPY002
+        torch.rand(3)
+        return super().forward(x)
+
+
+def test_random_numbers_that_a_step_draws_are_put_back():
+    layer, x = Drawing(D, D), batch()[0]
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    count_flops(layer, x)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert (before[2] == np.random.get_state()[1]).all()  # noqa: NPY002
+
+
+def test_a_module_on_the_meta_device_counts_the_same():
+    with torch.device("meta"):
+        lit, attention = Lit(), Attention()
+    assert count_flops(lit, batch(device="meta")).total == 5 * PRODUCT
+    assert count_flops(lit, batch()).total == 5 * PRODUCT, "wherever the batch is"
+    assert count_flops(attention, batch()[0]) == count_flops(Attention(), batch()[0])
+
+
+def test_a_module_larger_than_the_machine_is_counted():
+    with torch.device("meta"):
+        huge = nn.Linear(2**20, 2**20, bias=False)  # 4 TiB
+        x = torch.empty(1, 2**20)
+    assert count_flops(huge, x).forward == 2 * 2**40
+
+
+def test_tied_weights_stay_tied():
+    net = nn.Sequential(nn.Linear(D, D), nn.Linear(D, D))
+    net[1].weight = net[0].weight
+    net[0].requires_grad_(requires_grad=False)
+    net[1].bias = None
+    assert count_flops(net, batch()[0]).backward == 0
+
+
+def test_a_compiled_module_counts_as_written():
+    net = Net()
+    net.compile(backend="eager")
+    assert count_flops(net, batch()[0]).total == 5 * PRODUCT
+    assert count_flops(torch.compile(Net(), backend="eager"), batch()[0]).total == 5 * PRODUCT
+
+
+@dataclass
+class Held:
+    x: torch.Tensor
+
+
+class TakesHeld(nn.Linear):
+    def forward(self, held):
+        return super().forward(held.x if isinstance(held, Held) else held["x"])
+
+
+class TakesNames(nn.Linear):
+    def forward(self, x, scale=None):
+        return super().forward(x if scale is None else x * scale)
+
+
+@pytest.mark.parametrize(
+    ("module", "held"),
+    [
+        (TakesHeld, Held),
+        (TakesHeld, lambda x: UserDict(x=x)),
+        (TakesNames, lambda x: {"x": x, "scale": x}),
+        (TakesNames, lambda x: (x, x)),
+        (TakesNames, lambda x: [x]),
+    ],
+)
+def test_batches_of_any_kind(module, held):
+    assert count_flops(module(D, D), held(batch()[0])).forward == PRODUCT
+
+
+class HasMore(nn.Linear):
+    def forward(self, x):
+        return torch.mv(super().forward(x).flatten(0, 1), x[0, 0]) + torch.ops.tests_flop_count.scale(x)[0, :, 0].sum()
+
+
+@torch.library.custom_op("tests_flop_count::scale", mutates_args=())
+def scale(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+scale.register_fake(torch.empty_like)
+
+
+def test_what_has_no_formula_is_named():
+    counted = count_flops(HasMore(D, D), batch()[0])
+    assert counted.uncounted == ("aten.mv", "tests_flop_count.scale")
+    assert counted.forward == PRODUCT
+
+
+class LooksAtValues(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * x.sum().item()
+
+
+class NeedsItsTrainer(Lit):
+    def training_step(self, batch, batch_idx):
+        return self.trainer.global_step
+
+
+class CannotBeCopied(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("one of a kind")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: LooksAtValues(D, D), "LooksAtValues cannot be counted on shapes alone .*_local_scalar"),
+        (NeedsItsTrainer, r"count the network inside: count_flops\(module.net, inputs\)"),
+        (lambda: CannotBeCopied(D, D), "it cannot be copied .*one of a kind.* before it is wrapped"),
+    ],
+)
+def test_what_cannot_be_counted_says_why_and_what_to_do(module, message):
+    with pytest.raises(ConfigurationError, match=message):
+        count_flops(module(), batch()[0])
+
+
+def test_it_agrees_with_a_live_step():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(D, 4, 4 * D, batch_first=True)
+    x = batch()[0]
+    with sdpa_kernel(SDPBackend.MATH):  # the one kind of attention that PyTorch counts on a CPU
+        with FlopCounterMode(display=False) as counter:
+            layer(x).sum().backward()
+        assert count_flops(layer, x).total == counter.get_total_flops()
+
+
+@pytest.mark.gpu
+def test_it_is_the_same_on_a_gpu():
+    x = batch()[0]
+    for module in (Lit(), Attention(), nn.TransformerEncoderLayer(D, 4, 4 * D, batch_first=True, dropout=0.0)):
+        held = batch() if isinstance(module, Lit) else x
+        expected = count_flops(module, held)
+        on_gpu = count_flops(module.cuda(), held)
+        assert (on_gpu.forward, on_gpu.backward, on_gpu.uncounted) == (expected.forward, expected.backward, ())
+        assert next(module.parameters()).is_cuda
+
+
+@pytest.mark.gpu
+def test_no_gpu_memory_is_taken():
+    layer = nn.Linear(8192, 8192, device="cuda")
+    x = torch.randn(8192, 8192)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert count_flops(layer, x).forward == 2 * 8192**3
+    assert torch.cuda.max_memory_allocated() == before

@@ -1,0 +1,466 @@
+"""FLOPs and MFU of a run: where the count comes from, what it is compared with, and what is logged and said."""
+
+import logging
+import math
+from dataclasses import replace
+
+import lightning as L
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import fsdp
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.analysis.rank_summary import Flops
+from lightning_forge_profiling.callbacks import lightning_api, peak, recording
+from lightning_forge_profiling.callbacks.hardware_flops import hardware_compute
+from lightning_forge_profiling.hardware.flop_count import count_flops
+from lightning_forge_profiling.hardware.precision import fp32_runs_as_tf32
+from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.throughput import Rates, RunLedger, StepWork
+from lightning_forge_profiling.timing.utilization import Peak
+from tests.models import Classifier, loader
+from tests.outcomes import logged
+from tests.samples import sample_analysis
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+
+TFLOPS = "throughput/tflops_per_device"
+
+
+def flops_of(row):
+    """The operations of a row's mean step, from its rate and its time."""
+    return row[TFLOPS] * 1e12 * row["time/step_ms"] / 1e3
+
+
+def warnings_of(caplog):
+    return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
+
+
+class Knows(Classifier):
+    """Says itself what a batch is worth, as Lightning's ThroughputMonitor reads it: another number for each batch."""
+
+    @property
+    def flops_per_batch(self):
+        return 1e6 * self.seen
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_number_counts_for_each_micro_batch(tmp_path, make_trainer, capsys, accumulate):
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=2e9, peak_flops=1e12)
+    make_trainer(callback, accumulate_grad_batches=accumulate).fit(Classifier(), loader())
+    rows = logged(tmp_path)
+    for row in [*rows, callback.summary()]:
+        assert flops_of(row) == pytest.approx(2e9)
+        assert row["throughput/mfu"] == pytest.approx(row[TFLOPS])
+    assert [row.get("throughput/peak_tflops") for row in rows] == [1.0, *[None] * (len(rows) - 1)], "once"
+    text = capsys.readouterr().out
+    assert f"MFU {100 * callback.summary()['throughput/mfu']:.1f} % of 1 TFLOP/s (cpu, fp32; given)" in text
+
+
+def test_a_function_gets_each_batch(tmp_path, make_trainer):
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=lambda batch: 1e9 * len(batch[0]))
+    make_trainer(callback).fit(Classifier(), loader(30, 4))
+    assert [round(flops_of(row) / 1e9) for row in logged(tmp_path)] == [4, 4, 4, 4, 4, 4, 4, 2]
+
+
+def test_the_modules_own_figure_is_read_after_each_batch(tmp_path, make_trainer):
+    make_trainer(ThroughputCallback(warmup_steps=0)).fit(Knows(), loader(16))
+    assert [round(flops_of(row) / 1e6) for row in logged(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_the_argument_goes_before_the_module(tmp_path, make_trainer):
+    make_trainer(ThroughputCallback(warmup_steps=0, flops_per_batch=7e9)).fit(Knows(), loader(16))
+    assert {round(flops_of(row) / 1e9) for row in logged(tmp_path)} == {7}
+
+
+def test_the_count_comes_through_whichever_callback_leads(tmp_path, make_trainer):
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=7e9)
+    make_trainer(ForgeProfilerCallback(50, 51), callback).fit(Classifier(), loader(16))
+    assert {round(flops_of(row) / 1e9) for row in logged(tmp_path)} == {7}
+
+
+def test_without_a_count_nothing_is_logged_and_nothing_said(tmp_path, make_trainer, capsys, caplog):
+    make_trainer(ThroughputCallback(warmup_steps=0)).fit(Classifier(), loader())
+    assert not any("flops" in name or "mfu" in name for row in logged(tmp_path) for name in row)
+    assert "TFLOP" not in capsys.readouterr().out
+    assert warnings_of(caplog) == []
+
+
+def test_a_cpu_has_a_rate_and_no_mfu(tmp_path, make_trainer, capsys, caplog):
+    make_trainer(ThroughputCallback(warmup_steps=0, flops_per_batch=1e9)).fit(Classifier(), loader())
+    assert all(TFLOPS in row and "throughput/mfu" not in row for row in logged(tmp_path))
+    assert "MFU unknown" in capsys.readouterr().out
+    assert warnings_of(caplog) == []
+
+
+def raises(batch):
+    raise RuntimeError("no idea")
+
+
+class CannotSay(Classifier):
+    @property
+    def flops_per_batch(self):
+        raise RuntimeError("no idea")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raises, "flops_per_batch raised RuntimeError: no idea"),
+        (lambda batch: -1.0, "flops_per_batch returned -1.0"),
+        (lambda batch: None, "flops_per_batch returned None"),
+        (None, "CannotSay.flops_per_batch raised RuntimeError: no idea"),
+    ],
+)
+def test_a_count_that_is_no_number_costs_the_rate_and_one_warning(tmp_path, make_trainer, caplog, function, message):
+    model = CannotSay()
+    make_trainer(ThroughputCallback(warmup_steps=0, flops_per_batch=function)).fit(model, loader())
+    assert model.seen == 8
+    [warning] = warnings_of(caplog)
+    assert message in warning
+    for row in logged(tmp_path):
+        assert TFLOPS not in row
+        assert row["throughput/samples_per_sec"] > 0
+
+
+@pytest.mark.parametrize("name", ["flops_per_batch", "peak_flops"])
+@pytest.mark.parametrize("value", [0, -1e12, math.nan, math.inf, True, "989e12"])
+def test_what_is_no_number_of_operations_is_refused(name, value):
+    with pytest.raises(ConfigurationError, match=name):
+        ThroughputCallback(**{name: value})
+
+
+def test_a_peak_in_teraflops_is_refused():
+    with pytest.raises(ConfigurationError, match="989e12"):
+        ThroughputCallback(peak_flops=989)
+
+
+def test_more_than_the_device_can_do_is_said(make_trainer, capsys):
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e15, peak_flops=1e12)
+    make_trainer(callback).fit(Classifier(), loader())
+    assert "more than the device can do: the count of operations or the peak is wrong" in capsys.readouterr().out
+
+
+def test_devices_that_share_a_batch_share_its_operations():
+    rates = Rates(steps=2, device_ms={"forward": 1000.0}, flops=8e12)
+    metrics = rates.metrics(replicas=2, devices_per_batch=4, peak_flops=4e12)
+    assert metrics[TFLOPS] == pytest.approx(2.0)
+    assert metrics["throughput/mfu"] == pytest.approx(0.5)
+
+
+# -- what the rate is compared with ------------------------------------------------------------------------------
+
+
+def fitted(make_trainer, model=None, **options):
+    """A Trainer that has just begun its fit, as `run_peak` finds it."""
+    seen = []
+
+    class Asks(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(lightning_api.compute_dtype(trainer))
+
+    make_trainer(Asks(), max_steps=1, **options).fit(model or Classifier(), loader(8))
+    return seen[0]
+
+
+class CastByHand(Classifier):
+    def configure_model(self):
+        self.to(torch.bfloat16)
+
+    def training_step(self, batch):
+        x, y = batch
+        return super().training_step((x.bfloat16(), y))
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("32-true", "fp32"), ("bf16-mixed", "bf16"), ("bf16-true", "bf16"), ("64-true", "fp64")],
+)
+def test_the_type_follows_the_trainers_precision(make_trainer, precision, dtype):
+    assert fitted(make_trainer, precision=precision) == dtype
+
+
+def test_the_type_follows_what_the_parameters_are(make_trainer):
+    assert fitted(make_trainer, CastByHand()) == "bf16"
+
+
+class Strategy:
+    """The part of a Trainer that says what a run computes in."""
+
+    def __init__(self, model, precision="32-true", device="cpu"):
+        self.model, self.root_device = model, torch.device(device)
+        self.strategy = self
+        self.precision_plugin = type("Plugin", (), {"precision": precision})()
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("16-mixed", "fp16"), ("16-true", "fp16"), ("transformer-engine", "fp8"), ("transformer-engine-float16", "fp8")],
+)
+def test_the_type_of_precisions_that_need_a_gpu(precision, dtype):
+    assert lightning_api.compute_dtype(Strategy(nn.Linear(2, 2), precision)) == dtype
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", "bf16"), ("16-mixed", "fp16")])
+def test_the_type_follows_fsdps_param_dtype_unless_autocast_decides(tmp_path, version, precision, dtype):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        if version == 1:
+            policy = fsdp.MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            model = fsdp.FullyShardedDataParallel(model, mixed_precision=policy, device_id=torch.device("cpu"))
+        else:
+            fsdp.fully_shard(model, mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        assert lightning_api.compute_dtype(Strategy(model, precision)) == dtype
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def _fp32_settings():
+    products, convolutions = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+    yield
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = products, convolutions
+
+
+LINEAR = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Conv1d(2, 2, 1))
+CONVOLUTIONAL = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3), nn.Linear(2, 2))
+
+
+@pytest.mark.usefixtures("_fp32_settings")
+def test_fp32_is_tf32_where_pytorch_allows_it():
+    torch.set_float32_matmul_precision("highest")
+    assert not fp32_runs_as_tf32(LINEAR)
+    assert fp32_runs_as_tf32(CONVOLUTIONAL), "cuDNN's default"
+    torch.set_float32_matmul_precision("high")
+    assert fp32_runs_as_tf32(LINEAR)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    assert not fp32_runs_as_tf32(LINEAR)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # the newer interface, after which the older one raises
+    assert fp32_runs_as_tf32(LINEAR)
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    assert not fp32_runs_as_tf32(CONVOLUTIONAL)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+class Properties:
+    def __init__(self, name, memory_gib, sms, capability):
+        self.name, self.total_memory, self.multi_processor_count = name, int(memory_gib * 2**30), sms
+        self.major, self.minor = capability
+
+
+def gpu(monkeypatch, *properties):
+    device = Properties(*properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device.name)
+
+
+H200 = ("NVIDIA H200", 139.8, 132, (9, 0))
+T4 = ("Tesla T4", 14.6, 40, (7, 5))
+
+
+@pytest.mark.usefixtures("_fp32_settings")
+@pytest.mark.parametrize(
+    ("device", "precision", "matmul", "expected"),
+    [
+        (H200, "bf16-mixed", "highest", ("bf16", 989)),
+        (H200, "32-true", "highest", ("fp32", 67)),
+        (H200, "32-true", "high", ("tf32", 494.5)),
+        (T4, "32-true", "high", ("fp32", 8.1)),
+        (T4, "16-mixed", "highest", ("fp16", 65)),
+    ],
+)
+def test_the_peak_is_that_of_the_device_and_the_type(monkeypatch, device, precision, matmul, expected):
+    gpu(monkeypatch, *device)
+    torch.set_float32_matmul_precision(matmul)
+    found = peak.run_peak(Strategy(LINEAR, precision, "cuda"), None)
+    dtype, tflops = expected
+    assert found.dtype == dtype
+    assert found.flops / 1e12 == pytest.approx(tflops, rel=0.01)
+    assert found.source
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "why"),
+    [
+        (("NVIDIA Foo 9000", 24.0, 100, (9, 0)), "bf16-mixed", "NVIDIA Foo 9000 is not in the table of peaks"),
+        (("NVIDIA H200 MIG 1g.18gb", 16.0, 16, (9, 0)), "bf16-mixed", "is not in the table of peaks"),
+        (T4, "bf16-mixed", "none for bf16 on T4"),
+    ],
+)
+def test_an_unknown_device_has_no_peak_unless_it_is_given(monkeypatch, device, precision, why):
+    gpu(monkeypatch, *device)
+    trainer = Strategy(LINEAR, precision, "cuda")
+    found = peak.run_peak(trainer, None)
+    assert found.flops is None
+    assert why in found.source
+    assert peak.run_peak(trainer, 5e14) == Peak(5e14, "bf16", device[0], "given")
+
+
+def test_an_unknown_device_is_said_once_with_what_to_do(monkeypatch, make_trainer, caplog):
+    gpu(monkeypatch, "NVIDIA Foo 9000", 24.0, 100, (9, 0))
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e9)
+    trainer = Strategy(LINEAR, "bf16-mixed", "cuda")
+    trainer.is_global_zero = True
+    monkeypatch.setattr(ThroughputCallback, "counts_flops", True)
+    callback.begin(trainer)
+    [warning] = warnings_of(caplog)
+    assert "NVIDIA Foo 9000" in warning
+    assert "ThroughputCallback(peak_flops=989e12)" in warning
+    assert 'measure_peak("bf16")' in warning
+
+
+def test_what_the_fraction_is_of_is_logged_as_a_message(make_trainer, caplog):
+    with caplog.at_level(logging.INFO, logger="lightning_forge_profiling"):
+        make_trainer(ThroughputCallback(flops_per_batch=1e9, peak_flops=1e12)).fit(Classifier(), loader(8))
+    assert [r.message for r in caplog.records if r.message.startswith("MFU is of")] == [
+        "MFU is of 1 TFLOP/s (cpu, fp32; given)."
+    ]
+
+
+def test_a_peak_that_cannot_be_looked_up_costs_the_mfu_alone(monkeypatch, tmp_path, make_trainer, caplog):
+    def moved(trainer):
+        raise AttributeError("Lightning moved it")
+
+    monkeypatch.setattr(lightning_api, "compute_dtype", moved)
+    make_trainer(ThroughputCallback(warmup_steps=0, flops_per_batch=1e9)).fit(Classifier(), loader())
+    assert all(TFLOPS in row for row in logged(tmp_path))
+    [warning] = warnings_of(caplog)
+    assert "Lightning moved it" in warning
+
+
+# -- what the recorded window gives ------------------------------------------------------------------------------
+
+
+def books(tokens=(None, None, None, None)):
+    """A run whose first two steps were recorded and whose others took 10 ms each."""
+    ledger = RunLedger()
+    for step, held in enumerate(tokens):
+        times = StepTimes(step, {"forward": 10.0}, {})
+        ledger.add(times, StepWork(4, held), "recorded" if step < 2 else None)
+    return ledger.summary(steps=len(tokens), before_first_s=0.0, wall_s=1.0)
+
+
+def rank(**changes):
+    flops = Flops(
+        per_step=4e12,
+        counted_pct=100.0,
+        matmul_tflops=500.0,
+        busy_tflops=450.0,
+        step_tflops=300.0,
+        dtype="bf16",
+        peak_tflops=989.0,
+        matmul_pct_of_peak=50.6,
+        busy_pct_of_peak=45.5,
+        uncounted=(),
+    )
+    return replace(sample_analysis().ranks[0], device="NVIDIA H200", flops=replace(flops, **changes))
+
+
+BF16 = Peak(989e12, "bf16", "H200 SXM", "data sheet")
+
+
+def test_recorded_operations_count_over_the_time_of_steps_that_were_not():
+    found = hardware_compute(books(), rank(), (0, 1), BF16, peak_is_given=False)
+    assert found.kind == "hfu", "what the device carried out, recomputation included"
+    assert found.flops_per_second == pytest.approx(4e12 / 10e-3)
+    assert found.share == pytest.approx(400 / 989)
+    assert found.note == ""
+
+
+def test_batches_of_other_lengths_are_scaled_by_their_tokens_and_it_says_so():
+    found = hardware_compute(books((100, 300, 500, 700)), rank(), (0, 1), BF16, peak_is_given=False)
+    assert found.flops_per_second == pytest.approx(4e12 * 600 / 200 / 10e-3)
+    assert "scaled from the 200 tokens of a recorded step to the mean 600" in found.note
+
+
+def test_the_type_that_was_recorded_decides_unless_a_peak_is_given():
+    tf32 = Peak(494.5e12, "tf32", "H200 SXM", "data sheet")
+    assert hardware_compute(books(), rank(), (0, 1), tf32, peak_is_given=False).peak.flops == 989e12
+    assert hardware_compute(books(), rank(), (0, 1), tf32, peak_is_given=True).peak is tf32
+    plain = rank(dtype="fp32", peak_tflops=67.0)
+    assert hardware_compute(books(), plain, (0, 1), tf32, peak_is_given=False).peak is tf32, "names hide TF32"
+
+
+def test_what_could_not_be_counted_is_said():
+    found = hardware_compute(books(), rank(counted_pct=80.0), (0, 1), BF16, peak_is_given=False)
+    assert "80 % by time could be counted" in found.note
+
+
+def test_no_operations_or_no_steps_give_no_rate():
+    assert hardware_compute(books(), replace(rank(), flops=None), (0, 1), BF16, peak_is_given=False) is None
+    none = RunLedger().summary(steps=0, before_first_s=0.0, wall_s=1.0)
+    assert hardware_compute(none, rank(), (0, 1), BF16, peak_is_given=False) is None
+
+
+@pytest.mark.parametrize("given", [None, 3e9])
+def test_the_recorded_operations_are_logged_and_shown_at_the_end(monkeypatch, tmp_path, make_trainer, capsys, given):
+    recorded = replace(sample_analysis(), ranks=(rank(per_step=6e9),))
+    monkeypatch.setattr(recording, "analysis_of", lambda trace, evidence: recorded)  # a CPU's trace has no kernels
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=given, peak_flops=1e12)
+    make_trainer(ForgeProfilerCallback(1, 2, analyze=False), callback).fit(Classifier(), loader())
+    summary = callback.summary()
+    assert summary["throughput/hfu"] == pytest.approx(6e9 / summary["time/step_ms"] * 1e3 / 1e12)
+    assert flops_of(summary) == pytest.approx(given or 6e9), "what the user says goes before"
+    assert ("throughput/mfu" in summary) == (given is not None)
+    [row] = logged(tmp_path, "throughput/hfu")
+    assert row["throughput/hfu"] == pytest.approx(summary["throughput/hfu"])
+    text = capsys.readouterr().out
+    assert f"TFLOP/s per device carried out, HFU {100 * summary['throughput/hfu']:.1f} % of 1 TFLOP/s" in text
+    assert ("MFU" in text) == (given is not None)
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+class Wide(L.LightningModule):
+    """Square layers that keep a GPU busy; the last can be computed again in the backward pass."""
+
+    def __init__(self, *, recompute=False):
+        super().__init__()
+        self.recompute = recompute
+        layers = (part for _ in range(8) for part in (nn.Linear(4096, 4096), nn.GELU()))
+        self.layers = nn.Sequential(*layers)
+
+    def training_step(self, batch, i):
+        x = checkpoint(self.layers, batch, use_reentrant=False) if self.recompute else self.layers(batch)
+        return x.float().square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_fp32_settings")
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", "bf16"), ("32-true", "tf32")])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_run_on_a_gpu_is_as_fast_by_its_batches_as_by_its_trace(tmp_path, capsys, precision, dtype, recompute):
+    torch.set_float32_matmul_precision("high")
+    model = Wide(recompute=recompute)
+    batch = torch.randn(4096, 4096)
+    counted = count_flops(model, batch)
+    throughput, profiler = ThroughputCallback(flops_per_batch=counted.total), ForgeProfilerCallback(20, 23)
+    trainer = L.Trainer(
+        accelerator="gpu",
+        devices=1,
+        precision=precision,
+        max_steps=60,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[profiler, throughput],
+    )
+    trainer.fit(model, DataLoader([batch] * 60, batch_size=None))
+    summary, text = throughput.summary(), capsys.readouterr().out
+    assert f", {dtype}; " in text
+    assert 0 < summary["throughput/mfu"] <= 1
+    assert (counted.recomputed > 0) == recompute
+    ratio = summary["throughput/hfu"] / summary["throughput/mfu"]
+    assert ratio == pytest.approx(counted.hardware / counted.total, rel=0.02)

@@ -1,0 +1,144 @@
+"""A fit's telemetry: what counts, what is logged of it, and what the end of the run tells."""
+
+import pytest
+
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
+from lightning_forge_profiling.hardware.allocator import AllocatorReading
+from lightning_forge_profiling.hardware.nvml import find_device
+from lightning_forge_profiling.hardware.telemetry import GpuReader
+from tests.fake_nvml import NOT_SUPPORTED, FakeBoard, FakeNvml
+
+GIB = 2**30
+
+
+class Fit:
+    """A fit on a paper GPU whose time passes by hand."""
+
+    def __init__(self, *, gpu=True):
+        self.board, self.ns = FakeBoard(), 0
+        self.nvml = FakeNvml(self.board)
+        self.allocator = {"allocated_bytes": 2 * GIB, "reserved_bytes": 4 * GIB, "peak_bytes": 3 * GIB}
+        self.allocator |= {"retries": 0, "device_allocs": 10}
+        self.telemetry = RunTelemetry(self.reader, lambda: AllocatorReading(**self.allocator), period_s=3600)
+        self.telemetry.sampler._clock_ns = lambda: self.ns
+        self.telemetry.sampler.start = lambda: None  # sampled by hand instead
+        self.telemetry.start()
+        if gpu:
+            assert self.telemetry.sampler.open()
+
+    def reader(self):
+        return GpuReader(
+            self.nvml,
+            find_device(self.nvml, environ={}),
+            pid=1,
+            allocated_bytes=lambda: self.allocator["allocated_bytes"],
+        )
+
+    def passes(self, seconds, *, watts=100.0, **readings):
+        for name, value in readings.items():
+            assert hasattr(self.board, name)
+            setattr(self.board, name, value)
+        for _ in range(round(seconds * 5)):
+            self.ns += 200_000_000
+            self.board.milliwatts = watts * 1e3
+            self.board.millijoules += watts * 200
+            assert self.telemetry.sampler.sample()
+
+    def allocates(self, *, mallocs=0, peak_gib=0.0, retries=0):
+        self.allocator["device_allocs"] += mallocs
+        self.allocator["retries"] += retries
+        self.allocator["peak_bytes"] = max(self.allocator["peak_bytes"], int(peak_gib * GIB))
+
+
+def test_a_row_has_the_means_since_the_row_before():
+    fit = Fit()
+    fit.passes(1, utilization=40, watts=350)
+    fit.telemetry.metrics(100.0)
+    fit.passes(1, utilization=90, memory_utilization=50, watts=700, memory_used=70 * GIB, reasons=0x4, celsius=66)
+    fit.allocates(mallocs=3, peak_gib=60, retries=1)
+    assert fit.telemetry.metrics(samples_per_second=100.0) == pytest.approx(
+        {
+            "gpu/utilization_pct": 90,
+            "gpu/memory_utilization_pct": 50,
+            "gpu/encoder_pct": 0,
+            "gpu/decoder_pct": 0,
+            "gpu/memory_used_gib": 70,
+            "gpu/power_w": 700,
+            "gpu/power_pct_of_limit": 100,
+            "gpu/temperature_c": 66,
+            "gpu/sm_mhz": 1980,
+            "gpu/memory_mhz": 3201,
+            "gpu/throttled_pct": 100,
+            "gpu/throttled_by_power_cap_pct": 100,
+            "gpu/joules_per_sample": 7,
+            "gpu/allocated_gib": 2,
+            "gpu/allocated_peak_gib": 60,
+            "gpu/reserved_gib": 4,
+            "gpu/alloc_retries": 1,
+            "gpu/device_allocs": 3,
+        }
+    )
+
+
+def test_a_row_that_no_sample_fell_into_has_pytorchs_figures_alone():
+    fit = Fit()
+    fit.passes(1)
+    fit.telemetry.metrics(100.0)
+    assert set(fit.telemetry.metrics(100.0)) == {
+        "gpu/allocated_gib",
+        "gpu/allocated_peak_gib",
+        "gpu/reserved_gib",
+        "gpu/alloc_retries",
+        "gpu/device_allocs",
+    }
+
+
+def test_what_the_driver_does_not_tell_is_not_logged():
+    fit = Fit()
+    fit.nvml.fails |= dict.fromkeys(
+        ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTotalEnergyConsumption"), NOT_SUPPORTED
+    )
+    fit.passes(1)
+    metrics = fit.telemetry.metrics(100.0)
+    assert not {"gpu/utilization_pct", "gpu/joules_per_sample", "gpu/memory_own_gib"} & metrics.keys()
+    assert metrics["gpu/power_w"] == 100
+
+
+def test_the_run_is_without_its_warm_up_and_its_validation():
+    fit = Fit()
+    fit.passes(2, utilization=5, watts=100)
+    fit.allocates(mallocs=500, peak_gib=90)  # the warm-up
+    fit.telemetry.restart()
+    fit.passes(2, utilization=80, watts=600)
+    fit.telemetry.metrics(50.0)
+    fit.telemetry.pause()
+    fit.passes(4, utilization=20, watts=200)
+    fit.allocates(mallocs=70, peak_gib=95)  # validation
+    fit.telemetry.resume()
+    fit.passes(2, utilization=100, watts=600)
+    fit.allocates(mallocs=4)
+    fit.telemetry.metrics(50.0)
+    summary = fit.telemetry.summary(samples_per_second=50.0, steps=40)
+    assert summary.utilization_pct == 90
+    assert (summary.power_w, summary.joules_per_sample) == (pytest.approx(600), pytest.approx(12))
+    assert summary.device_allocs_per_step == 0.1
+    assert summary.allocated_peak_gib == 95, "the peak is of everything: it is what has to fit"
+    assert summary.series.seconds[-1] == pytest.approx(9.8), "the picture is of everything, too"
+
+
+def test_the_allocators_validation_is_in_no_row():
+    fit = Fit()
+    fit.telemetry.metrics(None)
+    fit.allocates(mallocs=2)
+    fit.telemetry.pause()
+    fit.allocates(mallocs=70, peak_gib=95)
+    fit.telemetry.resume()
+    fit.allocates(mallocs=1)
+    metrics = fit.telemetry.metrics(None)
+    assert metrics["gpu/device_allocs"] == 3
+    assert metrics["gpu/allocated_peak_gib"] == 2, "it did not rise in these steps"
+
+
+def test_without_a_sample_there_is_no_summary():
+    assert Fit(gpu=False).telemetry.summary(100.0, steps=5) is None
+    assert Fit().telemetry.summary(100.0, steps=5) is None

@@ -10,7 +10,7 @@ import pytest
 
 PROC = Path("/proc/self")
 # multiprocessing, torch and MPI keep these for the life of the process
-PERMANENT = ("resource_tracker", "forkserver", "compile_worker", "orted")
+PERMANENT = ("resource_tracker", "forkserver", "compile_worker", "orted", "addr2line")
 PERMANENT_THREADS = ("TMonitor", "InductorSubproc", "subproc_worker_timer", "Dummy")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from lightning_forge_profiling.analysis.rank_summary import Distribution, RankSummary
+from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 
 __all__ = [
     "NOTHING_STANDS_OUT",
@@ -112,6 +113,7 @@ class RunEvidence:
         drained_pct: in how many of the steps the GPU had finished all but the optimizer's update when the host
             finished the batch; None where nobody asked it.
         world_size: how many processes trained.
+        telemetry: what the GPU's sensors said, None where nothing did.
     """
 
     steps: int
@@ -121,6 +123,7 @@ class RunEvidence:
     user_regions: tuple[str, ...] = ()
     drained_pct: float | None = None
     world_size: int = 1
+    telemetry: TelemetrySummary | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

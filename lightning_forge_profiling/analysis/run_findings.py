@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from lightning_forge_profiling.analysis.results import Finding, Hint, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.telemetry_findings import telemetry_hints
 
 __all__ = ["MIN_STEPS", "NAMED_FROM_PCT", "run_findings", "run_hints", "share_pct"]
 
@@ -73,7 +74,10 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
 def run_hints(evidence: RunEvidence) -> tuple[Hint, ...]:
     """What is worth a look without being a cause."""
-    return tuple(_hints(evidence)) if evidence.steps >= MIN_STEPS and evidence.step_ms.mean > 0 else ()
+    if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
+        return ()
+    sensors = () if evidence.telemetry is None else telemetry_hints(evidence.telemetry)
+    return (*_hints(evidence), *sensors)
 
 
 def share_pct(evidence: RunEvidence, *regions: str) -> float:

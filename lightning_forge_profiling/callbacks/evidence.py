@@ -8,6 +8,7 @@ import msgspec
 from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.report.files import summary_json, write_file
 from lightning_forge_profiling.report.html import replace_summary
 from lightning_forge_profiling.report.markdown import markdown
@@ -20,13 +21,16 @@ __all__ = ["analysis_of", "run_evidence"]
 _log = logging.getLogger(__name__)
 
 
-def run_evidence(run: RunSummary, *, on_device: bool, world_size: int) -> RunEvidence | None:
+def run_evidence(
+    run: RunSummary, *, on_device: bool, world_size: int, telemetry: TelemetrySummary | None = None
+) -> RunEvidence | None:
     """The evidence in a run's books, None where no step counts: warm-up steps are typical of nothing.
 
     Args:
         run: the books.
         on_device: whether their times are device times.
         world_size: how many processes trained.
+        telemetry: what the GPU's sensors said, None where nothing did.
     """
     steady, spread, caught_up = run.steady, run.step_ms, run.caught_up_steps
     if run.only_warmup or not steady.steps:
@@ -42,6 +46,7 @@ def run_evidence(run: RunSummary, *, on_device: bool, world_size: int) -> RunEvi
         user_regions=steady.user_regions,
         drained_pct=None if caught_up is None else 100 * caught_up / steady.steps,
         world_size=world_size,
+        telemetry=telemetry,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from lightning_forge_profiling.callbacks.evidence import analysis_of, run_evidence
@@ -140,6 +141,16 @@ class RecordingCallback(Callback):
         """Called on rank 0 before the table: how fast the run computed, where this callback can tell."""
         return ()
 
+    def pause(self) -> None:
+        """Validation begins, which is no part of a step."""
+
+    def resume(self) -> None:
+        """Validation has ended."""
+
+    def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
+        """Called on rank 0 before the table: what the GPU's sensors said, or why nothing; None where nobody asked."""
+        return None
+
     # -- hooks ---------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -204,8 +215,7 @@ class RecordingCallback(Callback):
     ) -> None:
         """A step has ended."""
         if self._leads and self._recorder is not None:
-            recorded = self._peers[0].records_step or self._peers[-1].records_step
-            self._recorder.end_step(self._work(trainer, batch), recorded=recorded)
+            self._recorder.end_step(self._work(trainer, batch), recorded=self.profiled)
         self.after_step(trainer)
 
     @guarded
@@ -213,12 +223,14 @@ class RecordingCallback(Callback):
         """Validation is no part of a step."""
         if self._leads and self._recorder is not None:
             self._recorder.enter_validation()
+        self.pause()
 
     @guarded
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training goes on."""
         if self._leads and self._recorder is not None:
             self._recorder.exit_validation()
+        self.resume()
 
     @guarded
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -237,6 +249,11 @@ class RecordingCallback(Callback):
         self._close(trainer)
 
     # -- the rest ------------------------------------------------------------------------------------------------
+
+    @property
+    def profiled(self) -> bool:
+        """Whether any of the callbacks has the profiler run in the step under way."""
+        return self._peers[0].records_step or self._peers[-1].records_step  # one of each kind at most
 
     @property
     def _leads(self) -> bool:
@@ -270,7 +287,10 @@ class RecordingCallback(Callback):
         if self._peers[-1:] == (self,) and recorder is not None and trainer.is_global_zero and recorder.began:
             trace = next((report for peer in self._peers if (report := peer.trace_report()) is not None), None)
             run, on_device = recorder.summary(), recorder.timers.on_device
-            analysis = analysis_of(trace, run_evidence(run, on_device=on_device, world_size=trainer.world_size))
+            gpu = next((told for peer in self._peers if (told := peer.telemetry(run)) is not None), None)
+            measured = gpu if isinstance(gpu, TelemetrySummary) else None
+            evidence = run_evidence(run, on_device=on_device, world_size=trainer.world_size, telemetry=measured)
+            analysis = analysis_of(trace, evidence)
             for peer in self._peers:
                 peer._analysis = analysis  # noqa: SLF001  (one of us)
             compute = [found for peer in self._peers for found in peer.compute(trainer, run, trace, analysis)]
@@ -284,6 +304,7 @@ class RecordingCallback(Callback):
                     log_folder=lightning_api.logger_folder(trainer),
                     analysis=analysis,
                     compute=tuple(compute),
+                    gpu=gpu,
                 )
             )
         self._recorder = None

@@ -53,7 +53,7 @@ class RunTelemetry:
         self._read_allocator = read_allocator
         self._before: AllocatorReading | None = None
         self._interval: list[AllocatorInterval] = []
-        self._run: list[AllocatorInterval] = []
+        self._run: AllocatorInterval | None = None
 
     @property
     def problem(self) -> str:
@@ -72,7 +72,7 @@ class RunTelemetry:
     def restart(self) -> None:
         """Leave out what was so far: the warm-up is over."""
         self.sampler.restart()
-        self._interval, self._run = [], []
+        self._interval, self._run = [], None
         if self._before is not None:
             self._before = self._read_allocator()
 
@@ -104,6 +104,14 @@ class RunTelemetry:
         allocator = merged(interval) if interval else None
         return gpu_metrics(usage, self.sampler.info, allocator, samples_per_second)
 
+    def run_metrics(self, samples_per_second: float | None) -> dict[str, float]:
+        """The same of the whole run up to the last row, without its warm-up.
+
+        Args:
+            samples_per_second: training samples of this device.
+        """
+        return gpu_metrics(self.sampler.run(), self.sampler.info, self._run_allocator(), samples_per_second)
+
     def summary(self, samples_per_second: float | None, steps: int) -> TelemetrySummary | None:
         """What the whole run comes to, without its warm-up; None where there is no telemetry.
 
@@ -114,10 +122,6 @@ class RunTelemetry:
         info, usage = self.sampler.info, self.sampler.run()
         if info is None or not usage.samples:
             return None
-        allocator = None
-        if self._run:  # the peak was most likely reached in the warm-up, and since then is a lower bound
-            peak = max(self._read_allocator().peak_bytes, *(each.peak_bytes for each in self._run))
-            allocator = replace(merged(self._run), peak_bytes=peak)
         return summarize(
             usage,
             device=info.name,
@@ -125,10 +129,16 @@ class RunTelemetry:
             memory_bytes=info.memory_bytes,
             power_limit_w=info.power_limit_w,
             samples_per_second=samples_per_second,
-            allocator=allocator,
+            allocator=self._run_allocator(),
             steps=steps,
             history=self.sampler.history(),
         )
+
+    def _run_allocator(self) -> AllocatorInterval | None:
+        if self._run is None:
+            return None
+        # the peak was most likely reached in the warm-up; what was seen since is a lower bound
+        return replace(self._run, peak_bytes=max(self._read_allocator().peak_bytes, self._run.peak_bytes))
 
     def _read(self, sampled_bytes: float = 0.0) -> None:
         if self._before is None:
@@ -137,7 +147,7 @@ class RunTelemetry:
         interval = between(self._before, after, sampled_bytes=sampled_bytes)
         self._before = after
         self._interval.append(interval)
-        self._run = [merged([*self._run, interval])]
+        self._run = interval if self._run is None else merged([self._run, interval])
 
 
 def run_telemetry(device: torch.device, period_s: float) -> RunTelemetry:

@@ -2,17 +2,22 @@
 
 import logging
 from collections.abc import Callable
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from typing import Any, Final
 
+import torch
+
 from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.hardware_flops import hardware_compute
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.peak import run_peak
 from lightning_forge_profiling.callbacks.recording import DEFAULT_WARMUP_STEPS, RecordingCallback
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.hardware.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.timing.throughput import Rates, RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 from lightning_forge_profiling.tracing.report import TraceReport
@@ -23,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 _LOWEST_PEAK: Final = 1e9
 """No device is slower; a lower number is in TFLOP/s."""
+
+_SHORTEST_PERIOD_S: Final = 0.01
+"""A sample takes NVML a millisecond or more, and tells nothing new that soon."""
 
 
 class ThroughputCallback(RecordingCallback):
@@ -35,6 +43,8 @@ class ThroughputCallback(RecordingCallback):
     With the operations of a batch, `throughput/tflops_per_device` and, where the device's peak is known,
     `throughput/mfu`, a fraction, and once what it is a fraction of, `throughput/peak_tflops`. With
     `ForgeProfilerCallback` beside it, the recorded window's operations give `throughput/hfu` at the end of fit.
+    Of rank 0's GPU, `gpu/...` is logged: utilization, memory, power, temperature, clocks, throttling, joules per
+    sample, read in a thread of its own, and PyTorch's allocator.
     Samples and tokens of rank 0 are multiplied by the data-parallel replicas: an estimate where ranks have uneven
     batches. What is logged is what has completed: the last step or two come with the next row. At the end of fit rank 0
     prints a table that ends in a verdict: what bounds the run, and what to change first.
@@ -51,10 +61,11 @@ class ThroughputCallback(RecordingCallback):
             after each batch, if it has that attribute or property. Devices that share a batch share its operations.
         peak_flops: operations a second that one device could do; None looks it up by the device and by the type that
             the run computes in.
+        telemetry_period_s: seconds from one reading of the GPU's sensors to the next, at least 0.01; None for none.
 
     Raises:
-        ConfigurationError: a negative or non-integer number of steps, a function that is none, or operations that are
-            no positive number; in `setup`, a second callback of this kind.
+        ConfigurationError: a negative or non-integer number of steps, a function that is none, operations that are no
+            positive number, or too short a period; in `setup`, a second callback of this kind.
 
     Example:
         >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
@@ -72,6 +83,7 @@ class ThroughputCallback(RecordingCallback):
         *,
         flops_per_batch: float | Callable[[Any], float] | None = None,
         peak_flops: float | None = None,
+        telemetry_period_s: float | None = DEFAULT_PERIOD_S,
     ) -> None:
         super().__init__()
         for name, value in (("warmup_steps", warmup_steps), ("log_every_n_steps", log_every_n_steps)):
@@ -85,6 +97,15 @@ class ThroughputCallback(RecordingCallback):
         _refuse_unless_positive("peak_flops", peak_flops)
         if peak_flops is not None and peak_flops < _LOWEST_PEAK:
             raise ConfigurationError(f"peak_flops is in operations a second, as 989e12; got {peak_flops!r}.")
+        if telemetry_period_s is not None and (
+            not isinstance(telemetry_period_s, Real)
+            or isinstance(telemetry_period_s, bool)
+            or not _SHORTEST_PERIOD_S <= telemetry_period_s < inf
+        ):
+            raise ConfigurationError(
+                f"telemetry_period_s must be a number of seconds from {_SHORTEST_PERIOD_S} on, or None for no "
+                f"telemetry; got {telemetry_period_s!r}."
+            )
         self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
         self.tokens_fn = tokens_fn
@@ -92,10 +113,13 @@ class ThroughputCallback(RecordingCallback):
         self.prog_bar = prog_bar
         self.flops_per_batch = flops_per_batch
         self.peak_flops = peak_flops
+        self.telemetry_period_s = telemetry_period_s
         self._last = Rates()
         self._summary: dict[str, float] = {}
         self._peak: Peak | None = None
         self._logged_peak = False
+        self._telemetry: RunTelemetry | None = None
+        self._no_telemetry = ""
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, of the run under way or else the last one; {} before any.
@@ -110,9 +134,26 @@ class ThroughputCallback(RecordingCallback):
         """Forget the last fit."""
         self._last, self._summary = Rates(), {}
         self._peak, self._logged_peak = None, False
+        self._telemetry, self._no_telemetry = None, ""
 
     def begin(self, trainer: Trainer) -> None:
-        """Find what the run's rate is compared with, and say so."""
+        """Start to read the GPU's sensors, and find what the run's rate is compared with."""
+        if self.telemetry_period_s is not None and trainer.is_global_zero:
+            self._start_telemetry(trainer.strategy.root_device, self.telemetry_period_s)
+        self._find_peak(trainer)
+
+    def _start_telemetry(self, device: torch.device, period_s: float) -> None:
+        if device.type != "cuda":
+            self._no_telemetry = f"this run trains on {device}"
+            return
+        try:
+            self._telemetry = run_telemetry(device, period_s)
+            self._telemetry.start()
+        except Exception as exc:
+            self._no_telemetry = f"{type(exc).__name__}: {exc}"
+            _log.debug("", exc_info=exc)
+
+    def _find_peak(self, trainer: Trainer) -> None:
         try:
             self._peak = peak = run_peak(trainer, self.peak_flops)
         except Exception as exc:
@@ -127,15 +168,47 @@ class ThroughputCallback(RecordingCallback):
 
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
+        if self._telemetry is not None and self._recorder is not None:
+            if self._recorder.step == self._recorder.warmup_steps:
+                self._telemetry.restart()
+            if self.profiled:
+                self._telemetry.pause()
+            else:
+                self._telemetry.resume()
         if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
             self._recorder.deliver()
             self._log(trainer, self._recorder.steady(), lightning_api.logger_step(trainer))
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """Log the steps since the last time, and in a run of nothing but warm-up steps those."""
+        if self._telemetry is not None:
+            self._telemetry.stop()
         if self._recorder is not None:
             steady = self._recorder.summary().steady
             self._log(trainer, steady, max(lightning_api.logger_step(trainer) - 1, 0))
+
+    def finish(self, trainer: Trainer) -> None:
+        """Nothing is left running, whatever became of the rest."""
+        if self._telemetry is not None:
+            self._telemetry.stop()
+
+    def pause(self) -> None:
+        """Validation is not what the steps' telemetry is of."""
+        if self._telemetry is not None:
+            self._telemetry.pause()
+
+    def resume(self) -> None:
+        """The steps go on."""
+        if self._telemetry is not None:
+            self._telemetry.resume()
+
+    def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
+        """What the GPU's sensors said over the steps that count, or why nothing."""
+        if self._telemetry is None:
+            return self._no_telemetry or None
+        rates = run.steady
+        found = self._telemetry.summary(rates.per_second(rates.samples), 0 if run.only_warmup else rates.steps)
+        return found or self._telemetry.problem or "the run was over before the first sample"
 
     def compute(
         self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, analysis: Analysis | None
@@ -179,6 +252,9 @@ class ThroughputCallback(RecordingCallback):
             return
         self._summary = self._metrics(trainer, steady)
         metrics = self._metrics(trainer, rates)
+        if self._telemetry is not None:
+            metrics |= self._telemetry.metrics(rates.per_second(rates.samples))
+            self._summary |= self._telemetry.run_metrics(steady.per_second(steady.samples))
         if self.prog_bar:
             shown = ("throughput/samples_per_sec", "throughput/steps_per_sec")
             rate = next((name for name in shown if name in metrics), "time/step_ms")

@@ -5,6 +5,7 @@ from shlex import quote
 
 from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, IDLE_CAUSES, RankSummary
 from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.report.telemetry import telemetry_words
 from lightning_forge_profiling.report.text import code, code_cell, plain, prose, short, short_kernel_name
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
@@ -180,6 +181,9 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run is None:
         return
     yield from ("", "## The whole run", "", f"{run.steps} steps, median {run.step_ms.p50:.3f} ms.")
+    if run.telemetry is not None:
+        words = ", ".join(telemetry_words(run.telemetry))
+        yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
     yield from _table(
         ("region", "device ms per step" if run.on_device else "ms per step", "host ms per step"),
         ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items()),

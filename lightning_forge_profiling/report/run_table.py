@@ -14,6 +14,8 @@ from rich.text import Text
 
 from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis
 from lightning_forge_profiling.analysis.run_findings import MIN_STEPS
+from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
+from lightning_forge_profiling.report.telemetry import telemetry_words
 from lightning_forge_profiling.report.text import plain
 from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.timing.throughput import RunSummary
@@ -36,6 +38,7 @@ class RunReport:
         log_folder: where TensorBoard should look, None without a logger.
         analysis: of the steps that count and of the trace, None where there is neither.
         compute: how fast a device computed; empty where nobody can tell.
+        gpu: what its sensors said, or why nothing; None where nobody asked.
     """
 
     run: RunSummary
@@ -46,6 +49,7 @@ class RunReport:
     log_folder: Path | None
     analysis: Analysis | None = None
     compute: tuple[Compute, ...] = ()
+    gpu: TelemetrySummary | str | None = None
 
 
 def print_run(report: RunReport, console: Console | None = None) -> None:
@@ -96,6 +100,10 @@ def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
     yield "throughput", _throughput(report)
     for found in report.compute:
         yield "compute", _compute(found)
+    if isinstance(report.gpu, str):
+        yield "gpu", f"no telemetry: {report.gpu}"
+    elif report.gpu is not None:
+        yield "gpu", ", ".join(telemetry_words(report.gpu))
     yield "end to end", _end_to_end(report)
     left_out = [
         f"{count} {what}"

@@ -1,0 +1,170 @@
+"""Telemetry in a fit: its thread ends with it, its figures are logged and in the table, and it changes nothing."""
+
+import csv
+import re
+import threading
+
+import pytest
+import torch
+
+from lightning_forge_profiling import ConfigurationError, ThroughputCallback
+from lightning_forge_profiling.callbacks import throughput
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
+from lightning_forge_profiling.hardware.allocator import AllocatorReading
+from lightning_forge_profiling.hardware.nvml import find_device
+from lightning_forge_profiling.hardware.telemetry import GpuReader
+from tests.fake_nvml import FakeBoard, FakeNvml
+from tests.models import Classifier, loader
+
+PERIOD_S = 0.01
+
+
+class Gpu(FakeNvml):
+    """A GPU of paper that is busy at 37 %; each sample finds 2 J more on its meter."""
+
+    def __init__(self):
+        super().__init__(FakeBoard())
+        self.boards[0].utilization, self.boards[0].memory_used = 37, 100 * 2**30
+        self.boards[0].milliwatts, self.boards[0].reasons = 200_000, 0x4
+        self.sampled = threading.Semaphore(0)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802  (NVML's name)
+        handle.millijoules += 2000
+        self.sampled.release()
+        return super().nvmlDeviceGetTotalEnergyConsumption(handle)
+
+
+class Waiting(Classifier):
+    """Each of its steps takes as long as two samples."""
+
+    def __init__(self, gpu, fails_at=None):
+        super().__init__()
+        self.gpu, self.fails_at = gpu, fails_at
+
+    def training_step(self, batch):
+        for _ in range(2):
+            assert self.gpu.sampled.acquire(timeout=10)
+        if self.seen == self.fails_at:
+            raise ZeroDivisionError("planted")
+        return super().training_step(batch)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Have the callback take the CPU for this GPU."""
+    gpu = Gpu()
+
+    def reader():
+        gpu.nvmlInit()
+        return GpuReader(gpu, find_device(gpu, environ={}), pid=1)
+
+    def start(callback, device, period_s):
+        callback._telemetry = RunTelemetry(reader, AllocatorReading, period_s=period_s)
+        callback._telemetry.start()
+
+    monkeypatch.setattr(ThroughputCallback, "_start_telemetry", start)
+    return gpu
+
+
+def rows(folder):
+    [path] = folder.glob("csv/*/metrics.csv")
+    with path.open() as file:
+        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def sampling():
+    return [thread for thread in threading.enumerate() if thread.name == "gpu-telemetry"]
+
+
+def test_it_is_logged_and_in_the_table_and_ends_with_the_fit(make_trainer, gpu, tmp_path, capsys):
+    callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
+    make_trainer(callback).fit(Waiting(gpu), loader(40))
+    assert (sampling(), gpu.opened) == ([], 0)
+    logged = [row for row in rows(tmp_path) if "gpu/utilization_pct" in row]
+    assert logged
+    assert {row["gpu/utilization_pct"] for row in logged} == {"37.0"}
+    assert {row["gpu/throttled_by_power_cap_pct"] for row in logged} == {"100.0"}
+    assert all(float(row["gpu/joules_per_sample"]) > 0 for row in logged if "gpu/joules_per_sample" in row)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "gpu 37 % utilized, peak memory 100.0 of 141.0 GiB" in printed
+    assert re.search(r"[\d.]+ J per sample", printed)
+    assert "throttled 100 % of the time (power cap 100 %)" in printed
+
+
+def test_the_summary_and_the_analysis_have_it(make_trainer, gpu):
+    callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
+    make_trainer(callback).fit(Waiting(gpu), loader(64))
+    assert callback.summary()["gpu/utilization_pct"] == 37
+    analysis = callback.analysis()
+    assert analysis.run.telemetry.device == "NVIDIA H200"
+    assert analysis.run.telemetry.samples >= 20
+    assert {"gpu-underused", "gpu-throttled"} <= {hint.code for hint in analysis.hints}
+
+
+def test_it_ends_with_an_exception_which_goes_on(make_trainer, gpu, capsys):
+    callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        make_trainer(callback).fit(Waiting(gpu, fails_at=6), loader(40))
+    assert (sampling(), gpu.opened) == ([], 0)
+    assert "37 % utilized" in capsys.readouterr().out
+
+
+def test_on_a_cpu_one_line_says_that_there_is_none(make_trainer, capsys):
+    callback = ThroughputCallback(warmup_steps=0)
+    make_trainer(callback).fit(Classifier(), loader(24))
+    printed = capsys.readouterr().out
+    assert [line.split(maxsplit=1) for line in printed.splitlines() if "telemetry" in line] == [
+        ["gpu", "no telemetry: this run trains on cpu"]
+    ]
+    assert not any(name.startswith("gpu/") for name in callback.summary())
+
+
+def test_a_driver_that_is_missing_is_one_line(make_trainer, monkeypatch, capsys):
+    def no_driver():
+        raise LookupError("NVML does not start (Driver Not Loaded): no NVIDIA driver")
+
+    def start(callback, device, period_s):
+        callback._telemetry = RunTelemetry(no_driver, AllocatorReading, period_s=period_s)
+        callback._telemetry.start()
+
+    monkeypatch.setattr(ThroughputCallback, "_start_telemetry", start)
+    make_trainer(ThroughputCallback(warmup_steps=0)).fit(Classifier(), loader(24))
+    assert "no telemetry: NVML does not start (Driver Not Loaded): no NVIDIA driver" in capsys.readouterr().out
+
+
+def test_what_fails_before_the_thread_is_up_leaves_the_rates(make_trainer, monkeypatch, capsys):
+    def broken(device, period_s):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(throughput, "run_telemetry", broken)
+    callback = ThroughputCallback(warmup_steps=0)
+    callback._start_telemetry(torch.device("cuda", 0), 0.2)
+    assert callback.telemetry(None) == "RuntimeError: planted"
+
+
+def test_none_is_none(make_trainer, capsys):
+    callback = ThroughputCallback(warmup_steps=0, telemetry_period_s=None)
+    make_trainer(callback).fit(Classifier(), loader(24))
+    assert "telemetry" not in capsys.readouterr().out
+
+
+def test_validation_does_not_count(make_trainer, gpu):
+    class Validating(Waiting):
+        def validation_step(self, batch):
+            self.gpu.boards[0].utilization = 1
+            for _ in range(2):
+                assert self.gpu.sampled.acquire(timeout=10)
+            super().validation_step(batch)
+            self.gpu.boards[0].utilization = 37
+
+    callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
+    make_trainer(callback, val_check_interval=4, num_sanity_val_steps=0).fit(Validating(gpu), loader(48), loader(16))
+    run = callback.analysis().run.telemetry
+    assert 1 in run.series.values["utilization_pct"], "it is in the picture"
+    assert run.utilization_pct > 30, "at most the sample that was under way when validation ended"
+
+
+@pytest.mark.parametrize("period", [0, 0.001, -1, True, "0.2", float("nan"), float("inf")])
+def test_a_period_that_cannot_be_is_refused(period):
+    with pytest.raises(ConfigurationError, match="telemetry_period_s must be"):
+        ThroughputCallback(telemetry_period_s=period)

@@ -90,7 +90,7 @@ def _reached(time, work):
 
 
 def _paint(step, start, end, work, left_out):
-    line, comm = np.zeros(end - start, np.int8), np.zeros(end - start, bool)
+    line, comm, other = np.zeros(end - start, np.int8), np.zeros(end - start, bool), np.zeros(end - start, bool)
     inside = [span for span in work if span.start < end and span.end > start]
 
     def place(begin, stop):
@@ -101,6 +101,7 @@ def _paint(step, start, end, work, left_out):
             if span.category == category:
                 line[place(span.start, span.end)] = code
                 comm[place(span.start, span.end)] |= category == "comm"
+                other[place(span.start, span.end)] |= category not in {"comm", "memory"}
     for begin, stop in left_out:
         line[place(begin, stop)] = -1
     return Account(
@@ -112,7 +113,7 @@ def _paint(step, start, end, work, left_out):
         idle=int((line == 0).sum()),
         categories={category: int((line == code).sum()) for code, category in enumerate(PAINT, 1)},
         comm=int((comm & (line > 0)).sum()),
-        exposed=int((line == 1).sum()),
+        exposed=int((comm & ~other & (line > 0)).sum()),
     )
 
 

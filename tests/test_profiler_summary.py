@@ -20,7 +20,7 @@ def test_it_prints_the_verdict_and_writes_trace_and_reports(tmp_path, capsys):
     analysis = print_profiler_summary(prof, tmp_path / "traces")
 
     printed = capsys.readouterr().out
-    assert analysis.verdict in printed
+    assert analysis.verdict in printed.lower()
     assert str(tmp_path / "traces" / "report.html") in printed.replace("\n", "")
     names = {path.name for path in (tmp_path / "traces").iterdir()}
     assert names == {"rank0.trace.json.gz", "summary.json", "summary.md", "report.html"}

@@ -9,7 +9,7 @@ from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.rank_summary import CATEGORIES
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.trace import Ints
+from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints
 
 __all__ = ["BusyTime", "busy_time"]
 
@@ -28,7 +28,7 @@ class BusyTime:
             matmul, other, memory, comm. The kinds sum to `busy`.
         categories: the same, by category.
         comm: when communication ran.
-        comm_exposed: when nothing else ran meanwhile.
+        comm_exposed: when no other kernel ran meanwhile; a copy beside it hides nothing.
     """
 
     union: Intervals
@@ -48,16 +48,15 @@ def busy_time(recording: Recording) -> BusyTime:
     )
     claimed = Intervals.of([], [])
     kinds: dict[str, Ints] = {}
-    before_comm = claimed
     measured = np.zeros(len(steps), np.int64)
     for kind in present:
         rows = recording.kind == KINDS.index(kind)
         claimed |= Intervals.of(gpu.start[rows], gpu.end[rows])
-        if CATEGORY_OF[kind] != "comm":
-            before_comm = claimed
         now = steps.measure(claimed)
         kinds[kind], measured = now - measured, now
     comm = np.isin(recording.kind, [KINDS.index(kind) for kind in present if CATEGORY_OF[kind] == "comm"])
+    communication = Intervals.of(gpu.start[comm], gpu.end[comm])
+    other = ~comm & (gpu.activity == ACTIVITIES.index("kernel"))
     return BusyTime(
         union=claimed,
         busy=measured,
@@ -69,6 +68,6 @@ def busy_time(recording: Recording) -> BusyTime:
             )
             for category in CATEGORIES
         },
-        comm=steps.measure(Intervals.of(gpu.start[comm], gpu.end[comm])),
-        comm_exposed=measured - steps.measure(before_comm),
+        comm=steps.measure(communication),
+        comm_exposed=steps.measure(communication - Intervals.of(gpu.start[other], gpu.end[other])),
     )

@@ -46,8 +46,10 @@ def named(trace: Trace, spans: Spans, pattern: re.Pattern[str] | Callable[[str],
     match = pattern.fullmatch if isinstance(pattern, re.Pattern) else pattern
     if not len(spans):
         return np.zeros(0, bool)
-    used = np.unique(spans.name)
-    return np.isin(spans.name, [name for name in used.tolist() if match(trace.names[name])])
+    used = np.flatnonzero(np.bincount(spans.name))
+    matches = np.zeros(len(trace.names), bool)
+    matches[[name for name in used.tolist() if match(trace.names[name])]] = True
+    return matches[spans.name]
 
 
 def spans_of(spans: Spans, rows: NDArray[np.bool_]) -> Intervals:

@@ -107,8 +107,8 @@ class Communication:
 
     Attributes:
         ms_per_step: their union.
-        exposed_ms_per_step: the part of it in which nothing else ran.
-        hidden_pct: share of `ms_per_step` in which something else ran too; 0 without communication.
+        exposed_ms_per_step: the part of it in which no other kernel ran.
+        hidden_pct: share of `ms_per_step` in which another kernel ran too; 0 without communication.
         exposed_pct: the exposed part's share of the step.
     """
 

@@ -65,17 +65,19 @@ def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:
     no_operator, update = len(names) - 2, len(names) - 1
     operator = np.append(trace.operators.name, no_operator)[links.operator]
     operator = np.where(_by_optimizer(trace, links, operator_parent), update, operator)
-    keys, row = np.unique(np.stack((gpu.name, gpu.activity, gpu.collective, operator)), axis=1, return_inverse=True)
+    columns = (gpu.name, gpu.activity, gpu.collective + 1, operator)
+    shape = (len(names), len(ACTIVITIES), len(trace.collectives) + 1, len(names))
+    keys, row = np.unique(np.ravel_multi_index(columns, shape), return_inverse=True)
     kinds = [
         KINDS.index(
             classify(
                 names[name],
                 activity=ACTIVITIES[activity],
-                collective=trace.collectives[collective].name if collective >= 0 else "",
+                collective=trace.collectives[collective - 1].name if collective else "",
                 operator=names[operator],
             ).kind
         )
-        for name, activity, collective, operator in keys.T.tolist()
+        for name, activity, collective, operator in np.transpose(np.unravel_index(keys, shape)).tolist()
     ]
     return np.array(kinds, np.int64)[row.reshape(-1)] if kinds else np.zeros(0, np.int64)
 

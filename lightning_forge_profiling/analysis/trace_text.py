@@ -146,9 +146,9 @@ class TraceText(Generic[T]):
         end, following = (0, 0) if last else _last_boundary(text)
         begin = _end_of(_SEPARATOR, text)
         if end > begin:
-            for repair in (bytes, _repaired):
+            for repair in (memoryview, _repaired):
                 with contextlib.suppress(*_NOT_JSON):
-                    events = self.decode(b"[" + repair(text[begin:end]) + b"]")
+                    events = self.decode(b"".join((b"[", repair(text)[begin:end], b"]")))
                     self._offset += following
                     return events, text[following:]
         return self._take_one_by_one(text, last=last)

@@ -81,7 +81,7 @@ function rankTable(ranks) {
     numeric("idle %", (rank) => rank.gpu.idle_pct, pct),
     numeric("comm ms", (rank) => rank.comm.ms_per_step, ms, "communication per step"),
     numeric("hidden %", (rank) => rank.comm.hidden_pct, pct, "share of the communication during which something else ran"),
-    numeric("exposed ms", (rank) => rank.comm.exposed_ms_per_step, ms, "communication during which nothing else ran"),
+    numeric("exposed ms", (rank) => rank.comm.exposed_ms_per_step, ms, "communication during which no other kernel ran"),
     numeric("exposed %", (rank) => rank.comm.exposed_pct, pct, "share of the step"),
     numeric("kernels", (rank) => rank.gpu.kernels_per_step, count, "per step"),
   ], ranks);

@@ -26,10 +26,10 @@ _BROKEN_PIPE = 141
 
 _EXAMPLES = """\
 examples:
-  forge-profiling analyze lightning_logs/version_0/forge
+  forge-profiling analyze lightning_logs/version_0/profiler_traces
   forge-profiling analyze rank0.trace.json.gz --html report.html
   forge-profiling compare before/ after/ --fail-over 5
-  forge-profiling view lightning_logs/version_0/forge
+  forge-profiling view lightning_logs/version_0/profiler_traces
 
 exit codes: 0 done, 1 a metric is worse than the limit, 2 bad input, 130 interrupted
 """

@@ -14,7 +14,7 @@ __all__ = ["add_to"]
 
 _EXAMPLES = """\
 examples:
-  forge-profiling tensorboard lightning_logs/version_0/forge --out plugin
+  forge-profiling tensorboard lightning_logs/version_0/profiler_traces --out plugin
   tensorboard --logdir plugin
 """
 

@@ -17,7 +17,7 @@ _REPORT = "report.html"
 
 _EXAMPLES = """\
 examples:
-  forge-profiling view forge/                            the HTML report in the browser
+  forge-profiling view profiler_traces/                  the HTML report in the browser
   forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
 
 On a remote machine, forward the port first (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and open the

@@ -330,3 +330,9 @@ def test_the_schema_says_what_each_field_means():
     assert definitions["Flops"]["properties"]["counted_pct"]["description"].startswith("share of the matmul")
     assert "\n" not in definitions["RankSummary"]["properties"]["idle"]["description"]
     assert "Attributes" not in definitions["RankSummary"]["description"]
+
+
+def test_the_share_of_gpu_time_without_a_launch_is_printed():
+    said = "99.6 % of the GPU time is joined to its launch, 0.4 % is not"
+    assert said in printed(sample_analysis())
+    assert said in markdown(sample_analysis())

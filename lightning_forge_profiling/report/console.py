@@ -15,6 +15,7 @@ from lightning_forge_profiling.report.wording import (
     all_warnings,
     by_text,
     efficiency,
+    linked,
     slowest_rank,
     steps_of,
 )
@@ -183,6 +184,8 @@ def _lines(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
     several = len(analysis.ranks) > 1
     if analysis.ranks:
         yield "bold", "compute", efficiency(slowest_rank(analysis.ranks))
+        if joined := linked(slowest_rank(analysis.ranks)):
+            yield "bold", "linked", joined
     hidden = len(analysis.findings) - _SHOWN_FINDINGS
     if hidden > 0:
         yield "bold", "findings", f"{hidden} more with smaller shares: see the reports"

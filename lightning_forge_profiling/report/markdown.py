@@ -12,6 +12,7 @@ from lightning_forge_profiling.report.wording import (
     all_warnings,
     by_text,
     efficiency,
+    linked,
     slowest_rank,
     steps_of,
 )
@@ -147,6 +148,8 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Efficiency", "")
     for where, text in by_text(((rank.rank, efficiency(rank)) for rank in ranks), several=len(ranks) > 1):
         yield f"- {where}{prose(text)}"
+    for where, text in by_text(((rank.rank, linked(rank)) for rank in ranks if linked(rank)), several=len(ranks) > 1):
+        yield f"- {where}{text}"
     yield from _table(
         (
             "rank",

@@ -7,7 +7,7 @@ from typing import Final
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import Analysis
 
-__all__ = ["IDLE_WORDS", "all_warnings", "by_text", "efficiency", "slowest_rank", "steps_of"]
+__all__ = ["IDLE_WORDS", "all_warnings", "by_text", "efficiency", "linked", "slowest_rank", "steps_of"]
 
 IDLE_WORDS: Final = MappingProxyType(
     {
@@ -33,6 +33,13 @@ def steps_of(rank: RankSummary) -> str:
     steps = "1 step" if rank.steps == 1 else f"{rank.steps} steps"
     spread = f", {times.min:.3f} to {times.max:.3f} ms, median {times.p50:.3f} ms" if rank.steps > 1 else ""
     return f"{steps}{spread} on {rank.device or 'an unnamed device'}"
+
+
+def linked(rank: RankSummary) -> str:
+    """How much of the GPU time can be joined to its launch; "" where there is none."""
+    if not rank.gpu.busy_ms_per_step:
+        return ""
+    return f"{100 - rank.unlinked_pct:.1f} % of the GPU time is joined to its launch, {rank.unlinked_pct:.1f} % is not"
 
 
 def efficiency(rank: RankSummary) -> str:

@@ -5,6 +5,10 @@ reading. Contenders take turns, after a rest each, so that none inherits a clock
 Everything is hot: the same tensors, and no L2 flush where the contender lets one choose (`triton.testing.do_bench`
 always flushes). An error is the median over the rounds of a reading less its own truth.
 
+`auto` reads the profiler, as the truth does. `graph`, `saturated` and what follows do not. A second table says what a
+trace shows of the same calls in a full queue and in a replayed graph, and what events around that graph read without
+and with the profiler.
+
     python -m benchmarks.microbench
     python -m benchmarks.microbench --rounds 3 --only "add 1 M"
 """
@@ -16,8 +20,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from datetime import datetime
 from functools import partial
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +34,15 @@ from torch.utils.benchmark import Timer
 
 from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.bench.gpu import Gpu
+from lightning_forge_profiling.bench.stopwatch import Stopwatch
 
 TRACED_CALLS = 50
+REPLAYED_CALLS = 100
+AHEAD_CYCLES = 10_000_000  # 5 ms at 2 GHz: launching 100 calls under the profiler takes less
+AHEAD_US = 500.0  # launching a graph takes less
+REPEATS = 5
 REST_S = 0.1
+SHORTEST = "add 1, the shortest"
 OURS = ("auto", "graph", "saturated", "events", "wall")
 OTHERS = ("do_bench", "do_bench_cudagraph", "torch.utils.benchmark")
 
@@ -39,7 +52,7 @@ def subjects() -> dict[str, Callable[[], object]]:
     half: Any = {"device": "cuda", "dtype": torch.bfloat16}
     small, large = torch.randn(2**20, device="cuda"), torch.randn(2**26, device="cuda")
     square, rows = torch.randn(4096, 4096, device="cuda"), torch.randn(8192, 1024, device="cuda")
-    target, out = torch.empty_like(small), torch.empty_like(large)
+    target, out, one = torch.empty_like(small), torch.empty_like(large), torch.ones(1, device="cuda")
     a, b = torch.randn(512, 512, **half), torch.randn(4096, 4096, **half)
     return {
         "add 1 M": partial(torch.add, small, small),
@@ -49,6 +62,7 @@ def subjects() -> dict[str, Callable[[], object]]:
         "layer norm 8192x1024": partial(torch.nn.functional.layer_norm, rows, (1024,)),
         "matmul 512 bf16": partial(torch.matmul, a, a),
         "matmul 4096 bf16": partial(torch.matmul, b, b),
+        SHORTEST: partial(torch.add, one, one),
     }
 
 
@@ -57,17 +71,30 @@ def traced_us(fn: Callable[[], object], calls: int = TRACED_CALLS) -> float:
 
     It shares no code with `benchmark`: the kernels are taken in their order and dealt out evenly to the calls.
     """
+
+    def run() -> None:
+        for _ in repeat(None, calls):
+            fn()
+
+    return statistics.median(union for union, _ in dealt_out(recorded(run), calls))
+
+
+def recorded(run: Callable[[], object]) -> list[tuple[float, float]]:
+    """Start and end of everything that ran on the GPU, in microseconds and in order."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for _ in range(calls):
-            fn()
+        run()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    work = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and e.get("cat") in kinds)
+    return sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and e.get("cat") in kinds)
+
+
+def dealt_out(work: list[tuple[float, float]], calls: int) -> list[tuple[float, float]]:
+    """For each call, the union of its work and when it began."""
     each, left = divmod(len(work), calls)
     if left or not each:
         raise RuntimeError(f"{len(work)} kernels cannot be dealt out to {calls} calls")
@@ -77,8 +104,60 @@ def traced_us(fn: Callable[[], object], calls: int = TRACED_CALLS) -> float:
         for start, end in work[first : first + each]:
             total += max(end - max(start, reached), 0.0)
             reached = max(reached, end)
-        found.append(total)
-    return statistics.median(found)
+        found.append((total, work[first][0]))
+    return found
+
+
+@dataclass(frozen=True)
+class InARow:
+    """Calls back to back, medians in microseconds.
+
+    Attributes:
+        queue_kernels: the union of a call's kernels, by a trace of a full queue.
+        queue_distance: there, from the begin of a call's to the begin of the next one's.
+        graph_kernels: the same for a replayed graph.
+        graph_distance: likewise.
+        graph_alone: a call of that graph by events around it, without the profiler.
+        graph_traced: the same with the profiler recording.
+    """
+
+    queue_kernels: float
+    queue_distance: float
+    graph_kernels: float
+    graph_distance: float
+    graph_alone: float
+    graph_traced: float
+
+
+def in_a_row(fn: Callable[[], object]) -> InARow:
+    """The same calls in a full queue and in a replayed graph."""
+    gpu = Gpu(torch.device("cuda", torch.cuda.current_device()))
+    stopwatch = Stopwatch(gpu)
+
+    def make(calls: int) -> None:
+        for _ in repeat(None, calls):
+            fn()
+
+    def queued() -> None:
+        gpu.sleep(AHEAD_CYCLES)
+        make(REPLAYED_CALLS)
+
+    replay = gpu.capture(make, REPLAYED_CALLS)
+    replay()
+    traces = []
+    for run, led in ((queued, 1), (replay, 0)):  # one kernel leads the queue
+        time.sleep(REST_S)
+        calls = dealt_out(recorded(run)[led:], REPLAYED_CALLS)
+        traces.append(statistics.median(union for union, _ in calls))
+        traces.append(statistics.median(after - before for (_, before), (_, after) in pairwise(calls)))
+    read: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(REPEATS):
+        for traced, found in read.items():
+            time.sleep(REST_S)
+            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) if traced else nullcontext():
+                us = stopwatch.between(replay, ahead_us=AHEAD_US).us
+            found.append((us - stopwatch.empty_us) / REPLAYED_CALLS)
+    return InARow(*traces, *map(statistics.median, read.values()))
 
 
 def contenders(fn: Callable[[], object], min_time: float) -> dict[str, Callable[[], float]]:
@@ -138,8 +217,22 @@ def measure(fn: Callable[[], object], rounds: int, min_time: float) -> dict[str,
     }
 
 
+def say_how_near(name: str, found: dict[str, Reading]) -> None:
+    """Which readings are within the bound, and whether another tool is nearer."""
+    others = {one: abs(found[one].off) for one in OTHERS if one in found}
+    nearest = min(others, key=lambda one: others[one])  # torch.utils.benchmark is always there
+    for method in ("auto", "graph", "saturated"):
+        off = found[method].off
+        within = abs(off) <= max(0.05 * found[method].truth, 0.5)
+        nearer = f"{nearest} is NEARER" if others[nearest] < abs(off) else f"the nearest other is {nearest}"
+        print(
+            f"{name}: {method} off by {off:+.2f} us, {'within' if within else 'NOT WITHIN'} 5 % or 0.5 us; "
+            f"{nearer}, off by {others[nearest]:.2f}"
+        )
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--min-time", type=float, default=0.1, help="seconds for each reading")
@@ -149,28 +242,29 @@ def main() -> None:
         print("There is no GPU here.")
         return
     gpu = Gpu(torch.device("cuda", 0))
-    print(f"{gpu.name}, torch {torch.__version__}, CUDA {torch.version.cuda}, {args.rounds} rounds")
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}"
+    print(f"{datetime.now().astimezone():%Y-%m-%d %H:%M}, {gpu.name}, {versions}, {args.rounds} rounds")
     rows: dict[str, dict[str, Reading]] = {}
-    for name, fn in subjects().items():
-        if args.only in name:
-            rows[name] = measure(fn, args.rounds, args.min_time)
-            print(f"{name}: done", flush=True)
-    columns = list(next(iter(rows.values()), {}))
+    more: dict[str, InARow] = {}
     print("\nMicroseconds of one call, and how far off the trace beside it.\n")
-    print(f"| call | trace | {' | '.join(columns)} |\n|---|---:|{'---:|' * len(columns)}")
-    for name, found in rows.items():
+    for name, fn in subjects().items():
+        if args.only not in name:
+            continue
+        found = measure(fn, args.rounds, args.min_time)
+        if not rows:
+            print(f"| call | trace | {' | '.join(found)} |\n|---|---:|{'---:|' * len(found)}")
+        rows[name], more[name] = found, in_a_row(fn)
         cells = " | ".join(f"{one.us:.2f} ({one.off:+.2f})" for one in found.values())
-        print(f"| {name} | {found['auto'].truth:.2f} | {cells} |")
+        print(f"| {name} | {found['auto'].truth:.2f} | {cells} |", flush=True)
     print()
     for name, found in rows.items():
-        auto, off = found["auto"], {one: abs(found[one].off) for one in OTHERS if one in found}
-        nearest = min(off, key=lambda one: off[one])
-        within = abs(auto.off) <= max(0.05 * auto.truth, 0.5)
-        print(
-            f"{name}: auto off by {auto.off:+.2f} us, {'within' if within else 'NOT WITHIN'} 5 % or 0.5 us; "
-            f"the nearest other is {nearest}, off by {off[nearest]:.2f}"
-            + (", NEARER" if off[nearest] < abs(auto.off) else "")
-        )
+        say_how_near(name, found)
+    print("\nThe same calls in a row: kernels and from begin to begin in a trace, and a graph by events around it.\n")
+    columns = ("queue, kernels", "distance", "graph, kernels", "distance", "events, no trace", "events, traced")
+    print(f"| call | one by one | {' | '.join(columns)} |\n|---|---:|{'---:|' * len(columns)}")
+    for name, row in more.items():
+        cells = " | ".join(f"{getattr(row, field.name):.2f}" for field in fields(row))
+        print(f"| {name} | {rows[name]['auto'].truth:.2f} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from rich.text import Text
 CHECKOUT = Path(__file__).resolve().parents[1]
 IMAGES = CHECKOUT / "docs" / "images"
 TRACES = CHECKOUT / "tests" / "data" / "traces"
+H200_RUN = CHECKOUT / "tests" / "data" / "telemetry" / "h200.json"
 COLUMNS = 100
 # without rich's request for a web font: any monospaced one will do
 SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -103,6 +104,31 @@ def browser_reports() -> None:
         browser.find_element("id", "timeline-view").screenshot(str(IMAGES / "timeline.png"))
 
 
+def telemetry_report() -> None:
+    """Photograph the GPU over a run, with the cursor in the part that waits for the data loader."""
+    import msgspec  # noqa: PLC0415  (as above)
+    from selenium.webdriver.common.keys import Keys  # noqa: PLC0415  (for the browser alone)
+
+    from lightning_forge_profiling.analysis.combine import combine  # noqa: PLC0415
+    from lightning_forge_profiling.analysis.results import RunEvidence  # noqa: PLC0415
+    from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
+
+    sys.path.insert(0, str(CHECKOUT))
+    from tests.browser import chromium  # noqa: PLC0415
+
+    run = msgspec.json.decode(H200_RUN.read_bytes(), type=RunEvidence)
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        page = Path(folder, "run.html")
+        page.write_text(html_report(combine(None, run), []), encoding="utf-8")
+        metrics = {"width": 1180, "height": 1600, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        browser.get(page.as_uri())
+        cursor = browser.find_element("css selector", "#telemetry .scrubber")
+        cursor.send_keys(Keys.HOME + 14 * Keys.PAGE_UP + 4 * Keys.ARROW_RIGHT)
+        browser.execute_script("arguments[0].style.outline = 'none'", cursor)
+        browser.find_element("id", "telemetry").screenshot(str(IMAGES / "telemetry.png"))
+
+
 def main() -> None:
     """Make what is asked for."""
     wanted = sys.argv[1:] or ["demo", "reports"]
@@ -111,6 +137,7 @@ def main() -> None:
     if "reports" in wanted:
         console_report("slow_optimizer")
         browser_reports()
+        telemetry_report()
 
 
 if __name__ == "__main__":

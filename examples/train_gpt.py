@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, count_flops, region
 
 SONNETS = Path(__file__).parent / "data" / "sonnets.txt"
 
@@ -141,6 +141,8 @@ def main() -> None:
     L.seed_everything(0)
     data = SonnetData(args.context, args.batch_size)
     model = GPT(len(data.characters), args.context)
+    characters = torch.zeros(args.batch_size, args.context, dtype=torch.long)
+    flops = count_flops(model, (characters, characters)).total  # counts on shapes alone: nothing is computed
     trainer = L.Trainer(
         max_steps=args.steps,
         accelerator=args.accelerator,
@@ -152,7 +154,7 @@ def main() -> None:
         limit_val_batches=10,
         callbacks=[
             ForgeProfilerCallback(start_step=5, end_step=8),
-            ThroughputCallback(tokens_fn=lambda batch: batch[0].numel()),
+            ThroughputCallback(tokens_fn=lambda batch: batch[0].numel(), flops_per_batch=flops),
         ],
     )
     trainer.fit(model, data)

@@ -114,3 +114,13 @@ def make_trainer(tmp_path):
     yield make
     for trainer, profiler in made:
         assert trainer.profiler is profiler, "the Trainer's own profiler is not back in place"
+
+
+@pytest.fixture
+def _fp32_settings():
+    """PyTorch's settings of TF32 are put back."""
+    import torch  # noqa: PLC0415  (not for tests without it)
+
+    products, convolutions = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+    yield
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = products, convolutions

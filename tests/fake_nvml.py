@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from types import SimpleNamespace
 
-NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST = 3, 6, 13, 15
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, UNKNOWN = 3, 4, 6, 13, 15, 999
 
 
 class FakeNVMLError(Exception):
@@ -29,6 +29,7 @@ class FakeBoard:
         self.processes = {os.getpid(): 2**29}
         self.milliwatts, self.milliwatt_limit, self.millijoules = 100_000, 700_000, 0
         self.celsius, self.sm_mhz, self.memory_mhz = 40, 1980, 3201
+        self.max_mhz, self.rated_mhz, self.lock = 1980, 1830, None
         self.reasons = 0
 
 
@@ -141,3 +142,19 @@ class FakeNvml:
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         self._called("nvmlDeviceGetTotalEnergyConsumption")
         return handle.millijoules
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, clock):
+        self._called("nvmlDeviceGetMaxClockInfo")
+        return handle.max_mhz
+
+    def nvmlDeviceGetDefaultApplicationsClock(self, handle, clock):
+        self._called("nvmlDeviceGetDefaultApplicationsClock")
+        return handle.rated_mhz
+
+    def nvmlDeviceSetGpuLockedClocks(self, handle, low, high):
+        self._called("nvmlDeviceSetGpuLockedClocks")
+        handle.lock = (low, high)
+
+    def nvmlDeviceResetGpuLockedClocks(self, handle):
+        self._called("nvmlDeviceResetGpuLockedClocks")
+        handle.lock = None

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from statistics import mean, median
 
+from lightning_forge_profiling.analysis.flops import Flops
 from lightning_forge_profiling.analysis.rank_summary import (
     Communication,
     Copies,
     Distribution,
-    Flops,
     Gpu,
     Host,
     Kernel,
@@ -237,6 +237,7 @@ def _rank(rank: int, step_ms: list[float], ranks: int) -> RankSummary:
         ),
         flops=Flops(
             per_step=12.2e12,
+            model_per_step=12.2e12,
             counted_pct=97.5,
             matmul_tflops=12.2 / (0.38 * step / 1e3),
             busy_tflops=12.2 / (busy * step / 1e3),

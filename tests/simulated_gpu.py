@@ -80,6 +80,12 @@ class SimulatedGpu:
         self._record("cuda_runtime", "cudaLaunchKernel", launched, launched)
         self._record("kernel", "k", start, end)
 
+    def kernel_aside(self, ns):
+        """Launch a kernel on a stream that the current one does not wait for."""
+        self.host_ns += LAUNCH_NS
+        self._record("cuda_runtime", "cudaLaunchKernel", self.host_ns, self.host_ns)
+        self._record("kernel", "k", self.host_ns + LATENCY_NS, self.host_ns + LATENCY_NS + ns)
+
     def allocate(self, size, *, keep):
         self.given += size
         self.in_use += size if keep else 0

@@ -2,13 +2,14 @@
 
 import pytest
 
-from lightning_forge_profiling.bench.benchmark import Plan, time_on_gpu
+from lightning_forge_profiling.bench.benchmark import time_on_gpu
+from lightning_forge_profiling.bench.plan import Plan
 from lightning_forge_profiling.bench.sampling import Limits
 from lightning_forge_profiling.bench.subject import Subject
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
-from lightning_forge_profiling.hardware.clocks import ClockWatch
+from lightning_forge_profiling.hardware.clock_watch import ClockWatch
+from tests.fake_nvml import FakeNvml
 from tests.simulated_gpu import GAP_NS, SimulatedGpu
-from tests.test_clocks import ClockNvml
 
 KERNEL_US = 2.0
 
@@ -56,6 +57,58 @@ def test_a_flush_makes_the_data_cold_and_is_not_in_the_time(gpu, method, gap):
     assert result.median_us == pytest.approx(KERNEL_US + 1.5 + gap, abs=0.01)
     assert result.flush_l2
     assert "flushed" in str(result)
+
+
+def test_events_around_a_cold_call_hold_its_launch_as_around_a_hot_one(gpu):
+    hot, cold = (timed(gpu, add(gpu), plan("events", flush_l2=flush)).median_us for flush in (False, True))
+    assert cold == pytest.approx(hot + 1.5, abs=0.01)
+
+
+def test_a_graph_of_a_function_that_waits_is_refused_before_the_capture(gpu):
+    def waits():
+        gpu.kernel(2000)
+        gpu.synchronize()
+
+    with pytest.raises(ConfigurationError, match=r"cannot capture a function that waits .*such as .item\(\)"):
+        timed(gpu, waits, plan("graph"))
+    assert gpu.captures == 0
+
+
+def broken_off(calls, count):
+    del calls, count
+    raise ForgeProfilingError("CUDA broke the capture of a graph off: operation not permitted")
+
+
+def test_a_graph_that_cuda_breaks_off_is_one_sentence(gpu):
+    gpu.capture = broken_off
+    with pytest.raises(
+        ForgeProfilingError, match=r"cannot be used: CUDA broke .* not permitted\. Leave method out"
+    ) as found:
+        timed(gpu, add(gpu), plan("graph"))
+    assert "\n" not in str(found.value)
+    gpu.profiler_error = ForgeProfilingError("no")
+    assert timed(gpu, add(gpu)).method == "saturated"
+
+
+def test_work_on_a_stream_of_its_own_is_read_from_the_profiler(gpu):
+    result = timed(gpu, lambda: gpu.kernel_aside(20_000), plan(flush_l2=True))
+    assert (result.method, result.median_us, result.flush_l2) == ("kernels", pytest.approx(20), False)
+    assert result.queued_us is None
+    assert any("found on other streams" in warning for warning in result.warnings)
+    assert timed(gpu, lambda: gpu.kernel_aside(20_000), plan("kernels")).median_us == pytest.approx(20)
+
+
+def test_whether_there_is_work_on_other_streams_is_left_open_without_the_profiler(gpu):
+    gpu.profiler_error = ForgeProfilingError("another torch profiler is active in this process")
+    result = timed(gpu, lambda: gpu.kernel_aside(20_000))
+    assert result.method == "cpu"
+    assert any("not seen (another torch profiler" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("method", ["graph", "saturated", "events"])
+def test_a_method_that_reads_one_stream_is_refused_where_nothing_is_on_it(gpu, method):
+    with pytest.raises(ConfigurationError, match="the function puts nothing there: leave method out"):
+        timed(gpu, lambda: gpu.kernel_aside(20_000), plan(method))
 
 
 def test_a_graph_is_hot_and_says_so(gpu):
@@ -159,8 +212,63 @@ def test_a_method_asked_for_by_name_fails_rather_than_becoming_another(gpu, meth
         gpu.kernel(2000)
 
     gpu.profiler_error = RuntimeError("no profiler")
-    with pytest.raises(RuntimeError, match=r"no capture|no profiler"):
+    with pytest.raises((RuntimeError, ForgeProfilingError), match=r"no capture|no profiler"):
         timed(gpu, refuses, plan(method))
+
+
+def test_a_method_that_fails_says_what_to_choose_instead(gpu):
+    gpu.profiler_error = ForgeProfilingError("another torch profiler is active in this process")
+    with pytest.raises(ForgeProfilingError) as found:
+        timed(gpu, add(gpu), plan("kernels"))
+    said = "another torch profiler is active in this process. Leave method out, or take 'graph' or 'saturated'"
+    assert said in str(found.value)
+
+    def refuses():
+        if gpu.captured is not None:
+            raise RuntimeError("no capture")
+        gpu.kernel(2000)
+
+    with pytest.raises(RuntimeError) as found:
+        timed(gpu, refuses, plan("graph"))
+    assert "'saturated'" in found.value.__notes__[0]
+
+
+def test_the_hosts_part_alone_is_said_to_be_that(gpu):
+    result = timed(gpu, add(gpu), plan("cpu", max_time=0.02))
+    assert result.method == "cpu"
+    assert any("the launching" in warning for warning in result.warnings)
+
+
+def test_calls_that_only_sometimes_reach_the_gpu_count_as_they_are_and_are_named(gpu):
+    calls = 0
+
+    def cached():
+        nonlocal calls
+        calls += 1
+        gpu.host_ns += 1000
+        if calls % 4 == 0:
+            gpu.kernel(2000)
+
+    result = timed(gpu, cached)
+    assert result.method == "kernels"
+    assert result.mean_us == pytest.approx(0.5, rel=0.1)
+    assert any("saw no GPU work" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 30, 300, 600, 700])
+@pytest.mark.parametrize("method", ["auto", "graph", "saturated", "events", "wall", "cpu"])
+def test_an_error_of_any_call_reaches_the_user_whatever_the_method(gpu, method, call):
+    calls = 0
+
+    def breaks():
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise LookupError(calls)
+        gpu.kernel(2000)
+
+    with pytest.raises(LookupError, match=f"^{call}$"):
+        timed(gpu, breaks, plan(method, min_time=0.4))
 
 
 def test_calls_of_many_kernels_are_made_fewer_until_the_queue_holds_them(gpu):
@@ -202,6 +310,48 @@ def test_argument_sets_take_turns_in_every_method(gpu):
         assert method == "kernels" or result.calls_per_sample % 3 == 0
 
 
+@pytest.mark.parametrize("flush_l2", [False, True])
+@pytest.mark.parametrize("method", ["kernels", "saturated", "graph", "events", "wall", "cpu"])
+def test_a_sample_of_unequal_inputs_is_the_mean_of_a_round(gpu, method, flush_l2):
+    def fn(us):
+        gpu.host_ns += us
+        gpu.kernel(1000 * us)
+
+    sets = ((2,), (40,), (300,))
+    result = timed(gpu, fn, plan(method, flush_l2=flush_l2), sets=sets)
+    each = [timed(gpu, fn, plan(method, flush_l2=flush_l2), sets=(one,)).median_us for one in sets]
+    assert result.calls_per_sample % 3 == 0
+    assert result.median_us == pytest.approx(sum(each) / 3, rel=0.05)
+    assert result.noise < 0.01
+
+
+def test_a_round_through_the_inputs_stays_whole_where_the_queue_holds_less(gpu):
+    def fn(kernels):
+        for _ in range(kernels):
+            gpu.kernel(100)
+
+    result = timed(gpu, fn, plan("saturated"), sets=((10,), (20,), (60,)))
+    assert result.calls_per_sample % 3 == 0
+    assert result.median_us == pytest.approx(30 * (0.1 + 0.9), rel=0.05)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_call_of_a_second_is_made_six_times_however_little_time_there_is(gpu, on_gpu):
+    calls = 0
+
+    def slow():
+        nonlocal calls
+        calls += 1
+        gpu.host_ns += 0 if on_gpu else 1_000_000_000
+        if on_gpu:
+            gpu.kernel(1_000_000_000)
+
+    result = timed(gpu, slow, plan(max_time=0.5))
+    assert calls == 6
+    assert result.method == ("kernels" if on_gpu else "cpu")
+    assert result.median_us == pytest.approx(1e6, rel=0.001)
+
+
 def test_samples_wait_until_the_function_is_warm(gpu):
     calls = 0
 
@@ -236,13 +386,27 @@ def test_a_function_that_does_not_settle_is_named_and_ends_in_time(gpu):
         gpu.kernel(20_000 if calls // 7 % 2 else 40_000)
 
     result = timed(gpu, erratic, plan("events", max_time=0.2, max_noise=0.001))
-    assert any("did not converge" in warning for warning in result.warnings)
+    assert any(warning.endswith(": raise max_time") for warning in result.warnings)
     assert result.noise > 0.001
 
 
+def test_more_time_is_no_advice_for_a_function_that_gets_slower(gpu):
+    calls = 0
+
+    def slower():
+        nonlocal calls
+        calls += 1
+        gpu.kernel(20_000 + 50 * calls)
+
+    warnings = timed(gpu, slower, plan("events", max_noise=0.0001, warmup=1)).warnings
+    assert any("getting slower" in warning for warning in warnings)
+    assert any("did not converge" in warning for warning in warnings)
+    assert not any("raise max_time" in warning for warning in warnings)
+
+
 def test_samples_taken_while_the_clock_was_held_down_are_left_out(gpu):
-    nvml = ClockNvml()
-    watch = ClockWatch(gpu.uuid, nvml=nvml, clock_ns=gpu.clock_ns)
+    nvml = FakeNvml()
+    watch = ClockWatch(uuid=gpu.uuid, nvml=nvml, clock_ns=gpu.clock_ns)
     began = []
 
     def under_a_power_cap():
@@ -261,9 +425,9 @@ def test_samples_taken_while_the_clock_was_held_down_are_left_out(gpu):
 
 
 def test_a_clock_held_down_throughout_is_said_and_nothing_left_out(gpu):
-    nvml = ClockNvml()
+    nvml = FakeNvml()
     nvml.boards[0].sm_mhz, nvml.boards[0].reasons = 1200, 0x20
-    watch = ClockWatch(gpu.uuid, nvml=nvml, clock_ns=gpu.clock_ns)
+    watch = ClockWatch(uuid=gpu.uuid, nvml=nvml, clock_ns=gpu.clock_ns)
     result = timed(gpu, add(gpu), watch=watch)
     assert result.clock is not None
     assert result.clock.discarded == 0

@@ -10,7 +10,7 @@ import pytest
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, median_noise
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.hardware.clocks import ClockSeen
+from lightning_forge_profiling.hardware.clock_watch import ClockSeen
 
 SVG = "{http://www.w3.org/2000/svg}"
 CLOCK = ClockSeen(1900.0, 1700, 1980, 1980, ("power cap",), 3)
@@ -64,8 +64,17 @@ def test_a_result_is_frozen_and_never_empty():
 
 
 def test_a_printed_result_says_what_was_measured_and_what_speaks_against_it():
-    text = str(result([2.0] * 40, clock=CLOCK, warnings=("it waits",), calls_per_sample=400, enqueue_us=5.0))
-    for part in ("f on GPU", "2.00 µs, median of 40 samples of 400 calls", "graph, L2 hot", "1700 to 1980", "it waits"):
+    given = {"clock": CLOCK, "warnings": ("it waits",), "calls_per_sample": 400, "enqueue_us": 5.0}
+    text = str(result([2.0] * 40, allocated_bytes=4096, **given))
+    parts = (
+        "f on GPU",
+        "2.00 µs, median of 40 samples of 400 calls, known to ±0.0% within this run",
+        "graph, L2 hot",
+        "1700 to 1980",
+        "it waits",
+    )
+    assert "4 CPU threads" in str(result([2.0], threads=4))
+    for part in (*parts, "4,096 bytes from the caching allocator"):
         assert part in text
 
 
@@ -88,15 +97,34 @@ def test_times_are_printed_in_a_unit_that_suits_them(us, text):
     "samples", [[5.0], [5.0] * 30, [0.0] * 8, list(np.random.default_rng(2).lognormal(1, 1, 3000))]
 )
 def test_the_picture_shows_every_sample_once(samples):
-    root = ET.fromstring(result(samples, name="a<b>&c").svg())  # noqa: S314  (our own text)
+    root = ET.fromstring(result(samples, name="a<b>&c", enqueue_us=5.0).svg())  # noqa: S314  (our own text)
     texts = [text.text for text in root.iter(SVG + "text")]
     counted = sum(int(tip.text.split()[0]) for tip in root.iter(SVG + "title"))
     counted += sum(int(text.split()[0]) for text in texts if text.endswith((" longer", " shorter")))
     assert counted == len(samples)
-    assert texts[0].startswith("a<b>&c: ")
+    assert texts[0] == "a<b>&c"
+    assert texts[1].endswith("(graph, L2 hot) on GPU")
     for bar in root.iter(SVG + "rect"):
         assert float(bar.get("width")) > 0
-        assert 0 <= float(bar.get("y", 0)) <= 170
+        assert 0 <= float(bar.get("y", 0)) + float(bar.get("height")) <= 240
+
+
+@pytest.mark.parametrize(("us", "unit"), [(0.0213, "ns"), (2.3, "µs"), (7985.2, "ms"), (2.5e6, "s")])
+def test_a_picture_has_one_unit(us, unit):
+    random = np.random.default_rng(7)
+    root = ET.fromstring(result(us * random.lognormal(0, 0.5, 200)).svg())  # noqa: S314  (our own text)
+    texts = [text.text for text in root.iter(SVG + "text")]
+    times = [texts[1].split(" (")[0], *(text for text in texts if text.startswith(("p5", "median", "p95")))]
+    times += [tip.text for tip in root.iter(SVG + "title")]
+    assert len(times) > 8
+    assert {text.split()[-1] for text in times} == {unit}
+    (middle,) = (float(text.split()[1]) for text in times if text.startswith("median"))
+    assert middle == pytest.approx(float(times[0].split()[0]), rel=0.006)
+
+
+def test_a_title_that_is_too_long_for_the_picture_is_cut():
+    root = ET.fromstring(result([1.0], name="x" * 200).svg())  # noqa: S314  (our own text)
+    assert next(root.iter(SVG + "text")).text == "x" * 87 + "…"
 
 
 def noisy(random, median, count=200, drift=0.0, noise=0.02):
@@ -106,7 +134,9 @@ def noisy(random, median, count=200, drift=0.0, noise=0.02):
 
 def test_a_real_difference_is_shown_with_an_interval_around_it():
     random = np.random.default_rng(3)
-    found = compare_benchmarks([result(noisy(random, 10), "f"), result(noisy(random, 9), "g")])
+    found = compare_benchmarks(
+        [result(noisy(random, us), name) for _ in range(5) for us, name in ((10, "f"), (9, "g"))]
+    )
     (ratio,) = found.ratios
     assert ratio.verdict == "faster"
     assert ratio.low < 0.9 < ratio.high
@@ -130,16 +160,59 @@ def test_runs_of_one_name_widen_the_interval_by_what_differs_between_them():
     levels = [(10.0, 10.1), (10.6, 10.0), (9.7, 10.5), (10.2, 9.8)]
     runs = [result(noisy(random, level), name) for pair in levels for name, level in zip("fg", pair, strict=True)]
     once, often = compare_benchmarks(runs[2:4]).ratios[0], compare_benchmarks(runs).ratios[0]
-    assert (once.verdict, often.verdict) == ("faster", "no difference shown")
-    assert often.runs == 4
-    assert not any("one run" in warning for warning in compare_benchmarks(runs).warnings)
-    assert any("one run" in warning for warning in compare_benchmarks(runs[:2]).warnings)
+    assert (once.verdict, often.verdict) == ("too few runs to tell", "no difference shown")
+    assert (often.runs, often.baseline_runs) == (4, 4)
+    assert not any("runs of a function" in warning for warning in compare_benchmarks(runs).warnings)
+    assert any("fewer than 4 runs" in warning for warning in compare_benchmarks(runs[:2]).warnings)
+
+
+@pytest.mark.parametrize(("runs", "verdict"), [(1, "too few runs to tell"), (3, "too few runs to tell"), (4, "slower")])
+def test_a_verdict_takes_four_runs_of_either(runs, verdict):
+    first, second = result([10.0, 10.1] * 10, "f"), result([12.0, 12.1] * 10, "g")
+    assert compare_benchmarks([*[first] * runs, *[second] * 9]).ratios[0].verdict == verdict
+    assert compare_benchmarks([*[first] * 9, *[second] * runs]).ratios[0].verdict == verdict
+
+
+def test_four_runs_that_differ_by_chance_alone_seldom_have_a_verdict():
+    random = np.random.default_rng(6)
+    shown = 0
+    for seed in range(60):
+        runs = [result(noisy(random, level), name) for name in "fg" for level in random.normal(10, 0.3, 4)]
+        shown += compare_benchmarks(runs, seed=seed).ratios[0].verdict != "no difference shown"
+    assert shown <= 7  # 5 % of 60 is 3
+
+
+@pytest.mark.parametrize(("method", "said"), [("kernels", True), ("graph", True), ("wall", False)])
+def test_a_ratio_of_what_the_gpu_takes_is_no_ratio_of_the_loop_where_the_host_takes_longer(method, said):
+    given = {"device": "GPU", "method": method}
+    first = BenchmarkResult(name="eager", samples_us=(30.0,) * 9, enqueue_us=100.0, **given)
+    second = BenchmarkResult(name="fused", samples_us=(9.0,) * 9, enqueue_us=77.0, **given)
+    warnings = " ".join(compare_benchmarks([first, second]).warnings)
+    assert ("host is the limit of eager: it takes 100 µs to launch what takes the GPU 30.0 µs" in warnings) == said
+    assert ("host is the limit of fused: it takes 77.0 µs" in warnings) == said
+
+
+def test_what_the_gpu_is_the_limit_of_is_compared_without_a_warning():
+    runs = [result([100.0] * 9, name, enqueue_us=20.0) for name in "fg"]
+    assert compare_benchmarks(runs * 4).warnings == ()
+
+
+def test_a_comparison_with_nothing_is_refused_and_one_of_nothing_is_not():
+    with pytest.raises(ConfigurationError, match="median of f is 0"):
+        compare_benchmarks([result([0.0] * 9, "f"), result([1.0] * 9, "g")])
+    found = compare_benchmarks([result([1.0] * 4 + [0.0] * 3, "f"), result([0.0] * 9, "g")] * 4)
+    assert found.ratios[0].ratio == 0
+    assert not any(text in str(found) for text in ("nan", "inf"))
+    json.loads(found.to_json(), parse_constant=pytest.fail)
 
 
 def test_too_few_samples_show_no_difference_however_far_apart():
     found = compare_benchmarks([result([1.0] * 3, "f"), result([9.0] * 3, "g")])
     assert found.ratios[0].verdict == "no difference shown"
     assert any("say nothing" in warning for warning in found.warnings)
+    ratio = json.loads(found.to_json(), parse_constant=pytest.fail)["ratios"][0]
+    assert (ratio["low"], ratio["high"]) == (0, None)
+    assert "[unknown]" in str(found)
 
 
 def test_results_that_were_measured_differently_are_compared_with_a_warning():

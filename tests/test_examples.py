@@ -47,6 +47,7 @@ def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
     assert sum(float(rows[region]) for region in PARTITION) == pytest.approx(float(rows["step"]), abs=0.01)
     assert 0 < float(rows["your attention"]) < float(rows["step"])
     assert "4 steps with the profiler on" in out
+    assert re.search(r"^compute +[\d.]+ TFLOP/s per device, MFU unknown", out, re.MULTILINE)
 
 
 def test_train_gpt_leaves_its_trace_where_the_table_says(gpt):

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_forge_profiling import ConfigurationError
-from lightning_forge_profiling.hardware.flop_count import count_flops
+from lightning_forge_profiling.hardware.flop_count import FlopCount, count_flops
+from tests.models import Product
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -335,3 +336,65 @@ def test_no_gpu_memory_is_taken():
     before = torch.cuda.memory_allocated()
     assert count_flops(layer, x).forward == 2 * 8192**3
     assert torch.cuda.max_memory_allocated() == before
+
+
+def test_what_was_counted_prints():
+    layer = nn.TransformerEncoderLayer(64, 4, batch_first=True, dropout=0.0)
+    counted = count_flops(layer, torch.randn(2, 16, 64))
+    first, *rest = str(counted).splitlines()
+    assert first.startswith(f"{counted.total / 1e9:,.3f} GFLOP a batch: ")
+    assert [line.split()[-1] for line in rest[: len(counted.by_operator)]] == list(counted.by_operator)
+
+
+def test_what_was_counted_says_how_attention_counts_and_what_is_missing():
+    counted = FlopCount(
+        forward=4,
+        backward=10,
+        recomputed=4,
+        by_operator={"aten._scaled_dot_product_flash_attention": 18},
+        uncounted=("mylib.scan",),
+    )
+    text = str(counted)
+    assert "a causal mask is not taken to halve it" in text
+    assert "mylib.scan" in text
+    assert "computed a second time" in text
+
+
+class OwnOperators(nn.Module):
+    def __init__(self, reentrant=None):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(32, 32) for _ in range(2))
+        self.reentrant = reentrant
+
+    def products(self, x):
+        for weight in self.weights:
+            x = Product.apply(x, weight).relu()
+        return x
+
+    def forward(self, x):
+        return (
+            self.products(x) if self.reentrant is None else checkpoint(self.products, x, use_reentrant=self.reentrant)
+        )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_operators_of_the_users_own_count_as_computed_again(reentrant):
+    x = torch.randn(8, 32, requires_grad=True)
+    once, again = count_flops(OwnOperators(), x), count_flops(OwnOperators(reentrant), x)
+    assert (once.forward, once.backward, once.recomputed) == (2 * 2 * 8 * 32 * 32, 2 * once.forward, 0)
+    assert (again.total, again.recomputed) == (once.total, once.forward)
+
+
+class SlopePenalty(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 1)
+
+    def training_step(self, batch):
+        x = batch.requires_grad_()
+        (slope,) = torch.autograd.grad(self.layer(x).sum(), x, create_graph=True)
+        return slope.square().sum()
+
+
+def test_a_step_that_takes_a_gradient_in_its_input_is_counted():
+    assert count_flops(SlopePenalty(), torch.randn(8, 32)).total > 0

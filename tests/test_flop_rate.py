@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_forge_profiling.analysis.hints import rules_of_thumb
 from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.report.wording import efficiency
 from tests.synthetic import ADD, Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -71,6 +73,65 @@ def test_nested_calls_of_one_product_count_once(tmp_path):
     trace.operator("aten::mm", 3.2, 3.8, dims=SQUARE, types=[BF16] * 2)
     flops = trace.rank(tmp_path).flops
     assert (flops.per_step, flops.dtype) == (2e9, "bf16")
+
+
+def test_a_sharded_product_counts_what_this_rank_computes(tmp_path):
+    """DTensor calls the operator with the whole shapes, and within that with this rank's."""
+    trace = product(dims=[[1000, 4000], [4000, 1000]])
+    trace.operator("aten::mm", 3.2, 3.8, dims=SQUARE, types=[BF16] * 2)
+    assert trace.rank(tmp_path).flops.per_step == 2e9
+
+
+def test_a_product_of_parts_counts_each_of_them(tmp_path):
+    trace = product(dims=[[1000, 2000], [2000, 1000]])
+    trace.operator("aten::mm", 3.2, 3.4, dims=SQUARE, types=[BF16] * 2)
+    trace.operator("aten::mm", 3.6, 3.8, dims=SQUARE, types=[BF16] * 2)
+    assert trace.rank(tmp_path).flops.per_step == 4e9
+
+
+def test_a_product_that_is_carried_out_in_fp8_counts_as_that(tmp_path):
+    trace = product(BF16)
+    scales = [[1], [1]]
+    trace.operator("aten::_scaled_mm", 3.2, 3.8, dims=SQUARE + scales, types=["c10::Float8_e4m3fn"] * 2 + [FP32] * 2)
+    flops = trace.rank(tmp_path).flops
+    assert (flops.per_step, flops.dtype, flops.peak_tflops) == (2e9, "fp8", 1979)
+
+
+def test_a_product_with_a_sparse_matrix_is_named_and_not_counted(tmp_path):
+    """It has a shape, and as the trace shows it, no strides."""
+    trace = product()
+    sparse = {"Input Strides": [[], [1000, 1]]}
+    trace.operator("aten::mm", 6, 7, dims=SQUARE, types=[FP32] * 2, **sparse)
+    trace.kernel(10, 12, launched=6.5)
+    flops = trace.rank(tmp_path).flops
+    assert (flops.per_step, flops.counted_pct) == (2e9, 50)
+    assert flops.uncounted == ("aten::mm",)
+
+
+def checkpointed():
+    """A product, and in the backward pass the same again before a gradient of another form."""
+    trace = product()
+    trace.operator("autograd::engine::evaluate_function: ReluBackward0", 4, 7)
+    trace.operator("aten::mm", 4.5, 5, dims=SQUARE, types=[BF16] * 2, **{"Sequence number": 7})
+    trace.operator("autograd::engine::evaluate_function: MmBackward0", 7, 9)
+    trace.operator("aten::mm", 7.5, 8, dims=[[1000, 500], [500, 1000]], types=[BF16] * 2)
+    trace.kernel(10, 12, launched=4.6)
+    trace.kernel(12, 13, launched=7.6)
+    return trace
+
+
+def test_what_is_computed_a_second_time_is_not_the_models_and_a_hint_says_so(tmp_path):
+    rank = checkpointed().rank(tmp_path)
+    assert (rank.flops.per_step, rank.flops.model_per_step) == (5e9, 3e9)
+    [hint] = [hint for hint in rules_of_thumb([rank]) if hint.code == "recomputation"]
+    assert "40 % of the operations" in hint.text
+    assert "(40 % of the operations recompute activations" in efficiency(rank)
+
+
+def test_shapes_of_the_call_itself_serve_where_those_inside_are_missing(tmp_path):
+    trace = product()
+    trace.operator("aten::mm", 3.2, 3.8)
+    assert trace.rank(tmp_path).flops.per_step == 2e9
 
 
 def test_the_type_is_that_of_most_flops(tmp_path):

@@ -6,16 +6,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from lightning_forge_profiling.analysis.rank_summary import Communication, Distribution, Gpu
-from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.rank_summary import Communication, Distribution, Gpu, Share
+from lightning_forge_profiling.analysis.results import Analysis, RunCompute, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.report.html import html_report, replace_summary
 from tests.browser import chromium, wait_until
+from tests.report_page import Page
 from tests.sample_timeline import COPY, STEPS, lane, sample_timeline
 from tests.samples import ADAM, ADD, ALLREDUCE, GEMM, NORM, sample_analysis
 
@@ -27,7 +27,17 @@ RUN = RunEvidence(
     regions={"data": RunRegion(device_ms=8.1, host_ms=9.4), "loss": RunRegion(device_ms=1.5, host_ms=0.2)},
     user_regions=("loss",),
     drained_pct=12.5,
-)
+    compute=(
+        RunCompute(
+            kind="mfu", tflops=400.0, dtype="bf16", device="H200 SXM", peak_tflops=989.5, peak_source="data sheet",
+            pct_of_peak=40.4, measured_tflops=689.0, pct_of_measured=58.1,
+        ),
+        RunCompute(
+            kind="hfu", tflops=500.0, dtype="bf16", device="H200 SXM", peak_tflops=None, peak_source="unknown",
+            pct_of_peak=None,
+        ),
+    ),
+)  # fmt: skip
 
 
 def run_only():
@@ -40,12 +50,15 @@ def without_gpu():
     """What a trace from a CPU leaves: steps, operators, and no GPU activity."""
     [rank] = sample_analysis().ranks
     none = Communication(ms_per_step=0.0, exposed_ms_per_step=0.0, hidden_pct=0.0, exposed_pct=0.0)
-    idle = Gpu(busy_ms_per_step=0.0, busy_pct=0.0, idle_ms_per_step=0.0, idle_pct=0.0, kernels_per_step=0.0)
+    step_ms = rank.step_ms.mean
+    idle = Gpu(busy_ms_per_step=0.0, busy_pct=0.0, idle_ms_per_step=step_ms, idle_pct=100.0, kernels_per_step=0.0)
+    python = {"python": Share(ms_per_step=step_ms, pct=100.0)}
+    warning = "rank0.trace.json.gz: no GPU work was recorded"
     rank = replace(
-        rank, device="", gpu=idle, categories={}, kinds={}, idle={}, comm=none, copies=(), memory=None, top_kernels=(),
-        flops=None, flops_note="no GPU events in the trace",
+        rank, device="", gpu=idle, categories={}, kinds={}, idle=python, warnings=(warning,), comm=none,
+        copies=(), memory=None, top_kernels=(), flops=None, flops_note="no GPU events in the trace",
     )  # fmt: skip
-    return replace(run_only(), run=None, ranks=(rank,))
+    return replace(run_only(), run=None, ranks=(rank,), warnings=(warning,))
 
 
 def without_steps():
@@ -57,7 +70,7 @@ def without_steps():
 def embellished(content, text):
     """The same plain data with `text` after every string that a trace could bring, keys of mappings included."""
     if isinstance(content, str):
-        return content if content in {"trace", "run"} else content + text
+        return content if content in {"trace", "run", "mfu", "hfu"} else content + text
     if isinstance(content, list | tuple):
         return [embellished(each, text) for each in content]
     if isinstance(content, dict):
@@ -76,7 +89,8 @@ def with_names(result, text):
 def test_nothing_is_loaded_from_elsewhere():
     page = html_report(sample_analysis(2), [sample_timeline(0), sample_timeline(1)])
 
-    assert set(re.findall(r"https?://[\w./]*", page)) == {"https://ui.perfetto.dev"}
+    svg = "http://www.w3.org/2000/svg"  # its name, which nothing is loaded by
+    assert set(re.findall(r"https?://[\w./]*", page)) == {"https://ui.perfetto.dev", svg}
     assert re.findall(r"<\w[^>]*\s(?:src|href)=\S*", page) == ['<link rel="icon" href="data:,">']
     assert "default-src 'none'" in page
     assert "unsafe" not in page
@@ -103,79 +117,6 @@ def test_another_summary_gives_the_page_that_it_would_have_had(timelines):
 def test_another_file_gets_no_summary():
     with pytest.raises(ValueError, match="not a report"):
         replace_summary("<!DOCTYPE html><title>Something else</title>", run_only())
-
-
-class Page:
-    """A report, open in a browser from its file."""
-
-    def __init__(self, browser, folder, analysis, timelines=(), *, width=1280, scheme="light"):
-        path = folder / "report.html"
-        path.write_text(html_report(analysis, timelines), encoding="utf-8")
-        self.browser = browser
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        self.prefer(scheme)
-        browser.get(path.as_uri())
-
-    def prefer(self, scheme):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def all(self, selector):
-        return self.browser.find_elements(By.CSS_SELECTOR, selector)
-
-    def one(self, selector):
-        [found] = self.all(selector)
-        return found
-
-    def texts(self, selector):
-        """What elements say, as written: without what the style sheet does to capitals."""
-        return [element.get_property("textContent") for element in self.all(selector)]
-
-    def run(self, script, *arguments):
-        return self.browser.execute_script(script, *arguments)
-
-    def complaints(self):
-        return self.browser.get_log("browser")
-
-    def column(self, table, position):
-        return self.texts(f"#{table} tbody tr > :nth-child({position})")
-
-    def view(self):
-        data = self.one("#timeline-view")
-        return float(data.get_attribute("data-view-start-us")), float(data.get_attribute("data-view-end-us"))
-
-    def place(self, lane_name, time_us):
-        """Where on the canvas a lane shows a time: offsets from its middle, as the driver wants them."""
-        canvas = self.one("canvas").rect
-        [label] = [each.rect for each in self.all(".lane") if each.get_property("textContent") == lane_name]
-        start, end = self.view()
-        x = (time_us - start) / (end - start) * canvas["width"]
-        y = label["y"] + label["height"] / 2 - canvas["y"]
-        return round(x - canvas["width"] / 2), round(y - canvas["height"] / 2)
-
-    def pixels(self, row):
-        """Red, green, blue and opacity of each pixel of a row of the timeline."""
-        return self.run(
-            """
-            const canvas = document.querySelector("canvas");
-            const copy = document.createElement("canvas");
-            [copy.width, copy.height] = [canvas.width, 1];
-            const context = copy.getContext("2d", { willReadFrequently: true });
-            context.drawImage(canvas, 0, -arguments[0]);
-            return [...context.getImageData(0, 0, copy.width, 1).data];
-            """,
-            row,
-        )
-
-    def hover(self, lane_name, time_us):
-        ActionChains(self.browser).move_to_element_with_offset(
-            self.one("canvas"), *self.place(lane_name, time_us)
-        ).perform()
-
-    def wheel(self, amount):
-        origin = ScrollOrigin.from_element(self.one("canvas"))
-        ActionChains(self.browser).scroll_from_origin(origin, 0, amount).perform()
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +179,9 @@ class TestContent:
         assert "recorded steps are 12 % longer" in page.one("#verdict").text
         assert page.column("run", 1) == ["data", "lossyours"]
         assert page.column("run", 2) == ["8.100", "1.500"]
+        run = " ".join(page.one("#run").text.split())
+        assert "MFU 400 TFLOP/s, 40.4 % of 990 (H200 SXM, bf16), 58.1 % of 689 measured" in run
+        assert "HFU 500 TFLOP/s carried out" in run
 
     @pytest.mark.parametrize("make", [run_only, without_gpu, without_steps])
     def test_what_is_missing_is_said(self, browser, tmp_path, make):
@@ -251,6 +195,10 @@ class TestContent:
             assert page.complaints() == []
         expected = {run_only: "Steps measured", without_gpu: "No GPU activity", without_steps: "No single cause"}
         assert expected[make] in page.one("body").text
+        if make is without_gpu:
+            assert page.one("body").text.count("no GPU work was recorded") == 1
+            assert "GPU was idle" not in page.one("body").text
+            assert "GPU busy" not in page.one("body").text
 
 
 @pytest.mark.browser
@@ -474,28 +422,4 @@ class TestLooks:
     def test_text_has_contrast(self, browser, tmp_path, scheme):
         analysis = replace(sample_analysis(2), run=RUN, differences=("the trace is slower",))
         page = Page(browser, tmp_path, analysis, [sample_timeline(0), sample_timeline(1)], scheme=scheme)
-        faint = page.run(
-            """
-            const luminance = (colour) => {
-              const [r, g, b] = colour.match(/[0-9.]+/g).slice(0, 3).map((part) => {
-                const share = part / 255;
-                return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-              });
-              return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-            };
-            const under = (element) => {
-              const colour = getComputedStyle(element).backgroundColor;
-              return colour.endsWith(", 0)") ? under(element.parentElement) : colour;
-            };
-            const faint = new Set();
-            const walker = document.createTreeWalker(document.getElementById("page"), NodeFilter.SHOW_TEXT);
-            while (walker.nextNode()) {
-              const element = walker.currentNode.parentElement;
-              const [a, b] = [luminance(getComputedStyle(element).color), luminance(under(element))];
-              const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-              if (contrast < 4.5) faint.add(`${walker.currentNode.data}: ${contrast.toFixed(2)}`);
-            }
-            return [...faint];
-            """
-        )
-        assert faint == []
+        assert page.faint_texts() == []

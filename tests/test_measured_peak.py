@@ -39,8 +39,10 @@ def test_random_numbers_and_settings_stay_as_they_were():
     ("options", "message"),
     [
         ({"dtype": "int8"}, "bf16, fp16, fp32, tf32, fp64"),
-        ({"dtype": "tf32", "device": "cpu"}, "CPU has no TF32"),
+        ({"dtype": "tf32", "device": "cpu"}, "cpu has no TF32; measure fp32"),
         ({"device": "meta"}, "not meta"),
+        ({"device": "abacus"}, "abacus"),
+        ({"device": "cuda:99"}, "There is no cuda:99 here"),
         ({"seconds": 0}, "seconds"),
         ({"seconds": float("nan")}, "seconds"),
     ],
@@ -48,6 +50,42 @@ def test_random_numbers_and_settings_stay_as_they_were():
 def test_what_cannot_be_measured_is_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         measure_peak(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "hip"), [("Tesla T4", (7, 5), None), ("AMD Instinct MI300X", (9, 4), "6.4.0")]
+)
+def test_tf32_is_refused_where_fp32_would_be_measured_in_its_place(monkeypatch, name, capability, hip):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigurationError, match=f"{name} has no TF32"):
+        measure_peak("tf32", device="cuda")
+
+
+@pytest.mark.usefixtures("_fp32_settings")
+def test_a_setting_for_all_of_pytorch_goes_on_to_hold_for_products():
+    generic = torch.backends.fp32_precision
+    try:
+        torch.backends.fp32_precision = "tf32"
+        measure_peak("fp32", device="cpu", seconds=0.01)
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision = generic
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, "float32", "torch.float32"])
+def test_pytorchs_own_names_are_taken_too(dtype):
+    assert measure_peak(dtype, device="cpu", seconds=0.01).dtype == "fp32"
+
+
+def test_where_the_next_shape_would_take_longer_than_there_is_time_it_is_left_out():
+    """Many a CPU has no fp16 of its own: a product of 1024 takes it ten seconds."""
+    assert measure_peak("fp16", device="cpu", seconds=1e-6).shape == (512, 512, 512)
 
 
 def test_it_reads_well():
@@ -66,4 +104,5 @@ def test_a_gpu_reaches_most_of_its_data_sheet_and_no_more(dtype):
     if table is None or dtype not in table.flops:
         pytest.skip(f"{properties.name} has no {dtype} peak in the table")
     peak = measure_peak(dtype, seconds=0.5)
-    assert 0.5 < peak.flops / table.flops[dtype] < 1.02, str(peak)
+    above = 1.2 if "GeForce" in table.device else 1.02  # those run above the stated clock
+    assert 0.5 < peak.flops / table.flops[dtype] < above, str(peak)

@@ -1,5 +1,7 @@
 """The verdict on a run without any trace: on figures measured on an H200, on a GPU of paper, on real Trainers."""
 
+from dataclasses import replace
+
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
@@ -7,6 +9,7 @@ from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.run_findings import MIN_STEPS, run_findings, run_hints
+from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks.evidence import run_evidence
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -328,3 +331,16 @@ def test_both_callbacks_give_one_verdict_also_where_no_trace_is_recorded(make_tr
     assert capsys.readouterr().out.count("verdict ") == 1
     assert forge.analysis() is throughput.analysis()
     assert forge.analysis().verdict == "input-bound"
+
+
+def test_allocations_in_every_step_are_not_called_compute():
+    """What the GPU waits for cudaMalloc is within the regions' times."""
+    run = MEASURED["GPT"]
+    assert combine(None, run).verdict == "compute-bound"
+    churning = replace(run, telemetry=TelemetrySummary(device="NVIDIA H200", device_allocs_per_step=12.0))
+    found = combine(None, churning)
+    assert found.verdict == NOTHING_STANDS_OUT
+    assert "12.0 times a step" in next(hint.text for hint in found.hints if hint.code == "cuda-malloc-steady")
+    assert "recorded window" in next(hint.text for hint in found.hints if hint.code == "cuda-malloc-steady")
+    rarely = replace(run, telemetry=TelemetrySummary(device="NVIDIA H200", device_allocs_per_step=0.2))
+    assert combine(None, rarely).verdict == "compute-bound"

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lightning_forge_profiling.analysis.results import Hint
+from lightning_forge_profiling.callbacks.evidence import run_compute
 from lightning_forge_profiling.report.run_table import RunReport, print_run
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.throughput import Rates, RunLedger, StepWork
+from lightning_forge_profiling.timing.utilization import Compute, Peak
 from lightning_forge_profiling.tracing.report import TraceReport
 from tests.samples import sample_analysis
 
@@ -100,8 +103,16 @@ def test_windows_of_rates_add_up_to_the_whole():
     assert "throughput/tokens_per_sec" not in window.metrics()
 
 
+def test_hints_stand_before_the_verdict():
+    hint = Hint(code="gpu-throttled", rank=0, text="The GPU's clock was held down 40 % of the time.")
+    text = " ".join(printed(books(None), analysis=replace(sample_analysis(), hints=(hint,))).split())
+    assert "hint The GPU's clock was held down 40 % of the time. verdict input-bound" in text.replace(
+        "hint rank 0: ", "hint "
+    )
+
+
 def test_the_table_ends_in_the_verdict_and_what_else_there_is():
-    analysis = replace(sample_analysis(), differences=("recorded steps took 53.27 ms, live ones 40.00 ms",))
+    analysis = replace(sample_analysis(), hints=(), differences=("recorded steps took 53.27 ms, live ones 40.00 ms",))
     lines = printed(books(None), analysis=analysis).rstrip().splitlines()
     text = " ".join(" ".join(lines).split())
     assert (
@@ -132,3 +143,15 @@ def test_the_report_is_named_where_it_is(tmp_path):
 @pytest.mark.parametrize(("left_out", "steps"), [((None,) * 4, 4), (("warm-up",) * 9, 0)])
 def test_too_few_steps_for_a_verdict_are_said(left_out, steps):
     assert f"verdict     none: {steps} steps count, and it takes 5" in printed(books(*left_out))
+
+
+def test_a_peak_is_named_once_and_without_the_address_of_its_source():
+    peak = Peak(989.5e12, "bf16", "H200 SXM", "NVIDIA H200 data sheet, halved, https://www.nvidia.com/h200/")
+    found = Compute("mfu", 400e12, peak), Compute("hfu", 500e12, peak, "attention counted in full, causal or not")
+    compute = tuple(map(run_compute, found))
+    text = printed(books(None), compute=compute)
+    assert (
+        "400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16; NVIDIA H200 data sheet, halved)\n" in text
+    )
+    assert printed(books(None), compute=compute[:1] * 2).count("TFLOP/s per device") == 1, "nothing more ran"
+    assert "500 TFLOP/s per device carried out, HFU 50.5 % of the same, attention counted in full" in text

@@ -6,7 +6,7 @@ from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.hardware.allocator import AllocatorReading
 from lightning_forge_profiling.hardware.nvml import find_device
 from lightning_forge_profiling.hardware.telemetry import GpuReader
-from tests.fake_nvml import NOT_SUPPORTED, FakeBoard, FakeNvml
+from tests.fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 
 GIB = 2**30
 
@@ -19,8 +19,9 @@ class Fit:
         self.nvml = FakeNvml(self.board)
         self.allocator = {"allocated_bytes": 2 * GIB, "reserved_bytes": 4 * GIB, "peak_bytes": 3 * GIB}
         self.allocator |= {"retries": 0, "device_allocs": 10}
-        self.telemetry = RunTelemetry(self.reader, lambda: AllocatorReading(**self.allocator), period_s=3600)
-        self.telemetry.sampler._clock_ns = lambda: self.ns
+        self.telemetry = RunTelemetry(
+            self.reader, lambda: AllocatorReading(**self.allocator), period_s=3600, clock_ns=lambda: self.ns
+        )
         self.telemetry.sampler.start = lambda: None  # sampled by hand instead
         self.telemetry.start()
         if gpu:
@@ -123,7 +124,38 @@ def test_the_run_is_without_its_warm_up_and_its_validation():
     assert (summary.power_w, summary.joules_per_sample) == (pytest.approx(600), pytest.approx(12))
     assert summary.device_allocs_per_step == 0.1
     assert summary.allocated_peak_gib == 95, "the peak is of everything: it is what has to fit"
-    assert summary.series.seconds[-1] == pytest.approx(9.8), "the picture is of everything, too"
+    series = summary.series
+    assert (series.seconds[0], series.seconds[-1]) == (0.2, 10.0), "the picture is of everything, too"
+    counted = dict(zip(series.seconds, series.counted_pct, strict=True))
+    assert [counted[second] for second in (0.2, 2.0, 2.2, 4.0, 4.2, 8.0, 8.2, 10.0)] == [0, 0, 100, 100, 0, 0, 100, 100]
+
+
+def test_a_long_run_is_drawn_by_means_of_all_its_samples():
+    fit = Fit()
+    for _ in range(200):
+        fit.passes(1, utilization=100, reasons=0x4, watts=700)
+        fit.passes(1, utilization=20, reasons=0, watts=100)
+    series = fit.telemetry.summary(samples_per_second=50.0, steps=40).series
+    assert (series.samples_per_point, len(series.seconds)) == (4, 500)
+    assert series.seconds[:2] == (0.5, 1.3), "the middle of samples at 0.2 to 0.8 and at 1.0 to 1.6"
+    points = {name: columns["utilization_pct"][:2] for name, columns in (
+        ("mean", series.values), ("lowest", series.lowest), ("highest", series.highest)
+    )}  # fmt: skip
+    assert points == {"mean": (100, 40), "lowest": (100, 20), "highest": (100, 100)}
+    assert series.throttled_by_pct["power cap"][:2] == (100, 25)
+    assert sum(series.values["utilization_pct"]) / 500 == pytest.approx(60), "nothing is dropped"
+    assert "memory_used_gib" not in series.lowest, "it did not vary"
+
+
+def test_a_reading_that_fails_is_a_gap():
+    fit = Fit()
+    fit.passes(0.2)
+    fit.nvml.fails["nvmlDeviceGetPowerUsage"] = GPU_IS_LOST
+    fit.passes(0.2)
+    fit.nvml.fails.clear()
+    fit.passes(0.2)
+    series = fit.telemetry.summary(None, steps=1).series
+    assert series.values["power_w"] == (100, None, 100)
 
 
 def test_the_allocators_validation_is_in_no_row():
@@ -142,3 +174,19 @@ def test_the_allocators_validation_is_in_no_row():
 def test_without_a_sample_there_is_no_summary():
     assert Fit(gpu=False).telemetry.summary(100.0, steps=5) is None
     assert Fit().telemetry.summary(100.0, steps=5) is None
+
+
+def test_the_peak_of_an_earlier_fit_is_not_this_ones():
+    fit = Fit()
+    fit.allocator |= {"peak_bytes": 40 * GIB}
+    fit.telemetry.start()
+    fit.allocator["allocated_bytes"] = 5 * GIB
+    fit.passes(1)
+    fit.telemetry.restart()
+    fit.allocator["allocated_bytes"] = 2 * GIB
+    fit.passes(1)
+    fit.telemetry.metrics(None)
+    assert fit.telemetry.summary(None, steps=5).allocated_peak_gib == 5, "the most that was seen, in the warm-up too"
+    fit.allocates(peak_gib=41)
+    fit.telemetry.metrics(None)
+    assert fit.telemetry.summary(None, steps=5).allocated_peak_gib == 41

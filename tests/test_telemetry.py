@@ -14,9 +14,10 @@ import pytest
 from lightning_forge_profiling.analysis.telemetry_findings import telemetry_hints
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary, summarize
 from lightning_forge_profiling.hardware.allocator import AllocatorReading, between
+from lightning_forge_profiling.hardware.gpu_history import MAX_POINTS
 from lightning_forge_profiling.hardware.gpu_usage import GpuSample, throttle_reasons
 from lightning_forge_profiling.hardware.nvml import find_device, open_nvml
-from lightning_forge_profiling.hardware.telemetry import MAX_HISTORY, GpuReader, TelemetrySampler, open_reader
+from lightning_forge_profiling.hardware.telemetry import GpuReader, TelemetrySampler, open_reader
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 
 GIB = 2**30
@@ -32,6 +33,17 @@ class Clock:
         return self.ns
 
 
+class Kept:
+    """A reader whose samples can be looked at."""
+
+    def __init__(self, reader, samples):
+        self.reader, self.samples, self.info, self.nvml = reader, samples, reader.info, reader.nvml
+
+    def read(self, at_ns):
+        self.samples.append(self.reader.read(at_ns))
+        return self.samples[-1]
+
+
 class Bench:
     """A sampler on a paper GPU, sampled by hand."""
 
@@ -44,9 +56,11 @@ class Bench:
 
     def reader(self):
         self.nvml.nvmlInit()
-        return GpuReader(
+        self.samples = []
+        reader = GpuReader(
             self.nvml, find_device(self.nvml, environ={}), pid=os.getpid(), allocated_bytes=lambda: self.allocated
         )
+        return Kept(reader, self.samples)
 
     def sample(self, *, after_s=0.2, **readings):
         for name, value in readings.items():
@@ -160,7 +174,7 @@ def test_all_sensors_are_read_in_their_units():
         processes={1: 5 * GIB, os.getpid(): 12 * GIB}, milliwatts=612_500, celsius=61, sm_mhz=1755, memory_mhz=3201,
         reasons=0x4 | 0x20, millijoules=1_234_500,
     )  # fmt: skip
-    assert bench.sampler.history() == (
+    assert bench.samples == [
         GpuSample(
             at_ns=200_000_000,
             utilization_pct=93,
@@ -177,7 +191,7 @@ def test_all_sensors_are_read_in_their_units():
             throttles=("power cap", "temperature"),
             energy_j=1234.5,
         ),
-    )
+    ]
     info = bench.sampler.info
     assert (info.name, info.memory_bytes, info.power_limit_w) == ("NVIDIA H200", 141 * GIB, 700.0)
 
@@ -199,7 +213,7 @@ def test_a_reading_that_fails_once_is_asked_again():
     bench.sample()
     bench.nvml.fails.clear()
     bench.sample(milliwatts=300_000)
-    assert [sample.power_w for sample in bench.sampler.history()] == [None, 300.0]
+    assert [sample.power_w for sample in bench.samples] == [None, 300.0]
 
 
 def test_older_drivers_have_older_names():
@@ -209,9 +223,7 @@ def test_older_drivers_have_older_names():
     )
     bench.sample(reasons=0x4, celsius=70)
     bench.sample()
-    assert [(sample.throttles, sample.temperature_c) for sample in bench.sampler.history()] == 2 * [
-        (("power cap",), 70)
-    ]
+    assert [(sample.throttles, sample.temperature_c) for sample in bench.samples] == 2 * [(("power cap",), 70)]
     assert bench.nvml.asked["nvmlDeviceGetTemperatureV"] == 1
 
 
@@ -284,15 +296,17 @@ def test_the_energy_of_intervals_adds_up_to_that_of_the_run():
 def test_what_does_not_count_leaves_a_gap_and_stays_in_the_history():
     bench = Bench()
     bench.sample(millijoules=0, utilization=100)
-    bench.sampler.counting = False  # as during validation
+    bench.sampler.pause()  # as during validation
     bench.sample(millijoules=500_000, utilization=0)
-    bench.sampler.counting = True
+    bench.sampler.resume()
     bench.sample(millijoules=600_000, utilization=100)
     bench.sample(millijoules=640_000, utilization=100)
     run = bench.sampler.run()
     assert (run.samples, run.mean["utilization_pct"]) == (3, 100)
     assert (run.joules, run.seconds) == (40.0, pytest.approx(0.2))
-    assert len(bench.sampler.history()) == 4
+    assert [point.counted for point in bench.sampler.history()] == [1, 0, 1, 1]
+    bench.sampler.restart()
+    assert [point.counted for point in bench.sampler.history()] == [0, 0, 0, 0], "it was the warm-up"
 
 
 def test_warm_up_is_left_out_of_both():
@@ -311,6 +325,17 @@ def test_a_meter_that_begins_anew_does_not_count_backwards():
     assert (bench.sampler.run().joules, bench.sampler.run().seconds) == (40.0, pytest.approx(0.2))
 
 
+def test_a_pause_between_two_samples_leaves_a_gap_too():
+    bench = Bench()
+    bench.sample(millijoules=0)
+    bench.sampler.pause()
+    bench.sampler.resume()
+    bench.sample(millijoules=900_000)
+    bench.sample(millijoules=940_000)
+    run = bench.sampler.run()
+    assert (run.samples, run.joules, run.seconds) == (3, 40.0, pytest.approx(0.2))
+
+
 def test_shares_of_throttling_by_reason():
     bench = Bench()
     for reasons in (0x4, 0x4 | 0x20, 0x1, 0x0):
@@ -321,15 +346,15 @@ def test_shares_of_throttling_by_reason():
 
 def test_the_history_is_bounded_and_covers_the_whole_run():
     bench = Bench()
-    count = 5 * MAX_HISTORY
+    count = 5 * MAX_POINTS
     for number in range(count):
         bench.sample(utilization=number % 100)
     history = bench.sampler.history()
-    assert MAX_HISTORY // 2 <= len(history) <= MAX_HISTORY
-    assert history[0].at_ns == 200_000_000
-    assert history[-1].at_ns > 0.99 * bench.clock.ns
-    steps = {later.at_ns - earlier.at_ns for earlier, later in pairwise(history)}
-    assert len(steps) == 1, "the samples kept are evenly spaced"
+    assert MAX_POINTS // 2 <= len(history) <= MAX_POINTS
+    assert (history[0].first_ns, history[-1].last_ns) == (200_000_000, bench.clock.ns)
+    assert sum(point.samples for point in history) == count, "no sample is left out"
+    steps = {later.first_ns - earlier.first_ns for earlier, later in pairwise(history)}
+    assert len(steps) == 1, "the points are evenly spaced"
     assert bench.sampler.run().samples == count, "means are over all of them"
 
 
@@ -479,12 +504,13 @@ def test_a_run_is_summarized():
         allocator=allocator,
         steps=40,
         history=bench.sampler.history(),
+        began_ns=100_000_000,
     )
     assert (summary.utilization_pct, summary.memory_peak_gib, summary.memory_total_gib) == (60, 20, 141)
     assert summary.power_w == pytest.approx(500.0), "by the energy meter, which counts what lies between samples"
     assert summary.joules_per_sample == pytest.approx(2.0)
     assert (summary.allocated_peak_gib, summary.device_allocs_per_step) == (4, 0.5)
-    assert summary.series.seconds[-1] == pytest.approx(2.0)
+    assert summary.series.seconds[-1] == pytest.approx(2.1)
     assert summary.series.values["memory_used_gib"][-1] == 20
     assert {len(column) for column in summary.series.values.values()} == {11}
 

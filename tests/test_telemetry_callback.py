@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from lightning_forge_profiling import ConfigurationError, ThroughputCallback
+from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import throughput
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.hardware.allocator import AllocatorReading
@@ -162,6 +162,37 @@ def test_validation_does_not_count(make_trainer, gpu):
     run = callback.analysis().run.telemetry
     assert 1 in run.series.values["utilization_pct"], "it is in the picture"
     assert run.utilization_pct > 30, "at most the sample that was under way when validation ended"
+
+
+class Recorded(Waiting):
+    """Keeps its GPU busy at 99 % in the steps that are recorded."""
+
+    def __init__(self, gpu, profiler):
+        super().__init__(gpu)
+        self.profiler = profiler
+
+    def training_step(self, batch):
+        for utilization in (99 if self.profiler.records_step else 37, 37):
+            self.gpu.boards[0].utilization = utilization
+            while self.gpu.sampled.acquire(blocking=False):
+                pass
+            for _ in range(2):  # the first may have been read before
+                assert self.gpu.sampled.acquire(timeout=10)
+        return Classifier.training_step(self, batch)
+
+
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("profiler_first", [False, True])
+def test_steps_under_the_profiler_do_not_count(make_trainer, gpu, profiler_first, validates):
+    throughput = ThroughputCallback(warmup_steps=1, telemetry_period_s=PERIOD_S)
+    profiler = ForgeProfilerCallback(start_step=4, end_step=7, analyze=False)
+    callbacks = (profiler, throughput) if profiler_first else (throughput, profiler)
+    options = {"val_check_interval": 1, "num_sanity_val_steps": 0} if validates else {}
+    loaders = (loader(80), loader(8)) if validates else (loader(80),)
+    make_trainer(*callbacks, **options).fit(Recorded(gpu, profiler), *loaders)
+    run = throughput.analysis().run.telemetry
+    assert 99 in run.series.values["utilization_pct"], "they are in the picture"
+    assert run.utilization_pct == 37
 
 
 @pytest.mark.parametrize("period", [0, 0.001, -1, True, "0.2", float("nan"), float("inf")])

@@ -5,12 +5,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from lightning_forge_profiling.analysis.flops import Flops
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS
 from lightning_forge_profiling.analysis.nesting import outermost_marked, sum_into_ancestors
-from lightning_forge_profiling.analysis.rank_summary import Flops
-from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.recomputation import recomputed
+from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.analysis.trace import Ints, Signature
-from lightning_forge_profiling.hardware.flops import COUNTED, OperatorFlops, operator_flops
+from lightning_forge_profiling.hardware.flops import COUNTED, PRODUCTS, OperatorFlops, operator_flops
 from lightning_forge_profiling.hardware.peaks import find_peak
 
 __all__ = ["flop_rate"]
@@ -47,26 +48,34 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
     np.add.at(spent, launcher, duration)
     under = sum_into_ancestors(recording.operator_parent, spent[:-1])
     calls = np.flatnonzero((owner[:-1] == np.arange(len(trace.operators))) & (under > 0))
-    total = counted_ns = 0
+    again = recomputed(recording, calls)
+    extra = by_optimizer(trace, recording.operator_parent, trace.operators.start[calls], calls)
+    extra |= False if again is None else again
+    total = beyond_model = counted_ns = 0
+    uncounted: list[int] = []
     by_type: dict[str, int] = {}
-    for row, flops in zip(calls.tolist(), _count(recording, calls, owner[:-1]), strict=True):
+    for row, flops, is_extra in zip(calls.tolist(), _count(recording, calls, owner[:-1]), extra.tolist(), strict=True):
         if flops is not None:
             total += flops.flops
+            beyond_model += flops.flops if is_extra else 0
             counted_ns += int(under[row])
             by_type[flops.dtype] = by_type.get(flops.dtype, 0) + flops.flops
+        else:
+            uncounted.append(row)
     if not total:
         return None, "no operator that launched a matrix product, convolution or attention could be counted"
     dtype = _type_used(recording, work, max(by_type, key=by_type.__getitem__))
     found = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
     peaks = found.flops if found else {}
     rate = total / counted_ns / 1e3
-    if dtype == "fp32" and rate * 1e12 > peaks.get("fp32", float("inf")):
+    if dtype == "fp32" and _TF32 in peaks and rate * 1e12 > peaks.get("fp32", float("inf")):
         dtype = _TF32  # nothing else on the device is that fast
     peak = peaks[dtype] / 1e12 if dtype in peaks else None
-    uncounted = {trace.names[trace.operators.name[row]] for row in launcher[owner[launcher] < 0].tolist() if row >= 0}
+    uncounted += [row for row in launcher[owner[launcher] < 0].tolist() if row >= 0]
     return (
         Flops(
             per_step=total / len(recording.steps),
+            model_per_step=None if again is None else (total - beyond_model) / len(recording.steps),
             counted_pct=100 * counted_ns / int(duration.sum()),
             matmul_tflops=rate,
             busy_tflops=total / max(busy_ns, 1) / 1e3,
@@ -75,43 +84,55 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
             peak_tflops=peak,
             matmul_pct_of_peak=None if peak is None else 100 * rate / peak,
             busy_pct_of_peak=None if peak is None else 100 * total / max(busy_ns, 1) / 1e3 / peak,
-            uncounted=tuple(sorted(uncounted)),
+            uncounted=tuple(sorted({trace.names[trace.operators.name[row]] for row in uncounted})),
         ),
         "",
     )
 
 
 def _count(recording: Recording, calls: Ints, owner: Ints) -> list[OperatorFlops | None]:
-    """The FLOPs of calls, each kind of call worked out once."""
-    operators = recording.trace.operators
-    # autocast calls the operator again with the types it runs in
-    again = np.flatnonzero((owner >= 0) & (owner != np.arange(len(owner))))
-    again = again[operators.name[again] == operators.name[owner[again]]]
-    inner = np.full(len(owner), -1)
-    inner[owner[again]] = operators.signature[again]
-    known: dict[tuple[int, int, int], OperatorFlops | None] = {}
-    found = []
-    for key in zip(operators.name[calls], operators.signature[calls], inner[calls], strict=True):
+    """The FLOPs of calls.
+
+    A call may call itself again: autocast with the types it runs in, DTensor with the shapes that this rank computes,
+    a tensor of 8-bit floats as a product of those. What the innermost of them are called with is what ran.
+    """
+    trace, operators = recording.trace, recording.trace.operators
+    products = np.array([name in PRODUCTS for name in trace.names])[operators.name]
+    same = (owner >= 0) & (operators.name == operators.name[owner])
+    same |= (owner >= 0) & products & products[owner]
+    innermost = same & (sum_into_ancestors(recording.operator_parent, same.astype(np.int64)) == 1)
+    known: dict[tuple[int, int], OperatorFlops | None] = {}
+
+    def one(row: int) -> OperatorFlops | None:
+        key = int(operators.name[row]), int(operators.signature[row])
         if key not in known:
-            known[key] = _flops(recording, *(int(part) for part in key))
-        found.append(known[key])
-    return found
+            known[key] = _one(trace.names[key[0]], trace.signatures[key[1]])
+        return known[key]
+
+    parts: dict[int, list[OperatorFlops | None]] = {}
+    for row in np.flatnonzero(innermost).tolist():
+        parts.setdefault(int(owner[row]), []).append(one(row))
+    return [_together(parts[call]) or one(call) for call in calls.tolist()]
 
 
-def _flops(recording: Recording, name: int, signature: int, inner: int) -> OperatorFlops | None:
-    outer = _one(recording.trace.names[name], recording.trace.signatures[signature])
-    run_as = _one(recording.trace.names[name], recording.trace.signatures[inner]) if inner >= 0 else None
-    return outer if outer is None or run_as is None else outer._replace(dtype=run_as.dtype)
+def _together(parts: list[OperatorFlops | None]) -> OperatorFlops | None:
+    """The FLOPs of several operators as of one; None where one of them could not be counted."""
+    counted = [part for part in parts if part is not None]
+    if len(counted) < len(parts):
+        return None
+    return counted[0]._replace(flops=sum(part.flops for part in counted))
 
 
 def _one(name: str, signature: Signature) -> OperatorFlops | None:
     try:
-        dims, types, concrete = (
+        dims, types, concrete, strides = (
             msgspec.json.decode(text or b"[]", type=list)
-            for text in (signature.dims, signature.types, signature.concrete)
+            for text in (signature.dims, signature.types, signature.concrete, signature.strides)
         )
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    if any(shape and not steps for shape, steps in zip(dims, strides, strict=False)):
+        return None  # a sparse tensor has no strides, and how much is computed its shape does not say
     return operator_flops(name, dims, [str(type_) for type_ in types], [str(value) for value in concrete])
 
 

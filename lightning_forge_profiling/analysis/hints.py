@@ -40,6 +40,14 @@ def _other_pct(rank: RankSummary) -> float:
     return rank.categories["other"].pct - math
 
 
+def _recomputed_pct(rank: RankSummary) -> float:
+    """Share of the operations that the model does not ask for."""
+    flops = rank.flops
+    if flops is None or flops.model_per_step is None:
+        return 0.0
+    return 100 * (1 - flops.model_per_step / flops.per_step)
+
+
 RULES: Final = (
     Rule(
         "matmul-heavy",
@@ -73,6 +81,13 @@ RULES: Final = (
         lambda rank: rank.host.cuda_mallocs_per_step,
         0,
         "cudaMalloc is called {value:.1f} times a step: in a steady state PyTorch's allocator needs none",
+    ),
+    Rule(
+        "recomputation",
+        _recomputed_pct,
+        5,
+        "{value:.0f} % of the operations compute activations a second time (checkpointing) or are the optimizer's own: "
+        "where memory is left, checkpoint fewer layers",
     ),
 )
 """From KempnerForge's summary and common teaching: above which share something is worth a look."""

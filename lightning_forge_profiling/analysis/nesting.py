@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.trace import Ints, Spans
 
-__all__ = ["ancestors", "enclosing", "outermost_marked", "parents", "sum_into_ancestors"]
+__all__ = ["ancestors", "enclosing", "innermost_marked", "outermost_marked", "parents", "sum_into_ancestors"]
 
 
 def parents(spans: Spans) -> Ints:
@@ -110,6 +110,21 @@ def outermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
         rows = np.flatnonzero(depth == level)
         above = found[parent[rows]]
         found[rows] = np.where(above >= 0, above, found[rows])
+    return found
+
+
+def innermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
+    """For each range the innermost marked one around it, itself included; -1 where none is.
+
+    Example:
+        >>> innermost_marked(np.array([-1, 0, 1, 0]), np.array([True, False, True, False])).tolist()
+        [0, 0, 2, 0]
+    """
+    found = np.where(marked, np.arange(len(parent)), -1)
+    depth = _depth(parent)
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        rows = np.flatnonzero((depth == level) & ~marked)
+        found[rows] = found[parent[rows]]
     return found
 
 

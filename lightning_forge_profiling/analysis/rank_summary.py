@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_forge_profiling.analysis.flops import Flops
+
 __all__ = [
     "CATEGORIES",
     "IDLE_CAUSES",
     "Communication",
     "Copies",
     "Distribution",
-    "Flops",
     "Gpu",
     "Host",
     "Kernel",
@@ -265,35 +266,6 @@ class Kernel:
     total_ms: float
     mean_us: float
     pct: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flops:
-    """Arithmetic of matrix products, convolutions and attention, from the recorded input shapes.
-
-    Attributes:
-        per_step: floating-point operations a step; a multiply-add is two.
-        counted_pct: share of the matmul, convolution and attention kernels' time whose operators could be counted.
-        matmul_tflops: those operations over the time of the kernels they launched.
-        busy_tflops: over the busy time.
-        step_tflops: over the step.
-        dtype: what the counted operators mostly compute in, by FLOPs.
-        peak_tflops: the device's dense peak for that dtype; None for a device that is not in the table.
-        matmul_pct_of_peak: None without a peak.
-        busy_pct_of_peak: None without a peak.
-        uncounted: operators that launch such kernels and whose FLOPs are not known.
-    """
-
-    per_step: float
-    counted_pct: float
-    matmul_tflops: float
-    busy_tflops: float
-    step_tflops: float
-    dtype: str
-    peak_tflops: float | None
-    matmul_pct_of_peak: float | None
-    busy_pct_of_peak: float | None
-    uncounted: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.host_calls import named, spans_of
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS, classify
 from lightning_forge_profiling.analysis.links import Links, link
-from lightning_forge_profiling.analysis.nesting import outermost_marked, parents
+from lightning_forge_profiling.analysis.marks import PREFIX, marks
+from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
 from lightning_forge_profiling.analysis.steps import Steps, find_steps
 from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints, Trace
 
-__all__ = ["Recording", "prepare", "without_first_step"]
+__all__ = ["Recording", "by_optimizer", "prepare", "without_first_step"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +65,7 @@ def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:
     names = (*trace.names, "", "Optimizer.step#")
     no_operator, update = len(names) - 2, len(names) - 1
     operator = np.append(trace.operators.name, no_operator)[links.operator]
-    operator = np.where(_by_optimizer(trace, links, operator_parent), update, operator)
+    operator = np.where(by_optimizer(trace, operator_parent, links.time, links.operator), update, operator)
     columns = (gpu.name, gpu.activity, gpu.collective + 1, operator)
     shape = (len(names), len(ACTIVITIES), len(trace.collectives) + 1, len(names))
     keys, row = np.unique(np.ravel_multi_index(columns, shape), return_inverse=True)
@@ -82,10 +83,22 @@ def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:
     return np.array(kinds, np.int64)[row.reshape(-1)] if kinds else np.zeros(0, np.int64)
 
 
-def _by_optimizer(trace: Trace, links: Links, operator_parent: Ints) -> NDArray[np.bool_]:
-    """What an optimizer's own step launched: not the forward and backward of a closure inside of it."""
+def by_optimizer(trace: Trace, operator_parent: Ints, time: Ints, operator: Ints) -> NDArray[np.bool_]:
+    """What an optimizer's own step calls: not the forward and backward of a closure inside of it.
+
+    The closure's part is what autograd recorded or ran and, where the callbacks marked the trace, what lies in other
+    marks: a forward pass without gradients, or the buckets that DistributedDataParallel copies.
+
+    Args:
+        trace: the trace.
+        operator_parent: for each operator the one around it.
+        time: instants on the host.
+        operator: for each the operator that it lies in; -1 for none.
+    """
     steps = spans_of(trace.annotations, named(trace, trace.annotations, re.compile(r"Optimizer\.step#.*")))
-    operators = trace.operators
+    operators, marked = trace.operators, marks(trace)
     of_closure = (operators.sequence >= 0) | named(trace, operators, re.compile(r"autograd::engine::.*"))
-    in_closure = np.append(outermost_marked(operator_parent, of_closure), -1)[links.operator] >= 0
-    return steps.contains(links.time) & ~in_closure
+    in_closure = np.append(outermost_marked(operator_parent, of_closure), -1)[operator] >= 0
+    mark = enclosing(marked, parents(marked), time, np.zeros(len(time), np.int64))
+    in_closure |= np.append(~named(trace, marked, re.compile(f"{PREFIX}optimizer")), False)[mark]
+    return steps.contains(time) & ~in_closure

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, LOADS_DATA, named, spans_of
 from lightning_forge_profiling.analysis.idle import IdleTime
 from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.marks import PREFIX, marks
 from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
 from lightning_forge_profiling.analysis.rank_summary import Region
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.trace import Ints, Spans
+from lightning_forge_profiling.analysis.trace import Ints
 
 __all__ = ["region_table"]
 
-_PREFIX: Final = "forge."
 _BUILT_IN: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
 _OTHER: Final = _BUILT_IN.index("other")
 
@@ -49,16 +49,14 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
 
 
 def _has_marks(recording: Recording) -> bool:
-    return any(name.startswith(_PREFIX) for name in recording.trace.names)
+    return any(name.startswith(PREFIX) for name in recording.trace.names)
 
 
 def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     trace = recording.trace
-    rows = np.flatnonzero(named(trace, trace.annotations, lambda name: name.startswith(_PREFIX)))
-    names = [trace.names[name].removeprefix(_PREFIX) for name in trace.annotations.name[rows].tolist()]
+    spans = marks(trace)
+    names = [trace.names[name].removeprefix(PREFIX) for name in spans.name.tolist()]
     region = np.array([_BUILT_IN.index(name) if name in _BUILT_IN else _OTHER for name in names], np.int64)
-    # the main thread waits inside its mark while autograd's threads launch: one axis for all of them
-    spans = Spans(start=trace.annotations.start[rows], end=trace.annotations.end[rows], thread=np.zeros(len(rows), int))
     parent = parents(spans)
     launched = enclosing(spans, parent, recording.links.time, np.zeros(len(trace.gpu), np.int64))
     host = []

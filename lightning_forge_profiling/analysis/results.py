@@ -101,6 +101,35 @@ class RunRegion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunCompute:
+    """How fast a device computed over the steps that count, and what that is a fraction of.
+
+    Attributes:
+        kind: `mfu` by the operations that the model asks for, `hfu` by those that the device carried out.
+        tflops: 10¹² operations a second of one device.
+        dtype: what the peak is of.
+        device: whose peak it is.
+        peak_tflops: what the device could do; None where that is unknown.
+        peak_source: where that is from, or why it is unknown.
+        pct_of_peak: MFU or HFU in percent; None without a peak.
+        measured_tflops: what the device was measured to reach; None where nobody measured.
+        pct_of_measured: the rate in percent of that.
+        note: what to know about the count, "" for nothing.
+    """
+
+    kind: Literal["mfu", "hfu"]
+    tflops: float
+    dtype: str
+    device: str
+    peak_tflops: float | None
+    peak_source: str
+    pct_of_peak: float | None
+    measured_tflops: float | None = None
+    pct_of_measured: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
     """What the callbacks measured over a whole run, without any trace.
 
@@ -114,6 +143,7 @@ class RunEvidence:
             finished the batch; None where nobody asked it.
         world_size: how many processes trained.
         telemetry: what the GPU's sensors said, None where nothing did.
+        compute: how fast a device computed; empty where nobody can tell.
     """
 
     steps: int
@@ -124,6 +154,7 @@ class RunEvidence:
     drained_pct: float | None = None
     world_size: int = 1
     telemetry: TelemetrySummary | None = None
+    compute: tuple[RunCompute, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,7 @@ def _launch_bound(evidence: RunEvidence) -> Finding | None:
 
 def _compute_bound(evidence: RunEvidence) -> Finding | None:
     drained = evidence.drained_pct
-    if drained is None or drained > _RARELY_PCT or _backward_is_heavy(evidence):
+    if drained is None or drained > _RARELY_PCT or _backward_is_heavy(evidence) or _allocates(evidence):
         return None
     ahead = [name for name in _COMPUTE if not _named_apart(evidence, name)]
     work_ms = sum(_region(evidence, name).device_ms for name in ahead)
@@ -241,6 +241,12 @@ def _host_paced(evidence: RunEvidence, name: str) -> bool:
 
 def _optimizer_is_slow(evidence: RunEvidence) -> bool:
     return share_pct(evidence, "optimizer") >= _SLOW_OPTIMIZER_PCT
+
+
+def _allocates(evidence: RunEvidence) -> bool:
+    """Whether every step called `cudaMalloc`, for which the GPU may have waited: how long, only a trace shows."""
+    gpu = evidence.telemetry
+    return gpu is not None and (gpu.device_allocs_per_step or 0.0) >= 1
 
 
 def _named_apart(evidence: RunEvidence, name: str) -> bool:

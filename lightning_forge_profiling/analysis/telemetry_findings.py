@@ -40,7 +40,8 @@ _UNDERUSED: Final = (
 _MALLOCS: Final = (
     "PyTorch's allocator asked the device for memory {:.1f} times a step after the warm-up, where it needs no more "
     "once it has seen a step: batches of ever new sizes (pad them to a few), torch.cuda.empty_cache() in the loop, or "
-    "memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lessens it."
+    "memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lessens it. What it costs, a recorded window "
+    "(ForgeProfilerCallback) shows."
 )
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lightning_forge_profiling.hardware.allocator import AllocatorInterval
-from lightning_forge_profiling.hardware.gpu_usage import GpuSample, GpuUsage
+from lightning_forge_profiling.hardware.gpu_history import GpuPoint
+from lightning_forge_profiling.hardware.gpu_usage import GpuUsage
 
 __all__ = ["SERIES", "TelemetrySeries", "TelemetrySummary", "summarize"]
 
@@ -13,27 +14,45 @@ _GIB: Final = 2**30
 
 SERIES: Final = {
     "utilization_pct": ("utilization_pct", 1.0),
+    "memory_utilization_pct": ("memory_utilization_pct", 1.0),
+    "encoder_pct": ("encoder_pct", 1.0),
+    "decoder_pct": ("decoder_pct", 1.0),
     "memory_used_gib": ("memory_used_bytes", 1 / _GIB),
+    "memory_own_gib": ("memory_own_bytes", 1 / _GIB),
+    "allocated_gib": ("allocated_bytes", 1 / _GIB),
     "power_w": ("power_w", 1.0),
     "temperature_c": ("temperature_c", 1.0),
     "sm_mhz": ("sm_mhz", 1.0),
+    "memory_mhz": ("memory_mhz", 1.0),
 }
 """What is drawn over time: its name, the reading, and the factor to its unit."""
+
+_DIGITS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySeries:
-    """Samples over a run, as columns of the same length.
+    """The readings of a whole run, warm-up and validation included, as columns of the same length.
 
     Attributes:
-        seconds: when, since the first.
-        values: by a name of `SERIES`; None where a sample lacks it. What the device never told is left out.
-        throttled: whether the clock was held down.
+        seconds: when, since training began; of a point of several samples the middle between the first and the last.
+        samples_per_point: how many samples a point is of; the last may be of fewer.
+        values: their mean, by a name of `SERIES`; None where they lack it. What the device never told is left out.
+        lowest: the least of them; only of what varied within a point.
+        highest: the greatest; likewise.
+        throttled_by_pct: in how many of them the clock was held down, by reason, of those that occurred; None where
+            none of them tells.
+        counted_pct: how many of them are in the means of the summary: not those of the warm-up, of validation, and of
+            steps in which the profiler ran.
     """
 
     seconds: tuple[float, ...] = ()
+    samples_per_point: int = 1
     values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    throttled: tuple[bool, ...] = ()
+    lowest: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    highest: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    throttled_by_pct: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    counted_pct: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +114,8 @@ def summarize(
     samples_per_second: float | None = None,
     allocator: AllocatorInterval | None = None,
     steps: int = 0,
-    history: Sequence[GpuSample] = (),
+    history: Sequence[GpuPoint] = (),
+    began_ns: int = 0,
 ) -> TelemetrySummary:
     """Put together what was measured.
 
@@ -108,10 +128,12 @@ def summarize(
         samples_per_second: training samples of this device, over the same steps.
         allocator: what PyTorch's allocator did in those steps.
         steps: how many they are.
-        history: samples of the whole run.
+        history: the whole run in points.
+        began_ns: when training began, on the clock of the history.
 
     Returns:
-        The summary. Energy by sample is mean power over the rate, and so free of what lies between steps.
+        The summary. Energy by sample is mean power over the rate, and so free of what lies between steps. The peaks of
+        memory are of the whole history: everything has to fit.
     """
     watts, mean, peak = usage.watts, usage.mean, usage.peak
     return TelemetrySummary(
@@ -120,8 +142,8 @@ def summarize(
         samples=usage.samples,
         utilization_pct=mean.get("utilization_pct"),
         memory_utilization_pct=mean.get("memory_utilization_pct"),
-        memory_peak_gib=_gib(peak.get("memory_used_bytes")),
-        memory_own_peak_gib=_gib(peak.get("memory_own_bytes")),
+        memory_peak_gib=_gib(_peak(usage, history, "memory_used_bytes")),
+        memory_own_peak_gib=_gib(_peak(usage, history, "memory_own_bytes")),
         memory_total_gib=_gib(memory_bytes),
         power_w=mean.get("power_w") if watts is None else watts,
         power_limit_w=power_limit_w,
@@ -134,21 +156,44 @@ def summarize(
         allocated_peak_gib=None if allocator is None else _gib(allocator.peak_bytes),
         alloc_retries=None if allocator is None else allocator.retries,
         device_allocs_per_step=None if allocator is None or not steps else allocator.device_allocs / steps,
-        series=_series(history),
+        series=_series(history, began_ns),
     )
 
 
-def _series(history: Sequence[GpuSample]) -> TelemetrySeries:
-    values = {}
+def _series(history: Sequence[GpuPoint], began_ns: int) -> TelemetrySeries:
+    values, lowest, highest = {}, {}, {}
     for name, (reading, factor) in SERIES.items():
-        column = [getattr(sample, reading) for sample in history]
-        if any(value is not None for value in column):
-            values[name] = tuple(None if value is None else round(value * factor, 3) for value in column)
+        spreads = [point.readings.get(reading) for point in history]
+        if any(spread is not None for spread in spreads):
+            values[name] = tuple(None if spread is None else _rounded(spread.mean * factor) for spread in spreads)
+        if any(spread is not None and spread.low < spread.high for spread in spreads):
+            lowest[name] = tuple(None if spread is None else _rounded(spread.low * factor) for spread in spreads)
+            highest[name] = tuple(None if spread is None else _rounded(spread.high * factor) for spread in spreads)
+    reasons = dict.fromkeys(reason for point in history for reason in point.throttled)
     return TelemetrySeries(
-        seconds=tuple(round((sample.at_ns - history[0].at_ns) / 1e9, 3) for sample in history),
+        seconds=tuple(_rounded(((point.first_ns + point.last_ns) / 2 - began_ns) / 1e9) for point in history),
+        samples_per_point=history[0].samples if history else 1,
         values=values,
-        throttled=tuple(bool(sample.throttles) for sample in history),
+        lowest=lowest,
+        highest=highest,
+        throttled_by_pct={
+            reason: tuple(
+                _rounded(100 * point.throttled.get(reason, 0) / point.asked) if point.asked else None
+                for point in history
+            )
+            for reason in reasons
+        },
+        counted_pct=tuple(_rounded(100 * point.counted / point.samples) for point in history),
     )
+
+
+def _peak(usage: GpuUsage, history: Sequence[GpuPoint], reading: str) -> float | None:
+    highs = [point.readings[reading].high for point in history if reading in point.readings]
+    return max(highs, default=usage.peak.get(reading))
+
+
+def _rounded(value: float) -> float:
+    return round(value, _DIGITS)
 
 
 def _gib(count: float | None) -> float | None:

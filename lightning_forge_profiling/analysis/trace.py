@@ -132,6 +132,7 @@ class Signature:
     dims: bytes = b""
     types: bytes = b""
     concrete: bytes = b""
+    strides: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
     input_dims: msgspec.Raw = msgspec.field(default=_NONE, name="Input Dims")
     input_types: msgspec.Raw = msgspec.field(default=_NONE, name="Input type")
     concrete_inputs: msgspec.Raw = msgspec.field(default=_NONE, name="Concrete Inputs")
+    input_strides: msgspec.Raw = msgspec.field(default=_NONE, name="Input Strides")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     group: Number = msgspec.field(default=None, name="Process Group Name")
     elements: Number = msgspec.field(default=0, name="In msg nelems")

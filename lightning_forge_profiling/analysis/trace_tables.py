@@ -76,7 +76,7 @@ class TraceTables:
         self._names: _Index[str] = _Index()
         self._threads: _Index[tuple[object, object]] = _Index()
         self._lanes: _Index[tuple[object, object]] = _Index()
-        self._signatures: _Index[tuple[bytes, bytes, bytes]] = _Index()
+        self._signatures: _Index[tuple[bytes, bytes, bytes, bytes]] = _Index()
         self._collectives: _Index[CollectiveCall] = _Index()
         self._pieces: dict[str, dict[str, list[Ints]]] = {}
 
@@ -151,7 +151,12 @@ class TraceTables:
             "sequence": _ints([args.sequence for args in arguments]),
             "signature": _ints(
                 [
-                    signatures[bytes(args.input_dims), bytes(args.input_types), bytes(args.concrete_inputs)]
+                    signatures[
+                        bytes(args.input_dims),
+                        bytes(args.input_types),
+                        bytes(args.concrete_inputs),
+                        bytes(args.input_strides),
+                    ]
                     for args in arguments
                 ]
             ),

@@ -1,73 +1,46 @@
 """Time one function, in the way that suits it."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns, sleep
-from typing import Any, Final
+from typing import Any, Final, Never
 
 import torch
 
+from lightning_forge_profiling.bench.choice import choose
+from lightning_forge_profiling.bench.doubts import about_samples, unthrottled
 from lightning_forge_profiling.bench.gpu import Gpu
-from lightning_forge_profiling.bench.methods import BehindQueue, Events, HostClock, Kernels, Sampler, Wall, calls_for
-from lightning_forge_profiling.bench.probe import Probe, probe
-from lightning_forge_profiling.bench.result import BenchmarkResult, median_noise
-from lightning_forge_profiling.bench.sampling import Limits, collect, drift, no_garbage_collection, warm_up
+from lightning_forge_profiling.bench.methods import HostClock
+from lightning_forge_profiling.bench.naming import Names, default_name
+from lightning_forge_profiling.bench.plan import ON_CPU, Plan
+from lightning_forge_profiling.bench.probe import probe
+from lightning_forge_profiling.bench.result import BenchmarkResult
+from lightning_forge_profiling.bench.sampling import Limits, collect, no_garbage_collection, warm_up
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
-from lightning_forge_profiling.bench.subject import Subject, default_name, find_device
-from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.hardware.clocks import ClocksUnavailableError, ClockWatch
+from lightning_forge_profiling.bench.subject import Subject, argument_sets, find_device
+from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
+from lightning_forge_profiling.hardware.clock_watch import ClockWatch
 
-__all__ = ["METHODS", "Plan", "benchmark", "time_on_cpu", "time_on_gpu"]
+__all__ = ["benchmark", "time_on_cpu", "time_on_gpu"]
 
-METHODS: Final = ("auto", "cpu", "wall", "events", "saturated", "graph", "kernels")
-_ON_CPU: Final = ("auto", "cpu", "wall")
-
-_QUEUED_CALLS: Final = 200  # of one kernel each; the launch queue holds about 1000
-_GRAPH_CALLS: Final = 1000
-_FEWEST_KEPT: Final = 10
-_LOWERED: Final = 0.97
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How to time.
-
-    Attributes:
-        name: of the result.
-        method: one of `METHODS`.
-        flush_l2: empty the L2 before each call.
-        warmup: how many calls; None until steady.
-        limits: when to stop.
-    """
-
-    name: str
-    method: str
-    flush_l2: bool
-    warmup: int | None
-    limits: Limits
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ConfigurationError(f"method={self.method!r} is not known: choose one of {', '.join(METHODS)}.")
-        if self.warmup is not None and self.warmup < 0:
-            raise ConfigurationError(f"warmup ({self.warmup}) is a number of calls, or None for until steady.")
+_NAMES: Final = Names()
 
 
 def benchmark(
     fn: Callable[..., object],
     *args: Any,
     method: str = "auto",
+    kwargs: Mapping[str, Any] | None = None,
     inputs: Sequence[tuple[Any, ...]] | None = None,
     flush_l2: bool = True,
     warmup: int | None = None,
-    min_time: float = 0.1,
-    max_time: float = 3.0,
+    min_time: float | None = None,
+    max_time: float | None = None,
     max_noise: float = 0.01,
     device: torch.device | str | int | None = None,
     name: str | None = None,
     watch_clock: bool = True,
+    **others: Never,
 ) -> BenchmarkResult:
     """Time a call of a function.
 
@@ -88,21 +61,29 @@ def benchmark(
             - `"wall"`: the host clock around a call and the wait for its end. What auto takes for a function that waits
               for the GPU itself.
             - `"cpu"`: the host clock alone. What auto takes on a CPU, and where nothing reaches the GPU.
-        inputs: several argument tuples instead of `args`; each call takes the next.
+        kwargs: keyword arguments of every call.
+        inputs: several argument tuples instead of `args`; each call takes the next. A sample is then the mean over a
+            round through all of them.
         flush_l2: empty the GPU's L2 before each call, outside of the time (cold), or not (hot).
-        warmup: calls before the first sample; None goes on until they take the same time.
-        min_time: sample for at least so many seconds.
-        max_time: and for no more than so many.
+        warmup: calls before the first sample, besides some that look at what the function does; None goes on until
+            they take the same time.
+        min_time: sample for at least so many seconds; None for 0.1, or `max_time` where that is less.
+        max_time: and for no more than so many; None for 3, or `min_time` where that is more. Looking at the function
+            and warming it up come on top, a second or so. However long a call takes, it is called three times on a
+            CPU and about six times on a GPU.
         max_noise: in between, until half of the median's 95 % interval is this share of it.
         device: where the function runs; None finds out from its arguments.
-        name: of the result; None makes one from the function and its arguments.
+        name: of the result; None makes one from the function and its arguments, with a #2 for another function that
+            would have the same.
         watch_clock: read the GPU's clock meanwhile, and leave out samples for which it was held down.
+        **others: none; the function's own go into `kwargs`.
 
     Returns:
         What was found. Print it, `svg()` it, or hand several to `compare_benchmarks`.
 
     Raises:
         ConfigurationError: an argument cannot work.
+        ForgeProfilingError: the method that was asked for cannot time this function.
         Exception: whatever the function raises.
 
     Example:
@@ -112,30 +93,40 @@ def benchmark(
         >>> 0.1 < result.median_us < 1000
         True
     """
-    if inputs is not None and (args or not inputs):
-        raise ConfigurationError("inputs is a list of one or more argument tuples, instead of arguments.")
-    sets = [args] if inputs is None else [tuple(one) for one in inputs]
+    if others:
+        given = min(others)
+        raise ConfigurationError(
+            f"benchmark has no option {given!r}: keyword arguments of the function go into kwargs={{{given!r}: ...}}."
+        )
+    sets = argument_sets(fn, args, inputs, kwargs)
+    if name is None:
+        name = _NAMES.tell_apart(default_name(fn, sets[0], kwargs, len(sets)), fn, sets[0], kwargs)
     plan = Plan(
-        name=default_name(fn, sets[0]) if name is None else name,
+        name=name,
         method=method,
         flush_l2=flush_l2,
         warmup=warmup,
-        limits=Limits(min_time_s=min_time, max_time_s=max_time, max_noise=max_noise),
+        limits=Limits.between(min_time, max_time, max_noise),
     )
-    where = find_device([fn, getattr(fn, "__self__", None), *sets], device)
-    subject = Subject(fn, sets)
+    where = find_device([fn, *sets, kwargs], device)
+    subject = Subject(fn, sets, kwargs)
     if where.type == "cpu":
-        if method not in _ON_CPU:
-            raise ConfigurationError(f"method={method!r} needs a CUDA device, and the function runs on the CPU.")
+        if method not in ON_CPU:
+            raise ConfigurationError(
+                f"method={method!r} needs a CUDA device, and the function runs on the CPU: leave method out, or move "
+                "its tensors to the GPU."
+            )
         return time_on_cpu(subject, plan)
-    if where.type != "cuda" or not torch.cuda.is_available():
-        raise ConfigurationError(f"device={str(where)!r} cannot be timed here: it takes the CPU or a CUDA device.")
+    if torch.cuda.is_current_stream_capturing():
+        raise ConfigurationError(
+            "A CUDA graph is being captured, and nothing can be timed meanwhile: call benchmark outside of the capture."
+        )
     with torch.cuda.device(where), contextlib.ExitStack() as stack:
         gpu = Gpu(where)
         watch: ClockWatch | str = ""
         if watch_clock:
             try:
-                watch = stack.enter_context(ClockWatch(gpu.uuid))
+                watch = stack.enter_context(ClockWatch(where.index, uuid=gpu.uuid))
             except ClocksUnavailableError as error:
                 watch = str(error)
         return time_on_gpu(subject, plan, gpu, watch=watch)
@@ -149,8 +140,15 @@ def time_on_cpu(subject: Subject, plan: Plan, clock_ns: Callable[[], int] = perf
         plan: how; its method and `flush_l2` do not matter.
         clock_ns: the host clock, in nanoseconds; for tests.
     """
+    notes: list[str] = []
     with no_garbage_collection():
-        warmed = warm_up(subject.call_many, plan.warmup, clock_ns)
+        warmed = warm_up(
+            lambda: notes.extend(subject.call_first()),
+            subject.call_many,
+            plan.warmup,
+            clock_ns,
+            max_time_s=plan.limits.max_time_s,
+        )
         sampler = HostClock(subject, clock_ns, warmed.call_us)
         samples = collect(sampler, plan.limits, clock_ns)
     return BenchmarkResult(
@@ -159,7 +157,8 @@ def time_on_cpu(subject: Subject, plan: Plan, clock_ns: Callable[[], int] = perf
         device="cpu",
         samples_us=tuple(samples),
         calls_per_sample=sampler.calls,
-        warnings=tuple(_about(samples, steady=warmed.steady, plan=plan)),
+        threads=torch.get_num_threads(),
+        warnings=(*notes, *about_samples(samples, steady=warmed.steady, limits=plan.limits)),
     )
 
 
@@ -182,141 +181,45 @@ def time_on_gpu(
         clock_ns: the host clock, in nanoseconds; for tests.
         rest: lets so many seconds pass; for tests.
     """
+    notes: list[str] = []
+
+    def first() -> None:
+        notes.extend(subject.call_first())
+        gpu.synchronize()
 
     def run(calls: int) -> None:
         subject.call_many(calls)
         gpu.synchronize()
 
     with no_garbage_collection():
-        warmed = warm_up(run, plan.warmup, clock_ns, rest)
+        warmed = warm_up(first, run, plan.warmup, clock_ns, rest, max_time_s=plan.limits.max_time_s)
         stopwatch = Stopwatch(gpu, clock_ns)
         seen = probe(subject, stopwatch, warmed.call_us)
-        method, sampler, notes = _choose(subject, plan, stopwatch, seen, warmed.call_us)
+        method, sampler, about_choice, cold = choose(subject, plan, stopwatch, seen, warmed.call_us)
         look = _look_away if isinstance(watch, str) else watch.look
         samples = collect(sampler, plan.limits, clock_ns, look=look, rest=rest)
-    kept, about_clock = (samples, [watch] if watch else []) if isinstance(watch, str) else _unthrottled(samples, watch)
-    dry = "the GPU had to wait for the host in spite of a filled queue, and that wait is in the time"
+    kept, about_clock = (samples, [watch] if watch else []) if isinstance(watch, str) else unthrottled(samples, watch)
     return BenchmarkResult(
         name=plan.name,
         method=method,
         device=gpu.name,
-        flush_l2=plan.flush_l2 and method not in {"graph", "cpu"},
+        flush_l2=cold,
         samples_us=tuple(kept),
         calls_per_sample=sampler.calls,
         enqueue_us=None if method == "cpu" else seen.enqueue_us,
-        queued_us=None if method == "cpu" or seen.waits else seen.device_us,
+        queued_us=None if method == "cpu" or seen.waits or not seen.works else seen.device_us,
         allocated_bytes=seen.given_bytes,
+        threads=torch.get_num_threads() if method == "cpu" else None,
         clock=None if isinstance(watch, str) else watch.seen(len(samples) - len(kept)),
         warnings=(
-            *seen.warnings(),
             *notes,
-            *([dry] if isinstance(sampler, BehindQueue) and sampler.ran_dry else []),
+            *seen.warnings(),
+            *about_choice,
+            *sampler.doubts(),
             *about_clock,
-            *_about(kept, steady=warmed.steady, plan=plan),
+            *about_samples(kept, steady=warmed.steady, limits=plan.limits),
         ),
     )
-
-
-def _choose(
-    subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call_us: float
-) -> tuple[str, Sampler, list[str]]:
-    """The method to use, what takes its samples, and what is to be said about it."""
-    gpu, clock_ns, flush = stopwatch.gpu, stopwatch.clock_ns, plan.flush_l2
-    method = _suitable(seen) if plan.method == "auto" else plan.method
-    match method:
-        case "graph":
-            return _graph(subject, plan, stopwatch, seen)
-        case "saturated":
-            return method, _saturated(subject, stopwatch, seen, flush_l2=flush), []
-        case "events":
-            return method, Events(subject, stopwatch, flush_l2=flush), []
-        case "kernels":
-            return _kernels(subject, plan, stopwatch, seen)
-        case "wall":
-            return method, Wall(subject, gpu, clock_ns, flush_l2=flush), []
-    return "cpu", HostClock(subject, clock_ns, call_us), []
-
-
-def _suitable(seen: Probe) -> str:
-    """What `auto` takes first."""
-    if not seen.works:
-        return "cpu"
-    return "wall" if seen.waits else "kernels"
-
-
-def _kernels(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe) -> tuple[str, Sampler, list[str]]:
-    try:
-        return "kernels", Kernels(subject, stopwatch.gpu, seen.device_us, flush_l2=plan.flush_l2), []
-    except Exception as error:
-        if plan.method == "kernels":
-            raise
-        notes = [f"its kernels could not be read from the profiler ({_first_line(error)})"]
-    # a graph of calls that each keep memory would keep it all at once
-    if plan.flush_l2 or seen.grown_bytes > 0:
-        return "saturated", _saturated(subject, stopwatch, seen, flush_l2=plan.flush_l2), notes
-    method, sampler, more = _graph(subject, plan, stopwatch, seen)
-    return method, sampler, notes + more
-
-
-def _graph(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe) -> tuple[str, Sampler, list[str]]:
-    asked = plan.method == "graph"
-    calls = calls_for(seen.device_us, _GRAPH_CALLS, subject.sets)
-    try:
-        replay = stopwatch.gpu.capture(subject.call_many, calls)
-    except Exception as error:
-        if asked:
-            raise
-        note = f"it cannot be captured into a CUDA graph ({_first_line(error)})"
-        return "saturated", _saturated(subject, stopwatch, seen, flush_l2=plan.flush_l2), [note]
-    replay()
-    enqueue_us = median(stopwatch.enqueue_us(replay) for _ in range(3))
-    hot = ["a replayed graph is timed hot: the L2 was not flushed"] if asked and plan.flush_l2 else []
-    return "graph", BehindQueue(stopwatch, lambda _: replay(), calls, enqueue_us, divisible=False), hot
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0]
-
-
-def _saturated(subject: Subject, stopwatch: Stopwatch, seen: Probe, *, flush_l2: bool) -> Sampler:
-    calls = 1 if flush_l2 else calls_for(seen.device_us, _QUEUED_CALLS, subject.sets)
-    return BehindQueue(stopwatch, subject.call_many, calls, calls * seen.enqueue_us, flush_l2=flush_l2)
-
-
-def _unthrottled(samples: list[float], watch: ClockWatch) -> tuple[list[float], list[str]]:
-    """The samples for which the clock was not held down, and what is to be said about it."""
-    held = watch.throttled(len(samples))
-    kept = [sample for sample, down in zip(samples, held, strict=True) if not down]
-    clock = watch.seen(len(samples) - len(kept))
-    if clock is None:
-        return samples, ["the GPU's clock could not be read meanwhile"]
-    why = " and ".join(clock.reasons)
-    if len(kept) == len(samples):
-        if clock.reasons and clock.max_mhz < _LOWERED * clock.limit_mhz:
-            return samples, [f"the clock was held down all the time ({why}): {clock.max_mhz} of {clock.limit_mhz} MHz"]
-        return samples, []
-    moved = f"from {clock.max_mhz} down to {clock.min_mhz} MHz ({why})"
-    if len(kept) < _FEWEST_KEPT:
-        return samples, [f"the clock was taken {moved} for nearly all of the samples: none was left out"]
-    return kept, [f"the clock was taken {moved}: {len(samples) - len(kept)} of {len(samples)} samples were left out"]
-
-
-def _about(samples: Sequence[float], *, steady: bool | None, plan: Plan) -> list[str]:
-    """What the samples themselves say against them."""
-    found = []
-    if steady is False:
-        found.append("the warm-up ended before calls took the same time")
-    if moved := drift(samples):
-        found.append(moved)
-    noise = median_noise(samples)
-    if noise == float("inf"):
-        found.append(f"{len(samples)} samples are too few to say how well the median is known: raise max_time")
-    elif noise > plan.limits.max_noise:
-        found.append(
-            f"it did not converge: after {plan.limits.max_time_s:g} s the median is known to {noise:.1%}, "
-            f"not to {plan.limits.max_noise:.1%}"
-        )
-    return found
 
 
 def _look_away(_: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ _VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
 _CONFIDENCE_PCT: Final = 95.0
 _CLOCKS_DIFFER: Final = 0.02
 _FEWEST: Final = 6  # as for the interval of one median
+_FEWEST_RUNS: Final = 4  # that all of n runs lie on one side of n others by chance is 2 of (2n over n): 3 % for 4
+_ON_THE_GPU_ALONE: Final = frozenset({"kernels", "graph", "saturated"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,24 +31,32 @@ class Ratio:
         name: of the function.
         median_us: of one call, over all its runs.
         runs: how many results of it there were.
+        baseline_runs: how many of the first one.
         ratio: its median over the first one's; under 1 is faster.
-        low: the lower end of the ratio's 95 % interval.
-        high: the upper end.
+        low: the lower end of the ratio's 95 % interval; 0 where too few samples leave it open.
+        high: the upper end; infinite where they do.
     """
 
     name: str
     median_us: float
     runs: int
+    baseline_runs: int
     ratio: float
     low: float
     high: float
 
     @property
     def verdict(self) -> str:
-        """`"faster"`, `"slower"` or `"no difference shown"`."""
-        if self.high < 1:
-            return "faster"
-        return "slower" if self.low > 1 else "no difference shown"
+        """`"faster"`, `"slower"`, `"no difference shown"` or `"too few runs to tell"`.
+
+        The last is said with fewer than four runs of either: one run apart from one other may differ by more than the
+        functions do.
+        """
+        if self.low <= 1 <= self.high:
+            return "no difference shown"
+        if min(self.runs, self.baseline_runs) < _FEWEST_RUNS:
+            return "too few runs to tell"
+        return "faster" if self.high < 1 else "slower"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +78,12 @@ class Comparison:
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and verdicts as plain values."""
+        """All fields and verdicts as plain values; an open end of an interval is None."""
         values = asdict(self)
-        values["ratios"] = [{**asdict(ratio), "verdict": ratio.verdict} for ratio in self.ratios]
+        values["ratios"] = [
+            {**asdict(ratio), "high": ratio.high if math.isfinite(ratio.high) else None, "verdict": ratio.verdict}
+            for ratio in self.ratios
+        ]
         values["warnings"] = list(self.warnings)
         return values
 
@@ -80,15 +93,12 @@ class Comparison:
         Args:
             indent: as `json.dumps` takes it.
         """
-        return json.dumps(self.to_dict(), indent=indent)
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     def __str__(self) -> str:
         """A line for each function."""
         rows = [(self.baseline, in_unit(self.baseline_us), "1", "", "the one to compare with")]
-        rows += [
-            (r.name, in_unit(r.median_us), f"{r.ratio:.3f}", f"[{r.low:.3f}, {r.high:.3f}]", r.verdict)
-            for r in self.ratios
-        ]
+        rows += [(r.name, in_unit(r.median_us), f"{r.ratio:.3f}", _interval(r), r.verdict) for r in self.ratios]
         wide = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [
             f"{name:<{wide[0]}}  {time:>{wide[1]}}  {ratio:>{wide[2]}}  {interval:<{wide[3]}}  {verdict}"
@@ -97,11 +107,12 @@ class Comparison:
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
 
 
-def compare_benchmarks(results: Sequence[BenchmarkResult], *, seed: int = 0) -> Comparison:
+def compare_benchmarks(results: Iterable[BenchmarkResult], *, seed: int = 0) -> Comparison:
     """Compare results with the first of them.
 
     Results of the same name are runs of the same function. What differs between runs (clocks, temperature, where
-    memory came to lie) shows only where there are several, best taken in turns:
+    memory came to lie) shows only where there are several, best taken in turns. Fewer than four leave it at "too few
+    runs to tell":
 
         compare_benchmarks([benchmark(f, x) for _ in range(5) for f in (first, second)])
 
@@ -124,10 +135,16 @@ def compare_benchmarks(results: Sequence[BenchmarkResult], *, seed: int = 0) -> 
         >>> first = BenchmarkResult(name="f", method="cpu", device="cpu", samples_us=(10.0, 10.1, 9.9) * 20)
         >>> second = BenchmarkResult(name="g", method="cpu", device="cpu", samples_us=(12.0, 12.1, 11.9) * 20)
         >>> compare_benchmarks([first, second]).ratios[0].verdict
+        'too few runs to tell'
+        >>> compare_benchmarks([first, second] * 5).ratios[0].verdict
         'slower'
     """
     groups: dict[str, list[BenchmarkResult]] = {}
-    for result in results:
+    for result in [results] if isinstance(results, BenchmarkResult) else results:
+        if not isinstance(result, BenchmarkResult):
+            raise ConfigurationError(
+                f"compare_benchmarks takes a list of what benchmark returns, and a {type(result).__name__} is in it."
+            )
         groups.setdefault(result.name, []).append(result)
     names = list(groups)
     if len(names) < 2:  # noqa: PLR2004  (one to compare and one to compare with)
@@ -135,21 +152,26 @@ def compare_benchmarks(results: Sequence[BenchmarkResult], *, seed: int = 0) -> 
             f"compare_benchmarks takes results of two names or more, got {len(names)}: results of one name are runs of "
             "the same function. benchmark(..., name=...) tells them apart."
         )
+    base, base_us = groups[names[0]], _median(groups[names[0]])
+    if not base_us:
+        raise ConfigurationError(f"The median of {names[0]} is 0, and nothing has a ratio to that.")
     random = np.random.default_rng(seed)
-    base_us, base_draws = _median(groups[names[0]]), _draws(groups[names[0]], random)
+    base_draws = _draws(base, random)
     tail = (100 - _CONFIDENCE_PCT) / 2
     ratios = []
     for name in names[1:]:
-        us = _median(groups[name])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            low, high = np.percentile(_draws(groups[name], random) / base_draws, [tail, 100 - tail])
-        known = all(len(run.samples_us) >= _FEWEST for run in (*groups[name], *groups[names[0]]))
+        runs, us = groups[name], _median(groups[name])
+        draws = np.full(_RESAMPLES, math.inf)
+        np.divide(_draws(runs, random), base_draws, out=draws, where=base_draws > 0)
+        low, high = np.percentile(draws, [tail, 100 - tail], method="inverted_cdf")
+        known = all(len(run.samples_us) >= _FEWEST for run in (*runs, *base))
         ratios.append(
             Ratio(
                 name=name,
                 median_us=us,
-                runs=len(groups[name]),
-                ratio=us / base_us if base_us else math.inf,
+                runs=len(runs),
+                baseline_runs=len(base),
+                ratio=us / base_us,
                 low=float(low) if known else 0.0,
                 high=float(high) if known else math.inf,
             )
@@ -157,7 +179,7 @@ def compare_benchmarks(results: Sequence[BenchmarkResult], *, seed: int = 0) -> 
     return Comparison(
         baseline=names[0],
         baseline_us=base_us,
-        baseline_runs=len(groups[names[0]]),
+        baseline_runs=len(base),
         ratios=tuple(ratios),
         warnings=tuple(_warnings(groups)),
     )
@@ -191,8 +213,12 @@ def _draws_of_run(samples: NDArray[np.float64], random: np.random.Generator) -> 
 def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
     found = []
     results = [run for runs in groups.values() for run in runs]
-    if any(len(runs) == 1 for runs in groups.values()):
-        found.append("one run of a function does not show what differs between runs: time each several times, in turns")
+    if any(len(runs) < _FEWEST_RUNS for runs in groups.values()):
+        found.append(
+            f"fewer than {_FEWEST_RUNS} runs of a function do not show what differs between runs: time each "
+            "five times, in turns"
+        )
+    found += [text for name, runs in groups.items() if (text := _host_bound(name, runs))]
     if len({(run.method, run.flush_l2, run.device) for run in results}) > 1:
         found.append("the results differ in method, device or whether the L2 was flushed")
     if any(len(run.samples_us) < _FEWEST for run in results):
@@ -201,3 +227,25 @@ def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
     if clocks and max(clocks) > (1 + _CLOCKS_DIFFER) * min(clocks):
         found.append(f"the GPU's clock differed between the runs: {min(clocks):.0f} to {max(clocks):.0f} MHz")
     return found
+
+
+def _host_bound(name: str, runs: Sequence[BenchmarkResult]) -> str:
+    """Whether the host takes longer with a call than the time that was read, in a sentence; "" where not."""
+    timed = [run for run in runs if run.enqueue_us is not None and run.method in _ON_THE_GPU_ALONE]
+    if not timed:
+        return ""
+    host_us, us = (
+        float(np.median(values)) for values in zip(*((r.enqueue_us, r.median_us) for r in timed), strict=True)
+    )
+    if host_us <= us:
+        return ""
+    return (
+        f"the host is the limit of {name}: it takes {in_unit(host_us)} to launch what takes the GPU {in_unit(us)}, so "
+        "a program that calls it in a loop does not change by this ratio: time such a loop by method='wall'"
+    )
+
+
+def _interval(ratio: Ratio) -> str:
+    if ratio.low == 0 and math.isinf(ratio.high):
+        return "[unknown]"
+    return f"[{ratio.low:.3f}, {'open' if math.isinf(ratio.high) else f'{ratio.high:.3f}'}]"

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +14,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.timing.events import DeviceEventSource, Event
 
-__all__ = ["Gpu", "MemoryCounts"]
+__all__ = ["Gpu", "MemoryCounts", "first_line"]
 
 _L2_UNKNOWN: Final = 128 * 2**20  # more than any L2 on the market has, for a driver that does not say
 _WARM_UP_CALLS: Final = 3  # on the capturing stream, as PyTorch's notes on CUDA graphs ask
+
+_BROKEN_OFF: Final[list[torch.cuda.CUDAGraph]] = []
+"""Graphs that PyTorch's allocator of pinned memory may still look at during a later capture, and so must not go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class Gpu:
             What replays the graph on the current stream.
 
         Raises:
-            Exception: whatever PyTorch raises where the calls cannot be captured.
+            ForgeProfilingError: CUDA has broken the capture off. The process is as it was before.
+            Exception: whatever the function raises.
         """
         new_stream: Callable[[torch.device], Any] = torch.cuda.Stream  # untyped in PyTorch
         side, current = new_stream(self.device), torch.cuda.current_stream(self.device)
@@ -85,15 +89,45 @@ class Gpu:
         with torch.cuda.stream(side):
             calls(_WARM_UP_CALLS)
         current.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # other threads (a data loader's, say) may go on calling CUDA meanwhile
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        self.synchronize()
+        torch.cuda.empty_cache()  # during a capture the allocator cannot give back what it has in reserve
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(side):
+            try:
+                # other threads (a data loader's, say) may go on calling CUDA meanwhile
+                graph.capture_begin(pool, capture_error_mode="thread_local")
                 calls(count)
-        finally:
-            torch.cuda.set_stream(current)  # a capture that fails leaves the side stream in its place
+            except BaseException as error:
+                self._end_capture(graph, pool, error)
+                raise
+            self._end_capture(graph, pool)
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def _end_capture(
+        self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int], raised: BaseException | None = None
+    ) -> None:
+        """End a capture; one that CUDA has broken off so that nothing of it stays.
+
+        `capture_end` then raises before it tells the caching allocator, which would never give memory back again, and
+        the random number generator, which would refuse every call.
+
+        Source: CUDAGraph::capture_end and CUDAGeneratorState::increase in PyTorch's aten/src/ATen/cuda.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            _BROKEN_OFF.append(graph)
+            for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):  # noqa: SLF001  (no public way)
+                with suppress(RuntimeError):  # a PyTorch that has done it
+                    undo(self.device.index, pool)
+            orderly = torch.cuda.CUDAGraph()  # its end is the end for the generator too
+            orderly.capture_begin(capture_error_mode="thread_local")
+            self.sleep(1)
+            orderly.capture_end()
+            cause = raised or error
+            if isinstance(cause, RuntimeError):  # else it is the function's own
+                raise ForgeProfilingError(f"CUDA broke the capture of a graph off: {first_line(cause)}") from cause
 
     def trace(self, run: Callable[[], object]) -> list[dict[str, Any]]:
         """Run something under the profiler.
@@ -104,7 +138,8 @@ class Gpu:
         Raises:
             ForgeProfilingError: another profiler is active in this process; there can be only one.
         """
-        if torch._C._autograd._profiler_enabled():  # noqa: SLF001  (no public way to ask)
+        # No public way to ask. The first knows this thread, the second what Python has started in any.
+        if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
             raise ForgeProfilingError("another torch profiler is active in this process")
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
             run()
@@ -127,3 +162,8 @@ class Gpu:
             given_bytes=stats.get("allocated_bytes.all.allocated", 0),
             device_calls=stats.get("num_device_alloc", 0),
         )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).split("\n")[0]

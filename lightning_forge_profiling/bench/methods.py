@@ -2,19 +2,32 @@
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.bench.gpu import Gpu
 from lightning_forge_profiling.bench.kernels import kernel_times_us
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
 from lightning_forge_profiling.bench.subject import Subject
+from lightning_forge_profiling.errors import ForgeProfilingError
 
-__all__ = ["BehindQueue", "Events", "HostClock", "Kernels", "Sampler", "Wall", "calls_for"]
+__all__ = [
+    "BehindQueue",
+    "Events",
+    "HostClock",
+    "Kernels",
+    "NoGpuWorkError",
+    "Rounds",
+    "Sampler",
+    "Wall",
+    "calls_for",
+]
 
 _SAMPLE_US: Final = 1000.0  # what is once in a sample, a few microseconds, is then well under 1 % of it
 _HOST_SAMPLE_US: Final = 200.0  # a reading of the host clock takes some 50 ns
 _PROFILED_CALLS: Final = 50
 _PROFILED_US: Final = 10_000.0  # bursts this short do not make an H200 lower its clock
+_TRIED_CALLS: Final = 10
 _AHEAD_US: Final = 20.0
 _ATTEMPTS: Final = 4
 
@@ -48,6 +61,10 @@ class Sampler:
     def __call__(self) -> Sequence[float]:
         """Take some samples; none where that failed and is worth another try."""
         raise NotImplementedError
+
+    def doubts(self) -> Sequence[str]:
+        """What makes the samples less than they seem, in sentences."""
+        return ()
 
 
 class HostClock(Sampler):
@@ -110,7 +127,8 @@ class BehindQueue(Sampler):
         calls: how many.
         enqueue_us: how long the host is busy with all of them.
         flush_l2: empty the L2 before each sample, which is then to be of one call.
-        divisible: whether fewer calls can be made, where the launch queue does not hold so many.
+        least: to how many calls that can come down where the launch queue does not hold so many, and of how many
+            they stay a multiple; None for not at all.
     """
 
     def __init__(
@@ -121,21 +139,20 @@ class BehindQueue(Sampler):
         enqueue_us: float,
         *,
         flush_l2: bool = False,
-        divisible: bool = True,
+        least: int | None = 1,
     ) -> None:
         self.calls = calls
-        self.ran_dry = False
-        """Whether samples had to be taken that waited for the host."""
+        self._ran_dry = False
         self._stopwatch = stopwatch
         self._run = run
         self._ahead_us = 2 * enqueue_us + _AHEAD_US
         self._flush_l2 = flush_l2
-        self._divisible = divisible
+        self._least = calls if least is None else least
         self._short = 0
 
     def __call__(self) -> Sequence[float]:
         """One sample; none when the queue turned out not to hold so many calls."""
-        for attempt in range(1 if self.ran_dry else _ATTEMPTS):
+        for attempt in range(1 if self._ran_dry else _ATTEMPTS):
             reading = self._stopwatch.between(
                 lambda: self._run(self.calls), flush_l2=self._flush_l2, ahead_us=self._ahead_us * 2**attempt
             )
@@ -144,30 +161,86 @@ class BehindQueue(Sampler):
                 if self._short > 1:  # not the scheduler's whim: the calls do take longer
                     self._ahead_us *= 2
                 return self._per_call(reading.us)
-        if self._divisible and self.calls > 1:
-            self.calls //= 2
+        if self.calls > self._least:
+            self.calls = max(self.calls // 2 // self._least, 1) * self._least
             return []
-        self.ran_dry = True
+        self._ran_dry = True
         return self._per_call(reading.us)
+
+    def doubts(self) -> Sequence[str]:
+        """Whether samples had to be taken that waited for the host."""
+        dry = "the GPU had to wait for the host in spite of a filled queue, and that wait is in the time"
+        return [dry] if self._ran_dry else []
 
     def _per_call(self, us: float) -> Sequence[float]:
         return [max(us - self._stopwatch.empty_us, 0.0) / self.calls]
 
 
+class NoGpuWorkError(ForgeProfilingError):
+    """The profiler saw no GPU work of the function."""
+
+
 class Kernels(Sampler):
     """`kernels`: for each call, the time in which any of its kernels, copies or fills ran, as the profiler has it.
 
+    Args:
+        subject: the function.
+        gpu: the device.
+        call_us: what a call takes, roughly.
+        flush_l2: empty the L2 before each call.
+
     Raises:
-        ForgeProfilingError: the profiler cannot be used, or sees nothing of the function.
+        NoGpuWorkError: there is nothing to read.
+        ForgeProfilingError: the profiler cannot be used.
     """
 
-    def __init__(self, subject: Subject, gpu: Gpu, device_us: float, *, flush_l2: bool) -> None:
+    def __init__(self, subject: Subject, gpu: Gpu, call_us: float, *, flush_l2: bool) -> None:
         self._subject = subject
         self._gpu = gpu
         self._flush_l2 = flush_l2
-        self._batch = calls_for(device_us, _PROFILED_CALLS, 1, _PROFILED_US)
-        kernel_times_us(subject.call, 1, gpu, flush_l2=flush_l2)  # a process's first trace takes seconds to set up
+        self._batch = calls_for(call_us, _PROFILED_CALLS, 1, _PROFILED_US)
+        self._taken = self._empty = 0
+        if not any(self._profile(min(self._batch, _TRIED_CALLS))):  # the first takes seconds to set up
+            raise NoGpuWorkError("the profiler saw no GPU work of the function (is nsys or ncu attached?)")
 
     def __call__(self) -> Sequence[float]:
         """A sample for each of some calls under one profiler."""
-        return kernel_times_us(self._subject.call, self._batch, self._gpu, flush_l2=self._flush_l2)
+        found = self._profile(self._batch)
+        self._taken += len(found)
+        self._empty += found.count(0.0)
+        return found
+
+    def doubts(self) -> Sequence[str]:
+        """Whether there were calls without work."""
+        idle = f"in {self._empty} of {self._taken} calls the profiler saw no GPU work: they count as 0"
+        return [idle] if self._empty else []
+
+    def _profile(self, calls: int) -> list[float]:
+        return kernel_times_us(self._subject.call, calls, self._gpu, flush_l2=self._flush_l2)
+
+
+class Rounds(Sampler):
+    """Another sampler's samples of one call each, put together: the mean over each round through the argument sets.
+
+    Args:
+        sampler: takes them.
+        sets: how many argument sets there are.
+    """
+
+    def __init__(self, sampler: Sampler, sets: int) -> None:
+        self.calls = sets
+        self._sampler = sampler
+        self._left: list[float] = []
+
+    def __call__(self) -> Sequence[float]:
+        """A sample for each round, one at least."""
+        while len(self._left) < self.calls:
+            self._left += self._sampler()
+        rounds = len(self._left) // self.calls
+        means = [fmean(self._left[number * self.calls :][: self.calls]) for number in range(rounds)]
+        self._left = self._left[rounds * self.calls :]
+        return means
+
+    def doubts(self) -> Sequence[str]:
+        """Those of the other one."""
+        return self._sampler.doubts()

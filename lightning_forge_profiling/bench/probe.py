@@ -12,6 +12,8 @@ __all__ = ["Probe", "probe"]
 _MOST_CALLS: Final = 10
 _TIME_US: Final = 20_000.0
 _REPEATS: Final = 3
+_AHEAD: Final = 2.0
+_AHEAD_OF_LONG: Final = 1.5  # it is less off from one to the next, and the spin takes as long again
 _MARGIN_US: Final = 1000.0  # the scheduler may take the host away for some of it
 _SHORTEST_WORK_US: Final = 0.5  # for two calls or more; the shortest kernel takes about 1 us
 
@@ -45,13 +47,16 @@ class Probe:
         found = []
         if self.waits:
             found.append(
-                "it waits for the GPU inside (a synchronization such as .item(), or more launches than the queue of "
-                "about 1000 holds): the GPU idles meanwhile, and the time depends on the host"
+                "it waits for the GPU inside (a synchronization such as .item(), CUDA_LAUNCH_BLOCKING=1, or more "
+                "launches than the queue of about 1000 holds): the GPU idles meanwhile, and the time is the host's too"
             )
         if not self.works:
             found.append("it puts nothing on the current CUDA stream")
         if self.grown_bytes > 0:
-            found.append(f"it keeps memory: {self.grown_bytes:,} bytes more after each call")
+            found.append(
+                f"it keeps memory: {self.grown_bytes:,} bytes more after each call, in what it stores or in reference "
+                "cycles (Python's cyclic collector is off meanwhile)"
+            )
         if self.device_allocations:
             found.append(
                 f"it allocates in steady state: {self.device_allocations} calls of cudaMalloc in {self.calls} calls"
@@ -67,16 +72,22 @@ def probe(subject: Subject, stopwatch: Stopwatch, call_us: float) -> Probe:
         stopwatch: of its device.
         call_us: wall time of a call, to choose how many calls to make.
     """
-    calls = min(_MOST_CALLS, max(2, int(_TIME_US / max(call_us, 1.0))))
+    long = call_us > _TIME_US
+    calls = 1 if long else min(_MOST_CALLS, max(2, int(_TIME_US / max(call_us, 1.0))))
     before = stopwatch.gpu.memory()
     enqueue_us = median(stopwatch.enqueue_us(subject.call) for _ in range(calls))
     after = stopwatch.gpu.memory()
+    ahead = _AHEAD_OF_LONG if long else _AHEAD
     # A call that waits for the GPU cannot return before the GPU is through with what it was given to do first.
-    ahead_us = 2 * enqueue_us + _MARGIN_US
-    waits = not any(stopwatch.asleep_after(subject.call, ahead_us) for _ in range(_REPEATS))
-    reading = stopwatch.between(
-        lambda: subject.call_many(calls), ahead_us=0.0 if waits else 2 * calls * enqueue_us + _MARGIN_US
-    )
+    for _ in range(1 if long else _REPEATS):
+        reading = stopwatch.between(subject.call, ahead_us=ahead * enqueue_us + _MARGIN_US)
+        if reading.saturated:
+            break
+    waits = not reading.saturated
+    if not long:  # several calls, for more than the resolution of events
+        reading = stopwatch.between(
+            lambda: subject.call_many(calls), ahead_us=0.0 if waits else ahead * calls * enqueue_us + _MARGIN_US
+        )
     device_us = max(reading.us - stopwatch.empty_us, 0.0)
     return Probe(
         enqueue_us=enqueue_us,

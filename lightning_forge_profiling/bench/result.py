@@ -4,16 +4,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any, Final, Self
 
 import numpy as np
 
 from lightning_forge_profiling.bench.picture import draw
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.hardware.clocks import ClockSeen
+from lightning_forge_profiling.hardware.clock_watch import ClockSeen
 
-__all__ = ["BenchmarkResult", "in_unit", "median_noise"]
+__all__ = ["BenchmarkResult", "in_unit", "median_interval", "median_noise"]
 
+_NS: Final = (1e-3, "ns")
 _Z95: Final = 1.96  # of the normal distribution
 _FEWEST: Final = (
     6  # the chance that all of n samples lie on one side of the true median is 2 * 2^-n: under 5 % from 6 on
@@ -22,12 +24,6 @@ _FEWEST: Final = (
 
 def median_noise(samples: Sequence[float]) -> float:
     """How well the median of the samples is known: half of its 95 % interval, relative to it.
-
-    The interval's ends are the samples number n/2 -+ 0.98 sqrt(n) in order, whatever the distribution; samples count as
-    independent of each other.
-
-    Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 3.2, with the normal
-    approximation of the binomial.
 
     Args:
         samples: in any unit.
@@ -41,14 +37,37 @@ def median_noise(samples: Sequence[float]) -> float:
         >>> median_noise([10.0, 10.1])
         inf
     """
-    ordered, count = sorted(samples), len(samples)
-    reach = _Z95 * math.sqrt(count) / 2
-    if count < _FEWEST:
+    if len(samples) < _FEWEST:
         return math.inf
-    low, high = math.ceil(count / 2 - reach) - 1, math.ceil(count / 2 + reach) - 1
-    middle = ordered[count // 2]
-    width = ordered[high] - ordered[low]
+    low, high = median_interval(samples)
+    middle, width = sorted(samples)[len(samples) // 2], high - low
     return width / 2 / middle if middle > 0 else (math.inf if width else 0.0)
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """The ends of the 95 % interval of the samples' median.
+
+    They are the samples number n/2 -+ 0.98 sqrt(n) in order, whatever the distribution, and so not as far from the
+    median on both sides; samples count as independent of each other.
+
+    Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 3.2, with the normal
+    approximation of the binomial.
+
+    Args:
+        samples: in any unit.
+
+    Returns:
+        The lower and the upper end; the least and the greatest sample where there are too few for an interval.
+
+    Example:
+        >>> median_interval([10.0] * 12 + [10.5] * 8)
+        (10.0, 10.5)
+    """
+    ordered, count = sorted(samples), len(samples)
+    if count < _FEWEST:
+        return ordered[0], ordered[-1]
+    reach = _Z95 * math.sqrt(count) / 2
+    return ordered[math.ceil(count / 2 - reach) - 1], ordered[math.ceil(count / 2 + reach) - 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +85,7 @@ class BenchmarkResult:
         queued_us: what a call takes on its stream, hot and back to back behind a full queue, gaps between its kernels
             included: a rough reading of a few calls, whatever the method. None where the function waits for the GPU.
         allocated_bytes: what a call takes from the caching allocator; None where nobody counts.
+        threads: how many an operation may use on the CPU; None where the time is not the host's.
         clock: the GPU's clock meanwhile; None where it was not read.
         warnings: what makes the number less than it seems, in sentences.
 
@@ -86,12 +106,16 @@ class BenchmarkResult:
     enqueue_us: float | None = None
     queued_us: float | None = None
     allocated_bytes: int | None = None
+    threads: int | None = None
     clock: ClockSeen | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.samples_us:
             raise ConfigurationError("A result needs at least one sample.")
+        for sample in self.samples_us:
+            if not isinstance(sample, Real) or not 0 <= sample < math.inf:
+                raise ConfigurationError(f"samples_us has {sample!r} in it, which is no time: microseconds, 0 or more.")
 
     @property
     def median_us(self) -> float:
@@ -125,7 +149,10 @@ class BenchmarkResult:
 
     @property
     def noise(self) -> float:
-        """How well the median is known: half of its 95 % interval, relative to it."""
+        """How well the median of this run is known: half of its 95 % interval, relative to it.
+
+        Another run may lie farther off: clocks, temperature and where memory came to lie differ.
+        """
         return median_noise(self.samples_us)
 
     def _percentile(self, percent: float) -> float:
@@ -152,34 +179,55 @@ class BenchmarkResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The result that `to_dict` was called on. What follows from the fields is computed anew."""
+        """The result that `to_dict` was called on. What follows from the fields is computed anew.
+
+        Raises:
+            ConfigurationError: it is none.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(f"This is no result of to_dict() or to_json(): it is a {type(values).__name__}.")
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        known["samples_us"], known["warnings"] = tuple(known["samples_us"]), tuple(known.get("warnings", ()))
-        if known.get("clock") is not None:
-            known["clock"] = ClockSeen(**{**known["clock"], "reasons": tuple(known["clock"]["reasons"])})
+        missing = {"name", "method", "device", "samples_us"} - known.keys()
+        if missing:
+            raise ConfigurationError(f"This is no result of to_dict() or to_json(): it has no {min(missing)}.")
+        try:
+            known["samples_us"], known["warnings"] = tuple(known["samples_us"]), tuple(known.get("warnings", ()))
+            if known.get("clock") is not None:
+                known["clock"] = ClockSeen(**{**known["clock"], "reasons": tuple(known["clock"]["reasons"])})
+        except (TypeError, KeyError) as error:
+            raise ConfigurationError(f"This is no result of to_dict() or to_json(): {error}.") from error
         return cls(**known)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The result that `to_json` was called on."""
-        return cls.from_dict(json.loads(text))
+        """The result that `to_json` was called on.
+
+        Raises:
+            ConfigurationError: it is none.
+        """
+        try:
+            values = json.loads(text)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"This is no result of to_json(): {error}.") from error
+        return cls.from_dict(values)
 
     def svg(self) -> str:
         """A histogram of the samples, as the text of an SVG file."""
-        title = f"{self.name}: {in_unit(self.median_us)} ({self.method}, {self._cache()}, {self.device})"
-        return draw(self.samples_us, title)
+        how = f"{in_unit(self.median_us)} ({self.method}, {self._cache()}) on {self.device}"
+        scale, unit = _unit(self.median_us)
+        return draw([sample / scale for sample in self.samples_us], self.name, how, unit=unit)
 
     _repr_svg_ = svg  # what a notebook shows
 
     def _cache(self) -> str:
         if self.enqueue_us is None:
-            return "on the host's clock"
+            return "on the host's clock" + (f", {self.threads} CPU threads" if self.threads else "")
         return "L2 flushed before each call" if self.flush_l2 else "L2 hot"
 
     def __str__(self) -> str:
         """A few lines: the median, its spread, the host's part, the clock and the warnings."""
         each = f" of {self.calls_per_sample} calls" if self.calls_per_sample > 1 else ""
-        known = f", known to ±{self.noise:.1%}" if math.isfinite(self.noise) else ""
+        known = f", known to ±{self.noise:.1%} within this run" if math.isfinite(self.noise) else ""
         count = f"{len(self.samples_us)} sample{'s' if len(self.samples_us) > 1 else ''}{each}"
         spread = (
             f"mean {in_unit(self.mean_us)}, IQR {in_unit(self.iqr_us)}, min {in_unit(self.min_us)}, "
@@ -194,6 +242,8 @@ class BenchmarkResult:
             text = f"back to back, hot, a call takes the GPU {in_unit(self.queued_us)} with the gaps and the host "
             text += in_unit(self.enqueue_us)
             lines.append(text + (": the host is the limit" if self.enqueue_us > self.queued_us else ""))
+        if self.allocated_bytes:
+            lines.append(f"a call takes {self.allocated_bytes:,} bytes from the caching allocator")
         if self.clock is not None:
             lines.append(str(self.clock))
         lines += [f"warning: {warning}" for warning in self.warnings]
@@ -210,10 +260,13 @@ def in_unit(us: float) -> str:
         >>> in_unit(2.345), in_unit(0.0213), in_unit(187_300.0)
         ('2.35 µs', '21.3 ns', '187 ms')
     """
-    for scale, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
-        if abs(us) >= scale:
-            return f"{_three_digits(us / scale)} {unit}"
-    return f"{_three_digits(us * 1e3)} ns"
+    scale, unit = _unit(us)
+    return f"{_three_digits(us / scale)} {unit}"
+
+
+def _unit(us: float) -> tuple[float, str]:
+    """How many microseconds the unit that suits a time has, and its sign."""
+    return next(((scale, unit) for scale, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")) if abs(us) >= scale), _NS)
 
 
 def _three_digits(value: float) -> str:

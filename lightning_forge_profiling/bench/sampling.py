@@ -1,16 +1,22 @@
 """Warming up and taking samples until enough is known."""
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from statistics import median
-from typing import Final
+from typing import Final, Self, TypeGuard
 
 from lightning_forge_profiling.bench.result import median_noise
-from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 
-__all__ = ["Limits", "WarmUp", "collect", "drift", "no_garbage_collection", "warm_up"]
+__all__ = ["Limits", "WarmUp", "collect", "no_garbage_collection", "warm_up"]
+
+_MIN_TIME_S: Final = 0.1
+_MAX_TIME_S: Final = 3.0
+_MOST_FAILURES: Final = 20  # what comes down from 1000 calls to one by halves fails 10 times
 
 _STEADY_BLOCKS: Final = 3
 _STEADY: Final = 0.05
@@ -23,10 +29,6 @@ _REST: Final = 3.0
 _LONGEST_REST_S: Final = 0.005
 _MOST_WARM_UP_NS: Final = 1_000_000_000
 
-_DRIFT: Final = 0.05
-_DRIFT_SAMPLES: Final = 20
-_SLOW_FIRST: Final = 1.5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -34,7 +36,7 @@ class Limits:
 
     Attributes:
         min_time_s: sample for at least so long.
-        max_time_s: and no longer than this, one sample more or less.
+        max_time_s: and no longer than this, but for one sample: none is begun that would end later.
         max_noise: between the two, until half of the median's 95 % interval is below this share of it.
     """
 
@@ -43,12 +45,41 @@ class Limits:
     max_noise: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_time_s <= self.max_time_s:
-            raise ConfigurationError(
-                f"min_time ({self.min_time_s}) must be between 0 and max_time ({self.max_time_s}), in seconds."
-            )
-        if not self.max_noise > 0:
-            raise ConfigurationError(f"max_noise ({self.max_noise}) must be positive: 0.01 is 1 %.")
+        for name, value in (("max_time", self.max_time_s), ("min_time", self.min_time_s)):
+            if not _is_number(value) or not 0 <= value < math.inf:
+                raise ConfigurationError(f"{name} ({value!r}) is no time: give seconds, 0 or more.")
+        if self.min_time_s > self.max_time_s:
+            raise ConfigurationError(f"min_time ({self.min_time_s}) exceeds max_time ({self.max_time_s}).")
+        if not _is_number(self.max_noise) or not self.max_noise > 0:
+            raise ConfigurationError(f"max_noise ({self.max_noise!r}) is no positive number: 0.01 is 1 %.")
+
+    @classmethod
+    def between(cls, min_time_s: float | None, max_time_s: float | None, max_noise: float) -> Self:
+        """Limits of which those that are not given suit those that are.
+
+        Args:
+            min_time_s: None for 0.1, or the other where that is less.
+            max_time_s: None for 3, or the other where that is more.
+            max_noise: as it is.
+
+        Raises:
+            ConfigurationError: they cannot be.
+
+        Example:
+            >>> Limits.between(None, 0.05, 0.01)
+            Limits(min_time_s=0.05, max_time_s=0.05, max_noise=0.01)
+            >>> Limits.between(5, None, 0.01).max_time_s
+            5
+        """
+        if max_time_s is None:
+            max_time_s = max(_MAX_TIME_S, min_time_s) if _is_number(min_time_s) else _MAX_TIME_S
+        if min_time_s is None:
+            min_time_s = min(_MIN_TIME_S, max_time_s) if _is_number(max_time_s) else _MIN_TIME_S
+        return cls(min_time_s=min_time_s, max_time_s=max_time_s, max_noise=max_noise)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +96,33 @@ class WarmUp:
 
 
 def warm_up(
+    first: Callable[[], None],
     run: Callable[[int], None],
     calls: int | None,
     clock_ns: Callable[[], int],
     rest: Callable[[float], None] | None = None,
+    *,
+    max_time_s: float = math.inf,
 ) -> WarmUp:
     """Call until three blocks in a row take the same time within 5 %, for 0.05 to 1 second after the first call.
 
     Args:
+        first: makes the first call, which may compile for a minute, and waits for its end.
         run: makes so many calls and waits for their end.
-        calls: exactly how many instead.
+        calls: exactly how many instead, the first among them, which is made in any case.
         clock_ns: the host clock, in nanoseconds.
         rest: lets the device idle for so many seconds between the blocks; None to go on without.
+        max_time_s: no block is begun after so long either, 0.05 seconds at least.
     """
+    most_ns = max(min(max_time_s * 1e9, _MOST_WARM_UP_NS), _LEAST_WARM_UP_NS)
+    began = clock_ns()
+    first()
     if calls is not None:
-        run(calls)
-        began = clock_ns()
-        run(1)
-        return WarmUp((clock_ns() - began) / 1e3, None)
-    run(1)  # may compile for a minute
+        more = max(calls - 1, 0)
+        if more:
+            began = clock_ns()
+            run(more)
+        return WarmUp((clock_ns() - began) / 1e3 / max(more, 1), None)
     began, size, blocks = clock_ns(), 1, [0.0]
     while True:
         start = clock_ns()
@@ -97,7 +136,7 @@ def warm_up(
             steady = False
         else:
             steady = len(blocks) > _STEADY_BLOCKS and max(last) <= (1 + _STEADY) * min(last)
-        if (steady and end - began >= _LEAST_WARM_UP_NS) or end - began >= _MOST_WARM_UP_NS:
+        if (steady and end - began >= _LEAST_WARM_UP_NS) or end - began >= most_ns:
             return WarmUp(median(last), steady)
 
 
@@ -120,9 +159,12 @@ def collect(
 
     Returns:
         At least one sample.
+
+    Raises:
+        ForgeProfilingError: there was none to be had.
     """
     samples: list[float] = []
-    next_check = 1.0
+    next_check, failures = 1.0, 0
     began = clock_ns()
     look(0)
     while True:
@@ -130,10 +172,16 @@ def collect(
         samples += take()
         look(len(samples))
         _pause(rest, clock_ns() - start)
-        passed_s = (clock_ns() - began) / 1e9
-        if not samples or passed_s < limits.min_time_s:
+        now = clock_ns()
+        passed_s, took_s = (now - began) / 1e9, (now - start) / 1e9
+        if not samples:
+            failures += 1
+            if failures > _MOST_FAILURES and passed_s >= limits.max_time_s:
+                raise ForgeProfilingError(f"no sample was to be had within max_time ({limits.max_time_s} s)")
             continue
-        if passed_s >= limits.max_time_s:
+        if passed_s < limits.min_time_s:
+            continue
+        if passed_s + took_s > limits.max_time_s:
             return samples
         if len(samples) >= next_check:
             if median_noise(samples) <= limits.max_noise:
@@ -145,34 +193,6 @@ def _pause(rest: Callable[[float], None] | None, after_ns: int) -> None:
     """Rest for three times as long as was worked, so that the power cap is not met; not for long."""
     if rest is not None:
         rest(min(_REST * after_ns / 1e9, _LONGEST_REST_S))
-
-
-def drift(samples: Sequence[float]) -> str:
-    """Whether the first samples differ from the last, in a sentence; "" when they do not.
-
-    Args:
-        samples: in the order they were taken.
-
-    Example:
-        >>> drift([30.0] + [10.0] * 29)
-        'not warmed up: the first sample took 3.0 times the median'
-        >>> drift([10.0] * 30)
-        ''
-    """
-    if len(samples) < _DRIFT_SAMPLES:
-        return ""
-    middle = median(samples)
-    if samples[0] >= max(samples) and samples[0] > _SLOW_FIRST * middle:
-        return f"not warmed up: the first sample took {samples[0] / middle:.1f} times the median"
-    quarter = len(samples) // 4
-    first, last = sorted(samples[:quarter]), sorted(samples[-quarter:])
-    ratio = median(first) / median(last) if median(last) > 0 else 1.0
-    # their middle halves lie apart
-    if ratio > 1 + _DRIFT and first[quarter // 4] > last[-1 - quarter // 4]:
-        return f"not warmed up: the first quarter of the samples took {ratio:.3g} times as long as the last"
-    if ratio < 1 - _DRIFT and first[-1 - quarter // 4] < last[quarter // 4]:
-        return f"getting slower: the last quarter of the samples took {1 / ratio:.3g} times as long as the first"
-    return ""
 
 
 @contextmanager

@@ -52,6 +52,8 @@ class Stopwatch:
         """
         if flush_l2:
             self.gpu.flush_l2()
+            if not ahead_us:
+                self.gpu.synchronize()  # or the launch of the work would go by while the GPU flushes
         if ahead_us:
             self.gpu.sleep(int(ahead_us * self._cycles_per_us))
         self._start.record()
@@ -67,10 +69,6 @@ class Stopwatch:
         began = self.clock_ns()
         run()
         return (self.clock_ns() - began) / 1e3
-
-    def asleep_after(self, run: Callable[[], object], ahead_us: float) -> bool:
-        """Whether the host is through with `run` while the GPU still has to get to it: so it waited for nothing."""
-        return self.between(run, ahead_us=ahead_us).saturated
 
 
 def _nothing() -> None:

@@ -1,28 +1,52 @@
 """What a run's books say as evidence, and the analysis of both: run and trace."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.results import Analysis, RunCompute, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.report.files import summary_json, write_file
 from lightning_forge_profiling.report.html import replace_summary
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.timing.throughput import RunSummary
+from lightning_forge_profiling.timing.utilization import Compute
 from lightning_forge_profiling.tracing.report import TraceReport
 
-__all__ = ["analysis_of", "run_evidence"]
+__all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence"]
 
 _log = logging.getLogger(__name__)
 
 
+def run_compute(found: Compute) -> RunCompute:
+    """What is known of a device's rate, as the reports have it."""
+    peak = found.peak
+    return RunCompute(
+        kind=found.kind,
+        tflops=found.flops_per_second / 1e12,
+        dtype=peak.dtype,
+        device=peak.device,
+        peak_tflops=None if peak.flops is None else peak.flops / 1e12,
+        peak_source=peak.source,
+        pct_of_peak=None if found.share is None else 100 * found.share,
+        measured_tflops=None if found.reached is None else found.reached / 1e12,
+        pct_of_measured=None if found.share_of_reached is None else 100 * found.share_of_reached,
+        note=found.note,
+    )
+
+
 def run_evidence(
-    run: RunSummary, *, on_device: bool, world_size: int, telemetry: TelemetrySummary | None = None
+    run: RunSummary,
+    *,
+    on_device: bool,
+    world_size: int,
+    telemetry: TelemetrySummary | None = None,
+    compute: Sequence[RunCompute] = (),
 ) -> RunEvidence | None:
     """The evidence in a run's books, None where no step counts: warm-up steps are typical of nothing.
 
@@ -31,6 +55,7 @@ def run_evidence(
         on_device: whether their times are device times.
         world_size: how many processes trained.
         telemetry: what the GPU's sensors said, None where nothing did.
+        compute: how fast a device computed.
     """
     steady, spread, caught_up = run.steady, run.step_ms, run.caught_up_steps
     if run.only_warmup or not steady.steps:
@@ -47,25 +72,39 @@ def run_evidence(
         drained_pct=None if caught_up is None else 100 * caught_up / steady.steps,
         world_size=world_size,
         telemetry=telemetry,
+        compute=tuple(compute),
     )
 
 
-def analysis_of(trace: TraceReport | None, evidence: RunEvidence | None) -> Analysis | None:
+def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
+    """The analysis of a trace, as its `summary.json` has it.
+
+    Args:
+        trace: what became of the window.
+
+    Returns:
+        None where the trace was not analysed, or that cannot be read.
+    """
+    if trace is None or trace.summary_path is None:
+        return None
+    try:
+        return msgspec.json.decode(trace.summary_path.read_bytes(), type=Analysis)
+    except (OSError, msgspec.MsgspecError) as exc:
+        _log.warning("The trace's analysis could not be read: %s", exc)
+        return None
+
+
+def analysis_of(trace: TraceReport | None, recorded: Analysis | None, evidence: RunEvidence | None) -> Analysis | None:
     """The analysis of a run, and of its trace where that was analysed; the trace's reports then tell of both.
 
     Args:
         trace: what became of the window.
+        recorded: the trace's analysis.
         evidence: what the run's books say.
 
     Returns:
         None where there is neither.
     """
-    recorded = None
-    if trace is not None and trace.summary_path is not None:
-        try:
-            recorded = msgspec.json.decode(trace.summary_path.read_bytes(), type=Analysis)
-        except (OSError, msgspec.MsgspecError) as exc:
-            _log.warning("The trace's analysis could not be read: %s", exc)
     if recorded is None and evidence is None:
         return None
     analysis = combine(recorded, evidence)

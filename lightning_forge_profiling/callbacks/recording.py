@@ -11,7 +11,7 @@ from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
-from lightning_forge_profiling.callbacks.evidence import analysis_of, run_evidence
+from lightning_forge_profiling.callbacks.evidence import analysis_of, recorded_analysis, run_compute, run_evidence
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.callbacks.work import FlopsPerBatch, WorkCounter
@@ -129,6 +129,9 @@ class RecordingCallback(Callback):
     def after_step(self, trainer: Trainer) -> None:
         """A step has ended and the recorder knows."""
 
+    def before_step(self) -> None:
+        """All callbacks of this package are through with the last step: `profiled` is that of the next."""
+
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """The training loop has ended."""
 
@@ -136,9 +139,16 @@ class RecordingCallback(Callback):
         """The fit is over; the table comes next."""
 
     def compute(
-        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, analysis: Analysis | None
+        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
     ) -> tuple[Compute, ...]:
-        """Called on rank 0 before the table: how fast the run computed, where this callback can tell."""
+        """Called on rank 0 before the table: how fast the run computed, where this callback can tell.
+
+        Args:
+            trainer: of the fit.
+            run: its books.
+            trace: what became of the window.
+            recorded: what the window says.
+        """
         return ()
 
     def pause(self) -> None:
@@ -217,6 +227,9 @@ class RecordingCallback(Callback):
         if self._leads and self._recorder is not None:
             self._recorder.end_step(self._work(trainer, batch), recorded=self.profiled)
         self.after_step(trainer)
+        if self._peers[-1] is self:
+            for peer in self._peers:
+                peer.before_step()
 
     @guarded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -289,11 +302,15 @@ class RecordingCallback(Callback):
             run, on_device = recorder.summary(), recorder.timers.on_device
             gpu = next((told for peer in self._peers if (told := peer.telemetry(run)) is not None), None)
             measured = gpu if isinstance(gpu, TelemetrySummary) else None
-            evidence = run_evidence(run, on_device=on_device, world_size=trainer.world_size, telemetry=measured)
-            analysis = analysis_of(trace, evidence)
+            recorded = recorded_analysis(trace)
+            rates = [found for peer in self._peers for found in peer.compute(trainer, run, trace, recorded)]
+            compute = tuple(run_compute(found) for found in rates)
+            evidence = run_evidence(
+                run, on_device=on_device, world_size=trainer.world_size, telemetry=measured, compute=compute
+            )
+            analysis = analysis_of(trace, recorded, evidence)
             for peer in self._peers:
                 peer._analysis = analysis  # noqa: SLF001  (one of us)
-            compute = [found for peer in self._peers for found in peer.compute(trainer, run, trace, analysis)]
             print_run(
                 RunReport(
                     run,
@@ -303,7 +320,7 @@ class RecordingCallback(Callback):
                     replicas=lightning_api.replicas(trainer),
                     log_folder=lightning_api.logger_folder(trainer),
                     analysis=analysis,
-                    compute=tuple(compute),
+                    compute=compute,
                     gpu=gpu,
                 )
             )

@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import Final
 
 import torch
@@ -44,14 +45,23 @@ class RunTelemetry:
         open_reader: makes the reader, in the sampler's thread.
         read_allocator: asks the allocator.
         period_s: seconds from one sample to the next.
+        clock_ns: the host clock.
     """
 
     def __init__(
-        self, open_reader: Callable[[], GpuReader], read_allocator: Callable[[], AllocatorReading], *, period_s: float
+        self,
+        open_reader: Callable[[], GpuReader],
+        read_allocator: Callable[[], AllocatorReading],
+        *,
+        period_s: float,
+        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self.sampler = TelemetrySampler(open_reader, period_s=period_s)
+        self.sampler = TelemetrySampler(open_reader, period_s=period_s, clock_ns=clock_ns)
+        self._clock_ns = clock_ns
+        self._began_ns = 0
         self._read_allocator = read_allocator
         self._before: AllocatorReading | None = None
+        self._earlier_peak = 0
         self._interval: list[AllocatorInterval] = []
         self._run: AllocatorInterval | None = None
 
@@ -61,8 +71,10 @@ class RunTelemetry:
         return self.sampler.problem
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Training begins: begin to sample."""
+        self._began_ns = self._clock_ns()
         self._before = self._read_allocator()
+        self._earlier_peak = self._before.peak_bytes
         self.sampler.start()
 
     def stop(self) -> None:
@@ -79,14 +91,14 @@ class RunTelemetry:
     def pause(self) -> None:
         """What comes now is no part of a step: validation."""
         if self._before is not None:
-            self.sampler.counting = False
+            self.sampler.pause()
             self._read()
             self._before = None
 
     def resume(self) -> None:
         """The steps go on."""
-        if not self.sampler.counting:
-            self.sampler.counting = True
+        if self._before is None:
+            self.sampler.resume()
             self._before = self._read_allocator()
 
     def metrics(self, samples_per_second: float | None) -> dict[str, float]:
@@ -132,13 +144,18 @@ class RunTelemetry:
             allocator=self._run_allocator(),
             steps=steps,
             history=self.sampler.history(),
+            began_ns=self._began_ns,
         )
 
     def _run_allocator(self) -> AllocatorInterval | None:
         if self._run is None:
             return None
-        # the peak was most likely reached in the warm-up; what was seen since is a lower bound
-        return replace(self._run, peak_bytes=max(self._read_allocator().peak_bytes, self._run.peak_bytes))
+        # most likely reached in the warm-up; one of before this fit says nothing, and what was seen is a lower bound
+        peak = self._read_allocator().peak_bytes
+        if peak <= self._earlier_peak:
+            seen = (point.readings.get("allocated_bytes") for point in self.sampler.history())
+            peak = int(max((spread.high for spread in seen if spread is not None), default=0))
+        return replace(self._run, peak_bytes=max(peak, self._run.peak_bytes))
 
     def _read(self, sampled_bytes: float = 0.0) -> None:
         if self._before is None:

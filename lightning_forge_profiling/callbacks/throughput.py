@@ -1,7 +1,8 @@
 """The callback that logs throughput and the time of each region."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf, isfinite
 from numbers import Real
 from typing import Any, Final
@@ -11,12 +12,13 @@ import torch
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.hardware_flops import hardware_compute
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.peak import run_peak
+from lightning_forge_profiling.callbacks.recorded_compute import recorded_compute
 from lightning_forge_profiling.callbacks.recording import DEFAULT_WARMUP_STEPS, RecordingCallback
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak
 from lightning_forge_profiling.hardware.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.timing.throughput import Rates, RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
@@ -28,6 +30,9 @@ _log = logging.getLogger(__name__)
 
 _LOWEST_PEAK: Final = 1e9
 """No device is slower; a lower number is in TFLOP/s."""
+
+_FEWEST_FLOPS: Final = 1e3
+"""No batch that is worth a GPU has fewer; a lower number is in TFLOP."""
 
 _SHORTEST_PERIOD_S: Final = 0.01
 """A sample takes NVML a millisecond or more, and tells nothing new that soon."""
@@ -42,7 +47,8 @@ class ThroughputCallback(RecordingCallback):
     same of one device under `throughput/device/`, `time/REGION_ms` and, where there is a GPU, `time_host/REGION_ms`.
     With the operations of a batch, `throughput/tflops_per_device` and, where the device's peak is known,
     `throughput/mfu`, a fraction, and once what it is a fraction of, `throughput/peak_tflops`. With
-    `ForgeProfilerCallback` beside it, the recorded window's operations give `throughput/hfu` at the end of fit.
+    `ForgeProfilerCallback` beside it, the recorded window's operations give them at the end of fit where nobody else
+    says what a batch asks for, and `throughput/hfu` where the device carried out more.
     Of rank 0's GPU, `gpu/...` is logged: utilization, memory, power, temperature, clocks, throttling, joules per
     sample, read in a thread of its own, and PyTorch's allocator.
     Samples and tokens of rank 0 are multiplied by the data-parallel replicas: an estimate where ranks have uneven
@@ -61,6 +67,8 @@ class ThroughputCallback(RecordingCallback):
             after each batch, if it has that attribute or property. Devices that share a batch share its operations.
         peak_flops: operations a second that one device could do; None looks it up by the device and by the type that
             the run computes in.
+        measured_peak: what `measure_peak` found that it reaches. The rate is then compared with that too, as
+            `throughput/mfu_measured`.
         telemetry_period_s: seconds from one reading of the GPU's sensors to the next, at least 0.01; None for none.
 
     Raises:
@@ -83,6 +91,7 @@ class ThroughputCallback(RecordingCallback):
         *,
         flops_per_batch: float | Callable[[Any], float] | None = None,
         peak_flops: float | None = None,
+        measured_peak: MeasuredPeak | None = None,
         telemetry_period_s: float | None = DEFAULT_PERIOD_S,
     ) -> None:
         super().__init__()
@@ -94,9 +103,15 @@ class ThroughputCallback(RecordingCallback):
                 raise ConfigurationError(f"{name} must be a function of the batch, got {function!r}.")
         if not callable(flops_per_batch):
             _refuse_unless_positive("flops_per_batch", flops_per_batch)
+            if isinstance(flops_per_batch, Real) and flops_per_batch < _FEWEST_FLOPS:
+                raise ConfigurationError(f"flops_per_batch is in operations, as 2.5e12; got {flops_per_batch!r}.")
         _refuse_unless_positive("peak_flops", peak_flops)
         if peak_flops is not None and peak_flops < _LOWEST_PEAK:
             raise ConfigurationError(f"peak_flops is in operations a second, as 989e12; got {peak_flops!r}.")
+        if measured_peak is not None and not isinstance(measured_peak, MeasuredPeak):
+            raise ConfigurationError(
+                f"measured_peak takes what measure_peak() returns, got {measured_peak!r}; a number goes to peak_flops."
+            )
         if telemetry_period_s is not None and (
             not isinstance(telemetry_period_s, Real)
             or isinstance(telemetry_period_s, bool)
@@ -113,6 +128,7 @@ class ThroughputCallback(RecordingCallback):
         self.prog_bar = prog_bar
         self.flops_per_batch = flops_per_batch
         self.peak_flops = peak_flops
+        self.measured_peak = measured_peak
         self.telemetry_period_s = telemetry_period_s
         self._last = Rates()
         self._summary: dict[str, float] = {}
@@ -132,6 +148,8 @@ class ThroughputCallback(RecordingCallback):
 
     def prepare(self, trainer: Trainer) -> None:
         """Forget the last fit."""
+        if self._telemetry is not None:  # it may have ended without a word to us
+            self._telemetry.stop()
         self._last, self._summary = Rates(), {}
         self._peak, self._logged_peak = None, False
         self._telemetry, self._no_telemetry = None, ""
@@ -161,6 +179,9 @@ class ThroughputCallback(RecordingCallback):
             return
         if not trainer.is_global_zero or not self.counts_flops:
             return
+        measured = self.measured_peak
+        if measured is not None and self._reached(peak) is None:
+            _log.warning("measured_peak is of %s and this run computes in %s: not used.", measured.dtype, peak.dtype)
         if peak.flops is not None:
             _log.info("MFU is of %s.", peak)
         elif trainer.strategy.root_device.type != "cpu":
@@ -168,6 +189,12 @@ class ThroughputCallback(RecordingCallback):
 
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
+        if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
+            self._recorder.deliver()
+            self._log(trainer, self._recorder.steady(), lightning_api.logger_step(trainer))
+
+    def before_step(self) -> None:
+        """Sample what counts: neither the warm-up nor steps in which the profiler runs."""
         if self._telemetry is not None and self._recorder is not None:
             if self._recorder.step == self._recorder.warmup_steps:
                 self._telemetry.restart()
@@ -175,9 +202,6 @@ class ThroughputCallback(RecordingCallback):
                 self._telemetry.pause()
             else:
                 self._telemetry.resume()
-        if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
-            self._recorder.deliver()
-            self._log(trainer, self._recorder.steady(), lightning_api.logger_step(trainer))
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """Log the steps since the last time, and in a run of nothing but warm-up steps those."""
@@ -199,7 +223,7 @@ class ThroughputCallback(RecordingCallback):
 
     def resume(self) -> None:
         """The steps go on."""
-        if self._telemetry is not None:
+        if self._telemetry is not None and not self.profiled:
             self._telemetry.resume()
 
     def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
@@ -211,40 +235,59 @@ class ThroughputCallback(RecordingCallback):
         return found or self._telemetry.problem or "the run was over before the first sample"
 
     def compute(
-        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, analysis: Analysis | None
+        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
     ) -> tuple[Compute, ...]:
         """How fast the run computed, by what its batches asked for and by what its recorded steps carried out."""
-        found = []
-        if self._peak is None:
+        peak = self._peak
+        if peak is None:
             return ()
         rate = run.steady.per_second(run.steady.flops) if self.counts_flops else None
+        found: list[Compute] = []
         if rate is not None:
-            found.append(Compute("mfu", rate / lightning_api.devices_per_batch(trainer), self._peak))
-        if trace is not None and analysis is not None and analysis.ranks:
-            hardware = hardware_compute(
-                run, analysis.ranks[0], trace.steps, self._peak, peak_is_given=self.peak_flops is not None
-            )
-            if hardware is not None:
-                self._log_hardware(trainer, hardware, with_rate=rate is None)
-                found.append(hardware)
+            found = [Compute("mfu", rate / lightning_api.devices_per_batch(trainer), peak, reached=self._reached(peak))]
+        if trace is not None and recorded is not None and recorded.ranks:
+            given = self.peak_flops is not None
+            of_window = [
+                replace(each, reached=self._reached(each.peak))
+                for each in recorded_compute(
+                    run, recorded.ranks[0], trace.steps, peak, peak_is_given=given, model_is_counted=rate is not None
+                )
+            ]
+            self._log_recorded(trainer, of_window, with_rate=rate is None)
+            found += of_window
         return tuple(found)
 
-    def _log_hardware(self, trainer: Trainer, hardware: Compute, *, with_rate: bool) -> None:
-        metrics = {} if hardware.share is None else {"throughput/hfu": hardware.share}
-        if with_rate:
-            metrics["throughput/tflops_per_device"] = hardware.flops_per_second / 1e12
+    def _reached(self, peak: Peak) -> float | None:
+        """What the device was measured to reach in the type that a peak is of."""
+        measured = self.measured_peak
+        return measured.flops if measured is not None and measured.dtype == peak.dtype else None
+
+    def _log_recorded(self, trainer: Trainer, recorded: Sequence[Compute], *, with_rate: bool) -> None:
+        metrics = {f"throughput/{each.kind}": each.share for each in recorded if each.share is not None}
+        for each in recorded if with_rate else ():
+            name = "tflops_per_device" if each.kind == "mfu" else "hardware_tflops_per_device"
+            metrics[f"throughput/{name}"] = each.flops_per_second / 1e12
+        for each in recorded:
+            if each.kind == "mfu" and each.share_of_reached is not None:
+                metrics["throughput/mfu_measured"] = each.share_of_reached
         self._summary |= metrics
+        if "throughput/mfu" in metrics and recorded[0].peak.flops is not None:
+            metrics["throughput/peak_tflops"] = recorded[0].peak.flops / 1e12
         for logger in trainer.loggers if metrics else ():
             logger.log_metrics(metrics, step=max(lightning_api.logger_step(trainer) - 1, 0))
 
     def _metrics(self, trainer: Trainer, rates: Rates) -> dict[str, float]:
         on_device = self._recorder is not None and self._recorder.timers.on_device
-        return rates.metrics(
+        metrics = rates.metrics(
             replicas=lightning_api.replicas(trainer),
             on_device=on_device,
             devices_per_batch=lightning_api.devices_per_batch(trainer),
             peak_flops=None if self._peak is None else self._peak.flops,
         )
+        reached = None if self._peak is None else self._reached(self._peak)
+        if reached is not None and "throughput/tflops_per_device" in metrics:
+            metrics["throughput/mfu_measured"] = metrics["throughput/tflops_per_device"] * 1e12 / reached
+        return metrics
 
     def _log(self, trainer: Trainer, steady: Rates, step: int) -> None:
         rates, self._last = steady.since(self._last), steady
@@ -269,7 +312,7 @@ class ThroughputCallback(RecordingCallback):
 
 _GIVE_PEAK: Final = (
     "Give the device's dense {0} rate in operations a second, as ThroughputCallback(peak_flops=989e12), or what it "
-    'reaches now: peak_flops=measure_peak("{0}").flops.'
+    'reaches now: measured_peak=measure_peak("{0}").'
 )
 
 
@@ -277,4 +320,5 @@ def _refuse_unless_positive(name: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
-        raise ConfigurationError(f"{name} must be a number of operations above 0, got {value!r}.")
+        got = f"a {type(value).__name__}: give its .total" if hasattr(value, "total") else repr(value)
+        raise ConfigurationError(f"{name} must be a number of operations above 0, got {got}.")

@@ -19,6 +19,7 @@ FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
 
 _MODULE_ATTRIBUTE = "flops_per_batch"
 _MAX_WARNINGS = 8
+_LOOKED_AT = 8
 
 
 class WorkCounter:
@@ -41,6 +42,7 @@ class WorkCounter:
         self._batch_size_fn: Callable[[Any], float | None] = batch_size_fn or batch_size
         self._tokens_fn = tokens_fn
         self._flops_name, self._flops_fn = _flops_function(flops_per_batch, module)
+        self._module, self._began = module, False
         self._warned: set[str] = set()
 
     @property
@@ -55,6 +57,10 @@ class WorkCounter:
             batch: its batch, as `on_train_batch_end` gets it.
             optimizer_steps: 1 when the weights changed in it, else 0.
         """
+        if not self._began:
+            self._began = True
+            if self._flops_fn is None:  # the module may have learnt it since the callbacks' hooks came
+                self._flops_name, self._flops_fn = _flops_function(None, self._module)
         return StepWork(
             samples=self._count("batch_size_fn", self._batch_size_fn, batch),
             tokens=None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch),
@@ -108,16 +114,16 @@ def batch_size(batch: Any) -> int | None:
         The size of the first tensor's first dimension (1 for a scalar); None where there is no tensor.
 
     Example:
-        >>> batch_size({"text": ["a", "b"], "ids": torch.zeros(2, 7)})
-        2
+        >>> batch_size({"text": ["a", "b"], "ids": torch.zeros(2, 7)}), batch_size(("a name", torch.zeros(3, 7)))
+        (2, 3)
     """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.ndim else 1
     if isinstance(batch, Mapping):
         parts: Any = batch.values()
     elif isinstance(batch, (list, tuple)):
-        # a list of strings or of thousands of numbers holds no tensor behind its first element
-        parts = batch if len(batch) and not isinstance(batch[0], (str, bytes, int, float)) else ()
+        # a list of thousands of strings or numbers holds no tensor behind its first elements
+        parts = batch if any(not isinstance(part, (str, bytes, int, float)) for part in batch[:_LOOKED_AT]) else ()
     elif is_dataclass(batch) and not isinstance(batch, type):
         parts = (getattr(batch, each.name) for each in fields(batch))
     else:

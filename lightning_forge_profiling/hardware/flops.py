@@ -22,7 +22,7 @@ from lightning_forge_profiling.hardware.flop_formulas import (
     UncountableError,
 )
 
-__all__ = ["COUNTED", "OperatorFlops", "operator_flops"]
+__all__ = ["COUNTED", "PRODUCTS", "OperatorFlops", "operator_flops"]
 
 
 class OperatorFlops(NamedTuple):
@@ -194,3 +194,6 @@ _OPERATORS: Final[Mapping[str, _Formula]] = MappingProxyType(
 
 COUNTED: Final = frozenset(_OPERATORS)
 """Names of the operators that can be counted."""
+
+PRODUCTS: Final = frozenset(name for name, formula in _OPERATORS.items() if isinstance(formula, Product))
+"""Those of them that are matrix products."""

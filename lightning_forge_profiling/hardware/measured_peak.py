@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.hardware.precision import dtype_name, has_tf32
 
 __all__ = ["MeasuredPeak", "measure_peak"]
 
@@ -27,6 +28,8 @@ _SIZES: Final = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024)}
 power."""
 _GROUPS: Final = 10
 """So many equal groups of products are timed one behind the other; the median is over all but the first."""
+_FEWEST_GROUPS: Final = 3
+"""Where a single product takes longer than there is time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class MeasuredPeak:
 
 
 def measure_peak(
-    dtype: str = "bf16", *, device: torch.device | str | int | None = None, seconds: float = 1.0
+    dtype: str | torch.dtype = "bf16", *, device: torch.device | str | int | None = None, seconds: float = 1.0
 ) -> MeasuredPeak:
     """Measure the fastest matrix product of a device that has nothing else to do.
 
@@ -69,9 +72,10 @@ def measure_peak(
     they were.
 
     Args:
-        dtype: `bf16`, `fp16`, `fp32` (without TF32), `tf32` or `fp64`.
+        dtype: `bf16`, `fp16`, `fp32` (without TF32), `tf32` or `fp64`, or as PyTorch calls it.
         device: a GPU or the CPU; None for the current GPU, where there is one.
-        seconds: how long to measure, over all shapes, warm-up aside. A GPU that is limited by its power or heat is
+        seconds: how long to measure, over all shapes, warm-up aside; longer where three products of the smallest take
+            longer. A GPU that is limited by its power or heat is
             slower after some seconds.
 
     Returns:
@@ -85,20 +89,19 @@ def measure_peak(
         >>> peak.flops > 1e9
         True
     """
+    dtype = dtype_name(dtype) or str(dtype)
     if dtype not in _DTYPES:
         raise ConfigurationError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
     if not 0 < seconds < float("inf"):
         raise ConfigurationError(f"seconds must be above 0, got {seconds!r}.")
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
+    where = _device(device)
     if where.type not in _SIZES:
         raise ConfigurationError(f"Only a GPU or the CPU can be measured, not {where}.")
-    if dtype == "tf32" and where.type == "cpu":
-        raise ConfigurationError("A CPU has no TF32; measure fp32.")
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
+    if dtype == "tf32" and not has_tf32(where):
+        raise ConfigurationError(f"{name} has no TF32; measure fp32.")
     sizes = _SIZES[where.type]
     best: MeasuredPeak | None = None
-    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
     with _fp32_precision("tf32" if dtype == "tf32" else "ieee"), torch.inference_mode():
         for size in sizes:
             try:
@@ -108,19 +111,35 @@ def measure_peak(
             tflops = 2 * size**3 / group_s / 1e12
             if best is None or tflops > best.tflops:
                 best = MeasuredPeak(name, dtype, tflops, (size, size, size), clock_mhz)
+            if group_s * 2**3 > seconds:  # the next size
+                break
     if best is None:
         raise ConfigurationError(f"{name} has no memory free for a product of {sizes[0]}x{sizes[0]}.")
     return best
 
 
+def _device(device: torch.device | str | int | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        where = torch.device(device)
+    except RuntimeError as exc:
+        raise ConfigurationError(f"device={device!r} is none that PyTorch knows.") from exc
+    if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
+        raise ConfigurationError(f"There is no {where} here: PyTorch sees {torch.cuda.device_count()} CUDA devices.")
+    return where
+
+
 @contextmanager
 def _fp32_precision(wanted: str) -> Iterator[None]:
     before = torch.backends.cuda.matmul.fp32_precision
+    # what it reads as may be set for all of PyTorch, and then has to go on following that
+    inherited = before == torch.backends.fp32_precision  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.fp32_precision = wanted
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        torch.backends.cuda.matmul.fp32_precision = "none" if inherited else before
 
 
 def _measure(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> tuple[float, int | None]:
@@ -136,7 +155,8 @@ def _measure(size: int, dtype: torch.dtype, device: torch.device, seconds: float
     time_groups = _time_groups_on_gpu if on_gpu else _time_groups_on_cpu
     product()  # the library chooses its kernel
     [once], _ = time_groups(product, 1, 3 if on_gpu else 1, device)
-    times, clock_mhz = time_groups(product, _GROUPS, max(1, ceil(seconds / _GROUPS / once)), device)
+    groups = min(_GROUPS, max(_FEWEST_GROUPS, int(seconds / once)))
+    times, clock_mhz = time_groups(product, groups, max(1, ceil(seconds / groups / once)), device)
     return median(times[1:]), clock_mhz
 
 

@@ -8,21 +8,41 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar, cast
 
-__all__ = ["DOES_NOT_ANSWER", "Nvml", "NvmlDevice", "error_code", "find_device", "open_nvml"]
+__all__ = [
+    "DOES_NOT_ANSWER",
+    "MEMORY_CLOCK",
+    "NO_PERMISSION",
+    "SM_CLOCK",
+    "Nvml",
+    "NvmlDevice",
+    "clock_event_reasons",
+    "error_code",
+    "find_device",
+    "open_nvml",
+]
 
 T = TypeVar("T")
 
-_NOT_SUPPORTED, _NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 3, 4, 2, 13, 25
+SM_CLOCK: Final = 1
+"""nvml.h, `NVML_CLOCK_SM`."""
+
+MEMORY_CLOCK: Final = 2
+"""nvml.h, `NVML_CLOCK_MEM`."""
+
+NO_PERMISSION: Final = 4
+"""nvml.h, `NVML_ERROR_NO_PERMISSION`."""
+
+_NOT_SUPPORTED, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 3, 2, 13, 25
 
 DOES_NOT_ANSWER: Final = frozenset(
-    {_NOT_SUPPORTED, _NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
+    {_NOT_SUPPORTED, NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
 )
 """The `nvmlReturn_t` after which it is of no use to ask again: this device, driver or user will not be told. From
 nvml.h, where they are part of the binary interface."""
 
 
 class Nvml(Protocol):
-    """What is used of the module `pynvml` (package `nvidia-ml-py`). Handles are opaque."""
+    """What is used of the module `pynvml` (package `nvidia-ml-py`). Handles are opaque, rates are in MHz."""
 
     NVMLError: type[Exception]
 
@@ -50,6 +70,10 @@ class Nvml(Protocol):
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, /) -> int: ...
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, /) -> int: ...
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int, /) -> int: ...
+    def nvmlDeviceGetDefaultApplicationsClock(self, handle: Any, clock: int, /) -> int: ...
+    def nvmlDeviceSetGpuLockedClocks(self, handle: Any, low: int, high: int, /) -> None: ...
+    def nvmlDeviceResetGpuLockedClocks(self, handle: Any, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +116,26 @@ def open_nvml() -> Nvml:
 def error_code(exc: Exception) -> int | None:
     """The `nvmlReturn_t` of an `NVMLError`."""
     return getattr(exc, "value", None)
+
+
+def clock_event_reasons(nvml: Nvml, board: Any) -> int:
+    """What holds a GPU's clock where it is, as bits of `nvmlClocksEventReasons`; `throttle_reasons` puts them in words.
+
+    Args:
+        nvml: initialized.
+        board: the whole GPU.
+
+    Raises:
+        NVMLError: it does not say.
+    """
+    try:
+        return nvml.nvmlDeviceGetCurrentClocksEventReasons(board)
+    except AttributeError:  # bindings older than the name
+        pass
+    except nvml.NVMLError as exc:
+        if error_code(exc) != _FUNCTION_NOT_FOUND:  # which is what drivers before 535 answer
+            raise
+    return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(board)
 
 
 def find_device(

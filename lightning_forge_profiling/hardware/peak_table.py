@@ -1,15 +1,16 @@
 """What data-center and workstation GPUs can do at most, and by what names they go.
 
 Rates are dense: data sheets often print the rate with 2:4 sparsity alone, which is halved here. They are those of the
-fastest unit that has the type, so of tensor or matrix cores where these have it. What a source does not give is left
-out.
+fastest unit that has the type, so of tensor or matrix cores where these have it, accumulating in FP32. What a source
+does not give, or gives so that the hardware could not do it, is left out.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-__all__ = ["PARTS", "Part"]
+__all__ = ["PARTS", "Card", "Part", "cards"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,298 +33,182 @@ class Part:
     also: str = ""
     tflops: Mapping[str, float]
     source: str
-    sms: int | None = None
+    sms: int
     memory_gib: float | None = None
     power_w: float | None = None
 
 
-_AMPERE: Final = "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A"
-_ADA: Final = "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"
+# As vendors print them. A line with # is the source of the rows below it. In brackets: words that the name may also
+# have. GiB and watts (the highest power limit) stand where the name alone does not tell a part from another.
+_PRINTED: Final = """
+device            name                               SMs  GiB  W    fp64   fp32   tf32   bf16    fp16    fp8     int8
 
-_DATA_CENTER: Final = (
-    Part(
-        device="V100 SXM2",
-        name="V100",
-        also="SXM2 16GB 32GB",
-        tflops={"fp64": 7.8, "fp32": 15.7, "fp16": 125},
-        source="NVIDIA V100 data sheet, https://www.nvidia.com/en-us/data-center/v100/",
-        sms=80,
-        power_w=300,
-    ),
-    Part(
-        device="V100 PCIe",
-        name="V100",
-        also="PCIE 16GB 32GB",
-        tflops={"fp64": 7, "fp32": 14, "fp16": 112},
-        source="NVIDIA V100 data sheet, https://www.nvidia.com/en-us/data-center/v100/",
-        sms=80,
-        power_w=250,
-    ),
-    Part(
-        device="V100S PCIe",
-        name="V100S",
-        also="PCIE 32GB",
-        tflops={"fp64": 8.2, "fp32": 16.4, "fp16": 130},
-        source="NVIDIA V100 data sheet, https://www.nvidia.com/en-us/data-center/v100/",
-        sms=80,
-    ),
-    Part(
-        device="T4",
-        name="T4",
-        tflops={"fp32": 8.1, "fp16": 65, "int8": 130},
-        source="NVIDIA T4 data sheet, https://www.nvidia.com/en-us/data-center/tesla-t4/",
-        sms=40,
-    ),
-    Part(
-        device="A10",
-        name="A10",
-        tflops={"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125, "int8": 250},
-        source="NVIDIA A10 data sheet, https://www.nvidia.com/en-us/data-center/products/a10-gpu/",
-        sms=72,
-    ),
-    Part(
-        device="A10G",
-        name="A10G",
-        tflops={"tf32": 35, "bf16": 70, "fp16": 70, "int8": 140},
-        source="NVIDIA A10G data sheet for AWS (EC2 G5): the tensor cores' FP32-accumulate rate is half that of an A10",
-        sms=80,
-    ),
-    Part(
-        device="A30",
-        name="A30",
-        tflops={"fp64": 10.3, "fp32": 10.3, "tf32": 82, "bf16": 165, "fp16": 165, "int8": 330},
-        source="NVIDIA A30 data sheet, https://www.nvidia.com/en-us/data-center/products/a30-gpu/",
-        sms=56,
-    ),
-    Part(
-        device="A40",
-        name="A40",
-        tflops={"fp32": 37.4, "tf32": 74.8, "bf16": 149.7, "fp16": 149.7, "int8": 299.3},
-        source="NVIDIA A40 data sheet, https://www.nvidia.com/en-us/data-center/a40/",
-        sms=84,
-    ),
-    Part(
-        device="A100",
-        name="A100",
-        also="SXM SXM4 PCIE 40GB 80GB",
-        tflops={"fp64": 19.5, "fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312, "int8": 624},
-        source="NVIDIA A100 data sheet (the same for SXM and PCIe), https://www.nvidia.com/en-us/data-center/a100/",
-        sms=108,
-    ),
-    Part(
-        device="L4",
-        name="L4",
-        tflops={"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121, "fp8": 242.5, "int8": 242.5},
-        source="NVIDIA L4 data sheet, https://www.nvidia.com/en-us/data-center/l4/",
-        sms=58,
-    ),
-    Part(
-        device="L40",
-        name="L40",
-        tflops={"fp32": 90.5, "tf32": 90.5, "bf16": 181.05, "fp16": 181.05, "fp8": 362, "int8": 362},
-        source="NVIDIA L40 data sheet, https://www.nvidia.com/en-us/data-center/l40/",
-        sms=142,
-    ),
-    Part(
-        device="L40S",
-        name="L40S",
-        tflops={"fp32": 91.6, "tf32": 183, "bf16": 362.05, "fp16": 362.05, "fp8": 733, "int8": 733},
-        source="NVIDIA L40S data sheet, https://www.nvidia.com/en-us/data-center/l40s/",
-        sms=142,
-    ),
-    Part(
-        device="H100 SXM",
-        name="H100",
-        also="SXM SXM5 80GB HBM3",
-        tflops={
-            "fp64": 66.9,
-            "fp32": 66.9,
-            "tf32": 494.7,
-            "bf16": 989.4,
-            "fp16": 989.4,
-            "fp8": 1978.9,
-            "int8": 1978.9,
-        },
-        source="NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2",
-        sms=132,
-        memory_gib=80,
-        power_w=700,
-    ),
-    Part(
-        device="H100 PCIe",
-        name="H100",
-        also="PCIE 80GB HBM2E",
-        tflops={"fp64": 51.2, "fp32": 51.2, "tf32": 378, "bf16": 756, "fp16": 756, "fp8": 1513, "int8": 1513},
-        source="NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2",
-        sms=114,
-        memory_gib=80,
-        power_w=350,
-    ),
-    Part(
-        device="H100 NVL",
-        name="H100",
-        also="NVL",
-        tflops={
-            "fp64": 60,
-            "fp32": 60,
-            "tf32": 417.5,
-            "bf16": 835.5,
-            "fp16": 835.5,
-            "fp8": 1670.5,
-            "int8": 1670.5,
-        },
-        source="NVIDIA H100 data sheet, per GPU and halved, https://www.nvidia.com/en-us/data-center/h100/",
-        sms=132,
-        memory_gib=94,
-        power_w=400,
-    ),
-    Part(
-        device="H200 SXM",
-        name="H200",
-        tflops={"fp64": 67, "fp32": 67, "tf32": 494.5, "bf16": 989.5, "fp16": 989.5, "fp8": 1979, "int8": 1979},
-        source="NVIDIA H200 data sheet, halved, https://www.nvidia.com/en-us/data-center/h200/",
-        sms=132,
-    ),
-    Part(
-        device="H200 NVL",
-        name="H200 NVL",
-        tflops={
-            "fp64": 60,
-            "fp32": 60,
-            "tf32": 417.5,
-            "bf16": 835.5,
-            "fp16": 835.5,
-            "fp8": 1670.5,
-            "int8": 1670.5,
-        },
-        source="NVIDIA H200 data sheet, halved, https://www.nvidia.com/en-us/data-center/h200/",
-        sms=132,
-    ),
-    Part(
-        device="H20",
-        name="H20",
-        tflops={"fp64": 1, "fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148, "fp8": 296, "int8": 296},
-        source="as resellers state it; NVIDIA publishes no data sheet",
-        sms=78,
-    ),
-    Part(
-        device="GH200",
-        name="GH200",
-        also="480GB 120GB 144G HBM3E",
-        tflops={"fp64": 67, "fp32": 67, "tf32": 494.5, "bf16": 989.5, "fp16": 989.5, "fp8": 1979, "int8": 1979},
-        source="NVIDIA GH200 Grace Hopper Superchip data sheet, halved",
-        sms=132,
-    ),
-    Part(
-        device="B200",
-        name="B200",
-        tflops={"fp64": 37, "fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500, "int8": 4500},
-        source="NVIDIA HGX B200 data sheet, an eighth, halved, https://www.nvidia.com/en-us/data-center/hgx/",
-    ),
-    Part(
-        device="GB200",
-        name="GB200",
-        tflops={"fp64": 40, "fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000, "int8": 5000},
-        source="NVIDIA GB200 NVL72 data sheet, per GPU, halved, https://www.nvidia.com/en-us/data-center/gb200-nvl72/",
-    ),
-    Part(
-        device="B300",
-        name="B300",
-        also="SXM6 AC",
-        tflops={"fp64": 1.25, "fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500},
-        source="NVIDIA HGX B300 data sheet, an eighth, halved, https://www.nvidia.com/en-us/data-center/hgx/",
-    ),
+# NVIDIA Tesla P100 data sheet (its FP16 rate is for accumulating in FP16)
+P100 SXM2         P100 SXM2 [16GB]                   56   -    -    5.3    10.6   -      -       -       -       -
+P100 PCIe         P100 PCIE [12GB 16GB]              56   -    -    4.7    9.3    -      -       -       -       -
+# NVIDIA V100 data sheet, https://www.nvidia.com/en-us/data-center/v100/
+V100 SXM2         V100 [SXM2 16GB 32GB]              80   -    300  7.8    15.7   -      -       125     -       -
+V100 PCIe         V100 [PCIE 16GB 32GB]              80   -    250  7      14     -      -       112     -       -
+V100S PCIe        V100S [PCIE 32GB]                  80   -    -    8.2    16.4   -      -       130     -       -
+# NVIDIA T4 data sheet, https://www.nvidia.com/en-us/data-center/tesla-t4/
+T4                T4                                 40   -    -    -      8.1    -      -       65      -       130
+# NVIDIA A2 data sheet, https://www.nvidia.com/en-us/data-center/products/a2/
+A2                A2                                 10   -    -    -      4.5    9      18      18      -       36
+# NVIDIA A10 data sheet, https://www.nvidia.com/en-us/data-center/products/a10-gpu/
+A10               A10                                72   -    -    -      31.2   62.5   125     125     -       250
+# NVIDIA A10G data sheet for AWS (EC2 G5): per SM its tensor cores do half of what an A10's do
+A10G              A10G                               80   -    -    -      35     35     70      70      -       140
+# NVIDIA A16 data sheet, one of the four GPUs of a board, https://www.nvidia.com/en-us/data-center/products/a16-gpu/
+A16               A16                                10   -    -    -      4.5    9      17.9    17.9    -       35.9
+# NVIDIA A30 data sheet, https://www.nvidia.com/en-us/data-center/products/a30-gpu/
+A30               A30                                56   -    -    10.3   10.3   82     165     165     -       330
+# NVIDIA A40 data sheet, https://www.nvidia.com/en-us/data-center/a40/
+A40               A40                                84   -    -    -      37.4   74.8   149.7   149.7   -       299.3
+# NVIDIA A100 data sheet (the same for SXM and PCIe), https://www.nvidia.com/en-us/data-center/a100/
+A100              A100 [SXM SXM4 PCIE 40GB 80GB]     108  -    -    19.5   19.5   156    312     312     -       624
+# an A100 with slower NVLink: NVIDIA A100 data sheet
+A800              A800 [SXM4 PCIE 40GB 80GB ACTIVE]  108  -    -    19.5   19.5   156    312     312     -       624
+# NVIDIA L4 data sheet, https://www.nvidia.com/en-us/data-center/l4/
+L4                L4                                 58   -    -    -      30.3   60     121     121     242.5   242.5
+# as resellers state it, NVIDIA publishes no data sheet (92 SMs at an L40's rate and 2520 MHz)
+L20               L20                                92   -    -    -      59.8   59.8   119.5   119.5   239     239
+# NVIDIA L40 data sheet, https://www.nvidia.com/en-us/data-center/l40/
+L40               L40                                142  -    -    -      90.5   90.5   181.05  181.05  362     362
+# NVIDIA L40S data sheet (half of its 733 with sparsity is 366.5), https://www.nvidia.com/en-us/data-center/l40s/
+L40S              L40S                               142  -    -    -      91.6   183    362.05  362.05  733     733
+# NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2
+H100 SXM          H100 [SXM SXM5 80GB HBM3]          132  80   700  66.9   66.9   494.7  989.4   989.4   1978.9  1978.9
+H100 PCIe         H100 [PCIE 80GB HBM2E]             114  80   350  51.2   51.2   378    756     756     1513    1513
+# NVIDIA H100 data sheet, per GPU and halved, https://www.nvidia.com/en-us/data-center/h100/
+H100 NVL          H100 [NVL]                         132  94   400  60     60     417.5  835.5   835.5   1670.5  1670.5
+# an H100 with slower NVLink and next to no FP64: NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2
+H800 SXM          H800                               132  -    -    -      66.9   494.7  989.4   989.4   1978.9  1978.9
+H800 PCIe         H800 PCIE                          114  -    -    -      51.2   378    756     756     1513    1513
+# as resellers state it, NVIDIA publishes no data sheet (their FP32 rate is more than its SMs could do)
+H20               H20 [3E]                           78   -    -    -      -      74     148     148     296     296
+# NVIDIA H200 data sheet, halved, https://www.nvidia.com/en-us/data-center/h200/
+H200 SXM          H200                               132  -    -    67     67     494.5  989.5   989.5   1979    1979
+H200 NVL          H200 NVL                           132  -    -    60     60     417.5  835.5   835.5   1670.5  1670.5
+# NVIDIA GH200 Grace Hopper Superchip data sheet, halved
+GH200             GH200 [480GB 120GB 144G HBM3E]     132  -    -    67     67     494.5  989.5   989.5   1979    1979
+# NVIDIA HGX B200 data sheet, an eighth, halved, https://www.nvidia.com/en-us/data-center/hgx/
+B200              B200                               148  -    -    37     75     1125   2250    2250    4500    4500
+# NVIDIA GB200 NVL72 data sheet, per GPU, halved, https://www.nvidia.com/en-us/data-center/gb200-nvl72/
+GB200             GB200                              152  -    -    40     80     1250   2500    2500    5000    5000
+# NVIDIA HGX B300 data sheet, an eighth, halved, https://www.nvidia.com/en-us/data-center/hgx/
+B300              B300 [SXM6 AC]                     148  -    -    -      75     1125   2250    2250    4500    -
+# NVIDIA GB300 NVL72 data sheet, per GPU, halved (FP32 as GB200), https://www.nvidia.com/en-us/data-center/gb300-nvl72/
+GB300             GB300                              152  -    -    -      80     1250   2500    2500    5000    -
+
+# AMD Instinct MI100 data sheet, matrix cores
+MI100             MI100                              120  -    -    11.5   46.1   -      92.3    184.6   -       184.6
+# AMD Instinct MI210 data sheet, matrix cores
+MI210             MI210                              104  -    -    45.3   45.3   -      181     181     -       181
+# AMD Instinct MI250 and MI250X data sheets, matrix cores, half: each of the two dies is a device of its own
+MI250X (one die)  MI250X [MI250]                     110  -    -    47.85  47.85  -      191.5   191.5   -       191.5
+MI250 (one die)   MI250 [MI250X]                     104  -    -    45.25  45.25  -      181.05  181.05  -       181.05
+# AMD Instinct MI300A data sheet, matrix cores
+MI300A            MI300A                             228  -    -    122.6  122.6  490.3  980.6   980.6   1961.2  1961.2
+# AMD Instinct MI300X and MI325X data sheets, matrix cores
+MI300X            MI300X [OAM VF]                    304  -    -    163.4  163.4  653.7  1307.4  1307.4  2614.9  2614.9
+MI325X            MI325X [OAM VF]                    304  -    -    163.4  163.4  653.7  1307.4  1307.4  2614.9  2614.9
+# AMD Instinct MI350X and MI355X data sheets, matrix cores (no TF32)
+MI350X            MI350X [OAM VF]                    256  -    -    72.1   144.2  -      2306.9  2306.9  4613.7  4613.7
+MI355X            MI355X [OAM VF]                    256  -    -    78.6   157.3  -      2516.6  2516.6  5033.2  5033.2
+"""
+
+_CELL: Final = re.compile(r" {2,}")
+
+
+def _printed(table: str) -> Iterator[Part]:
+    header, *lines = filter(None, table.splitlines())
+    dtypes = _CELL.split(header)[5:]
+    source = ""
+    for line in lines:
+        if line.startswith("#"):
+            source = line.removeprefix("# ")
+            continue
+        device, names, sms, memory_gib, power_w, *rates = _CELL.split(line)
+        name, _, also = names.partition(" [")
+        yield Part(
+            device=device,
+            name=name,
+            also=also.rstrip("]"),
+            tflops={dtype: float(rate) for dtype, rate in zip(dtypes, rates, strict=True) if rate != "-"},
+            source=source,
+            sms=int(sms),
+            memory_gib=None if memory_gib == "-" else float(memory_gib),
+            power_w=None if power_w == "-" else float(power_w),
+        )
+
+
+Card: TypeAlias = tuple[str, int, int, int | None]
+"""A card's name with the words it may also have in brackets, its SMs, its boost clock in MHz, and its memory in GiB
+where another card has the same name."""
+
+
+def cards(rows: Sequence[Card], operations: Mapping[str, int], source: str, *, brand: str = "") -> Iterator[Part]:
+    """Cards whose data sheets do not print dense rates for each type.
+
+    Args:
+        rows: the cards.
+        operations: what one SM does in a clock cycle, by type; a multiply-add is two.
+        source: where the figures are from.
+        brand: what stands before the name.
+
+    Example:
+        >>> [card] = cards([("RTX 4090", 128, 2520, None)], {"fp32": 256}, "a whitepaper", brand="GeForce ")
+        >>> card.device, round(card.tflops["fp32"], 1)
+        ('GeForce RTX 4090', 82.6)
+    """
+    for names, sms, boost_mhz, memory_gib in rows:
+        name, _, also = names.partition(" [")
+        yield Part(
+            device=f"{brand}{name}" + (f" {memory_gib} GB" if memory_gib else ""),
+            name=name.upper().replace("-", " "),
+            also=also.rstrip("]").upper(),
+            tflops={dtype: sms * per_cycle * boost_mhz / 1e6 for dtype, per_cycle in operations.items()},
+            source=source,
+            sms=sms,
+            memory_gib=memory_gib,
+        )
+
+
+# Their tensor cores accumulate in FP32 as fast as in FP16, other than a GeForce's. That is stated for the cards in the
+# whitepapers and follows from measured products for the A2000 and A4000. For smaller Ada and Blackwell cards (RTX 5000
+# Ada, RTX PRO 5000) neither is there, so they are left out.
+_TURING: Final[Sequence[Card]] = (
+    ("Quadro RTX 4000", 36, 1545, None),
+    ("Quadro RTX 5000", 48, 1815, None),
+    ("Quadro RTX 6000", 72, 1770, None),
+    ("Quadro RTX 8000", 72, 1770, None),
+    ("TITAN RTX", 72, 1770, None),
+)
+_AMPERE: Final[Sequence[Card]] = (
+    ("RTX A2000 [12GB]", 26, 1200, None),
+    ("RTX A4000", 48, 1560, None),
+    ("RTX A4500", 56, 1650, None),
+    ("RTX A5000", 64, 1695, None),
+    ("RTX A5500", 80, 1665, None),
+    ("RTX A6000", 84, 1800, None),
+)
+_ADA: Final[Sequence[Card]] = (("RTX 6000 Ada [Generation]", 142, 2505, None),)
+_BLACKWELL: Final[Sequence[Card]] = (
+    ("RTX PRO 6000 Blackwell Workstation [Edition]", 188, 2617, None),
+    ("RTX PRO 6000 Blackwell Max-Q [Workstation Edition]", 188, 2288, None),
+    ("RTX PRO 6000 Blackwell Server [Edition]", 188, 2430, None),
 )
 
-_WORKSTATION: Final = (
-    Part(
-        device="Quadro RTX 6000",
-        name="QUADRO RTX 6000",
-        tflops={"fp32": 16.3, "fp16": 130.5, "int8": 261},
-        source="NVIDIA Turing GPU Architecture whitepaper, appendix A",
-        sms=72,
-    ),
-    Part(
-        device="RTX A6000",
-        name="RTX A6000",
-        tflops={"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8, "int8": 309.7},
-        source=_AMPERE,
-        sms=84,
-    ),
-    Part(
-        device="RTX 6000 Ada",
-        name="RTX 6000 ADA",
-        also="GENERATION",
-        tflops={"fp32": 91.1, "tf32": 182.1, "bf16": 364.2, "fp16": 364.2, "fp8": 728.5, "int8": 728.5},
-        source=_ADA,
-        sms=142,
-    ),
-)
+_TURING_RATES: Final = {"fp32": 128, "fp16": 1024, "int8": 2048}
+_AMPERE_RATES: Final = {"fp32": 256, "tf32": 512, "bf16": 1024, "fp16": 1024, "int8": 2048}
+_ADA_RATES: Final = _AMPERE_RATES | {"fp8": 2048}
 
-_INSTINCT: Final = (
-    Part(
-        device="MI210",
-        name="MI210",
-        tflops={"fp64": 45.3, "fp32": 45.3, "bf16": 181, "fp16": 181, "int8": 181},
-        source="AMD Instinct MI210 data sheet, matrix cores",
-        sms=104,
-    ),
-    Part(
-        device="MI250X (one die)",
-        name="MI250X",
-        also="MI250",
-        tflops={"fp64": 47.85, "fp32": 47.85, "bf16": 191.5, "fp16": 191.5, "int8": 191.5},
-        source="AMD Instinct MI250X data sheet, matrix cores, half: each of its two dies is a device of its own",
-        sms=110,
-    ),
-    Part(
-        device="MI250 (one die)",
-        name="MI250",
-        also="MI250X",
-        tflops={"fp64": 45.25, "fp32": 45.25, "bf16": 181.05, "fp16": 181.05, "int8": 181.05},
-        source="AMD Instinct MI250 data sheet, matrix cores, half: each of its two dies is a device of its own",
-        sms=104,
-    ),
-    Part(
-        device="MI300X",
-        name="MI300X",
-        also="OAM VF",
-        tflops={
-            "fp64": 163.4,
-            "fp32": 163.4,
-            "tf32": 653.7,
-            "bf16": 1307.4,
-            "fp16": 1307.4,
-            "fp8": 2614.9,
-            "int8": 2614.9,
-        },
-        source="AMD Instinct MI300X data sheet, matrix cores",
-        sms=304,
-    ),
-    Part(
-        device="MI325X",
-        name="MI325X",
-        also="OAM VF",
-        tflops={
-            "fp64": 163.4,
-            "fp32": 163.4,
-            "tf32": 653.7,
-            "bf16": 1307.4,
-            "fp16": 1307.4,
-            "fp8": 2614.9,
-            "int8": 2614.9,
-        },
-        source="AMD Instinct MI325X data sheet, matrix cores",
-        sms=304,
-    ),
-    Part(
-        device="MI355X",
-        name="MI355X",
-        also="OAM VF",
-        tflops={"fp64": 78.6, "fp32": 157.3, "bf16": 2516.6, "fp16": 2516.6, "fp8": 5033.2, "int8": 5033.2},
-        source="AMD Instinct MI355X data sheet, matrix cores (no TF32)",
-        sms=256,
-    ),
-)
+_CLOCK: Final = "SMs and boost clock from NVIDIA's data sheets; rates an SM as in the "
 
-PARTS: Final = _DATA_CENTER + _WORKSTATION + _INSTINCT
+PARTS: Final = (
+    *_printed(_PRINTED),
+    *cards(_TURING, _TURING_RATES, _CLOCK + "NVIDIA Turing GPU Architecture whitepaper, table 1"),
+    *cards(_AMPERE, _AMPERE_RATES, _CLOCK + "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A"),
+    *cards(_ADA, _ADA_RATES, _CLOCK + "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"),
+    *cards(_BLACKWELL, _ADA_RATES, _CLOCK + "NVIDIA RTX Blackwell PRO GPU Architecture whitepaper v1.1, table 4"),
+)

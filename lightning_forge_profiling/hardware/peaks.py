@@ -108,6 +108,6 @@ def _fits(part: Part, memory_bytes: int | None, sms: int | None, power_w: float 
     # A driver shows up to a tenth less than the nominal memory: ECC and its own reserve are taken off.
     if memory_bytes and part.memory_gib and not math.isclose(memory_bytes / 2**30, part.memory_gib, rel_tol=0.1):
         return False
-    if sms and part.sms and sms != part.sms:
+    if sms and sms != part.sms:
         return False
     return not (power_w and part.power_w and power_w > part.power_w)

@@ -1,13 +1,15 @@
 """What number format a module's matrix products run in."""
 
 from collections import Counter
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-__all__ = ["dtype_name", "fp32_runs_as_tf32", "parameter_dtype"]
+__all__ = ["Tf32Allowed", "dtype_name", "fp32_runs_as_tf32", "has_tf32", "parameter_dtype", "tf32_allowed"]
+
+_TF32_SINCE: Final = (8, 0)  # the first compute capability with TF32: Ampere
 
 _NAMES: Final = {
     "float64": "fp64",
@@ -20,11 +22,11 @@ _NAMES: Final = {
 }
 
 
-def dtype_name(dtype: torch.dtype) -> str | None:
+def dtype_name(dtype: torch.dtype | str) -> str | None:
     """A type as `hardware.peaks` calls it.
 
     Args:
-        dtype: the type.
+        dtype: the type, or PyTorch's name for it.
 
     Returns:
         None for a type that no peak is given for.
@@ -54,6 +56,21 @@ def parameter_dtype(module: nn.Module) -> str:
     return elements.most_common(1)[0][0] if elements else "fp32"
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Whether PyTorch can have a device compute fp32 products as TF32.
+
+    Args:
+        device: the device.
+
+    Example:
+        >>> has_tf32(torch.device("cpu"))
+        False
+    """
+    if device.type != "cuda" or torch.version.hip is not None:  # ROCm has no such switch that works by itself
+        return False
+    return torch.cuda.get_device_capability(device) >= _TF32_SINCE
+
+
 def fp32_runs_as_tf32(module: nn.Module) -> bool:
     """Whether PyTorch lets a GPU compute this module's fp32 products as TF32.
 
@@ -66,9 +83,28 @@ def fp32_runs_as_tf32(module: nn.Module) -> bool:
     """
     if torch.version.hip is not None:
         return False  # ROCm has no such switch that works by itself
-    # the one reading that works whichever of PyTorch's two interfaces has set it
-    products = bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-    convolutions = bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+    allowed = tf32_allowed()
     layers = [part for part in module.modules() if isinstance(part, (_ConvNd, nn.Linear))]
     convolutional = sum(isinstance(layer, _ConvNd) for layer in layers) > len(layers) / 2
-    return convolutions if convolutional else products
+    return allowed.convolutions if convolutional else allowed.products
+
+
+class Tf32Allowed(NamedTuple):
+    """Where PyTorch lets a GPU that has TF32 use it for fp32."""
+
+    products: bool
+    convolutions: bool
+
+
+def tf32_allowed() -> Tf32Allowed:
+    """PyTorch's settings now.
+
+    Example:
+        >>> tf32_allowed()  # as PyTorch has them by default
+        Tf32Allowed(products=False, convolutions=True)
+    """
+    # the one reading that works whichever of PyTorch's two interfaces has set it; `allow_tf32` may raise
+    return Tf32Allowed(
+        products=bool(torch.backends.cuda.matmul.fp32_precision == "tf32"),
+        convolutions=bool(torch.backends.cudnn.conv.fp32_precision == "tf32"),  # type: ignore[attr-defined]
+    )

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Final
 
+from lightning_forge_profiling.hardware.gpu_history import GpuHistory, GpuPoint
 from lightning_forge_profiling.hardware.gpu_usage import GpuSample, GpuUsage, UsageSums, throttle_reasons
 from lightning_forge_profiling.hardware.nvml import (
     DOES_NOT_ANSWER,
+    MEMORY_CLOCK,
+    SM_CLOCK,
     Nvml,
     NvmlDevice,
+    clock_event_reasons,
     error_code,
     find_device,
     open_nvml,
@@ -25,10 +29,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_PERIOD_S: Final = 0.2
 """NVML itself renews the utilization every 1/6 s at the most often (nvml.h, `nvmlUtilization_t`)."""
 
-MAX_HISTORY: Final = 512
-"""Samples kept of a whole run, for a picture of it; past that every second one is dropped."""
-
-_GPU_SENSOR, _SM_CLOCK, _MEMORY_CLOCK = 0, 1, 2  # nvml.h: NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM
+_GPU_SENSOR: Final = 0  # nvml.h: NVML_TEMPERATURE_GPU
 _JOIN_S: Final = 2.0
 """A driver that hangs must not keep the fit from ending."""
 
@@ -92,9 +93,7 @@ class GpuReader:
         decoder = ask("decoder", lambda: nvml.nvmlDeviceGetDecoderUtilization(handle))
         memory = ask("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         processes = ask("processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        reasons = ask("throttles", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(board))
-        if reasons is None:  # drivers before 535
-            reasons = ask("old throttles", lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(board))
+        reasons = ask("throttles", lambda: clock_event_reasons(nvml, board))
         celsius = ask("temperature", lambda: nvml.nvmlDeviceGetTemperatureV(board, _GPU_SENSOR))
         if celsius is None:  # drivers before 570
             celsius = ask("old temperature", lambda: nvml.nvmlDeviceGetTemperature(board, _GPU_SENSOR))
@@ -113,8 +112,8 @@ class GpuReader:
             allocated_bytes=None if self._allocated_bytes is None else self._allocated_bytes(),
             power_w=_scaled(ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(board)), 1e-3),
             temperature_c=_scaled(celsius),
-            sm_mhz=_scaled(ask("SM clock", lambda: nvml.nvmlDeviceGetClockInfo(board, _SM_CLOCK))),
-            memory_mhz=_scaled(ask("memory clock", lambda: nvml.nvmlDeviceGetClockInfo(board, _MEMORY_CLOCK))),
+            sm_mhz=_scaled(ask("SM clock", lambda: nvml.nvmlDeviceGetClockInfo(board, SM_CLOCK))),
+            memory_mhz=_scaled(ask("memory clock", lambda: nvml.nvmlDeviceGetClockInfo(board, MEMORY_CLOCK))),
             throttles=None if reasons is None else throttle_reasons(reasons),
             energy_j=_scaled(millijoules, 1e-3),
         )
@@ -186,8 +185,6 @@ class TelemetrySampler:
         period_s: float = DEFAULT_PERIOD_S,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self.counting = True
-        """Whether what is sampled counts; otherwise it is in the history only."""
         self.info: GpuInfo | None = None
         """What the device is, once that is known."""
         self.problem = ""
@@ -197,8 +194,8 @@ class TelemetrySampler:
         self._clock_ns = clock_ns
         self._reader: GpuReader | None = None
         self._interval, self._run = UsageSums(), UsageSums()
-        self._history: list[GpuSample] = []
-        self._stride, self._seen = 1, 0
+        self._history = GpuHistory()
+        self._counting = True
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -243,11 +240,9 @@ class TelemetrySampler:
             return False
         with self._lock:
             for sums in (self._interval, self._run):
-                if self.counting:
+                if self._counting:
                     sums.add(sample)
-                else:
-                    sums.skip()
-            self._keep(sample)
+            self._history.add(sample, counted=self._counting)
         return True
 
     def close(self) -> None:
@@ -258,6 +253,17 @@ class TelemetrySampler:
                 reader.nvml.nvmlShutdown()
             except Exception as exc:
                 _log.debug("", exc_info=exc)
+
+    def pause(self) -> None:
+        """What is sampled from here on does not count, nor the energy from the last sample to the next that does."""
+        with self._lock:
+            self._counting = False
+            for sums in (self._interval, self._run):
+                sums.skip()
+
+    def resume(self) -> None:
+        """It counts again."""
+        self._counting = True
 
     def take(self) -> GpuUsage:
         """What the samples since the last call come to. There may be none."""
@@ -272,23 +278,16 @@ class TelemetrySampler:
             return self._run.read()
 
     def restart(self) -> None:
-        """Leave out what was sampled so far, as of warm-up steps. The history keeps it."""
+        """Leave out what was sampled so far, as of warm-up steps. The history keeps it, as what does not count."""
         with self._lock:
             self._interval.restart()
             self._run.restart()
+            self._history.leave_out()
 
-    def history(self) -> tuple[GpuSample, ...]:
-        """At most `MAX_HISTORY` samples, evenly over all of the time."""
+    def history(self) -> tuple[GpuPoint, ...]:
+        """All of the time, in a bounded number of points."""
         with self._lock:
-            return tuple(self._history)
-
-    def _keep(self, sample: GpuSample) -> None:
-        if self._seen % self._stride == 0:
-            self._history.append(sample)
-        self._seen += 1
-        if len(self._history) > MAX_HISTORY:
-            del self._history[1::2]
-            self._stride *= 2
+            return self._history.points()
 
     def _sample_until_stopped(self) -> None:
         if not self.open():

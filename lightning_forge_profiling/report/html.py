@@ -1,20 +1,21 @@
 """An analysis as one web page: a file that needs nothing beside it and no network."""
 
-import hashlib
 import re
-from base64 import b64encode
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any, Final
 
 import msgspec
 
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.timeline import Timeline
+from lightning_forge_profiling.report.page import asset, filled, source
 
 __all__ = ["html_report", "replace_summary"]
 
-_SCRIPTS: Final = ("format", "palette", "table", "lanes", "picture", "timeline", "breakdown", "sections", "main")
+_SCRIPTS: Final = (
+    *("format", "palette", "table", "lanes", "picture", "timeline", "readings", "telemetry", "breakdown", "sections"),
+    "main",
+)
 _BLOCK: Final = '<script type="application/json" id="forge-{}">{}</script>'
 _SUMMARY: Final = re.compile(r'^<script type="application/json" id="forge-summary">[^<\n]*</script>$', re.MULTILINE)
 
@@ -41,16 +42,16 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
         >>> page.splitlines()[0]
         '<!DOCTYPE html>'
     """
-    style, script = _asset("report.css"), "\n".join(["'use strict';", *(_asset(f"{name}.js") for name in _SCRIPTS)])
+    style, script = asset("report.css"), "\n".join(["'use strict';", *(asset(f"{name}.js") for name in _SCRIPTS)])
     values = {
-        "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "policy": f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
         "style": style,
         "script": script,
         "summary": _block("summary", analysis),
         "timeline": _block("timeline", timelines),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], _asset("report.html"))
+    return filled(asset("report.html"), values)
 
 
 def replace_summary(html: str, analysis: Analysis) -> str:
@@ -76,14 +77,6 @@ def replace_summary(html: str, analysis: Analysis) -> str:
     if count != 1:
         raise ValueError("not a report of forge-profiling: it has no summary")
     return replaced
-
-
-def _asset(name: str) -> str:
-    return files("lightning_forge_profiling.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _block(name: str, content: Any) -> str:

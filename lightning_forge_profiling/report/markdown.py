@@ -11,6 +11,7 @@ from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     all_warnings,
     by_text,
+    compute_lines,
     efficiency,
     linked,
     slowest_rank,
@@ -184,6 +185,8 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run is None:
         return
     yield from ("", "## The whole run", "", f"{run.steps} steps, median {run.step_ms.p50:.3f} ms.")
+    for line in compute_lines(run.compute):
+        yield from ("", f"{prose(line)}.")
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import floor, log10
 from pathlib import Path
 from shlex import quote
 
@@ -12,14 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis
+from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, RunCompute
 from lightning_forge_profiling.analysis.run_findings import MIN_STEPS
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.report.telemetry import telemetry_words
 from lightning_forge_profiling.report.text import plain
+from lightning_forge_profiling.report.wording import by_text, compute_lines, digits
 from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.timing.throughput import RunSummary
-from lightning_forge_profiling.timing.utilization import Compute
 from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["RunReport", "print_run"]
@@ -48,7 +47,7 @@ class RunReport:
     replicas: int
     log_folder: Path | None
     analysis: Analysis | None = None
-    compute: tuple[Compute, ...] = ()
+    compute: tuple[RunCompute, ...] = ()
     gpu: TelemetrySummary | str | None = None
 
 
@@ -98,8 +97,8 @@ def _step_table(report: RunReport) -> Table:
 def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
     run = report.run
     yield "throughput", _throughput(report)
-    for found in report.compute:
-        yield "compute", _compute(found)
+    for line in compute_lines(report.compute):
+        yield "compute", line
     if isinstance(report.gpu, str):
         yield "gpu", f"no telemetry: {report.gpu}"
     elif report.gpu is not None:
@@ -137,28 +136,16 @@ def _throughput(report: RunReport) -> str:
     ):
         per_second = rates.per_second(amount)
         if per_second:
-            parts.append(f"{_digits(per_second * factor)} {unit}")
+            parts.append(f"{digits(per_second * factor)} {unit}")
     over = f" over {report.replicas} replicas" if report.replicas > 1 else ""
     return (", ".join(parts) or "unknown: no step was timed") + over
 
 
-def _compute(compute: Compute) -> str:
-    counted = "" if compute.kind == "mfu" else " carried out"
-    parts = [f"{_digits(compute.flops_per_second / 1e12)} TFLOP/s per device{counted}"]
-    if compute.share is None:
-        parts.append(f"{compute.kind.upper()} {compute.peak}")
-    else:
-        parts.append(f"{compute.kind.upper()} {100 * compute.share:.1f} % of {compute.peak}")
-        if compute.share > 1:
-            parts.append("more than the device can do: the count of operations or the peak is wrong")
-    return ", ".join([*parts, *([compute.note] if compute.note else [])])
-
-
 def _end_to_end(report: RunReport) -> str:
     run = report.run
-    rate = f"{_digits(run.steps / run.wall_s)} steps/s" if run.wall_s > 0 else ""
+    rate = f"{digits(run.steps / run.wall_s)} steps/s" if run.wall_s > 0 else ""
     if run.samples and run.wall_s > 0:
-        rate = f"{_digits(run.samples * report.replicas / run.wall_s)} samples/s, {rate}"
+        rate = f"{digits(run.samples * report.replicas / run.wall_s)} samples/s, {rate}"
     first = "" if run.first_step_s is None else f"; first step finished after {run.first_step_s:.2f} s"
     return f"{rate} over {run.wall_s:.2f} s from the start of fit{first}"
 
@@ -198,6 +185,9 @@ def _verdict(report: RunReport) -> Table:
             steps = 0 if report.run.only_warmup else report.run.steady.steps
             lines.add_row("verdict", f"none: {steps} steps count, and it takes {MIN_STEPS}")
         return lines
+    hints = ((hint.rank, hint.text) for hint in analysis.hints)
+    for where, text in by_text(hints, several=len(analysis.ranks) > 1):
+        lines.add_row("hint", plain(where + text))
     for difference in analysis.differences:
         lines.add_row("difference", plain(difference))
     also = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:]]
@@ -208,8 +198,3 @@ def _verdict(report: RunReport) -> Table:
     if also:
         lines.add_row("also", f"{', '.join(also)} of the step")
     return lines
-
-
-def _digits(rate: float) -> str:
-    """At least three digits of a rate, never an exponent."""
-    return f"{rate:,.{max(0, 2 - floor(log10(rate)))}f}" if rate > 0 else "0"

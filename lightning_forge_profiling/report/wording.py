@@ -1,13 +1,25 @@
 """Phrases that the console and Markdown reports share."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
-from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.results import Analysis, RunCompute
 
-__all__ = ["IDLE_WORDS", "all_warnings", "by_text", "efficiency", "linked", "slowest_rank", "steps_of"]
+__all__ = [
+    "IDLE_WORDS",
+    "all_warnings",
+    "by_text",
+    "compute_lines",
+    "digits",
+    "efficiency",
+    "linked",
+    "slowest_rank",
+    "steps_of",
+]
 
 IDLE_WORDS: Final = MappingProxyType(
     {
@@ -21,10 +33,53 @@ IDLE_WORDS: Final = MappingProxyType(
 )
 """What the host was doing while the GPU was idle, by `IDLE_CAUSES`."""
 
+_SAME_WORK: Final = 0.001
+_ALL_PCT: Final = 100.0
+
+_URL: Final = re.compile(r", https?://[^ )]+")
+"""Of a peak's source; the log has it, and here it would make the line twice as long."""
+
 
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:
     """The rank whose median step is longest, the first of them."""
     return max(ranks, key=lambda rank: rank.step_ms.p50)
+
+
+def digits(rate: float) -> str:
+    """At least three digits of a rate, never an exponent.
+
+    Example:
+        >>> digits(1234.5), digits(0.01234)
+        ('1,234', '0.0123')
+    """
+    return f"{rate:,.{max(0, 2 - floor(log10(rate)))}f}" if rate > 0 else "0"
+
+
+def compute_lines(found: Sequence[RunCompute]) -> Iterator[str]:
+    """How fast a device computed, and of what that is which fraction; a peak is named once, and no rate twice.
+
+    Args:
+        found: rates of one device.
+    """
+    named, told = None, 0.0
+    for compute in found:
+        counted = "" if compute.kind == "mfu" else " carried out"
+        parts = [f"{digits(compute.tflops)} TFLOP/s per device{counted}"]
+        name, peak = compute.kind.upper(), (compute.peak_tflops, compute.dtype, compute.device, compute.peak_source)
+        if peak == named and abs(compute.tflops - told) < _SAME_WORK * told:
+            continue
+        source = _URL.sub("", compute.peak_source)
+        if compute.peak_tflops is not None and compute.pct_of_peak is not None:
+            whole = f"{compute.peak_tflops:,.4g} TFLOP/s ({compute.device}, {compute.dtype}; {source})"
+            parts.append(f"{name} {compute.pct_of_peak:.1f} % of {'the same' if peak == named else whole}")
+            if compute.pct_of_peak > _ALL_PCT:
+                parts.append("more than the device can do: the count of operations or the peak is wrong")
+        elif compute.measured_tflops is None:
+            parts.append(f"{name} unknown: {source}")
+        if compute.measured_tflops is not None and compute.pct_of_measured is not None:
+            parts.append(f"{compute.pct_of_measured:.1f} % of the {digits(compute.measured_tflops)} TFLOP/s measured")
+        named, told = peak, compute.tflops
+        yield ", ".join([*parts, *([compute.note] if compute.note else [])])
 
 
 def steps_of(rank: RankSummary) -> str:
@@ -48,6 +103,9 @@ def efficiency(rank: RankSummary) -> str:
     if flops is None:
         return f"FLOPs unknown: {rank.flops_note}"
     speed = f"{flops.matmul_tflops:.1f} TFLOP/s in matrix products, {flops.busy_tflops:.1f} while busy"
+    if flops.model_per_step is not None and flops.model_per_step < (1 - _SAME_WORK) * flops.per_step:
+        extra = 100 * (1 - flops.model_per_step / flops.per_step)
+        speed += f" ({extra:.0f} % of the operations recompute activations or are the optimizer's)"
     if flops.peak_tflops is None or flops.matmul_pct_of_peak is None or flops.busy_pct_of_peak is None:
         return f"{speed} ({flops.dtype}; no peak known for {rank.device or 'this device'})"
     return (

@@ -38,12 +38,14 @@ class Compute:
         flops_per_second: of one device.
         peak: what it could do.
         note: what to know about the count, "" for nothing.
+        reached: operations a second that products were measured to reach on the device; None where nobody measured.
     """
 
     kind: Literal["mfu", "hfu"]
     flops_per_second: float
     peak: Peak
     note: str = ""
+    reached: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -54,3 +56,14 @@ class Compute:
             0.4
         """
         return None if self.peak.flops is None else self.flops_per_second / self.peak.flops
+
+    @property
+    def share_of_reached(self) -> float | None:
+        """The rate as a fraction of what the device was measured to reach; None where nobody measured.
+
+        Example:
+            >>> peak = Peak(989e12, "bf16", "H200 SXM", "data sheet")
+            >>> Compute("mfu", 344.5e12, peak, reached=689e12).share_of_reached
+            0.5
+        """
+        return None if self.reached is None else self.flops_per_second / self.reached

@@ -87,6 +87,8 @@ function rankTable(ranks) {
   ], ranks);
 }
 
+const usedGpu = (rank) => rank.gpu.busy_ms_per_step > 0;
+
 // The steps one by one, on the scale of the longest.
 function stepBars(rank) {
   const longest = Math.max(...rank.per_step.map((step) => step.ms));
@@ -116,8 +118,8 @@ function communicationText(rank) {
 }
 
 function breakdownSection(ranks) {
-  const recorded = ranks.filter((rank) => partsOf(rank).length > 0);
-  if (!recorded.length) return [element("p", { class: "empty" }, "No GPU activity in the trace: there is no step to break down.")];
+  const recorded = ranks.filter((rank) => usedGpu(rank) && partsOf(rank).length > 0);
+  if (!recorded.length) return [element("p", { class: "empty" }, "No GPU activity in the trace. The regions below have the host's times.")];
   const communicates = recorded.some((rank) => rank.comm.ms_per_step > 0);
   return [
     rankBars(recorded),

@@ -61,7 +61,7 @@ function build(summary, timelines) {
     const select = detailRanks?.querySelector("select");
     if (select) select.value = String(number);
     details.replaceChildren(...rankDetails(rank).filter(Boolean));
-    steps.replaceChildren(...(rank.per_step.length > 1
+    steps.replaceChildren(...(rank.per_step.length > 1 && usedGpu(rank)
       ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rank.rank}` : "Steps"), stepBars(rank)] : []));
   };
 
@@ -71,6 +71,7 @@ function build(summary, timelines) {
     ranks.length > 0 && section("timeline", "Step timeline", picture?.element ?? element("p", { class: "empty" }, "No timeline was recorded.")),
     ranks.length > 0 && section("breakdown", "Breakdown of the step", [...breakdownSection(ranks), steps]),
     section("findings", "Findings", findingsSection(findings)),
+    run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run)),
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
     (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
     run && section("run", "The whole run", runSection(run)),

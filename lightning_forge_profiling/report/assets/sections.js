@@ -10,7 +10,7 @@ function verdictSection(summary) {
     element("h1", { id: "verdict-text" }, named ? first.title : plain),
     named && element("p", { class: "advice" }, first.advice),
     facts(overview(summary)),
-    notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks)]),
+    notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks, new Set(summary.warnings))]),
     notes("The trace and the whole run differ", summary.differences),
   ];
 }
@@ -20,10 +20,10 @@ function ofRank(rank) {
 }
 
 // What several ranks say alike is said once.
-function rankWarnings(ranks) {
+function rankWarnings(ranks, said) {
   const saying = new Map();
   for (const { rank, warnings } of ranks) {
-    for (const warning of new Set(warnings)) saying.set(warning, [...(saying.get(warning) ?? []), rank]);
+    for (const warning of new Set(warnings)) if (!said.has(warning)) saying.set(warning, [...(saying.get(warning) ?? []), rank]);
   }
   return [...saying].map(([warning, those]) => {
     if (ranks.length === 1) return warning;
@@ -56,8 +56,10 @@ function overview({ ranks, run }) {
     ["Ranks", number(ranks.length)],
     ["Steps recorded", between(ranks.map((rank) => rank.steps), number)],
     ["Step time", ranks.length > 1 ? between(ranks.map((rank) => rank.step_ms.mean), milliseconds) : stepTime(ranks[0].step_ms)],
-    ["GPU busy", between(ranks.map((rank) => rank.gpu.busy_pct), percent)],
-    ["Kernels per step", between(ranks.map((rank) => rank.gpu.kernels_per_step), (value) => number(value))],
+    ...(ranks.some(usedGpu) ? [
+      ["GPU busy", between(ranks.map((rank) => rank.gpu.busy_pct), percent)],
+      ["Kernels per step", between(ranks.map((rank) => rank.gpu.kernels_per_step), (value) => number(value))],
+    ] : []),
   ];
 }
 
@@ -180,6 +182,7 @@ function flopsSection({ flops, flops_note: note }) {
   const ofPeak = (share) => (share === null ? "" : ` (${percent(share)} of peak)`);
   return element("div", null, facts([
     ["Counted per step", flop(flops.per_step)],
+    ["The model's part", flops.model_per_step === null ? "unknown: compiled code may recompute" : flop(flops.model_per_step)],
     ["Over its kernels", `${short(flops.matmul_tflops)} TFLOP/s${ofPeak(flops.matmul_pct_of_peak)}`],
     ["Over GPU busy time", `${short(flops.busy_tflops)} TFLOP/s${ofPeak(flops.busy_pct_of_peak)}`],
     ["Over the step", `${short(flops.step_tflops)} TFLOP/s`],
@@ -214,6 +217,7 @@ function runSection(run) {
   return [
     facts([
       ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
+      ...run.compute.map(computeFact),
       ...(run.drained_pct === null ? [] : [["GPU had nothing left at the batch's end", `${percent(run.drained_pct)} of the steps`]]),
     ]),
     smallTable("Regions of the whole run", [
@@ -223,6 +227,13 @@ function runSection(run) {
       column.number("host ms per step", (row) => row.host_ms),
     ], rows),
   ];
+}
+
+function computeFact({ kind, tflops, dtype, device, peak_tflops: peak, pct_of_peak: pct, measured_tflops: measured, pct_of_measured: pctMeasured }) {
+  const parts = [`${short(tflops)} TFLOP/s${kind === "mfu" ? "" : " carried out"}`];
+  if (pct !== null) parts.push(`${percent(pct)} of ${short(peak)} (${device}, ${dtype})`);
+  if (measured !== null) parts.push(`${percent(pctMeasured)} of ${short(measured)} measured`);
+  return [kind.toUpperCase(), parts.join(", ")];
 }
 
 function footer(summary) {

@@ -1,0 +1,154 @@
+// The GPU's readings over the run, made ready to be drawn: which charts there are, their scales, and when.
+
+// `filled` draws the first line's area, `aside` is drawn only where it varies: a memory clock seldom does, and would take
+// the scale from the other. Where `fromLeast`, the scale does not begin at 0.
+const READINGS = [
+  { title: "Utilization", unit: "%", top: 100, filled: true, lines: [["GPU", "utilization_pct"], ["memory controller", "memory_utilization_pct"]] },
+  { title: "Video", unit: "%", top: 100, whereUsed: true, lines: [["encoder", "encoder_pct"], ["decoder", "decoder_pct"]] },
+  { title: "Memory", unit: "GiB", filled: true, limit: "memory_total_gib", limited: "total", lines: [["all in use", "memory_used_gib"], ["this process", "memory_own_gib"], ["tensors", "allocated_gib"]] },
+  { title: "Power", unit: "W", filled: true, limit: "power_limit_w", limited: "limit", lines: [["board", "power_w"]] },
+  { title: "Clock", unit: "MHz", aside: "memory_mhz", lines: [["SM", "sm_mhz"], ["memory", "memory_mhz"]] },
+  { title: "Temperature", unit: "\u00b0C", fromLeast: true, lines: [["GPU", "temperature_c"]] },
+];
+const LEFT_OUT = "not in the means";
+const GAP = 3; // so many times the usual distance between two points is a gap,
+const SHORTEST_GAP_S = 0.5; // if it is as long as this: in less the sensors have little new to tell
+const WORTH_SHOWING = 0.25; // how much of a limit has to be reached for the limit to be on the scale
+
+const told = (value) => typeof value === "number" && Number.isFinite(value);
+
+// Where the points lie: each reaches half way to its neighbours, but not over a gap.
+class RunTime {
+  constructor({ seconds, samples_per_point: samples }) {
+    this.seconds = seconds;
+    const steps = seconds.slice(1).map((second, index) => second - seconds[index]).sort((a, b) => a - b);
+    this.step = steps[steps.length >> 1] || 0;
+    this.averaged = samples > 1;
+    this.samples = samples;
+    const last = seconds[seconds.length - 1];
+    this.length = Math.max(last + (this.averaged ? this.step / 2 : 0), 0.1);
+    this.each = this.step < 120 ? `${Number(this.step.toPrecision(3))} s` : `${short(this.step / 60)} min`;
+    [this.unit, this.divisor] = this.length < 300 ? ["s", 1] : this.length < 3 * 3600 ? ["min", 60] : ["h", 3600];
+    this.digits = Math.min(4, Math.max(0, Math.ceil(-Math.log10((this.step || 1) / this.divisor))));
+  }
+
+  follows(index) {
+    return index > 0 && this.seconds[index] - this.seconds[index - 1] <= Math.max(GAP * this.step, SHORTEST_GAP_S);
+  }
+
+  part(second) {
+    return Math.min(1, Math.max(0, second / this.length));
+  }
+
+  begin(index) {
+    const reach = this.follows(index) ? this.seconds[index] - this.seconds[index - 1] : this.step;
+    return this.part(this.seconds[index] - reach / 2);
+  }
+
+  end(index) {
+    const reach = this.follows(index + 1) ? this.seconds[index + 1] - this.seconds[index] : this.step;
+    return this.part(this.seconds[index] + reach / 2);
+  }
+
+  nearest(part) {
+    const after = firstAbove(this.seconds, part * this.length);
+    if (after === 0) return 0;
+    if (after === this.seconds.length) return after - 1;
+    return part * this.length - this.seconds[after - 1] < this.seconds[after] - part * this.length ? after - 1 : after;
+  }
+
+  write(second, digits = this.digits) {
+    return `${number(second / this.divisor, digits)} ${this.unit}`;
+  }
+
+  ticks() {
+    const step = tickStep(this.length / this.divisor, 8);
+    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    return Array.from({ length: Math.floor(this.length / this.divisor / step) + 1 }, (_, index) => {
+      const second = index * step * this.divisor;
+      return { part: this.part(second), text: this.write(second, digits), minor: index % 2 === 1, last: this.part(second) > 0.96 };
+    });
+  }
+}
+
+// The charts that there is something to draw in.
+function chartsOf(telemetry) {
+  const { values, lowest = {}, highest = {} } = telemetry.series;
+  return READINGS.flatMap((sort) => {
+    const known = sort.lines.filter(([, key]) => values[key]?.some(told));
+    const lines = known.map(([name, key]) => {
+      const means = values[key];
+      const [lows, highs] = [lowest[key] ?? means, highest[key] ?? means];
+      const [least, most] = [Math.min(...lows.filter(told)), Math.max(...highs.filter(told))];
+      const all = means.filter(told);
+      const mean = all.reduce((sum, value) => sum + value, 0) / all.length;
+      const style = "abc"[sort.lines.findIndex(([, other]) => other === key)];
+      return { name, means, lows, highs, least, most, mean, style, steady: sort.aside === key && least === most && known.length > 1 };
+    });
+    const used = lines.length > 0 && (!sort.whereUsed || lines.some((line) => line.most > 0));
+    return used ? [{ ...sort, lines, ...scaleOf(sort, lines, telemetry[sort.limit]) }] : [];
+  });
+}
+
+// From where to where a chart reaches, its grid, and its limit where that is near enough to be on it.
+function scaleOf({ top, fromLeast }, lines, limit) {
+  const shown = lines.filter((line) => !line.steady);
+  const most = Math.max(...shown.map((line) => line.most));
+  const least = Math.min(...shown.map((line) => line.least));
+  const near = told(limit) && most >= WORTH_SHOWING * limit;
+  const span = Math.max(near ? limit : (top ?? most), most) - (fromLeast ? least : 0);
+  const step = tickStep(Math.max(span, fromLeast ? 4 : 1e-3), 4);
+  const bottom = fromLeast ? Math.floor(least / step) * step : 0;
+  const high = top ?? (near ? Math.max(1.2 * limit, most) : Math.max(Math.ceil(most / step) * step, bottom + step));
+  const marks = Array.from({ length: Math.floor((high - bottom) / step + 1e-6) + 1 }, (_, index) => bottom + index * step);
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  return { bottom, high, marks: marks.map((value) => ({ value, text: number(value, digits) })), limitValue: told(limit) ? limit : null, near };
+}
+
+// A value with as many digits as its sensor has.
+const reading = (chart, value) => number(value, chart.unit === "GiB" ? (chart.high < 20 ? 2 : 1) : 0);
+
+function rangeText(chart, { least, most }) {
+  const [from, to] = [reading(chart, least), reading(chart, most)];
+  return from === to ? from : `${from} to ${to}`;
+}
+
+function valueText(chart, line, index) {
+  const [value, low, high] = [line.means[index], line.lows[index], line.highs[index]];
+  if (!told(value)) return "\u2013";
+  return low < high ? `${reading(chart, value)} (${rangeText(chart, { least: low, most: high })})` : reading(chart, value);
+}
+
+function chartText(chart, time) {
+  const lines = chart.lines.map((line) => `${line.name}: mean ${reading(chart, line.mean)}, ` +
+    (line.least < line.most ? `${reading(chart, line.least)} to ${reading(chart, line.most)} ${chart.unit}` : `constant, ${chart.unit}`) +
+    (line.means.every(told) ? "" : ", with gaps"));
+  const limit = chart.limitValue === null ? "" : `; ${chart.limited} ${reading(chart, chart.limitValue)} ${chart.unit}`;
+  return `${chart.title} over ${time.write(time.length, 1)}. ${lines.join("; ")}${limit}.`;
+}
+
+// What holds in parts of the run, each with its share of every point.
+function statesOf({ throttled_by_pct: throttled = {}, counted_pct: counted = [] }) {
+  const reasons = Object.entries(throttled).map(([reason, shares]) => ({ name: `throttled: ${reason}`, shares, style: "throttled" }));
+  const leftOut = { name: LEFT_OUT, shares: counted.map((share) => 100 - share), style: "left-out" };
+  return [...reasons, leftOut].filter((state) => state.shares.some((share) => share > 0));
+}
+
+// Over the whole run.
+function shareOf({ shares }) {
+  const known = shares.filter(told);
+  return known.reduce((sum, share) => sum + share, 0) / known.length;
+}
+
+// Points of the same share that follow each other, as one.
+function spansOf(shares, time) {
+  const spans = [];
+  shares.forEach((share, index) => {
+    if (!(share > 0)) return;
+    const last = spans[spans.length - 1];
+    if (last?.next === index && last.share === share && time.follows(index)) Object.assign(last, { next: index + 1, end: time.end(index) });
+    else spans.push({ begin: time.begin(index), end: time.end(index), share, next: index + 1 });
+  });
+  return spans;
+}
+

@@ -1,0 +1,34 @@
+"""What the web pages of this package have in common: their files, and how a policy names them."""
+
+import hashlib
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from importlib.resources import files
+
+__all__ = ["asset", "filled", "source"]
+
+
+def asset(name: str) -> str:
+    """The text of a file in `assets/`."""
+    return files("lightning_forge_profiling.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def source(text: str) -> str:
+    """How a content security policy names a script or style that is in the page itself.
+
+    Example:
+        >>> source("")
+        "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+    """
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """A template with each `{{name}}` replaced by its value. What a value holds is not looked at again.
+
+    Example:
+        >>> filled("<p>{{text}}</p>", {"text": "{{text}}"})
+        '<p>{{text}}</p>'
+    """
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)

@@ -1,0 +1,117 @@
+"""A report in a browser, for tests."""
+
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+from selenium.webdriver.common.by import By
+
+from lightning_forge_profiling.report.html import html_report
+
+
+class Page:
+    """A report, open in a browser from its file."""
+
+    def __init__(self, browser, folder, analysis, timelines=(), *, width=1280, scheme="light"):
+        path = folder / "report.html"
+        path.write_text(html_report(analysis, timelines), encoding="utf-8")
+        self._open(browser, path, width, scheme)
+
+    @classmethod
+    def of_file(cls, browser, path):
+        """A page that somebody else has written."""
+        page = cls.__new__(cls)
+        page._open(browser, path, 1280, "light")
+        return page
+
+    def _open(self, browser, path, width, scheme):
+        self.browser = browser
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.prefer(scheme)
+        browser.get(path.as_uri())
+
+    def prefer(self, scheme):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def all(self, selector):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector):
+        [found] = self.all(selector)
+        return found
+
+    def texts(self, selector):
+        """What elements say, as written: without what the style sheet does to capitals."""
+        return [element.get_property("textContent") for element in self.all(selector)]
+
+    def run(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def complaints(self):
+        return self.browser.get_log("browser")
+
+    def column(self, table, position):
+        return self.texts(f"#{table} tbody tr > :nth-child({position})")
+
+    def view(self):
+        data = self.one("#timeline-view")
+        return float(data.get_attribute("data-view-start-us")), float(data.get_attribute("data-view-end-us"))
+
+    def place(self, lane_name, time_us):
+        """Where on the canvas a lane shows a time: offsets from its middle, as the driver wants them."""
+        canvas = self.one("canvas").rect
+        [label] = [each.rect for each in self.all(".lane") if each.get_property("textContent") == lane_name]
+        start, end = self.view()
+        x = (time_us - start) / (end - start) * canvas["width"]
+        y = label["y"] + label["height"] / 2 - canvas["y"]
+        return round(x - canvas["width"] / 2), round(y - canvas["height"] / 2)
+
+    def pixels(self, row):
+        """Red, green, blue and opacity of each pixel of a row of the timeline."""
+        return self.run(
+            """
+            const canvas = document.querySelector("canvas");
+            const copy = document.createElement("canvas");
+            [copy.width, copy.height] = [canvas.width, 1];
+            const context = copy.getContext("2d", { willReadFrequently: true });
+            context.drawImage(canvas, 0, -arguments[0]);
+            return [...context.getImageData(0, 0, copy.width, 1).data];
+            """,
+            row,
+        )
+
+    def hover(self, lane_name, time_us):
+        ActionChains(self.browser).move_to_element_with_offset(
+            self.one("canvas"), *self.place(lane_name, time_us)
+        ).perform()
+
+    def wheel(self, amount):
+        origin = ScrollOrigin.from_element(self.one("canvas"))
+        ActionChains(self.browser).scroll_from_origin(origin, 0, amount).perform()
+
+    def faint_texts(self):
+        """The texts whose contrast with what is under them is below 4.5."""
+        return self.run(
+            """
+            const luminance = (colour) => {
+              const [r, g, b] = colour.match(/[0-9.]+/g).slice(0, 3).map((part) => {
+                const share = part / 255;
+                return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+              });
+              return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+            };
+            const under = (element) => {
+              const colour = getComputedStyle(element).backgroundColor;
+              return colour.endsWith(", 0)") ? under(element.parentElement) : colour;
+            };
+            const faint = new Set();
+            const walker = document.createTreeWalker(document.getElementById("page"), NodeFilter.SHOW_TEXT);
+            while (walker.nextNode()) {
+              const element = walker.currentNode.parentElement;
+              const [a, b] = [luminance(getComputedStyle(element).color), luminance(under(element))];
+              const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+              if (contrast < 4.5) faint.add(`${walker.currentNode.data}: ${contrast.toFixed(2)}`);
+            }
+            return [...faint];
+            """
+        )

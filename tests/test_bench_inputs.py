@@ -1,0 +1,335 @@
+"""What a user may hand to `benchmark` and `compare_benchmarks`, right and wrong, and what it answers."""
+
+import gc
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from lightning_forge_profiling.bench.benchmark import benchmark
+from lightning_forge_profiling.bench.comparison import compare_benchmarks
+from lightning_forge_profiling.bench.naming import default_name
+from lightning_forge_profiling.bench.result import BenchmarkResult
+from lightning_forge_profiling.bench.sampling import Limits
+from lightning_forge_profiling.bench.subject import find_device
+from lightning_forge_profiling.errors import ConfigurationError
+
+QUICK = {"min_time": 0.0, "max_time": 0.02, "warmup": 1, "device": "cpu"}
+VECTOR = torch.ones(8)
+LAYER = torch.nn.Linear(8, 2)
+
+
+@pytest.fixture
+def on_a_gpu():
+    with FakeTensorMode():
+        return torch.empty(4, device="cuda")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+
+# -- refused, with what to do ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "graph"}, r"runs on the CPU: leave method out"),
+        ({"method": "fast"}, r"choose one of auto, cpu, wall, events, saturated, graph, kernels"),
+        ({"inputs": []}, r"inputs is empty: give a list of argument tuples"),
+        ({"inputs": ((x,) for x in (1, 2))}, r"inputs is a generator: give a list of argument tuples"),
+        ({"inputs": VECTOR}, r"inputs is a Tensor: give a list of argument tuples"),
+        ({"inputs": [(VECTOR,), VECTOR]}, r"inputs\[1\] is a Tensor: each is a tuple of arguments"),
+        ({"max_time": -1}, r"max_time \(-1\) is no time: give seconds"),
+        ({"max_time": "1"}, r"max_time \('1'\) is no time: give seconds"),
+        ({"max_time": float("nan")}, r"max_time \(nan\) is no time"),
+        ({"min_time": [1]}, r"min_time \(\[1\]\) is no time"),
+        ({"min_time": 0.1, "max_time": 0.05}, r"min_time \(0.1\) exceeds max_time \(0.05\)"),
+        ({"max_noise": 0}, r"max_noise \(0\) is no positive number: 0.01 is 1 %"),
+        ({"max_noise": None}, r"max_noise \(None\) is no positive number"),
+        ({"warmup": -1}, r"warmup \(-1\) is no number of calls: give one such as 3, or leave it out"),
+        ({"warmup": 0.5}, r"warmup \(0.5\) is no number of calls"),
+        ({"warmup": "3"}, r"warmup \('3'\) is no number of calls"),
+        ({"kwargs": [1]}, r"kwargs is a list: give keyword arguments by name, as in kwargs={'dim': -1}"),
+        ({"kwargs": {1: 2}}, r"kwargs is of other keys than names"),
+        ({"dim": -1}, r"no option 'dim': keyword arguments of the function go into kwargs={'dim': ...}"),
+        ({"device": "gpu"}, r"device='gpu' is no device: give 'cpu' or 'cuda:0'"),
+        ({"device": "meta"}, r"takes the CPU or a CUDA device"),
+        ({"device": -1}, r"device=-1 is no device"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_call(options, message):
+    called = []
+    with pytest.raises(ConfigurationError, match=message):
+        benchmark(called.append, **({"device": "cpu"} | options))
+    assert called == []
+
+
+@pytest.mark.parametrize("given", [VECTOR, 3, "torch.add", None])
+def test_a_result_instead_of_a_function_is_answered_with_how_to_write_it(given):
+    with pytest.raises(ConfigurationError, match=r"cannot be called: .* benchmark\(torch.softmax, x, -1\)"):
+        benchmark(given)
+
+
+def test_arguments_and_inputs_together_are_refused():
+    with pytest.raises(ConfigurationError, match="inputs takes the place of arguments"):
+        benchmark(print, 1, inputs=[(1,)])
+
+
+@pytest.mark.parametrize("kind", ["generator", "coroutine", "async_generator"])
+def test_a_function_of_which_a_call_runs_nothing_is_refused(kind, recwarn):
+    def generator():
+        yield 1
+
+    async def coroutine():
+        return 1
+
+    async def async_generator():
+        yield 1
+
+    fn = {"generator": generator, "coroutine": coroutine, "async_generator": async_generator}[kind]
+    with pytest.raises(ConfigurationError, match=rf"returns a {kind}: calling it runs nothing .*list\(fn\(x\)\)"):
+        benchmark(lambda: fn(), **QUICK)  # noqa: PLW0108  (what it is shows when it is called)
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_cuda_device_where_there_is_none():
+    with pytest.raises(ConfigurationError, match="'cuda:7', but PyTorch sees no CUDA device here: leave device out"):
+        benchmark(torch.add, VECTOR, 1, device="cuda:7")
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(("asked", "expected"), [("cuda:1", 1), (0, 0), ("cuda", 1), (torch.device("cuda", 0), 0)])
+def test_a_cuda_device_that_there_is(asked, expected):
+    assert find_device([VECTOR], asked) == torch.device("cuda", expected)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("asked", ["cuda:7", 7])
+def test_a_cuda_device_that_there_is_not(asked):
+    with pytest.raises(ConfigurationError, match="'cuda:7', but PyTorch sees cuda:0 to cuda:1 here"):
+        find_device([VECTOR], asked)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_cpu_is_not_believed_for_tensors_on_a_gpu(on_a_gpu):
+    with pytest.raises(ConfigurationError, match="there are tensors on cuda:0: leave device out"):
+        find_device([print, (on_a_gpu,)], "cpu")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_where_it_runs_is_found_in_arguments_modules_and_what_the_function_holds(on_a_gpu):
+    assert find_device([{"x": [torch.zeros(1)]}], None) == torch.device("cpu")
+    assert find_device([torch.nn.Linear(1, 1)], None) == torch.device("cpu")
+    assert find_device([partial(torch.add, VECTOR, 1), ()], None) == torch.device("cpu")
+    assert find_device([VECTOR.sum, ()], None) == torch.device("cpu")
+    assert find_device([print, (3,)], None) == torch.device("cuda", 1)  # the current one
+    first = torch.device("cuda", 0)
+    for fn in (partial(torch.add, other=on_a_gpu), lambda x: x + on_a_gpu, on_a_gpu.add):
+        assert find_device([fn, (VECTOR,)], None) == first
+
+
+def test_tensors_without_data_are_refused():
+    with pytest.raises(ConfigurationError, match="meta device, which have no data"):
+        benchmark(torch.add, torch.empty(4, device="meta"), 1)
+
+
+# -- taken -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "options", "name"),
+    [
+        (torch.sum, (VECTOR,), {"kwargs": {"dim": 0}}, "sum(float32[8], dim=0)"),
+        (partial(torch.add, VECTOR, alpha=2), (1,), {}, "add(float32[8], 1, alpha=2)"),
+        (partial(partial(torch.add, VECTOR), 1), (), {}, "add(float32[8], 1)"),
+        (LAYER, (VECTOR,), {}, "Linear(in_features=8, out_features=2, bias=True)(float32[8])"),
+        (LAYER.forward, (VECTOR,), {}, "Linear.forward(float32[8])"),
+        (VECTOR.sum, (), {}, "Tensor.sum()"),
+        (torch.compile(LAYER, backend="eager"), (VECTOR,), {}, f"compiled {LAYER}(float32[8])"),
+        (torch.compile(torch.nn.functional.gelu, backend="eager"), (VECTOR,), {}, "compiled gelu(float32[8])"),
+        (print, (), {"inputs": [[], ()], "kwargs": {"end": ""}}, "print(end='') over 2 inputs"),
+        (print, (), {"name": "mine", "kwargs": {"end": ""}}, "mine"),
+    ],
+)
+def test_anything_that_can_be_called_is_timed_and_named(fn, args, options, name):
+    result = benchmark(fn, *args, **options, **QUICK)
+    assert (result.name, result.method) == (name, "cpu")
+    assert result.median_us > 0
+
+
+def test_names_tell_functions_apart():
+    first, second = lambda: 1, lambda: 2
+    assert default_name(first, ()).startswith("<lambda test_bench_inputs.py:")
+    assert default_name(second, ("x" * 99,)) != default_name(second, ("y",))
+    module = torch.nn.Linear(2, 2)
+    before = default_name(module, ())
+    module.compile(backend="eager")
+    assert default_name(module, ()) == f"compiled {before}"
+
+
+def power(n):
+    return lambda x: x**n
+
+
+def test_functions_that_would_have_one_name_are_told_apart_and_runs_of_one_function_are_not():
+    names = [benchmark(power(n), VECTOR, **QUICK).name for n in (2, 3, 2, 3)]
+    first, second = names[:2]
+    assert first.startswith("<lambda test_bench_inputs.py:")
+    assert second == f"{first} #2"
+    assert names[2:] == names[:2]
+    models = [torch.nn.Sequential(torch.nn.Linear(8, n)) for n in (2, 3)]
+    assert [benchmark(model, VECTOR, **QUICK).name for model in models * 2] == [
+        "Sequential(float32[8])",
+        "Sequential(float32[8]) #2",
+    ] * 2
+    assert benchmark(len, [1, 2], **QUICK).name != benchmark(len, [1], **QUICK).name
+    runs = {benchmark(lambda x: x + torch.ones(8), torch.ones(8), **QUICK).name for _ in range(3)}
+    assert len(runs) == 1
+    assert len({benchmark(torch.ones(8).add, 1, **QUICK).name for _ in range(3)}) == 1
+
+
+def test_a_function_that_holds_itself_has_a_name():
+    def recurses(n):
+        return recurses(n - 1) if n else 0
+
+    assert benchmark(recurses, 2, **QUICK).name == f"{recurses.__qualname__}(2)"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (0.1, 3.0)),
+        ({"max_time_s": 0.05}, (0.05, 0.05)),
+        ({"min_time_s": 5}, (5, 5)),
+        ({"min_time_s": 1, "max_time_s": 2}, (1, 2)),
+    ],
+)
+def test_a_time_that_is_not_given_suits_the_one_that_is(given, expected):
+    limits = Limits.between(**{"min_time_s": None, "max_time_s": None, "max_noise": 0.01, **given})
+    assert (limits.min_time_s, limits.max_time_s) == expected
+
+
+def test_inputs_are_of_any_shape_and_take_turns():
+    seen = []
+    benchmark(lambda x: seen.append(len(x)), inputs=[(torch.ones(2),), (torch.ones(3),)], **QUICK)
+    assert set(seen[::2]) == {2}
+    assert set(seen[1::2]) == {3}
+
+
+@pytest.mark.parametrize("last", [1, 100, 5000])
+def test_an_error_of_a_later_call_reaches_the_user_as_it_is(last):
+    calls = 0
+
+    def breaks():
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            raise LookupError(calls)
+
+    with pytest.raises(LookupError, match=f"^{last}$"):
+        benchmark(breaks, **QUICK | {"warmup": None, "max_time": 2, "min_time": 2})
+    assert gc.isenabled()
+
+
+def test_a_function_that_writes_to_its_arguments_is_said_to():
+    def writes(x, more):
+        more[0].add_(x)
+
+    (warning,) = benchmark(writes, VECTOR, [torch.zeros(8)], **QUICK).warnings[:1]
+    assert "writes to its arguments" in warning
+    grows = torch.ones(2, requires_grad=True).clone()
+    assert any("writes to" in text for text in benchmark(lambda x: x.mul_(1.0), grows, **QUICK).warnings)
+
+
+def test_a_function_that_only_reads_or_fills_what_it_keeps_is_not():
+    out = torch.empty(8)
+    with torch.inference_mode():
+        unversioned = torch.ones(8)
+    for fn, x in ((partial(torch.add, VECTOR, out=out), 1), (out.copy_, VECTOR), (torch.neg, unversioned)):
+        assert not any("writes to" in text for text in benchmark(fn, x, **QUICK).warnings)
+
+
+def test_a_backward_pass_can_be_timed_again_and_again():
+    layer = torch.nn.Linear(8, 2)
+    result = benchmark(lambda: layer(VECTOR).sum().backward(), **QUICK)
+    assert not any("writes to" in warning for warning in result.warnings)
+
+
+def test_it_runs_in_a_thread_and_in_several_at_once():
+    found = []
+
+    def work():
+        found.append(benchmark(torch.add, VECTOR, 1, **QUICK).name)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["add(float32[8], 1)"] * 3
+    assert gc.isenabled()
+
+
+def test_a_profiler_of_the_users_own_goes_on():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        benchmark(torch.add, VECTOR, 1, **QUICK)
+    assert any(event.key == "aten::add" for event in profiler.key_averages())
+
+
+# -- comparing -------------------------------------------------------------------------------------------------------
+
+
+def result(name):
+    return BenchmarkResult(name=name, method="cpu", device="cpu", samples_us=(1.0,) * 9)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([result("f")], "two names or more, got 1"),
+        (result("f"), "two names or more, got 1"),
+        ([], "two names or more, got 0"),
+        ([result("f"), 3.5], "and a float is in it"),
+        ("fg", "and a str is in it"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        compare_benchmarks(given)
+
+
+def test_results_may_come_from_a_generator():
+    assert compare_benchmarks(result(name) for name in "fg").baseline == "f"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        None,
+        '{"name": "f", "method": "cpu", "device": "cpu"}',
+        '{"name": "f", "method": "cpu", "device": "cpu", "samples_us": 3}',
+        '{"name": "f", "method": "cpu", "device": "cpu", "samples_us": [3], "clock": {"reasons": []}}',
+    ],
+)
+def test_json_of_something_else_is_no_result(text):
+    with pytest.raises(ConfigurationError, match="no result of to_"):
+        BenchmarkResult.from_json(text)
+
+
+@pytest.mark.parametrize("sample", ["x", -1.0, float("nan"), float("inf"), None])
+def test_what_is_no_time_is_no_sample(sample):
+    with pytest.raises(ConfigurationError, match="which is no time: microseconds, 0 or more"):
+        BenchmarkResult(name="f", method="cpu", device="cpu", samples_us=(1.0, sample))

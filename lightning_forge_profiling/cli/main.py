@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lightning_forge_profiling.cli import analyze, compare, schema, tensorboard, view
+from lightning_forge_profiling.cli import analyze, compare, crossover, schema, tensorboard, view
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 __all__ = ["main"]
@@ -30,6 +30,7 @@ examples:
   forge-profiling analyze rank0.trace.json.gz --html report.html
   forge-profiling compare before/ after/ --fail-over 5
   forge-profiling view lightning_logs/version_0/profiler_traces
+  forge-profiling crossover --html crossover.html
 
 exit codes: 0 done, 1 a metric is worse than the limit, 2 bad input, 130 interrupted
 """
@@ -75,11 +76,12 @@ def _fail(message: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="forge-profiling",
-        description="Say what bounds a PyTorch run, from the traces that torch.profiler wrote.",
+        description="Say what bounds a PyTorch run, from the traces that torch.profiler wrote, "
+        "and from which size on a GPU is faster.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (analyze, compare, tensorboard, view, schema):
+    for command in (analyze, compare, tensorboard, view, crossover, schema):
         command.add_to(commands)
     return parser

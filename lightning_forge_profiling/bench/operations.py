@@ -1,0 +1,121 @@
+"""The operations whose crossover can be asked for by name, and what a size means for each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch.nn import functional as F
+
+__all__ = ["DTYPES", "OPERATIONS", "Operation"]
+
+DTYPES: Final = MappingProxyType(
+    {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float64": torch.float64,
+    }
+)
+"""The number formats that can be asked for by name."""
+
+_CHANNELS: Final = 16
+_SEED: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """An operation with one size.
+
+    Attributes:
+        meaning: what it computes at size n, in words.
+        call: takes tensors and returns a new one. Eager, forward only.
+        shapes: of its tensors at a size, the result last.
+        exponent: its arithmetic and its tensors grow with no higher power of the size.
+        parameters: how many of the tensors that it takes, counted from the last, are a model's parameters. They stay
+            on the GPU where the others are copied.
+    """
+
+    meaning: str
+    call: Callable[..., torch.Tensor]
+    shapes: Callable[[int], tuple[tuple[int, ...], ...]]
+    exponent: int
+    parameters: int = 0
+
+    def arguments(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """What to call it with, on the CPU: normal random numbers, the same each time.
+
+        Random, because what a GPU draws, and with it its clock, depends on how many bits flip.
+
+        Args:
+            size: n.
+            dtype: of all tensors.
+        """
+        generator = torch.Generator().manual_seed(_SEED)
+        return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in self.shapes(size)[:-1])
+
+    def bytes(self, size: int, dtype: torch.dtype) -> int:
+        """What its tensors take, the result among them.
+
+        Args:
+            size: n.
+            dtype: of all tensors.
+
+        Example:
+            >>> OPERATIONS["add"].bytes(1024, torch.float32) / 2**20
+            12.0
+        """
+        return sum(prod(shape) for shape in self.shapes(size)) * dtype.itemsize
+
+
+def _softmax(rows: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(rows, -1)
+
+
+def _layer_norm(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(rows, weight.shape, weight, bias)
+
+
+def _conv2d(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(images, weight, padding=1)
+
+
+OPERATIONS: Final = MappingProxyType(
+    {
+        "matmul": Operation(
+            meaning="product of two n by n matrices",
+            call=torch.matmul,
+            shapes=lambda n: ((n, n), (n, n), (n, n)),
+            exponent=3,
+        ),
+        "add": Operation(
+            meaning="sum of two n by n matrices",
+            call=torch.add,
+            shapes=lambda n: ((n, n), (n, n), (n, n)),
+            exponent=2,
+        ),
+        "softmax": Operation(
+            meaning="softmax of each row of an n by n matrix",
+            call=_softmax,
+            shapes=lambda n: ((n, n), (n, n)),
+            exponent=2,
+        ),
+        "layernorm": Operation(
+            meaning="layer norm of each row of an n by n matrix",
+            call=_layer_norm,
+            shapes=lambda n: ((n, n), (n,), (n,), (n, n)),
+            exponent=2,
+            parameters=2,
+        ),
+        "conv2d": Operation(
+            meaning=f"3 by 3 convolution of one n by n image, {_CHANNELS} channels to {_CHANNELS}",
+            call=_conv2d,
+            shapes=lambda n: ((1, _CHANNELS, n, n), (_CHANNELS, _CHANNELS, 3, 3), (1, _CHANNELS, n, n)),
+            exponent=2,
+            parameters=1,
+        ),
+    }
+)
+"""By name."""

@@ -1,0 +1,276 @@
+"""`forge-profiling crossover`."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+from lightning_forge_profiling.cli.output import Progress, stdout_console, write_json
+from lightning_forge_profiling.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_forge_profiling.bench.crossover import CrossoverResult
+
+__all__ = ["DTYPES", "OPERATIONS", "add_to"]
+
+OPERATIONS = ("matmul", "add", "softmax", "layernorm", "conv2d")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""Those of `bench.operations`, named here too so that `--help` need not load it."""
+
+_SIZES = "64:8192"
+_MAX_TIME_S = 1.0
+_DASH = Path("-")
+
+_EXAMPLES = """\
+examples:
+  forge-profiling crossover --html crossover.html
+  forge-profiling crossover --ops matmul,softmax --sizes 64:4096 --dtype bfloat16 --png crossover.png
+  forge-profiling crossover --json h100.json                        measured where the GPU is,
+  forge-profiling crossover --from h100.json --html crossover.html  and drawn where the screen is
+
+CUDA_VISIBLE_DEVICES chooses the GPU, OMP_NUM_THREADS how many threads the CPU uses. What is done without options takes
+one to two minutes.
+"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "crossover",
+        help="find from which size on operations are faster on the GPU than on the CPU",
+        description="Time operations on the CPU and on the GPU over sizes, and find from which size on the GPU is\n"
+        "faster: in a stream of calls, for a single call, and with the copies there and back.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--ops", type=_operations, metavar="A,B", help=f"which (default: {','.join(OPERATIONS)})")
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        metavar="A:B",
+        help=f"doubling from A to no more than B, or a list such as 100,300,1000 (default: {_SIZES})",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help=f"of all tensors (default: {DTYPES[0]})")
+    parser.add_argument(
+        "--max-time",
+        type=_seconds,
+        metavar="S",
+        help="sample no longer than S seconds for a point, and end a curve where one call would take longer "
+        f"(default: {_MAX_TIME_S:g})",
+    )
+    parser.add_argument(
+        "--from",
+        type=_file_or_dash,
+        dest="source",
+        metavar="FILE",
+        help="measure nothing: show what --json wrote; - reads it from standard input",
+    )
+    parser.add_argument(
+        "--json", type=_file_or_dash, metavar="FILE", help="write all numbers; - prints them and nothing else"
+    )
+    parser.add_argument("--html", type=_file, metavar="FILE", help="write a page with pictures and tables")
+    parser.add_argument("--png", type=_file, metavar="FILE", help="write the picture")
+    parser.add_argument("--svg", type=_file, metavar="FILE", help="write the picture")
+    parser.set_defaults(run=_run)
+
+
+def _operations(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in OPERATIONS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(OPERATIONS)}")
+    return names
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Sizes, ascending: doubling in a range, or a list.
+
+    Example:
+        >>> _sizes("64:512"), _sizes("300,100")
+        ((64, 128, 256, 512), (100, 300))
+    """
+    first, colon, last = text.partition(":")
+    parts = [first, last] if colon else text.split(",")
+    if all(part.isdecimal() and int(part) > 0 for part in parts):
+        if not colon:
+            return tuple(sorted({int(part) for part in parts}))
+        size, most = int(first), int(last)
+        if size <= most:
+            return tuple(size * 2**k for k in range((most // size).bit_length()))
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a range such as 64:8192 nor a list such as 100,300,1000")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _file_or_dash(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the name of a file is missing")
+    return Path(text)
+
+
+def _file(text: str) -> Path:
+    if text == str(_DASH):
+        raise argparse.ArgumentTypeError("only --json can go to standard output: name a file")
+    return _file_or_dash(text)
+
+
+def _run(args: argparse.Namespace) -> int:
+    _refuse_early(args)
+    result = _measured(args) if args.source is None else _read(args.source)
+    _hand_over(args, result)
+    return 0
+
+
+def _refuse_early(args: argparse.Namespace) -> None:
+    """Say before the minutes of measuring what would only fail after them."""
+    asked = (args.ops, args.sizes, args.dtype, args.max_time)
+    if args.source is not None and any(value is not None for value in asked):
+        raise ConfigurationError("--from shows what was measured: leave out --ops, --sizes, --dtype and --max-time")
+    written = [(name, path) for name, path in _files(args) if path != _DASH]
+    for _, path in written:
+        _refuse_unwritable(path)
+    read = [] if args.source in {None, _DASH} else [("--from", args.source)]
+    for (first, path), (second, other) in combinations([*read, *written], 2):
+        if path.resolve() == other.resolve() and _is_replaced(path):
+            raise ConfigurationError(f"{first} and {second} both name {path}: one would overwrite the other")
+    if args.html or args.png or args.svg:
+        from lightning_forge_profiling.report.crossover_plot import rehearse  # noqa: PLC0415  (start fast)
+
+        if args.html or args.svg:
+            rehearse("svg")
+        if args.png:
+            rehearse("png")
+
+
+def _files(args: argparse.Namespace) -> list[tuple[str, Path]]:
+    """The options that name what to write, and its path."""
+    options = (("--json", args.json), ("--html", args.html), ("--png", args.png), ("--svg", args.svg))
+    return [(name, path) for name, path in options if path is not None]
+
+
+def _refuse_unwritable(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ConfigurationError(f"{path}: is a folder")
+    if _is_replaced(path):
+        try:
+            TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise ConfigurationError(f"{path}: no file can be made in {path.parent}: {error.strerror}") from error
+
+
+def _is_replaced(path: Path) -> bool:
+    """Whether a new file will be put there, where into a pipe or a device is written."""
+    return path.is_file() or not path.exists()
+
+
+def _read(path: Path) -> "CrossoverResult":
+    from lightning_forge_profiling.report.crossover_json import (  # noqa: PLC0415  (start fast)
+        parse_crossover,
+        read_crossover,
+    )
+
+    return parse_crossover(sys.stdin.buffer.read(), "standard input") if path == _DASH else read_crossover(path)
+
+
+def _measured(args: argparse.Namespace) -> "CrossoverResult":
+    from lightning_forge_profiling.bench.crossover import WAYS, CrossoverResult  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.bench.exploration import measure  # noqa: PLC0415
+    from lightning_forge_profiling.bench.operation_timer import (  # noqa: PLC0415  (loads torch)
+        OperationTimer,
+        find_gpu,
+        setting,
+    )
+    from lightning_forge_profiling.bench.operations import OPERATIONS as KNOWN  # noqa: PLC0415
+
+    names, sizes = args.ops or OPERATIONS, args.sizes or _sizes(_SIZES)
+    dtype, max_time_s = args.dtype or DTYPES[0], args.max_time or _MAX_TIME_S
+    gpu = find_gpu()
+    with _progress(len(names) * len(sizes)) as progress:
+        operations = measure(
+            {name: KNOWN[name] for name in names},
+            sizes,
+            WAYS if gpu else WAYS[:1],
+            OperationTimer(dtype, gpu, max_time_s),
+            longest_us=max_time_s * 1e6,
+            progress=progress,
+        )
+    return CrossoverResult(setting=setting(dtype, gpu), operations=operations)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """Shows how far the measuring is: a bar on a terminal, lines elsewhere."""
+    if not sys.stderr.isatty():
+        with Progress() as lines:
+            done = iter(range(1, total + 1))
+            yield lambda name, size: lines(f"{name} {size} ({next(done)} of {total})")
+        return
+    from rich.console import Console  # noqa: PLC0415  (start fast)
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    columns = TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        started = iter(range(total))
+        yield lambda name, size: bar.update(task, description=f"{name} {size}", completed=next(started))
+
+
+def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
+    """Write and print what was asked for: the numbers first, and each whatever becomes of the others."""
+    from lightning_forge_profiling.report.crossover import print_crossover  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.report.crossover_json import crossover_json  # noqa: PLC0415
+    from lightning_forge_profiling.report.files import write_file  # noqa: PLC0415
+
+    written, failed = [], []
+
+    def write(path: Path, content: bytes) -> None:
+        try:
+            write_file(path, content)
+            written.append(path)
+        except OSError as error:
+            failed.append(f"{path}: {error.strerror}")
+
+    if args.json and args.json != _DASH:
+        write(args.json, crossover_json(result))
+    try:
+        if args.json == _DASH:
+            write_json(crossover_json(result))
+        else:
+            print_crossover(result, stdout_console())
+        sys.stdout.flush()
+    finally:  # whoever reads the output may stop reading
+        for path, content in _drawn(args, result):
+            write(path, content)
+    if args.json != _DASH:
+        sys.stdout.writelines(f"written    {path}\n" for path in written)
+    if failed:
+        raise OSError("; ".join(failed))
+
+
+def _drawn(args: argparse.Namespace, result: "CrossoverResult") -> Iterator[tuple[Path, bytes]]:
+    """The page and the pictures that were asked for."""
+    from lightning_forge_profiling.report.crossover_page import crossover_page  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.report.crossover_plot import LIGHT, draw_result  # noqa: PLC0415
+
+    if args.html:
+        yield args.html, crossover_page(result).encode(errors="replace")
+    if args.png:
+        yield args.png, draw_result(result, LIGHT, "png")
+    if args.svg:
+        yield args.svg, draw_result(result, LIGHT, "svg")

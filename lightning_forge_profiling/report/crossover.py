@@ -1,0 +1,171 @@
+"""Crossovers in words and on a terminal."""
+
+import math
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_forge_profiling.bench.crossover import Crossover, CrossoverResult, Curve, Explored, Point, Way
+from lightning_forge_profiling.bench.result import in_unit
+from lightning_forge_profiling.report.text import plain
+
+__all__ = ["NO_GPU", "WAY_NAMES", "about_size", "ends", "facts", "print_crossover", "warnings", "words"]
+
+WAY_NAMES: Final = MappingProxyType[Way, str](
+    {"cpu": "CPU", "stream": "GPU, in a stream", "alone": "GPU, one call", "copies": "GPU, with copies"}
+)
+"""What the ways to run an operation are called."""
+
+NO_GPU: Final = "no GPU: PyTorch sees no CUDA or ROCm device here, so there is only the CPU's time"
+
+_DIFFER: Final = 1.1
+_ABOUT: Final = "~"
+_BLANK: Final = "\N{NO-BREAK SPACE}"  # a plain one would be cut off
+
+
+def about_size(size: float) -> str:
+    """A size between two that were measured, with as many digits as are known.
+
+    Example:
+        >>> about_size(187.3), about_size(64.0), about_size(2896.3)
+        ('190', '64', '2900')
+    """
+    digits = max(math.floor(math.log10(size)) - 1, 0)
+    return str(round(size / 10**digits) * 10**digits)
+
+
+def words(crossover: Crossover) -> str:
+    """From which size on the GPU is faster, as the rest of a sentence.
+
+    Example:
+        >>> words(Crossover(way="stream", compared=(64, 128, 256), size=187.3, low=180.0, high=190.0))
+        'faster from about 190 on'
+        >>> words(Crossover(way="stream", compared=(64, 128), size=64.0, low=64.0, high=64.0))
+        'faster at every size, 64 to 128'
+        >>> words(Crossover(way="copies", compared=(64, 128), size=None, low=None, high=None))
+        'not faster at any size, 64 to 128'
+    """
+    compared = crossover.compared
+    if not compared:
+        return "not compared at any size"
+    sizes = f"{compared[0]} to {compared[-1]}" if len(compared) > 1 else str(compared[0])
+    earlier = " and ".join(
+        filter(None, (", ".join(map(str, crossover.earlier[:-1])), *map(str, crossover.earlier[-1:])))
+    )
+    if crossover.size is None:
+        text = (
+            f"slower at {compared[-1]}, though faster at {earlier}" if earlier else f"not faster at any size, {sizes}"
+        )
+    elif crossover.everywhere:
+        text = f"faster at every size, {sizes}"
+    else:
+        text = f"faster from about {about_size(crossover.size)} on" + (f", and at {earlier}" if earlier else "")
+    return text + _uncertain(crossover)
+
+
+def _uncertain(crossover: Crossover) -> str:
+    """How far the noise of the times moves it, where that is worth saying."""
+    size, low, high = crossover.size, crossover.low, crossover.high
+    if low is not None and high is not None:
+        return f" (between {about_size(low)} and {about_size(high)})" if high > _DIFFER * low else ""
+    if size is None:
+        return "" if low is None else f" (within the noise, faster from about {about_size(low)} on)"
+    return " (within the noise, from no size on)"
+
+
+def facts(result: CrossoverResult) -> list[tuple[str, str]]:
+    """Where and how it was measured: names and values."""
+    setting = result.setting
+    versions = f"{setting.torch} ({setting.platform})" if setting.platform else setting.torch
+    threads = f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
+    found = [
+        ("GPU", setting.gpu or "none"),
+        ("CPU", f"{setting.cpu}, {threads}"),
+        ("Type", setting.dtype),
+        ("TF32", setting.tf32),
+        ("PyTorch", versions),
+        ("Date", setting.date),
+    ]
+    return [(name, plain(value)) for name, value in found if value]
+
+
+def ends(operation: Explored) -> list[str]:
+    """Why curves end before the largest size that was asked for, in sentences."""
+    return [
+        f"{WAY_NAMES[curve.way]}: no larger size: {plain(curve.ended)}" for curve in operation.curves if curve.ended
+    ]
+
+
+def warnings(result: CrossoverResult) -> list[str]:
+    """What `benchmark` said against single points."""
+    return [
+        f"{plain(operation.name)}, {point.size}, {WAY_NAMES[curve.way]}: {plain(warning)}"
+        for operation in result.operations
+        for curve in operation.curves
+        for point in curve.points
+        for warning in point.warnings
+    ]
+
+
+def print_crossover(result: CrossoverResult, console: Console) -> None:
+    """Print a table for each operation, and then from which sizes on the GPU is faster.
+
+    Args:
+        result: what to print.
+        console: where to; it leaves out the colours where it is no terminal.
+    """
+    for name, value in facts(result):
+        console.print(Text(f"{name:<8} {value}"), soft_wrap=True, highlight=False)
+    for operation in result.operations:
+        console.print()
+        title = Text.assemble((plain(operation.name), "bold"), f": {plain(operation.meaning)}")
+        console.print(title, soft_wrap=True, highlight=False)
+        console.print(_table(operation))
+        for line in ends(operation):
+            console.print(Text(line), soft_wrap=True, highlight=False)
+    console.print()
+    for style, text in _summary(result):
+        console.print(Text(text, style), soft_wrap=True, highlight=False)
+    if found := warnings(result):
+        console.print(Text(f"warnings about single points: {len(found)}, listed by --json and --html"), highlight=False)
+
+
+def _table(operation: Explored) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("n", justify="right")
+    for curve in operation.curves:
+        table.add_column(WAY_NAMES[curve.way], justify="right", no_wrap=True)
+    cpu = operation.curve("cpu")
+    for size in operation.sizes:
+        other = None if cpu is None else cpu.at(size)
+        table.add_row(str(size), *(_cell(curve, size, other) for curve in operation.curves))
+    return table
+
+
+def _cell(curve: Curve, size: int, cpu: Point | None) -> Text:
+    """A time, marked where it is noisy, and where it beats the CPU's: in green and, without colours, by a star."""
+    point = curve.at(size)
+    if point is None:
+        return Text("-")
+    faster = cpu is not None and point.us < cpu.us
+    about = _ABOUT if point.noisy else ""
+    return Text(f"{about}{in_unit(point.us)} {'*' if faster else _BLANK}", "green" if faster else "")
+
+
+def _summary(result: CrossoverResult) -> Iterator[tuple[str, str]]:
+    if any(point.noisy for one in result.operations for curve in one.curves for point in curve.points):
+        yield "", f"{_ABOUT} known to no better than 10 %, or a single sample"
+    if not result.setting.gpu:
+        yield "bold", NO_GPU
+        return
+    yield "", "* faster than the CPU. From which n on the GPU is faster for good:"
+    width = max((len(plain(operation.name)) for operation in result.operations), default=0)
+    for operation in result.operations:
+        for crossover in operation.crossovers:
+            way = WAY_NAMES[crossover.way].removeprefix("GPU, ")
+            yield "bold" if crossover.size else "", f"{plain(operation.name):<{width}}  {way:<12} {words(crossover)}"

@@ -1,0 +1,344 @@
+"""From which size on the GPU is faster: finding it, measuring for it, and drawing it."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_forge_profiling.bench.crossover import Curve, Explored, Point, find_crossover
+from lightning_forge_profiling.bench.exploration import measure
+from lightning_forge_profiling.bench.operation_timer import OperationTimer, _point, setting
+from lightning_forge_profiling.bench.operations import OPERATIONS
+from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.hardware.host import free_memory_bytes, processor_name
+from lightning_forge_profiling.report import crossover_plot
+from lightning_forge_profiling.report.crossover import words
+from lightning_forge_profiling.report.crossover_json import read_crossover
+from lightning_forge_profiling.report.crossover_plot import DARK, LIGHT, draw_operation, draw_result
+from tests.simulated_gpu import SimulatedGpu
+from tests.test_bench_methods import plan, timed
+
+H200 = Path(__file__).parent / "data" / "crossover_h200.json"
+CSS = Path(crossover_plot.__file__).parent / "assets" / "report.css"
+
+
+def curve(way, times, noise=0.0):
+    points = [
+        Point(size=size, us=us, low_us=us * (1 - noise), high_us=us * (1 + noise), samples=20)
+        for size, us in times.items()
+    ]
+    return Curve(way=way, points=tuple(points))
+
+
+CPU = curve("cpu", {64: 1.0, 128: 4.0, 256: 16.0, 512: 64.0})
+
+
+# --- finding it ------------------------------------------------------------------------------------------------------
+
+
+def test_curves_that_are_powers_of_the_size_cross_where_they_truly_do():
+    cpu = curve("cpu", {size: 1e-5 * size**3 for size in (64, 256, 1024)})
+    gpu = curve("stream", {size: 2.0 * size for size in (64, 256, 1024)})
+    found = find_crossover(cpu, gpu)
+    assert found.size == pytest.approx((2.0 / 1e-5) ** 0.5)
+    assert found.us == pytest.approx(2.0 * found.size)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size", "said"),
+    [
+        ({64: 8.0, 128: 8.0, 256: 8.0, 512: 8.0}, 181.0, "faster from about 180 on"),
+        ({64: 0.5, 128: 0.5, 256: 0.5, 512: 0.5}, 64, "faster at every size, 64 to 512"),
+        ({64: 90.0, 128: 90.0, 256: 90.0, 512: 90.0}, None, "not faster at any size, 64 to 512"),
+        ({64: 0.5, 128: 8.0, 256: 8.0, 512: 8.0}, 181.0, "faster from about 180 on, and at 64"),
+        ({64: 0.5, 128: 2.0, 256: 32.0, 512: 99.0}, None, "slower at 512, though faster at 64 and 128"),
+        ({64: 0.5, 128: 2.0, 256: 8.0, 512: 99.0}, None, "slower at 512, though faster at 64, 128 and 256"),
+        ({256: 8.0, 512: 8.0}, 256, "faster at every size, 256 to 512"),
+        ({512: 99.0}, None, "not faster at any size, 512"),
+        ({1024: 1.0}, None, "not compared at any size"),
+    ],
+)
+def test_what_counts_is_from_where_on_it_is_faster_for_good(gpu, size, said):
+    found = find_crossover(CPU, curve("alone", gpu))
+    assert found.size == pytest.approx(size, abs=0.1)
+    assert words(found) == said
+
+
+@pytest.mark.parametrize(
+    ("gpu", "noise", "said"),
+    [
+        (8.0, 0.01, "faster from about 180 on"),
+        (8.0, 0.2, "faster from about 180 on (between 150 and 220)"),
+        (63.0, 0.1, "faster from about 510 on (within the noise, from no size on)"),
+        (65.0, 0.1, "not faster at any size, 64 to 512 (within the noise, faster from about 470 on)"),
+        (0.9, 0.3, "faster at every size, 64 to 512 (between 64 and 83)"),
+    ],
+)
+def test_what_the_noise_of_the_times_leaves_open_is_said(gpu, noise, said):
+    cpu = curve("cpu", {point.size: point.us for point in CPU.points}, noise)
+    assert words(find_crossover(cpu, curve("alone", dict.fromkeys((64, 128, 256, 512), gpu), noise))) == said
+
+
+def test_a_crossover_is_never_past_the_size_at_which_the_gpu_was_seen_to_be_faster():
+    cpu = curve("cpu", {11: 1.0, 100: 8.0})
+    assert find_crossover(cpu, curve("alone", {11: 1e9, 100: 8.0 * (1 - 1e-16)})).size <= 100
+
+
+def test_curves_of_nonsense_are_refused():
+    with pytest.raises(ConfigurationError, match="ascend"):
+        curve("cpu", {128: 1.0, 64: 1.0})
+    with pytest.raises(ConfigurationError, match="not a point"):
+        curve("cpu", {64: 0.0})
+    with pytest.raises(ConfigurationError, match="not a point"):
+        curve("cpu", {64: float("nan")})
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def operation(meaning="", exponent=3):
+    return replace(OPERATIONS["add"], meaning=meaning, exponent=exponent)
+
+
+class Machine:
+    """Times by formula, and remembers what it was asked."""
+
+    def __init__(self, **us):
+        self.us = us
+        self.asked = []
+
+    def __call__(self, name, size, way, expected_us):
+        self.asked.append((name, size, way, expected_us))
+        us = self.us[way](size)
+        return us if isinstance(us, str) else Point(size=size, us=us, low_us=us, high_us=us, samples=9)
+
+
+def test_every_operation_is_timed_at_every_size_in_every_way():
+    machine, told = Machine(cpu=lambda n: n * 1.0, alone=lambda _: 20.0), []
+    found = measure(
+        {"one": operation("first"), "two": operation("second")}, (8, 16), ("cpu", "alone"), machine,
+        longest_us=1e6, progress=lambda name, size: told.append((name, size)),
+    )  # fmt: skip
+    assert told == [("one", 8), ("one", 16), ("two", 8), ("two", 16)]
+    assert [explored.name for explored in found] == ["one", "two"]
+    assert [explored.meaning for explored in found] == ["first", "second"]
+    for explored in found:
+        assert explored.sizes == (8, 16)
+        assert [point.us for point in explored.curve("cpu").points] == [8.0, 16.0]
+        assert explored.crossovers[0].way == "alone"
+        assert explored.speedup("alone", 16) == pytest.approx(0.8)
+        assert explored.speedup("alone", 32) is None
+
+
+def test_a_curve_ends_before_a_call_that_would_take_too_long_and_the_others_go_on():
+    machine = Machine(cpu=lambda n: n**3.0, alone=lambda _: 20.0)
+    [found] = measure({"one": operation()}, (10, 20, 40, 80, 160), ("cpu", "alone"), machine, longest_us=100_000)
+    assert [point.size for point in found.curve("cpu").points] == [10, 20, 40]
+    assert found.curve("cpu").ended == "a call at 80 would take about 512 ms"
+    assert [point.size for point in found.curve("alone").points] == [10, 20, 40, 80, 160]
+    assert found.curve("alone").ended == ""
+    assert [us for _, _, way, us in machine.asked if way == "cpu"] == [None, None, pytest.approx(64_000)]
+
+
+def test_the_end_of_a_cache_ends_no_curve():
+    """An addition as measured: from 2048 to 4096 it takes 55 times as long, for four times the work."""
+    times = {1024: 200.0, 2048: 850.0, 4096: 46_600.0, 8192: 160_000.0, 16384: 640_000.0}
+    machine = Machine(cpu=times.__getitem__)
+    [found] = measure({"add": operation(exponent=2)}, (*times, 32768), ("cpu",), machine, longest_us=1e6)
+    assert [point.size for point in found.curve("cpu").points] == [*times]
+    assert [us for *_, us in machine.asked][3] == pytest.approx(4 * 46_600)
+    assert found.curve("cpu").ended == "a call at 32768 would take about 2.56 s"
+
+
+def test_a_call_of_a_larger_size_is_not_expected_to_take_less():
+    machine = Machine(alone={8: 30.0, 16: 20.0, 32: 20.0}.__getitem__)
+    measure({"one": operation()}, (8, 16, 32), ("alone",), machine, longest_us=1e6)
+    assert machine.asked[-1][-1] == 20.0
+
+
+def test_a_curve_ends_where_it_cannot_go_on_and_says_why():
+    machine = Machine(cpu=float, alone=lambda n: 20.0 if n < 40 else "no memory")
+    [found] = measure({"one": operation()}, (10, 20, 40, 80), ("cpu", "alone"), machine, longest_us=1e6)
+    assert [point.size for point in found.curve("cpu").points] == [10, 20, 40, 80]
+    assert [point.size for point in found.curve("alone").points] == [10, 20]
+    assert found.curve("alone").ended == "40: no memory"
+    assert sum(way == "alone" for _, _, way, _ in machine.asked) == 3
+    assert words(found.crossovers[0]) == "not faster at any size, 10 to 20"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_operation_makes_a_result_of_the_shape_and_type_that_it_says(name, dtype):
+    known = OPERATIONS[name]
+    arguments = known.arguments(16, dtype)
+    result = known.call(*arguments)
+    assert (result.shape, result.dtype) == (known.shapes(16)[-1], dtype)
+    assert known.parameters < len(arguments)
+    assert known.bytes(16, dtype) == sum(tensor.nbytes for tensor in (*arguments, result))
+    assert all(torch.equal(*pair) for pair in zip(arguments, known.arguments(16, dtype), strict=True))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_work_of_an_operation_grows_as_it_says(name):
+    """Its FLOPs as PyTorch counts them, where it counts any, and its tensors."""
+    known = OPERATIONS[name]
+
+    def work(size):
+        with FlopCounterMode(display=False) as counter:
+            known.call(*known.arguments(size, torch.float32))
+        return counter.get_total_flops() or known.bytes(size, torch.float32)
+
+    assert math.log2(work(256) / work(128)) == pytest.approx(known.exponent, abs=0.03)
+
+
+def test_arguments_leave_the_random_numbers_of_others_alone():
+    before = torch.get_rng_state()
+    OPERATIONS["matmul"].arguments(8, torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_point_on_the_cpu_is_what_a_call_takes():
+    timer = OperationTimer("float32", None, 0.1)
+    small, large = (timer("add", size, "cpu", None) for size in (64, 2048))
+    assert small.size == 64
+    assert 0.1 < small.us < 1000
+    assert large.us > 10 * small.us
+    assert small.low_us <= small.us <= small.high_us
+
+
+def test_what_does_not_fit_is_not_tried():
+    said = OperationTimer("float64", None, 0.1)("matmul", 2**24, "cpu", None)
+    assert re.fullmatch(r"it takes about 1\.26e\+07 GiB, and [\d.]+ GiB of memory are free", said)
+
+
+def test_what_the_cpu_cannot_compute_is_said(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("\"add\" not implemented for 'Half'\nwith a second line")
+
+    refusing = {"add": replace(OPERATIONS["add"], call=refuse)}
+    monkeypatch.setattr("lightning_forge_profiling.bench.operation_timer.OPERATIONS", refusing)
+    timer = OperationTimer("float16", None, 0.1)
+    assert timer("add", 8, "cpu", None) == "\"add\" not implemented for 'Half'"
+
+
+@pytest.mark.parametrize(
+    ("samples", "low", "high"),
+    [
+        ([10.0] * 12 + [10.5] * 8, 10.0, 10.5),
+        ([10.0, 12.0, 11.0, 19.0, 10.0], 10.0, 19.0),
+        ([7.0], 7.0, 7.0),
+        ([float(number) for number in range(1, 101)], 41.0, 60.0),
+    ],
+)
+def test_a_point_has_the_true_ends_of_its_medians_interval(samples, low, high):
+    result = BenchmarkResult(name="", method="wall", device="cpu", samples_us=tuple(samples))
+    point = _point(64, result, calls=4)
+    assert (point.low_us, point.high_us) == (low / 4, high / 4)
+    assert point.us == result.median_us / 4
+
+
+def test_the_interval_holds_the_true_median_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    intervals = [median_interval(random.lognormal(0.0, 1.0, 25).tolist()) for _ in range(2000)]
+    assert np.mean([low <= 1.0 <= high for low, high in intervals]) == pytest.approx(0.957, abs=0.015)
+
+
+def test_that_a_function_waits_for_the_gpu_is_no_news_where_the_wait_is_timed():
+    gpu = SimulatedGpu()
+
+    def waits():
+        gpu.kernel(2000)
+        gpu.synchronize()
+
+    result = timed(gpu, waits, plan("wall"))
+    point = _point(64, replace(result, warnings=(*result.warnings, "it is late")))
+    assert len(result.warnings) == 1
+    assert point.warnings == ("it is late",)
+
+
+def test_the_processors_name_is_read(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    assert processor_name(cpuinfo) != ""
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9454\nprocessor\t: 1\nmodel name\t: other\n")
+    assert processor_name(cpuinfo) == "AMD EPYC 9454"
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 8192),
+        ({"memory.max": "max"}, 8192),
+        ({"memory.max": "4096"}, 4096),
+        ({"memory.max": "4096", "memory.current": "3000"}, 1096),
+        ({"memory.max": "4096", "memory.current": "3000", "memory.stat": "file 9\ninactive_file 1000\nx 1"}, 2096),
+        ({"memory.max": "4096", "memory.current": "500", "memory.stat": "inactive_file 1000"}, 4096),
+        ({"memory.max": "4096", "memory.current": "5000", "memory.stat": "inactive_file 0"}, 0),
+        ({"memory.max": "99999", "memory.current": "9000", "memory.stat": "inactive_file 0"}, 8192),
+        (
+            {
+                "memory/memory.limit_in_bytes": "4096",
+                "memory/memory.usage_in_bytes": "3000",
+                "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 1000",
+            },
+            2096,
+        ),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "3000"}, 8192),
+    ],
+)
+def test_free_is_what_the_machine_has_and_the_container_may_still_take(files, free, tmp_path):
+    meminfo = tmp_path / "meminfo"
+    assert free_memory_bytes(meminfo, tmp_path) is None
+    meminfo.write_text("MemTotal:  16 kB\nMemAvailable:    8 kB\n")
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{content}\n")
+    assert free_memory_bytes(meminfo, tmp_path) == free
+
+
+@pytest.mark.usefixtures("_fp32_settings")
+@pytest.mark.parametrize(("precision", "word"), [("tf32", "on"), ("ieee", "off")])
+def test_tf32_is_read_also_where_pytorchs_newer_interface_has_set_it(monkeypatch, precision, word):
+    """After that the older one raises."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    torch.backends.cuda.matmul.fp32_precision = precision
+    assert setting("float32", torch.device("cuda")).tf32 == f"{word} for products, on for convolutions"
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def h200():
+    return read_crossover(H200)
+
+
+def test_pictures_are_what_they_are_called_and_always_the_same(h200):
+    before = dict(mpl.rcParams)
+    png, svg = (draw_result(h200, LIGHT, kind) for kind in ("png", "svg"))
+    assert png.startswith(b"\x89PNG")
+    assert svg.startswith(b"<?xml")
+    assert draw_result(h200, LIGHT, "svg") == svg
+    assert draw_result(h200, DARK, "svg") != svg
+    assert dict(mpl.rcParams) == before
+
+
+def test_pictures_have_the_colours_of_the_page(h200):
+    css = CSS.read_text(encoding="utf-8")
+    drawn = "".join(draw_operation(h200.operations[0], theme, "svg").decode() for theme in (LIGHT, DARK))
+    colours = set(re.findall(r"#[0-9a-f]{6}\b", drawn))
+    assert len(colours) > 8
+    assert [colour for colour in colours if colour not in css] == []
+
+
+def test_names_are_no_formulas_and_a_curve_may_be_empty(h200):
+    odd = Explored(name="$x^2$ $", meaning=r"\frac{", curves=(Curve(way="cpu", points=(), ended="none"),))
+    assert draw_operation(odd, LIGHT, "png")
+    assert draw_result(replace(h200, operations=(odd, h200.operations[0])), LIGHT, "png")

@@ -1,0 +1,273 @@
+"""`forge-profiling crossover` as users have it: what it prints and writes, and what it refuses."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from lightning_forge_profiling.bench import operations
+from lightning_forge_profiling.cli import crossover as command
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.report.crossover_json import crossover_json, read_crossover
+from tests.test_cli import COMMAND, ENVIRONMENT, PATHS, fails, forge
+
+H200 = Path(__file__).parent / "data" / "crossover_h200.json"
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+QUICK = ("--max-time", "0.05")
+ONE_POINT = ("--ops", "add", "--sizes", "8", *QUICK)
+
+
+def test_the_names_of_choices_are_those_of_the_operations():
+    assert tuple(operations.OPERATIONS) == command.OPERATIONS
+    assert tuple(operations.DTYPES) == command.DTYPES
+
+
+def test_without_a_gpu_it_says_so_and_gives_the_cpus_times(tmp_path):
+    written = [tmp_path / name for name in ("c.json", "c.html", "c.png", "c.svg")]
+    files = [part for path in written for part in (f"--{path.suffix[1:]}", path)]
+    done = forge(
+        "crossover", "--ops", "add,softmax", "--sizes", "16:64", "--dtype", "bfloat16", *QUICK, *files,
+        environment={**NO_GPU, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("no GPU") == 1
+    assert "sum of two n by n matrices" in done.stdout
+    assert re.search(r"^ *32 +[\d.]+ [nµm]s", done.stdout, re.MULTILINE)
+    assert "1 thread\n" in done.stdout
+    assert all(str(path) in done.stdout for path in written)
+    assert sorted(tmp_path.iterdir()) == sorted(written)
+    found = json.loads(written[0].read_text(encoding="utf-8"))
+    assert found["setting"]["dtype"] == "bfloat16"
+    assert found["setting"]["gpu"] == ""
+    assert [operation["name"] for operation in found["operations"]] == ["add", "softmax"]
+    assert [point["size"] for point in found["operations"][0]["curves"][0]["points"]] == [16, 32, 64]
+
+
+def test_json_can_be_alone_on_stdout():
+    done = forge("crossover", *ONE_POINT, "--json", "-", environment=NO_GPU)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["operations"][0]["curves"][0]["way"] == "cpu"
+
+
+def test_what_was_measured_elsewhere_is_shown_from_its_file(tmp_path):
+    copy = tmp_path / "copy.json"
+    done = forge("crossover", "--from", H200, "--json", copy)
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA H200" in done.stdout
+    assert "16 threads" in done.stdout
+    assert "off for products, on for convolutions" in done.stdout
+    assert re.search(r"^matmul +with copies +faster from about 790 on$", done.stdout, re.MULTILINE)
+    assert re.search(r"^conv2d +one call +faster at every size, 64 to 8192$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ *128 +2\.38 µs +5\.08 µs +12\.7 µs +66\.1 µs", done.stdout, re.MULTILINE)
+    assert re.search(r"^ *2048 +116 µs +13\.5 µs \* +23\.5 µs \* +2\.98 ms", done.stdout, re.MULTILINE)
+    h200 = read_crossover(H200)
+    assert read_crossover(copy) == h200
+    assert copy.read_bytes() == crossover_json(h200)
+
+
+def test_a_pipe_is_read_as_a_file_is():
+    done = forge("crossover", "--from", "-", input=H200.read_text(encoding="utf-8"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == forge("crossover", "--from", H200).stdout
+    assert fails(forge("crossover", "--from", "-", input="{}"), "standard input: not what crossover --json wrote")
+
+
+def test_a_noisy_time_and_a_single_sample_are_marked_in_the_table(tmp_path):
+    found = json.loads(H200.read_text(encoding="utf-8"))
+    points = found["operations"][0]["curves"][1]["points"]
+    points[3].update(us=1630.0, low_us=1500.0, high_us=3300.0)
+    points[4].update(us=1000.0, low_us=910.0, high_us=1090.0)
+    points[5].update(us=2000.0, low_us=2000.0, high_us=2000.0, samples=1)
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(found), encoding="utf-8")
+    done = forge("crossover", "--from", path)
+    rows = dict(re.findall(r"^ *(\d+) +[\d.]+ [mµ]s +(\S+ [mµ]s)", done.stdout.split("add:")[0], re.MULTILINE))
+    assert (rows["512"], rows["1024"], rows["2048"]) == ("~1.63 ms", "1.00 ms", "~2.00 ms")
+    assert done.stdout.count("~ known to no better than 10 %, or a single sample\n") == 1
+
+
+def test_neither_torch_nor_matplotlib_is_loaded_where_it_is_not_needed(tmp_path):
+    program = (
+        "import sys; from lightning_forge_profiling.cli.main import main; main(sys.argv[1:]);"
+        "print(*{'torch', 'matplotlib', 'matplotlib.pyplot'} & set(sys.modules), file=sys.stderr)"
+    )
+    for arguments, needed in (
+        (("--from", H200), []),
+        (("--from", H200, "--png", tmp_path / "c.png"), ["matplotlib"]),
+        (ONE_POINT, ["torch"]),
+    ):
+        line = [sys.executable, "-c", program, "crossover", *map(str, arguments)]
+        done = subprocess.run(line, capture_output=True, text=True, check=True, env={**ENVIRONMENT, **NO_GPU})
+        assert done.stderr.splitlines()[-1].split() == needed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--ops", "matmul,fft"], "'fft' is not one of matmul, add, softmax, layernorm, conv2d"),
+        (["--ops", ""], "'' is not one of"),
+        (["--sizes", "64-128"], "'64-128' is neither a range such as 64:8192 nor a list"),
+        (["--sizes", "128:64"], "neither a range"),
+        (["--sizes", "0:64"], "neither a range"),
+        (["--sizes", "64,"], "neither a range"),
+        (["--sizes", "1:2:3"], "neither a range"),
+        (["--max-time", "0"], "'0' is not a number of seconds"),
+        (["--max-time", "nan"], "'nan' is not a number of seconds"),
+        (["--dtype", "int8"], "invalid choice: 'int8'"),
+        (["--html", "-"], "argument --html: only --json can go to standard output: name a file"),
+        (["--png", "-"], "argument --png: only --json can go"),
+        (["--svg", "-"], "argument --svg: only --json can go"),
+        (["--json", ""], "argument --json: the name of a file is missing"),
+        (["--from", ""], "argument --from: the name of a file is missing"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_with_what_can(arguments, complaint):
+    done = forge("crossover", *arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_would_fail_after_the_measuring_is_refused_before(tmp_path):
+    assert fails(forge("crossover", "--html", tmp_path / "none" / "c.html"), "there is no folder")
+    assert fails(forge("crossover", "--png", tmp_path), "is a folder")
+    assert fails(forge("crossover", "--html", "/proc/c.html"), "no file can be made in /proc")
+    assert fails(forge("crossover", "--from", H200, "--sizes", "64"), "--from shows what was measured")
+
+
+def test_a_file_that_another_would_overwrite_is_refused(tmp_path):
+    copy, link = tmp_path / "c.json", tmp_path / "link"
+    copy.write_bytes(H200.read_bytes())
+    link.symlink_to(copy)
+    here = {"cwd": tmp_path}
+    assert fails(forge("crossover", "--json", "a", "--html", "./a", **here), "--json and --html both name a: one would")
+    assert fails(forge("crossover", "--png", "a", "--svg", tmp_path / "a", **here), "--png and --svg both name a")
+    assert fails(forge("crossover", "--from", copy, "--html", link), "--from and --html both name")
+    assert copy.read_bytes() == H200.read_bytes()
+    assert forge("crossover", "--from", copy, "--png", "/dev/null", "--svg", "/dev/null").returncode == 0
+
+
+def test_a_file_that_cannot_be_written_takes_nothing_else_with_it(tmp_path):
+    page, numbers = tmp_path / "c.html", tmp_path / "c.json"
+    full = forge("crossover", *ONE_POINT, "--json", "/dev/full", "--html", page, environment=NO_GPU)
+    assert full.returncode == 2
+    assert full.stderr == "forge-profiling: /dev/full: No space left on device\n"
+    assert re.search(r"^ *8 +~?[\d.]+ [nµ]s", full.stdout, re.MULTILINE)
+    assert "/dev/full" not in full.stdout
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+    full = forge("crossover", "--from", H200, "--json", numbers, "--png", "/dev/full", "--svg", "/dev/full")
+    assert full.returncode == 2
+    assert full.stderr.count("/dev/full: No space left on device") == 2
+    assert "NVIDIA H200" in full.stdout
+    assert read_crossover(numbers) == read_crossover(H200)
+
+
+def test_whoever_stops_reading_the_table_still_gets_the_files(tmp_path):
+    page = tmp_path / "c.html"
+    line = [*COMMAND, "crossover", "--from", H200, "--html", page]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 141
+    assert page.is_file()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "drawing takes matplotlib, which is not installed: pip install"),
+        ("raise ImportError('numpy.core.multiarray failed to import')", "which fails here (ImportError: numpy.core"),
+        ("raise AttributeError('_ARRAY_API not found')", "which fails here (AttributeError: _ARRAY_API"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["html", "png", "svg"])
+def test_a_matplotlib_that_cannot_draw_is_found_before_the_measuring(content, complaint, kind, tmp_path):
+    broken = tmp_path / "site" / "matplotlib"
+    broken.mkdir(parents=True)
+    content = content or "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
+    (broken / "__init__.py").write_text(content, encoding="utf-8")
+    environment = {**NO_GPU, "PYTHONPATH": os.pathsep.join([str(broken.parent), PATHS])}
+    done = forge("crossover", *ONE_POINT, f"--{kind}", tmp_path / "c", environment=environment)
+    assert fails(done, complaint)
+    assert "draw --from it elsewhere" in done.stderr
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found["setting"].pop("cpu"),
+        lambda found: found.update(schema_version=99),
+        lambda found: found.pop("schema_version"),
+        lambda found: found.update(operations=[]),
+        lambda found: found["operations"][0]["curves"][0].update(way="sideways"),
+        lambda found: found["operations"][0]["curves"][0]["points"].reverse(),
+        lambda found: found["operations"][0]["curves"][0]["points"][0].update(us=-1.0),
+        lambda found: found["operations"][0]["curves"][0]["points"][0].update(size="64"),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused(change, tmp_path):
+    found = json.loads(H200.read_text(encoding="utf-8"))
+    change(found)
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(found), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"c\.json: not what crossover --json wrote"):
+        read_crossover(path)
+
+
+def test_a_file_that_is_missing_or_no_json_is_one_line(tmp_path):
+    assert fails(forge("crossover", "--from", tmp_path / "none.json"), "none.json")
+    (tmp_path / "c.json").write_bytes(b"\xff\xfe")
+    assert fails(forge("crossover", "--from", tmp_path / "c.json"), "not what crossover --json wrote")
+
+
+def test_control_c_writes_nothing_and_exits_with_130(tmp_path):
+    line = [
+        *COMMAND,
+        "crossover",
+        "--ops",
+        "matmul",
+        "--sizes",
+        "64:4096",
+        "--max-time",
+        "60",
+        "--json",
+        tmp_path / "c",
+    ]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env={**ENVIRONMENT, **NO_GPU}) as process:
+        assert "of 7)" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert "Traceback" not in process.stderr.read()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_gets_a_bar_that_counts():
+    terminal, end = pty.openpty()
+    line = [*COMMAND, "crossover", "--ops", "add,softmax", "--sizes", "8:16", *QUICK]
+    environment = {**ENVIRONMENT, **NO_GPU, "TERM": "xterm"}
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=end, env=environment) as process:
+        os.close(end)
+        shown = b""
+        while part := read_from(terminal):
+            shown += part
+        assert process.wait(timeout=60) == 0
+    os.close(terminal)
+    counts = [int(count) for count in re.findall(rb"(\d)/4", shown)]
+    assert counts
+    assert all(first <= second for first, second in pairwise(counts))
+
+
+def read_from(terminal):
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux says so where the other end is closed
+        return b""

@@ -1,6 +1,7 @@
 """Two processes with gloo on the CPU: one folder for the traces of both, one table, rates of the whole job."""
 
 import json
+import signal
 import sys
 import time
 
@@ -13,6 +14,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts processe
 
 def run(folder, strategy, *options):
     return script("distributed.py", strategy, folder, *options, cwd=folder, timeout=150)
+
+
+def exit_code(done):
+    """What the process ended with; 1 where PyTorch aborted it on its way out, after Python's traceback.
+
+    That is a race between gloo's threads and the end of the process once its peer has died, rare, and seen in a run
+    without our callbacks. It says nothing of how the fit ended.
+    """
+    aborted = done.returncode == -signal.SIGABRT and "terminate called without an active exception" in done.stderr
+    return 1 if aborted and "Traceback (most recent call last)" in done.stderr else done.returncode
 
 
 def timed(function, *args):
@@ -97,7 +108,7 @@ def test_an_exception_on_one_rank_ends_the_job_as_without_the_callbacks(tmp_path
     (tmp_path / "ours").mkdir()
     plain, seconds = timed(run, tmp_path / "plain", "ddp", f"fails={rank}", "plain")
     ours, our_seconds = timed(run, tmp_path / "ours", "ddp", f"fails={rank}")
-    assert ours.returncode == plain.returncode != 0
+    assert exit_code(ours) == exit_code(plain) != 0
     assert "RuntimeError: mine" in ours.stderr
     assert "done" not in ours.stdout
     # the rank that failed wrote what it had

@@ -143,6 +143,33 @@ def test_a_trace_without_a_gpu_knows_nothing_better_than_the_run():
     assert both.verdict == "launch-bound"
 
 
+class TestWithoutAGpu:
+    """The trace is of few steps, and sees no more of waiting than the run."""
+
+    @staticmethod
+    def traced(**findings):
+        rank = RECORDED.ranks[0]
+        blind = replace(rank, gpu=replace(rank.gpu, busy_ms_per_step=0.0))
+        return replace(with_findings(**findings), ranks=(blind,))
+
+    def test_a_loader_that_turns_slow_after_the_window_is_told_by_the_run(self):
+        both = combine(self.traced(input_bound=9.0), evidence(data=0.8 * STEP_MS, on_device=False))
+        assert both.findings[0].source == "run"
+        assert both.findings[0].share_pct == pytest.approx(80)
+        assert both.differences == ("input-bound: 9 % of the recorded steps, 80 % of the run's 100 steps",)
+
+    def test_a_stall_of_the_window_alone_is_no_verdict(self):
+        both = combine(self.traced(input_bound=27.0), evidence(data=0.04 * STEP_MS, on_device=False))
+        assert both.findings == ()
+        assert both.verdict == "nothing stands out"
+        assert both.differences == ("input-bound: 27 % of the recorded steps, 4 % of the run's 100 steps",)
+
+    def test_where_both_agree_the_trace_which_knows_the_loader_is_kept(self):
+        both = combine(self.traced(input_bound=27.0), evidence(data=0.25 * STEP_MS, on_device=False))
+        assert both.findings[0].source == "trace"
+        assert both.differences == ()
+
+
 def test_hints_of_both_are_kept():
     run = replace(evidence(), step_ms=Distribution(mean=STEP_MS, p50=STEP_MS / 2, min=1.0, max=900.0))
     codes = [hint.code for hint in combine(replace(RECORDED, findings=()), run).hints]

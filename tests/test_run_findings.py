@@ -136,6 +136,23 @@ def test_on_a_cpu_the_loader_is_all_that_is_judged():
     [found] = run_findings(run)
     assert found.code == "input-bound"
     assert found.title == "training waits 5.00 ms of each 29.0 ms step for the data loader"
+    assert "num_workers" in found.advice
+    assert "pin_memory" not in found.advice, "which is for copies to a GPU"
+
+
+def test_no_workers_are_advised_where_handing_a_batch_over_takes_as_long_as_making_it():
+    for on_device in (True, False):
+        run = evidence(None, (0.5, 0.6), IDLE, (2.0, 2.0), IDLE, IDLE, IDLE, on_device=on_device)
+        [found] = run_findings(run)
+        assert "num_workers" not in found.advice
+        assert "make batches larger or cheaper" in found.advice
+
+
+def test_regions_that_are_not_told_apart_are_not_called_loggers():
+    run = evidence(None, (1.0, 1.0), IDLE, IDLE, IDLE, IDLE, (9.0, 9.0), on_device=False)
+    assert [hint.code for hint in run_hints(run)] == ["between-regions"]
+    told_apart = {name: run.regions[name] for name in ("data", "other")}
+    assert run_hints(replace(run, regions=told_apart)) == ()
 
 
 def test_too_few_steps_give_no_verdict_and_say_so():

@@ -2,11 +2,14 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lightning_forge_profiling.analysis.findings import find_causes
 from lightning_forge_profiling.analysis.pipeline import analyze
+from tests.samples import sample_analysis
 
 TRACES = Path(__file__).parent / "data" / "traces"
 
@@ -134,3 +137,27 @@ def test_names_that_nobody_expected_change_no_time(category, tmp_path):
     usual = analyze(TRACES / "sync_stack").analysis.ranks[0]
     assert found.gpu == usual.gpu
     assert sum(kind.ms_per_step for kind in found.kinds.values()) == pytest.approx(usual.gpu.busy_ms_per_step)
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "busy", "expected", "absent"),
+    [
+        (9.0, True, "try num_workers=2, persistent_workers=True and pin_memory=True.", "larger or cheaper"),
+        (9.0, False, "num_workers=2 and persistent_workers=True, if the training leaves them a core.", "pin_memory"),
+        (0.6, True, "make batches larger or cheaper", "num_workers"),
+        (0.6, False, "make batches larger or cheaper", "num_workers"),
+    ],
+)
+def test_workers_and_pinned_memory_are_advised_where_they_help(wait_ms, busy, expected, absent):
+    [rank] = sample_analysis().ranks
+    idle = {**rank.idle, "data": replace(rank.idle["data"], ms_per_step=wait_ms)}
+    rank = replace(
+        rank,
+        step_ms=replace(rank.step_ms, mean=2.9 * wait_ms),
+        idle=idle,
+        host=replace(rank.host, data_wait_ms_per_step=wait_ms),
+        gpu=replace(rank.gpu, busy_ms_per_step=rank.gpu.busy_ms_per_step if busy else 0.0),
+    )
+    [advice] = [found.advice for found in find_causes([rank]) if found.code == "input-bound"]
+    assert expected in advice
+    assert absent not in advice

@@ -2,7 +2,7 @@
 
 A trace sees kernels and calls, of few steps, which recording has slowed. The run's regions see less, of many steps as
 they are. So the trace decides what the cause is and the run how long a step really takes; and what the two tell
-differently is said.
+differently is said. Without a GPU a trace sees no more of waiting than the run does, and the run decides.
 """
 
 from collections.abc import Iterator
@@ -61,10 +61,8 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     if evidence is None or evidence.steps < MIN_STEPS:
         return replace(analysis, run=evidence)
     recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
-    if recorded is None or not recorded.gpu.busy_ms_per_step:  # no GPU in the trace: nothing it would know better
-        known = {found.code for found in analysis.findings}
-        findings = [*analysis.findings, *(found for found in run_findings(evidence) if found.code not in known)]
-        differences: list[str] = []
+    if recorded is None:
+        findings, differences = list(run_findings(evidence)), []
     else:
         findings, differences = _merge(analysis.findings, recorded, evidence)
     ranked = by_gain(findings)
@@ -98,8 +96,9 @@ def _of_run(evidence: RunEvidence) -> Analysis:
 def _merge(
     traced: tuple[Finding, ...], recorded: RankSummary, evidence: RunEvidence
 ) -> tuple[list[Finding], list[str]]:
-    """Findings of both, and where they differ. The trace has GPU work, the run enough steps."""
+    """Findings of both, and where they differ. The run has enough steps."""
     differences: list[str] = []
+    blind = not recorded.gpu.busy_ms_per_step
     live = {found.code: found for found in run_findings(evidence)}
     slowed = _slowed(recorded, evidence)
     if slowed:
@@ -131,9 +130,12 @@ def _merge(
                 f"{code}: {'' if shares else 'under '}{in_trace:.0f} % of the recorded steps, {in_run:.0f} % of the "
                 f"run's {evidence.steps} steps"
             )
-        run_decides = not of_trace or more or (less and slowed)
+        run_decides = not of_trace or more or (less and (slowed or blind))
         findings += [live[code]] if run_decides and code in live else [] if run_decides else of_trace
-    differences += _contradictions(findings, live, recorded, evidence)
+    if blind:
+        findings += [found for code, found in live.items() if code not in _MEASURED]
+    else:
+        differences += _contradictions(findings, live, recorded, evidence)
     return findings, differences
 
 

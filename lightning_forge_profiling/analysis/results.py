@@ -137,7 +137,8 @@ class RunEvidence:
         steps: how many steps it is over.
         on_device: whether device times are the GPU's; False on a CPU.
         step_ms: device time of the steps.
-        regions: `data`, `transfer`, `forward`, `backward`, `optimizer`, `other` and the user's, by name.
+        regions: those of `data`, `transfer`, `forward`, `backward`, `optimizer` that are told apart, `other` and the
+            user's, by name.
         user_regions: which of them are the user's.
         drained_pct: in how many of the steps the GPU had finished all but the optimizer's update when the host
             finished the batch; None where nobody asked it.

@@ -3,7 +3,16 @@
 from math import ceil
 from typing import Final
 
-from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, NO_BANDWIDTH, Evidence, Rule, Seen, Told, in_ms
+from lightning_forge_profiling.analysis.rule import (
+    HANDED_OVER_MS,
+    NAMED_FROM_PCT,
+    NO_BANDWIDTH,
+    Evidence,
+    Rule,
+    Seen,
+    Told,
+    in_ms,
+)
 
 __all__ = ["RULES", "WITHOUT_GPU"]
 
@@ -38,11 +47,20 @@ def _input(seen: Seen) -> Told:
             f"the GPU waits {in_ms(waits)} of each {seen.step} step for the data loader "
             f"(host wait {in_ms(loads)}, {100 * max(1 - waits / max(loads, waits), 0):.0f} % of it hidden)"
         )
-    if rank.host.data_loader == _SINGLE_PROCESS:
+    if rank.host.data_loader == _SINGLE_PROCESS and loads < HANDED_OVER_MS:
+        advice = (
+            f"A batch is made in {in_ms(loads)}, and a worker would take about as long to hand it over: make batches "
+            "larger or cheaper (index whole tensors instead of collating samples)."
+        )
+    elif rank.host.data_loader == _SINGLE_PROCESS:
         # as many as keep up with what is left of the step, and as many again
         workers = 2 * max(ceil(loads / max(rank.step_ms.mean - waits, 1e-6)), 1)
         advice = f"The DataLoader works in the training process: try num_workers={min(workers, 16)}"
-        advice += ", persistent_workers=True and pin_memory=True."
+        advice += (
+            ", persistent_workers=True and pin_memory=True."
+            if rank.gpu.busy_ms_per_step
+            else (" and persistent_workers=True, if the training leaves them a core.")
+        )
     else:
         advice = (
             "Give the DataLoader more num_workers or a larger prefetch_factor, or make a sample cheaper: decode and "

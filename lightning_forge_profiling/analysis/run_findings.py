@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from lightning_forge_profiling.analysis.results import Finding, Hint, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.rule import HANDED_OVER_MS, NAMED_FROM_PCT
 from lightning_forge_profiling.analysis.telemetry_findings import telemetry_hints
 
 __all__ = ["MIN_STEPS", "NAMED_FROM_PCT", "run_findings", "run_hints", "share_pct"]
 
 MIN_STEPS: Final = 5
 """One odd step in fewer would decide over the mean."""
-
-NAMED_FROM_PCT: Final = 5.0
-"""What costs less of a step is not named: run-to-run variation is of that size."""
 
 _MOSTLY_PCT: Final = 50.0
 """The GPU waits for the host when it had caught up at most batch ends. On an H200 this was 92 to 100 % wherever Python,
@@ -97,15 +95,25 @@ def _input_bound(evidence: RunEvidence) -> Finding | None:
             f"the GPU waits {_ms(data.device_ms)} of each {_ms(step.mean)} step for the data loader "
             f"(the host {_ms(data.host_ms)}, of which {_ms(hidden)} are hidden)"
         )
+        workers = "a larger prefetch_factor and pin_memory=True"
     else:
         title = f"training waits {_ms(data.device_ms)} of each {_ms(step.mean)} step for the data loader"
+        workers = "if the training leaves them a core"
+    advice = (
+        f"Give the DataLoader more num_workers with persistent_workers=True, {workers}, or make a sample cheaper: "
+        "decode and augment less, or ahead of time."
+    )
+    if data.host_ms < HANDED_OVER_MS:
+        advice = (
+            "The wait is about what a worker takes to hand a batch over: make batches larger or cheaper (index whole "
+            "tensors instead of collating samples)."
+        )
     return _finding(
         evidence,
         "input-bound",
         ("data",),
         title,
-        "Give the DataLoader more num_workers with persistent_workers=True, a larger prefetch_factor and "
-        "pin_memory=True, or make a sample cheaper: decode and augment less, or ahead of time.",
+        advice,
         exposed_wait_ms_per_step=data.device_ms,
         host_wait_ms_per_step=data.host_ms,
     )
@@ -211,7 +219,8 @@ def _hints(evidence: RunEvidence) -> Iterator[Hint]:
             "longest. With gradient accumulation that is as it should be; else something comes now and then: workers "
             "that start anew each epoch (persistent_workers=True), or that deliver their batches at the same time.",
         )
-    if share_pct(evidence, "other") >= _OTHER_PCT:
+    # where forward, say, is not told apart, it is in there
+    if evidence.regions.keys() >= {"data", "transfer", *_COMPUTE} and share_pct(evidence, "other") >= _OTHER_PCT:
         other = _region(evidence, "other")
         yield Hint(
             code="between-regions",

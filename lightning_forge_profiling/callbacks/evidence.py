@@ -13,7 +13,6 @@ from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummar
 from lightning_forge_profiling.report.files import summary_json, write_file
 from lightning_forge_profiling.report.html import replace_summary
 from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 from lightning_forge_profiling.tracing.report import TraceReport
@@ -66,7 +65,7 @@ def run_evidence(
         step_ms=Distribution(mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max),
         regions={
             name: RunRegion(device_ms=steady.mean_ms(name), host_ms=steady.mean_host_ms(name))
-            for name in (*PARTITION, *steady.user_regions)
+            for name in (*steady.regions, *steady.user_regions)
         },
         user_regions=steady.user_regions,
         drained_pct=None if caught_up is None else 100 * caught_up / steady.steps,

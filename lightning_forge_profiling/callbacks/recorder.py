@@ -69,7 +69,7 @@ class StepRecorder:
         self.step = 0
         """The step under way."""
         self.listeners: list[Callable[[StepTimes, StepWork, LeftOut | None], None]] = []
-        timed = {*regions, *EXCLUDED}
+        timed = {*regions, *EXCLUDED, "other"}
         self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels = {name: name if name in timed else "other" for name in (*PARTITION, *EXCLUDED)}
         self._clock_ns = clock_ns
@@ -82,7 +82,7 @@ class StepRecorder:
         self._stack: list[tuple[str, record_function | None]] = []
         self._depth: dict[str, int] = {}
         self._assembler = StepAssembler()
-        self._ledger = RunLedger()
+        self._ledger = RunLedger(tuple(name for name in PARTITION if name in timed))
         self._ended: deque[tuple[int, StepWork, LeftOut | None, bool | None, bool]] = deque(maxlen=4096)
         self._dropped = self._unread = 0
         for region in (*PARTITION, *EXCLUDED):

@@ -17,7 +17,6 @@ from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummar
 from lightning_forge_profiling.report.telemetry import telemetry_words
 from lightning_forge_profiling.report.text import plain
 from lightning_forge_profiling.report.wording import by_text, compute_lines, digits
-from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.tracing.report import TraceReport
 
@@ -83,7 +82,7 @@ def _step_table(report: RunReport) -> Table:
         values = [rates.mean_ms(region), *([rates.mean_host_ms(region)] if report.on_device else [])]
         table.add_row(escape(name), *(f"{value:.3f}" for value in values), f"{share:.1f} %", style=style)
 
-    for region in PARTITION:
+    for region in rates.regions:
         row(region, region)
     table.add_section()
     row("step", "step", style="bold")

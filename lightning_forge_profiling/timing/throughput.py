@@ -45,6 +45,7 @@ class Rates:
         device_ms: device time by region (host time where there is no GPU), the user's regions included.
         host_ms: host time by region.
         flops: their floating-point operations; None where nobody counts them.
+        regions: the built-in regions that are told apart; the others' time is in `other`.
     """
 
     steps: int = 0
@@ -54,6 +55,7 @@ class Rates:
     device_ms: Mapping[str, float] = field(default_factory=dict)
     host_ms: Mapping[str, float] = field(default_factory=dict)
     flops: float | None = 0.0
+    regions: tuple[str, ...] = PARTITION
 
     @property
     def total_ms(self) -> float:
@@ -102,6 +104,7 @@ class Rates:
             less(self.device_ms, earlier.device_ms),
             less(self.host_ms, earlier.host_ms),
             None if self.flops is None or earlier.flops is None else self.flops - earlier.flops,
+            self.regions,
         )
 
     def metrics(
@@ -150,7 +153,7 @@ class Rates:
             metrics["throughput/tflops_per_device"] = flops_per_second / devices_per_batch / 1e12
             if peak_flops is not None:
                 metrics["throughput/mfu"] = flops_per_second / devices_per_batch / peak_flops
-        for region in ("step", *PARTITION, *self.user_regions):
+        for region in ("step", *self.regions, *self.user_regions):
             metrics[f"time/{region}_ms"] = self.mean_ms(region)
             if on_device:
                 metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
@@ -175,7 +178,8 @@ class Spread:
 class _Sums:
     """Rates and spread under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, regions: tuple[str, ...]) -> None:
+        self.regions = regions
         self.latest_ms: deque[float] = deque(maxlen=MEDIAN_OVER)
         self.shortest_ms, self.longest_ms = float("inf"), 0.0
         self.caught_up: int | None = None
@@ -212,6 +216,7 @@ class _Sums:
             dict(self.device_ms),
             dict(self.host_ms),
             self.flops,
+            self.regions,
         )
 
     def spread(self) -> Spread:
@@ -256,12 +261,16 @@ class RunSummary:
 
 
 class RunLedger:
-    """Keep the books of a run: which steps count, which are left out and why."""
+    """Keep the books of a run: which steps count, which are left out and why.
 
-    def __init__(self) -> None:
-        self._steady = _Sums()
-        self._warmup = _Sums()
-        self._first = _Sums()
+    Args:
+        regions: the built-in regions that are told apart.
+    """
+
+    def __init__(self, regions: tuple[str, ...] = PARTITION) -> None:
+        self._steady = _Sums(regions)
+        self._warmup = _Sums(regions)
+        self._first = _Sums(regions)
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0

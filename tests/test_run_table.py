@@ -46,6 +46,28 @@ def test_rates_are_over_the_steps_that_count_and_end_to_end_over_all():
     assert "your mine" in text
 
 
+def test_on_a_terminal_sentences_wrap_between_words_and_paths_stay_whole(tmp_path):
+    path = tmp_path / ("long_name_" * 8) / "rank0.trace.json.gz"
+    trace = TraceReport("written", path=path, plugin_path=path, steps=(5, 6))
+    report = RunReport(
+        books("warm-up", "recorded", None),
+        trace,
+        device="cpu",
+        on_device=False,
+        replicas=1,
+        log_folder=tmp_path,
+        gpu="[red]no[/] driver " + "word " * 30,
+    )
+    text = io.StringIO()
+    print_run(report, Console(file=text, width=60, force_terminal=True, color_system=None))
+    lines = text.getvalue().splitlines()
+    assert any(str(path) in line for line in lines)
+    [first] = [line for line in lines if line.startswith("gpu ")]
+    assert "[red]no[/] driver word" in first
+    assert len(first) <= 60
+    assert set(lines[lines.index(first) + 1].split()) == {"word"}
+
+
 def test_replicas_multiply_samples_and_not_steps():
     text = printed(books(None, None), replicas=4)
     assert "21,333 samples/s, 667 steps/s" in text

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Final
 
 from rich import box
 from rich.console import Console
@@ -21,6 +22,9 @@ from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["RunReport", "print_run"]
+
+_TO_COPY: Final = frozenset({"trace", "look at it", "", "report", "memory"})
+"""Lines of paths and commands, which could not be copied once they are broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,12 @@ def print_run(report: RunReport, console: Console | None = None) -> None:
     console.print()
     console.print(_step_table(report))
     for name, text in _lines(report):
-        # soft_wrap: a path or command that was broken into lines could not be copied
-        console.print(f"[bold]{name:<11}[/bold] {escape(text)}", soft_wrap=True, highlight=False)
+        if console.is_terminal and name not in _TO_COPY:
+            line = _named_lines()
+            line.add_row(name, Text(plain(text)))
+            console.print(line)
+        else:
+            console.print(f"[bold]{name:<11}[/bold] {escape(text)}", soft_wrap=True, highlight=False)
     console.print(_verdict(report))
     console.print()
 
@@ -124,6 +132,14 @@ def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
         yield from _memory_lines(report.trace)
 
 
+def _named_lines() -> Table:
+    """Lines that wrap beside their names."""
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column(width=11, style="bold")
+    lines.add_column(overflow="fold")
+    return lines
+
+
 def _throughput(report: RunReport) -> str:
     rates = report.run.steady
     parts = []
@@ -175,9 +191,7 @@ def _memory_lines(trace: TraceReport) -> Iterator[tuple[str, str]]:
 
 def _verdict(report: RunReport) -> Table:
     """What the table ends with, in sentences that wrap."""
-    lines = Table.grid(padding=(0, 1))
-    lines.add_column(width=11, style="bold")
-    lines.add_column(overflow="fold")
+    lines = _named_lines()
     analysis = report.analysis
     if analysis is None:
         if report.run.steps:
@@ -186,9 +200,9 @@ def _verdict(report: RunReport) -> Table:
         return lines
     hints = ((hint.rank, hint.text) for hint in analysis.hints)
     for where, text in by_text(hints, several=len(analysis.ranks) > 1):
-        lines.add_row("hint", plain(where + text))
+        lines.add_row("hint", Text(plain(where + text)))
     for difference in analysis.differences:
-        lines.add_row("difference", plain(difference))
+        lines.add_row("difference", Text(plain(difference)))
     also = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:]]
     verdict = Text(plain(analysis.verdict_text))
     style = "bold green" if analysis.verdict == NOTHING_STANDS_OUT else "bold yellow"

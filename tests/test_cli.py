@@ -306,6 +306,17 @@ def test_view_opens_the_report_that_is_there_or_makes_one(browser, tmp_path):
     assert opened.read_text().split() == [(folder / "report.html").as_uri()] * 2 + [made.as_uri()]
 
 
+def test_view_of_a_folder_of_runs_opens_the_newest_report(tmp_path):
+    for age, name in enumerate(("version_1", "version_0")):
+        window = tmp_path / "lightning_logs" / name / "profiler_traces" / "steps_5-7"
+        window.mkdir(parents=True)
+        (window / "rank0.trace.json.gz").write_bytes(b"")
+        os.utime(window / "rank0.trace.json.gz", (1e9 + age, 1e9 + age))
+        (window / "report.html").write_text("<!DOCTYPE html>")
+    done = forge("view", "--no-browser", tmp_path / "lightning_logs")
+    assert done.stdout == f"{window / 'report.html'}\n", "which tells of the whole run, as one made anew could not"
+
+
 def test_no_browser_opens_none(browser):
     environment, opened = browser
     made = Path(forge("view", INPUT_BOUND, "--no-browser", environment=environment).stdout.strip())

@@ -21,10 +21,10 @@ _TOP_ON_TERMINAL = 8
 
 _EXAMPLES = """\
 examples:
-  forge-profiling analyze profiler_traces/               verdict and tables of all ranks
+  forge-profiling analyze lightning_logs/                verdict and tables of all ranks
   forge-profiling analyze rank0.trace.json.gz --json | jq '.ranks[0].gpu.busy_pct'
-  forge-profiling analyze profiler_traces/ --html report.html --markdown summary.md
-  forge-profiling analyze profiler_traces/ --rank 3 --steps 6:8 --sort self_host --top 30
+  forge-profiling analyze lightning_logs/ --html report.html --markdown summary.md
+  forge-profiling analyze lightning_logs/ --rank 3 --steps 6:8 --sort self_host --top 30
 """
 
 

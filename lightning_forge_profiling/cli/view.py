@@ -17,7 +17,7 @@ _REPORT = "report.html"
 
 _EXAMPLES = """\
 examples:
-  forge-profiling view profiler_traces/                  the HTML report in the browser
+  forge-profiling view lightning_logs/                   the HTML report in the browser
   forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
 
 On a remote machine, forward the port first (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and open the
@@ -64,8 +64,9 @@ def _report(path: Path) -> Path:
     if path.suffix == ".html":
         path.stat()
         return path
-    if (path / _REPORT).is_file():
-        return path / _REPORT
+    # the one that a run wrote tells of the whole run too
+    if path.is_dir() and (written := _newest_window(path) / _REPORT).is_file():
+        return written
     from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
     from lightning_forge_profiling.report.files import write_file  # noqa: PLC0415
     from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
@@ -75,6 +76,11 @@ def _report(path: Path) -> Path:
         made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / _REPORT
         write_file(made, html_report(result.analysis, result.timelines).encode(errors="replace"))
     return made
+
+
+def _newest_window(path: Path) -> Path:
+    """The folder itself where a report lies in it, else that of the newest traces below."""
+    return path if (path / _REPORT).is_file() else find_traces(path)[0][0].parent
 
 
 def _one_trace(path: Path) -> Path:

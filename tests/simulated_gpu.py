@@ -136,6 +136,7 @@ class SimulatedGpu:
         self.host_ns += 100
         start = self.host_ns
         yield
+        self.host_ns += 100
         self._record("user_annotation", name, start, self.host_ns)
 
     def trace(self, run):

@@ -2,6 +2,7 @@
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,6 +93,32 @@ def test_a_real_function_is_timed_near_what_it_takes():
     assert gc.isenabled()
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 2, None])
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_however_few_calls_warm_it_up_a_sample_is_of_many_short_ones(warmup, slow):
+    host = Host()
+    first = iter([3_000_000] * slow)
+    reading_ns = 50
+
+    def clock_ns():
+        host.work(reading_ns)
+        return host.ns
+
+    short = Subject(lambda: host.work(next(first, 40)), [()])
+    result = time_on_cpu(short, plan(warmup=warmup), clock_ns)
+    assert result.median_us == pytest.approx(0.04, rel=0.01)
+    assert result.calls_per_sample > 1000
+
+
+@pytest.mark.parametrize("ns", [1_000, 400_000])
+def test_inputs_of_different_costs_are_warmed_up_and_timed_by_whole_rounds(ns):
+    host = Host()
+    result = time_on_cpu(Subject(host.work, [(ns,), (9 * ns,), (2 * ns,)]), plan(), host.clock_ns)
+    assert result.warnings == ()
+    assert result.calls_per_sample % 3 == 0
+    assert result.median_us == pytest.approx(4 * ns / 1e3)
+
+
 def test_inputs_take_turns():
     seen = []
     benchmark(seen.append, inputs=[(1,), (2,)], max_time=0.05, min_time=0.0, warmup=4, device="cpu")
@@ -129,6 +156,21 @@ def test_an_error_of_the_function_reaches_the_caller_and_the_collector_runs_agai
 def test_drift_is_named_and_single_outliers_are_not(samples, said):
     assert said in drift(samples)
     assert bool(drift(samples)) == bool(said)
+
+
+@pytest.mark.parametrize("count", [20, 24, 32, 40, 100])
+def test_noise_is_seldom_taken_for_drift(count):
+    random = np.random.default_rng(0)
+    said = [drift(list(10 * (1 + random.uniform(-0.3, 0.3, count)))) for _ in range(1000)]
+    assert sum(map(bool, said)) < 25
+
+
+@pytest.mark.parametrize("count", [20, 32, 100])
+def test_drift_in_noise_is_found_in_as_few_samples(count):
+    random = np.random.default_rng(0)
+    moves = np.linspace(1, 2, count)
+    said = [drift(list(moves * (1 + random.uniform(-0.1, 0.1, count)))) for _ in range(100)]
+    assert sum("getting slower" in text for text in said) > 95
 
 
 def span(start, end):

@@ -1,6 +1,8 @@
 """On a real GPU: `benchmark` agrees with a trace of the same run, and leaves the process as it was."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -207,6 +209,78 @@ def test_work_on_a_stream_of_its_own_is_found(vector):
         with pytest.raises(ConfigurationError, match="puts nothing there"):
             benchmark(aside, method=method, **QUICK)
     assert benchmark(sum, (1, 2), **QUICK).method == "cpu"
+    for method in ("wall", "cpu"):
+        assert benchmark(aside, method=method, **QUICK).method == method
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "cuda"}, {"method": "wall"}, {"method": "cpu"}])
+def test_a_function_of_the_cpu_is_timed_there_although_the_gpu_is_in_use(vector, options):
+    x = torch.ones(1000)
+    assert vector.is_cuda
+    found = benchmark(torch.add, x, 1, min_time=0.03, max_time=0.5, **options)
+    alone = benchmark(torch.add, x, 1, min_time=0.03, max_time=0.5, device="cpu")
+    print(found, alone, sep="\n")
+    assert (found.method, found.device, found.threads) == ("cpu", "cpu", torch.get_num_threads())
+    assert (found.clock, found.allocated_bytes, found.enqueue_us) == (None, None, None)
+    assert not any("GPU" in warning or "CUDA" in warning for warning in found.warnings)
+    assert found.median_us == pytest.approx(alone.median_us, rel=0.5)
+
+
+def test_a_long_function_of_the_cpu_whose_calls_differ_is_not_taken_for_one_that_waits(vector):
+    calls = 0
+
+    def gets_slower():
+        nonlocal calls
+        calls += 1
+        time.sleep(0.02 * 2**calls)
+
+    assert vector.is_cuda
+    found = benchmark(gets_slower, warmup=1, min_time=0.0, max_time=0.5)
+    assert (found.method, found.device) == ("cpu", "cpu")
+    assert not any("GPU" in warning for warning in found.warnings)
+
+
+class Engine:
+    """A plain object that holds a model on the GPU, and takes batches there."""
+
+    def __init__(self):
+        self.model = torch.nn.Linear(1024, 1024, device="cuda")
+
+    def step(self, batch):
+        return self.model(batch.to("cuda", non_blocking=True))
+
+
+def test_a_model_behind_batches_on_the_cpu_is_found():
+    engine, batch = Engine(), torch.randn(4096, 1024).pin_memory()
+    found = [benchmark(fn, batch, min_time=0.03, max_time=0.5) for fn in (engine.step, lambda x: engine.step(x[:]))]
+    on_gpu = benchmark(engine.step, batch.to("cuda"), **QUICK)
+    print(*found, on_gpu, sep="\n")
+    for one in found:
+        assert (one.method, one.device) == ("kernels", on_gpu.device)
+        assert one.median_us > on_gpu.median_us  # with the copy
+    pageable = benchmark(engine.step, torch.randn(64, 1024), min_time=0.03, max_time=0.5)
+    assert pageable.device == on_gpu.device
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("f = benchmark(torch.add, x, 1, max_time=0.1)\nprint(f.device, torch.cuda.is_initialized())", "cpu False"),
+        (
+            "f = benchmark(lambda b: (b.cuda() + 1).cpu(), x, max_time=0.1)\nprint(f.method, f.device[-7:-1])",
+            "wall cuda:0",
+        ),
+        (
+            "x.cuda()\nif os.fork():\n    sys.exit(os.wait()[1])\nprint(benchmark(torch.add, x, 1, max_time=0).device)",
+            "cpu",
+        ),
+    ],
+    ids=["never used", "used by the function", "forked"],
+)
+def test_a_process_that_has_not_used_the_gpu_is_not_made_to(code, printed):
+    begin = "import os, sys, torch\nfrom lightning_forge_profiling import benchmark\nx = torch.ones(64)\n"
+    ran = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.stdout.strip() == printed, ran.stderr
 
 
 def test_events_hold_the_launch_of_a_cold_call_too(vector):

@@ -2,6 +2,9 @@
 
 import gc
 import threading
+import weakref
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -10,11 +13,12 @@ from torch._subclasses import FakeTensorMode
 
 from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
-from lightning_forge_profiling.bench.naming import default_name
+from lightning_forge_profiling.bench.naming import Names, default_name
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.bench.sampling import Limits
 from lightning_forge_profiling.bench.subject import find_device
 from lightning_forge_profiling.errors import ConfigurationError
+from tests.simulated_gpu import SimulatedGpu
 
 QUICK = {"min_time": 0.0, "max_time": 0.02, "warmup": 1, "device": "cpu"}
 VECTOR = torch.ones(8)
@@ -24,12 +28,13 @@ LAYER = torch.nn.Linear(8, 2)
 @pytest.fixture
 def on_a_gpu():
     with FakeTensorMode():
-        return torch.empty(4, device="cuda")
+        return torch.empty(4, device="cuda:0")
 
 
 @pytest.fixture
 def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
 
@@ -62,6 +67,7 @@ def two_gpus(monkeypatch):
         ({"device": "gpu"}, r"device='gpu' is no device: give 'cpu' or 'cuda:0'"),
         ({"device": "meta"}, r"takes the CPU or a CUDA device"),
         ({"device": -1}, r"device=-1 is no device"),
+        ({"name": 5}, r"name \(5\) is no text: give a string, or leave it out"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_first_call(options, message):
@@ -127,14 +133,80 @@ def test_the_cpu_is_not_believed_for_tensors_on_a_gpu(on_a_gpu):
 
 @pytest.mark.usefixtures("two_gpus")
 def test_where_it_runs_is_found_in_arguments_modules_and_what_the_function_holds(on_a_gpu):
-    assert find_device([{"x": [torch.zeros(1)]}], None) == torch.device("cpu")
-    assert find_device([torch.nn.Linear(1, 1)], None) == torch.device("cpu")
-    assert find_device([partial(torch.add, VECTOR, 1), ()], None) == torch.device("cpu")
-    assert find_device([VECTOR.sum, ()], None) == torch.device("cpu")
-    assert find_device([print, (3,)], None) == torch.device("cuda", 1)  # the current one
     first = torch.device("cuda", 0)
-    for fn in (partial(torch.add, other=on_a_gpu), lambda x: x + on_a_gpu, on_a_gpu.add):
+    module = torch.nn.Module()
+    module.register_buffer("mean", on_a_gpu)
+    for fn in (partial(torch.add, other=on_a_gpu), lambda x: x + on_a_gpu, on_a_gpu.add, module):
         assert find_device([fn, (VECTOR,)], None) == first
+    assert find_device([{"x": [on_a_gpu]}], None) == first
+
+
+class Engine:
+    """A plain object, into which nothing looks."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def step(self, batch):
+        return self._model(batch)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("fn", [Engine(LAYER).step, lambda batch: LAYER(batch), LAYER, print])  # noqa: PLW0108
+def test_tensors_on_the_cpu_alone_do_not_say_that_a_function_stays_there(fn):
+    current = torch.device("cuda", 1)
+    assert find_device([fn, (VECTOR,)], None) == find_device([fn, ()], None) == current
+    assert find_device([fn, (VECTOR,)], "cpu") == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_that_nothing_in_this_process_has_used_is_left_alone(monkeypatch):
+    def forked(_):
+        raise RuntimeError("CUDA driver error: initialization error")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    for has_context, device in ((lambda _: False, "cpu"), (forked, "cpu"), (lambda index: index == 1, "cuda:1")):
+        monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", has_context, raising=False)
+        assert find_device([print, (VECTOR,)], None) == torch.device(device)
+        assert find_device([print, (VECTOR,)], None, needs_gpu=True) == torch.device("cuda:1")
+
+
+@pytest.fixture
+def simulated_gpu(monkeypatch):
+    """The GPU that `benchmark` takes for the one of this machine. Nothing has used it yet."""
+    gpu = SimulatedGpu()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu.kernels > 0)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda _: False, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr("lightning_forge_profiling.bench.benchmark.Gpu", lambda _: gpu)
+    return gpu
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_kernels_behind_tensors_on_the_cpu_are_found(simulated_gpu, used):
+    if used:
+        simulated_gpu.kernel(1000)
+    engine = Engine(lambda _: simulated_gpu.kernel(20_000))
+    found = benchmark(engine.step, VECTOR, watch_clock=False, max_time=0.05)
+    assert (found.method, found.device) == ("kernels", simulated_gpu.name)
+    assert found.median_us == pytest.approx(20)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_function_of_the_cpu_is_timed_there_beside_a_gpu(simulated_gpu, used):
+    if used:
+        simulated_gpu.kernel(1000)
+    for options in ({}, {"method": "wall"}, {"device": "cpu"}):
+        found = benchmark(torch.add, VECTOR, 1, watch_clock=False, max_time=0.1, max_noise=1, **options)
+        assert (found.method, found.device, found.clock) == ("cpu", "cpu", None)
+        assert found.threads == torch.get_num_threads()
+        assert not any("GPU" in warning or "CUDA" in warning for warning in found.warnings)
+    with pytest.raises(ConfigurationError, match="puts nothing there: leave method out"):
+        benchmark(torch.add, VECTOR, 1, watch_clock=False, method="graph")
 
 
 def test_tensors_without_data_are_refused():
@@ -180,21 +252,105 @@ def power(n):
     return lambda x: x**n
 
 
-def test_functions_that_would_have_one_name_are_told_apart_and_runs_of_one_function_are_not():
-    names = [benchmark(power(n), VECTOR, **QUICK).name for n in (2, 3, 2, 3)]
-    first, second = names[:2]
-    assert first.startswith("<lambda test_bench_inputs.py:")
-    assert second == f"{first} #2"
-    assert names[2:] == names[:2]
-    models = [torch.nn.Sequential(torch.nn.Linear(8, n)) for n in (2, 3)]
-    assert [benchmark(model, VECTOR, **QUICK).name for model in models * 2] == [
-        "Sequential(float32[8])",
-        "Sequential(float32[8]) #2",
-    ] * 2
-    assert benchmark(len, [1, 2], **QUICK).name != benchmark(len, [1], **QUICK).name
-    runs = {benchmark(lambda x: x + torch.ones(8), torch.ones(8), **QUICK).name for _ in range(3)}
-    assert len(runs) == 1
-    assert len({benchmark(torch.ones(8).add, 1, **QUICK).name for _ in range(3)}) == 1
+class Scale:
+    """Something that can be called, and its method; nothing tells two of them apart but what they hold."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+    run = __call__
+
+
+def with_a_default(factor):
+    def scaled(x, *, factor=factor):
+        return x * factor
+
+    return scaled
+
+
+def names_of(calls):
+    """The names of results, in order; each call is made when the one before has gone."""
+    return [benchmark(*call, **QUICK).name for call in calls]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        power,
+        with_a_default,
+        Scale,
+        lambda n: Scale(n).run,
+        lambda n: torch.nn.Dropout(0.5),
+        lambda n: partial(Scale(n)),
+    ],
+    ids=["closure", "default", "instance", "method", "module", "partial"],
+)
+def test_two_functions_never_have_one_name_and_one_function_always_does(monkeypatch, make):
+    monkeypatch.setattr("lightning_forge_profiling.bench.benchmark._NAMES", Names())
+    gone = names_of((make(n), VECTOR) for n in (2, 3, 2, 3))
+    assert len(set(gone)) == 4
+    assert gone[1] == f"{gone[0]} #2"
+    kept = [make(n) for n in (2, 3)]
+    names = names_of((fn, VECTOR) for fn in kept * 2)
+    assert names[:2] == names[2:]
+    assert len({*names, *gone}) == 6
+
+
+def test_what_a_lambda_finds_elsewhere_is_no_reason_to_take_it_for_another():
+    names = [benchmark(lambda: fn(VECTOR), **QUICK).name for fn in (torch.sin, torch.cos)]  # noqa: B023
+    assert len(set(names)) == 2
+
+
+def test_methods_of_one_object_are_one_function():
+    scale = Scale(2)
+    assert len(set(names_of((scale.run, VECTOR) for _ in range(3)))) == 1
+    assert len(set(names_of((LAYER.forward, VECTOR) for _ in range(3)))) == 1
+    assert len(set(names_of(([].append, 1) for _ in range(2)))) == 2
+
+
+@dataclass
+class Settings:
+    """An argument that equals another."""
+
+    count: int
+
+
+def test_arguments_count_by_what_they_are_to_a_benchmark():
+    same = [
+        [(torch.relu, torch.randn(9)) for _ in range(3)],
+        [(torch.ones(9).add, n) for n in (1, 1)],
+        [(torch.cat, [torch.ones(9), torch.ones(8)]) for _ in range(2)],
+        [(torch.zeros, torch.ones(9, 2).shape) for _ in range(2)],
+    ]
+    for calls in same:
+        assert len(set(names_of(calls))) == 1
+    matrix = torch.ones(6, 6)
+    other = [
+        [(len, [1, 2]), (len, [1]), (len, (1,))],
+        [(len, "x" * 50 + "y"), (len, "x" * 51)],
+        [(torch.relu, matrix), (torch.relu, matrix[:, ::2].repeat(1, 2).t()), (torch.relu, matrix.to_sparse())],
+        [(print, Settings(1)), (print, Settings(1))],
+        [(torch.ones(7).sum,), (torch.ones(8, 8).sum,)],
+    ]
+    for calls in other:
+        assert len(set(names_of(calls))) == len(calls)
+    sets = [[(VECTOR,), (torch.ones(n),)] for n in (10, 11)]
+    assert len({benchmark(torch.neg, inputs=one, **QUICK).name for one in sets}) == 2
+
+
+def test_a_name_keeps_neither_model_nor_tensors_alive():
+    model, x = torch.nn.Linear(8, 2), torch.ones(8)
+    alive = [weakref.ref(one) for one in (model, x, model.weight)]
+    functions = [model, model.forward, partial(model), x.add, partial(torch.nn.functional.linear, weight=model.weight)]
+    for fn in functions:
+        benchmark(fn, x, **QUICK)
+    benchmark(torch.cat, [x] * 500, **QUICK)
+    del model, x, fn, functions
+    gc.collect()
+    assert [one() for one in alive] == [None] * 3
 
 
 def test_a_function_that_holds_itself_has_a_name():
@@ -246,6 +402,8 @@ def test_a_function_that_writes_to_its_arguments_is_said_to():
 
     (warning,) = benchmark(writes, VECTOR, [torch.zeros(8)], **QUICK).warnings[:1]
     assert "writes to its arguments" in warning
+    warnings = benchmark(lambda batch: batch["x"].add_(1), {"x": torch.zeros(8)}, **QUICK).warnings
+    assert any("writes to" in text for text in warnings)
     grows = torch.ones(2, requires_grad=True).clone()
     assert any("writes to" in text for text in benchmark(lambda x: x.mul_(1.0), grows, **QUICK).warnings)
 

@@ -1,6 +1,7 @@
 """Which method `benchmark` takes, what each reads, and what it notices, on a simulated GPU."""
 
 import pytest
+import torch
 
 from lightning_forge_profiling.bench.benchmark import time_on_gpu
 from lightning_forge_profiling.bench.plan import Plan
@@ -24,9 +25,9 @@ def plan(method="auto", *, flush_l2=False, warmup=None, min_time=0.01, max_time=
     return Plan(name="it", method=method, flush_l2=flush_l2, warmup=warmup, limits=limits)
 
 
-def timed(gpu, fn, how=None, *, sets=((),), watch=""):
+def timed(gpu, fn, how=None, *, sets=((),), watch="", rest=None):
     how = plan() if how is None else how
-    return time_on_gpu(Subject(fn, sets), how, gpu, watch=watch, clock_ns=gpu.clock_ns, rest=gpu.rest)
+    return time_on_gpu(Subject(fn, sets), how, gpu, watch=watch, clock_ns=gpu.clock_ns, rest=rest or gpu.rest)
 
 
 def add(gpu):
@@ -101,7 +102,7 @@ def test_work_on_a_stream_of_its_own_is_read_from_the_profiler(gpu):
 def test_whether_there_is_work_on_other_streams_is_left_open_without_the_profiler(gpu):
     gpu.profiler_error = ForgeProfilingError("another torch profiler is active in this process")
     result = timed(gpu, lambda: gpu.kernel_aside(20_000))
-    assert result.method == "cpu"
+    assert (result.method, result.device) == ("cpu", "cpu")
     assert any("not seen (another torch profiler" in warning for warning in result.warnings)
 
 
@@ -144,10 +145,55 @@ def test_a_function_that_puts_nothing_on_the_gpu_is_timed_on_the_host(gpu):
     def host_only():
         gpu.host_ns += 700
 
-    result = timed(gpu, host_only)
-    assert result.method == "cpu"
-    assert result.median_us == pytest.approx(0.7, rel=0.01)
-    assert any("nothing on the current CUDA stream" in warning for warning in result.warnings)
+    watch = ClockWatch(uuid=gpu.uuid, nvml=FakeNvml(), clock_ns=gpu.clock_ns)
+    for method in ("auto", "cpu", "wall"):
+        result = timed(gpu, host_only, plan(method), watch=watch)
+        assert (result.method, result.device, result.threads) == ("cpu", "cpu", torch.get_num_threads())
+        assert (result.clock, result.allocated_bytes, result.enqueue_us, result.warnings) == (None, None, None, ())
+        assert result.median_us == pytest.approx(0.7, rel=0.01)
+
+
+def test_the_cpu_does_not_rest_between_its_samples(gpu):
+    def host_only():
+        gpu.host_ns += 700
+
+    rests = []
+    timed(gpu, host_only, plan(min_time=0.1), rest=lambda _: rests.append(gpu.host_ns))
+    assert gpu.host_ns - rests[-1] > 100_000_000
+
+
+def test_a_function_of_the_cpu_whose_calls_differ_is_not_taken_for_one_that_waits(gpu):
+    calls = 0
+
+    def gets_slower():
+        nonlocal calls
+        calls += 1
+        gpu.host_ns += 20_000_000 * 2**calls
+
+    result = timed(gpu, gets_slower, plan(warmup=1))
+    assert (result.method, result.device) == ("cpu", "cpu")
+    assert not any("GPU" in warning for warning in result.warnings)
+
+
+def test_a_function_that_only_takes_gpu_memory_is_timed_on_the_host_and_is_the_gpus(gpu):
+    def allocates():
+        gpu.host_ns += 1000
+        gpu.allocate(1024, keep=True)
+
+    result = timed(gpu, allocates)
+    assert (result.method, result.device, result.allocated_bytes) == ("cpu", gpu.name, 1024)
+    assert any("it keeps memory" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize(("method", "median_us"), [("wall", 28), ("cpu", 5)])
+def test_work_on_a_stream_of_its_own_is_found_for_the_hosts_methods_too(gpu, method, median_us):
+    def aside():
+        gpu.kernel_aside(20_000)
+        gpu.free_ns = max(gpu.free_ns, gpu.host_ns + 23_000)  # a synchronization of the device waits for it
+
+    result = timed(gpu, aside, plan(method, max_time=0.02))
+    assert (result.method, result.device) == (method, gpu.name)
+    assert result.median_us == pytest.approx(median_us, abs=1)
 
 
 def test_memory_that_a_call_keeps_or_asks_the_driver_for_is_named(gpu):

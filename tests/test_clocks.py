@@ -111,11 +111,18 @@ def test_a_gpu_that_nvml_does_not_know_is_left_alone(nvml):
     assert (changes(nvml), nvml.opened) == ((0, 0), 0)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:99", 99])
+@pytest.mark.parametrize("device", ["cpu", "cuda:99", 99, 256])
 def test_a_device_that_is_no_gpu_here_is_refused(nvml, device):
     with pytest.raises(ClocksUnavailableError, match="not one of the"), locked_clocks(1500, device=device, nvml=nvml):
         pytest.fail("the block must not run")
     assert (changes(nvml), nvml.opened) == ((0, 0), 0)
+
+
+@pytest.mark.parametrize("device", ["foo", "", "cuda:-1", -1, 1.5, True, b"cuda"])
+def test_what_is_no_device_is_refused_before_nvml_sees_it(monkeypatch, device):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(ConfigurationError, match=r"device \(.*\) is a GPU as PyTorch names it"):
+        locked_clocks(1500, device=device).__enter__()
 
 
 def test_a_clock_that_cannot_be_unlocked_is_said_with_the_way_out(nvml):
@@ -163,6 +170,22 @@ def test_a_handler_of_the_users_own_stays_in_place(nvml):
         signal.signal(signal.SIGTERM, before)
 
 
+def test_blocks_that_end_in_another_order_leave_the_handler_with_the_last():
+    nvml = opened(FakeBoard(UUID), FakeBoard(OTHER))
+    nvml.nvmlInit()
+    first, second = (locked_clocks(1500, uuid=uuid, nvml=nvml) for uuid in (UUID, OTHER))
+    first.__enter__()
+    second.__enter__()
+    handler = signal.getsignal(signal.SIGTERM)
+    assert handler is not signal.SIG_DFL
+    first.__exit__(None, None, None)
+    assert [board.lock for board in nvml.boards] == [None, (1500, 1500)]
+    assert signal.getsignal(signal.SIGTERM) is handler
+    second.__exit__(None, None, None)
+    assert [board.lock for board in nvml.boards] == [None, None]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def run(tmp_path, program):
     """A process in which `held` is a lock whose end is written down. Its return code, and what was written."""
     log = tmp_path / "calls"
@@ -198,6 +221,42 @@ def run(tmp_path, program):
 def test_the_clock_is_let_go_however_the_process_ends(tmp_path, end, status, entered):
     code, written, stderr = run(tmp_path, entered.format(end=end))
     assert (code, written) == (status, ["unlocked"]), stderr
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("end", ["", "first.__exit__(None, None, None)", "second.__exit__(None, None, None)"])
+def test_a_signal_lets_go_of_every_clock_that_is_held(tmp_path, number, end):
+    program = f"""
+        from tests.fake_nvml import FakeBoard
+        from tests.test_clocks import OTHER
+        nvml = opened(FakeBoard(UUID), FakeBoard(OTHER))
+        nvml.nvmlInit()
+        def unlock(handle, real=nvml.nvmlDeviceResetGpuLockedClocks):
+            real(handle)
+            with open({str(tmp_path / "calls")!r}, "w") as file:
+                print(*[board.lock for board in nvml.boards], file=file)
+        nvml.nvmlDeviceResetGpuLockedClocks = unlock
+        first, second = (locked_clocks(1500, uuid=uuid, nvml=nvml) for uuid in (UUID, OTHER))
+        first.__enter__()
+        second.__enter__()
+        {end}
+        os.kill(os.getpid(), signal.{number})
+    """
+    code, written, stderr = run(tmp_path, program)
+    assert (code, written) == (-getattr(signal, number), ["None", "None"]), stderr
+
+
+def test_a_signal_while_the_clock_is_let_go_does_not_leave_it_locked(tmp_path):
+    program = """
+        def late(handle, unlock=nvml.nvmlDeviceResetGpuLockedClocks):
+            nvml.nvmlDeviceResetGpuLockedClocks = unlock
+            os.kill(os.getpid(), signal.SIGTERM)
+            unlock(handle)
+        nvml.nvmlDeviceResetGpuLockedClocks = late
+        with held:
+            pass
+    """
+    assert run(tmp_path, program)[:2] == (-signal.SIGTERM, ["unlocked"])
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os.kill(os.getpid(), signal.SIGTERM)", "raise ValueError", "pass"])

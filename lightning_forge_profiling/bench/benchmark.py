@@ -10,14 +10,14 @@ import torch
 from lightning_forge_profiling.bench.choice import choose
 from lightning_forge_profiling.bench.doubts import about_samples, unthrottled
 from lightning_forge_profiling.bench.gpu import Gpu
-from lightning_forge_profiling.bench.methods import HostClock
+from lightning_forge_profiling.bench.methods import HostClock, Sampler
 from lightning_forge_profiling.bench.naming import Names, default_name
 from lightning_forge_profiling.bench.plan import ON_CPU, Plan
 from lightning_forge_profiling.bench.probe import probe
 from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.bench.sampling import Limits, collect, no_garbage_collection, warm_up
+from lightning_forge_profiling.bench.sampling import Limits, WarmUp, collect, no_garbage_collection, warm_up
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
-from lightning_forge_profiling.bench.subject import Subject, argument_sets, find_device
+from lightning_forge_profiling.bench.subject import Subject, argument_sets, cuda_in_use, find_device
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
 from lightning_forge_profiling.hardware.clock_watch import ClockWatch
 
@@ -72,9 +72,10 @@ def benchmark(
             and warming it up come on top, a second or so. However long a call takes, it is called three times on a
             CPU and about six times on a GPU.
         max_noise: in between, until half of the median's 95 % interval is this share of it.
-        device: where the function runs; None finds out from its arguments.
+        device: where the function runs; None finds out. `"cpu"` keeps a function of the CPU from being looked at on the
+            GPU that this process has used.
         name: of the result; None makes one from the function and its arguments, with a #2 for another function that
-            would have the same.
+            would have the same. A lambda written in a loop is another function each time: give a name.
         watch_clock: read the GPU's clock meanwhile, and leave out samples for which it was held down.
         **others: none; the function's own go into `kwargs`.
 
@@ -100,7 +101,9 @@ def benchmark(
         )
     sets = argument_sets(fn, args, inputs, kwargs)
     if name is None:
-        name = _NAMES.tell_apart(default_name(fn, sets[0], kwargs, len(sets)), fn, sets[0], kwargs)
+        name = _NAMES.tell_apart(default_name(fn, sets[0], kwargs, len(sets)), fn, sets, kwargs)
+    elif not isinstance(name, str):
+        raise ConfigurationError(f"name ({name!r}) is no text: give a string, or leave it out.")
     plan = Plan(
         name=name,
         method=method,
@@ -108,15 +111,19 @@ def benchmark(
         warmup=warmup,
         limits=Limits.between(min_time, max_time, max_noise),
     )
-    where = find_device([fn, *sets, kwargs], device)
+    needs_gpu = method not in ON_CPU
+    where = find_device([fn, *sets, kwargs], device, needs_gpu=needs_gpu)
     subject = Subject(fn, sets, kwargs)
     if where.type == "cpu":
-        if method not in ON_CPU:
+        if needs_gpu:
             raise ConfigurationError(
                 f"method={method!r} needs a CUDA device, and the function runs on the CPU: leave method out, or move "
                 "its tensors to the GPU."
             )
-        return time_on_cpu(subject, plan)
+        result = time_on_cpu(subject, plan)
+        if device is not None or not cuda_in_use():
+            return result
+        where = find_device([fn, *sets, kwargs], None)  # the first in this process to use the GPU was this function
     if torch.cuda.is_current_stream_capturing():
         raise ConfigurationError(
             "A CUDA graph is being captured, and nothing can be timed meanwhile: call benchmark outside of the capture."
@@ -147,10 +154,17 @@ def time_on_cpu(subject: Subject, plan: Plan, clock_ns: Callable[[], int] = perf
             subject.call_many,
             plan.warmup,
             clock_ns,
+            sets=subject.sets,
             max_time_s=plan.limits.max_time_s,
         )
-        sampler = HostClock(subject, clock_ns, warmed.call_us)
-        samples = collect(sampler, plan.limits, clock_ns)
+        return _on_host(HostClock(subject, clock_ns), plan, warmed, notes, clock_ns)
+
+
+def _on_host(
+    sampler: Sampler, plan: Plan, warmed: WarmUp, notes: Sequence[str], clock_ns: Callable[[], int]
+) -> BenchmarkResult:
+    """What the host's clock says of a function that does not use the GPU."""
+    samples = collect(sampler, plan.limits, clock_ns)
     return BenchmarkResult(
         name=plan.name,
         method="cpu",
@@ -192,29 +206,32 @@ def time_on_gpu(
         gpu.synchronize()
 
     with no_garbage_collection():
-        warmed = warm_up(first, run, plan.warmup, clock_ns, rest, max_time_s=plan.limits.max_time_s)
+        warmed = warm_up(first, run, plan.warmup, clock_ns, rest, sets=subject.sets, max_time_s=plan.limits.max_time_s)
         stopwatch = Stopwatch(gpu, clock_ns)
         seen = probe(subject, stopwatch, warmed.call_us)
-        method, sampler, about_choice, cold = choose(subject, plan, stopwatch, seen, warmed.call_us)
+        choice = choose(subject, plan, stopwatch, seen, warmed.call_us)
+        sampler = choice.sampler
+        if choice.on_cpu:
+            return _on_host(sampler, plan, warmed, [*notes, *choice.notes], clock_ns)
         look = _look_away if isinstance(watch, str) else watch.look
         samples = collect(sampler, plan.limits, clock_ns, look=look, rest=rest)
     kept, about_clock = (samples, [watch] if watch else []) if isinstance(watch, str) else unthrottled(samples, watch)
     return BenchmarkResult(
         name=plan.name,
-        method=method,
+        method=choice.method,
         device=gpu.name,
-        flush_l2=cold,
+        flush_l2=choice.cold,
         samples_us=tuple(kept),
         calls_per_sample=sampler.calls,
-        enqueue_us=None if method == "cpu" else seen.enqueue_us,
-        queued_us=None if method == "cpu" or seen.waits or not seen.works else seen.device_us,
+        enqueue_us=None if choice.method == "cpu" else seen.enqueue_us,
+        queued_us=None if choice.method == "cpu" or seen.waits or not seen.works else seen.device_us,
         allocated_bytes=seen.given_bytes,
-        threads=torch.get_num_threads() if method == "cpu" else None,
+        threads=torch.get_num_threads() if choice.method == "cpu" else None,
         clock=None if isinstance(watch, str) else watch.seen(len(samples) - len(kept)),
         warnings=(
             *notes,
             *seen.warnings(),
-            *about_choice,
+            *choice.notes,
             *sampler.doubts(),
             *about_clock,
             *about_samples(kept, steady=warmed.steady, limits=plan.limits),

@@ -15,7 +15,7 @@ from lightning_forge_profiling.bench.methods import (
     Wall,
     calls_for,
 )
-from lightning_forge_profiling.bench.plan import Plan
+from lightning_forge_profiling.bench.plan import ON_CPU, Plan
 from lightning_forge_profiling.bench.probe import Probe
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
 from lightning_forge_profiling.bench.subject import Subject
@@ -44,6 +44,8 @@ class Choice(NamedTuple):
     """What is to be said about the choice, in sentences."""
     cold: bool = False
     """Whether the L2 is emptied before each call."""
+    on_cpu: bool = False
+    """Whether nothing was seen to reach the GPU."""
 
 
 def choose(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call_us: float) -> Choice:
@@ -60,11 +62,11 @@ def choose(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call
         ForgeProfilingError: the method that was asked for by name does not work with this function.
         Exception: what the function raises.
     """
-    if seen.works:
-        choice = _with_work(subject, plan, stopwatch, seen, call_us)
-    elif plan.method == "auto":
-        choice = _elsewhere(subject, stopwatch, call_us)
-    elif plan.method in _OF_THIS_STREAM:
+    # A function of the CPU whose calls differ looks like one that waits, but takes no GPU memory.
+    surely_works = seen.works and (seen.given_bytes > 0 or not seen.waits)
+    if plan.method in ON_CPU and not surely_works:
+        choice = _by_trace(subject, plan, stopwatch, seen, call_us)
+    elif plan.method in _OF_THIS_STREAM and not seen.works:
         raise ConfigurationError(
             f"method={plan.method!r} times the current CUDA stream, and the function puts nothing there: leave method "
             "out, or have the current stream wait for the streams that it works on."
@@ -91,20 +93,26 @@ def _with_work(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, 
             return _kernels(subject, plan, stopwatch, seen, call_us)
         case "wall":
             return Choice(method, Wall(subject, stopwatch.gpu, stopwatch.clock_ns, flush_l2=cold), cold=cold)
-    return Choice("cpu", HostClock(subject, stopwatch.clock_ns, call_us), (_HOST_PART,) if seen.works else ())
+    return Choice("cpu", HostClock(subject, stopwatch.clock_ns), (_HOST_PART,))
 
 
-def _elsewhere(subject: Subject, stopwatch: Stopwatch, call_us: float) -> Choice:
-    """The kernels of a function that puts none on the current stream; the host's clock where there are none."""
-    on_host = HostClock(subject, stopwatch.clock_ns, call_us)
+def _by_trace(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call_us: float) -> Choice:
+    """What suits a function of which the current stream does not tell whether it works on the GPU."""
+    on_host = Choice("cpu", HostClock(subject, stopwatch.clock_ns), on_cpu=not seen.given_bytes)
     try:
-        return Choice("kernels", Kernels(subject, stopwatch.gpu, call_us, flush_l2=False), (_ELSEWHERE,))
+        kernels = Kernels(subject, stopwatch.gpu, call_us, flush_l2=False)
     except NoGpuWorkError:
-        return Choice("cpu", on_host)
+        return on_host
     except Exception as error:
-        if subject.failed:
+        if subject.failed:  # its own error, not the profiler's
             raise
-        return Choice("cpu", on_host, (f"whether it works on another stream was not seen ({first_line(error)})",))
+        if not seen.works and plan.method != "wall":  # which waits for every stream
+            note = f"whether it works on another stream was not seen ({first_line(error)})"
+            return on_host._replace(notes=(note,))
+    else:
+        if not seen.works and plan.method == "auto":
+            return Choice("kernels", kernels, (_ELSEWHERE,))
+    return _with_work(subject, plan, stopwatch, seen, call_us)
 
 
 def _kernels(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call_us: float) -> Choice:
@@ -114,7 +122,7 @@ def _kernels(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, ca
     try:
         return Choice("kernels", Kernels(subject, stopwatch.gpu, about_us, flush_l2=cold), notes, cold)
     except Exception as error:
-        if subject.failed:  # its own error, not the profiler's
+        if subject.failed:
             raise
         if plan.method == "kernels":
             raise ForgeProfilingError(

@@ -9,6 +9,7 @@ from lightning_forge_profiling.errors import ConfigurationError
 
 __all__ = [
     "GPU_WAYS",
+    "MOST_SIZE",
     "SCHEMA_VERSION",
     "WAYS",
     "Crossover",
@@ -34,6 +35,11 @@ Way: TypeAlias = Literal["cpu", "stream", "alone", "copies"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)
 GPU_WAYS: Final[tuple[Way, ...]] = ("stream", "alone", "copies")
 
+MOST_SIZE: Final = 10**9
+"""No machine has the memory for a larger one."""
+
+_LEAST_US: Final = 1e-6  # a clock's cycle is longer
+_MOST_US: Final = 1e15  # thirty years
 _NOISY: Final = 0.1
 
 SCHEMA_VERSION: Final = 1
@@ -61,7 +67,8 @@ class Point:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (self.size > 0 and 0 < self.low_us <= self.us <= self.high_us < math.inf):
+        ordered = _LEAST_US <= self.low_us <= self.us <= self.high_us <= _MOST_US
+        if not (ordered and 0 < self.size <= MOST_SIZE and self.samples > 0):
             raise ConfigurationError(f"not a point of a curve: {self}")
 
     @property
@@ -112,6 +119,7 @@ class Crossover:
         high: the same, had it been the other way round.
         us: what a call of `size` takes the CPU, in microseconds; None where `size` is.
         earlier: smaller sizes at which the GPU was faster too, before it was slower again.
+        everywhere: whether the GPU is faster at every size that was compared.
     """
 
     way: Way
@@ -121,11 +129,7 @@ class Crossover:
     high: float | None
     us: float | None = None
     earlier: tuple[int, ...] = ()
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether the GPU is faster at every size that was compared."""
-        return self.size is not None and self.size == self.compared[0]
+    everywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +145,11 @@ class Explored:
     name: str
     meaning: str
     curves: tuple[Curve, ...]
+
+    def __post_init__(self) -> None:
+        ways = [curve.way for curve in self.curves]
+        if len(ways) != len(set(ways)):
+            raise ConfigurationError(f"an operation has one curve for each way, and this one: {', '.join(ways)}")
 
     def curve(self, way: Way) -> Curve | None:
         """The curve of that way, None where it was not run so."""
@@ -187,6 +196,10 @@ class Setting:
     gpu: str
     torch: str
     platform: str
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigurationError(f"a CPU has one thread at least, and not {self.threads}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +260,7 @@ def find_crossover(cpu: Curve, gpu: Curve) -> Crossover:
         high=_crossing(sizes, at_worst),
         us=None if size is None else _time_at([other for _, other in pairs], size),
         earlier=tuple(n for n, ratio in zip(sizes, seen, strict=True) if ratio < 0 and (size is None or n < size)),
+        everywhere=bool(seen) and max(seen) < 0,
     )
 
 

@@ -34,9 +34,10 @@ def measure(
     Args:
         operations: by name.
         sizes: ascending.
-        ways: in which to run each.
+        ways: in which to run each; the CPU first, whose times decide how far the GPU's curves go.
         time: times one call.
-        longest_us: a curve ends before the size at which one call would take longer, in microseconds.
+        longest_us: a curve ends before the size at which one call is expected to take longer, in microseconds, and
+            after one that did. One of the GPU goes on where the CPU took as long.
         progress: told each operation and size before it is timed.
 
     Returns:
@@ -52,8 +53,9 @@ def measure(
                 if way in ended:
                     continue
                 expected_us = predicted_us(points[way], size, operation.exponent)
-                if expected_us is not None and expected_us > longest_us:
-                    ended[way] = f"a call at {size} would take about {in_unit(expected_us)}"
+                most_us = max([longest_us, *(point.us for point in points.get("cpu", ()) if point.size == size)])
+                if too_long := _too_long(points[way], size, expected_us, most_us):
+                    ended[way] = too_long
                     continue
                 timed = time(name, size, way, expected_us)
                 if isinstance(timed, str):
@@ -63,6 +65,15 @@ def measure(
         curves = [Curve(way=way, points=tuple(points[way]), ended=ended.get(way, "")) for way in ways]
         found.append(Explored(name=name, meaning=operation.meaning, curves=tuple(curves)))
     return tuple(found)
+
+
+def _too_long(points: Sequence[Point], size: int, expected_us: float | None, most_us: float) -> str:
+    """Why a call of that size takes too long; "" where it does not, or nobody knows."""
+    if points and points[-1].us > most_us:
+        return f"a call at {points[-1].size} took {in_unit(points[-1].us)}"
+    if expected_us is not None and expected_us > most_us:
+        return f"a call at {size} would take about {in_unit(expected_us)}"
+    return ""
 
 
 def predicted_us(points: Sequence[Point], size: int, exponent: int) -> float | None:

@@ -24,7 +24,8 @@ __all__ = [
 ]
 
 _SAMPLE_US: Final = 1000.0  # what is once in a sample, a few microseconds, is then well under 1 % of it
-_HOST_SAMPLE_US: Final = 200.0  # a reading of the host clock takes some 50 ns
+_HOST_SAMPLE_US: Final = 200.0  # at least; a reading of the host clock takes some 50 ns
+_MOST_CALLS: Final = 10**6  # for a clock that stands still
 _PROFILED_CALLS: Final = 50
 _PROFILED_US: Final = 10_000.0  # bursts this short do not make an H200 lower its clock
 _TRIED_CALLS: Final = 10
@@ -68,18 +69,27 @@ class Sampler:
 
 
 class HostClock(Sampler):
-    """`cpu`: the host clock around as many calls as make a sample."""
+    """`cpu`: the host clock around as many calls as make a sample.
 
-    def __init__(self, subject: Subject, clock_ns: Callable[[], int], call_us: float) -> None:
+    Args:
+        subject: the function.
+        clock_ns: the host clock, in nanoseconds.
+    """
+
+    def __init__(self, subject: Subject, clock_ns: Callable[[], int]) -> None:
         self._subject = subject
         self._clock_ns = clock_ns
-        self.calls = calls_for(call_us, 10**6, subject.sets, _HOST_SAMPLE_US)
+        self.calls = subject.sets
 
     def __call__(self) -> Sequence[float]:
-        """One sample."""
-        began = self._clock_ns()
-        self._subject.call_many(self.calls)
-        return [(self._clock_ns() - began) / 1e3 / self.calls]
+        """One sample. What was too short to be one is taken again with twice as many calls, from then on."""
+        while True:
+            began = self._clock_ns()
+            self._subject.call_many(self.calls)
+            us = (self._clock_ns() - began) / 1e3
+            if us >= _HOST_SAMPLE_US or self.calls >= _MOST_CALLS:
+                return [us / self.calls]
+            self.calls *= 2
 
 
 class Wall(Sampler):

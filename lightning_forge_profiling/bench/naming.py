@@ -1,11 +1,14 @@
 """Names that tell one measurement from another."""
 
-from collections.abc import Callable, Hashable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from threading import Lock
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType
-from typing import Any, Final
+from types import BuiltinMethodType, MethodType, MethodWrapperType
+from typing import Any, Final, cast
 
 import torch
 
@@ -13,7 +16,6 @@ __all__ = ["Names", "default_name"]
 
 _LONGEST_VALUE: Final = 24
 _LONGEST_SETTING: Final = 80
-_DEEPEST: Final = 4  # functions that hold functions, and themselves
 
 
 class Names:
@@ -22,35 +24,36 @@ class Names:
     Example:
         >>> def power(n):
         ...     return lambda x: x**n
+        >>> square, cube = power(2), power(3)
         >>> names = Names()
-        >>> [names.tell_apart("power", fn) for fn in (power(2), power(3), power(2))]
+        >>> [names.tell_apart("power", fn, [()]) for fn in (square, cube, square)]
         ['power', 'power #2', 'power']
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, list[Hashable]] = {}
+        self._known: dict[str, list[list[object]]] = {}
         self._lock = Lock()
 
     def tell_apart(
         self,
         name: str,
         fn: Callable[..., object],
-        arguments: tuple[Any, ...] = (),
+        sets: Sequence[tuple[Any, ...]],
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The name, with a number where another function has it, or the same one of other arguments.
 
-        Two functions are the same where they were written in the same place and hold the same: numbers and text,
-        tensors of one type and shape, modules that print alike. So are arguments.
+        A function is the same where it is the same object: what it does cannot be read off it. Tensors among the
+        arguments count by all but their values, numbers and text by their values, and anything else is the same where
+        it is the same object. Models and tensors are not kept alive for it.
 
         Args:
             name: by `default_name`.
             fn: the function.
-            arguments: those of its first call.
+            sets: its argument tuples.
             kwargs: keyword arguments of every call.
         """
-        fn, arguments, given = _unwrapped(fn, arguments, kwargs)
-        key = (_identity(fn), _identity(arguments, depth=1), _identity(given, depth=1))
+        key = _key(part for arguments in sets for part in _unwrapped(fn, arguments, kwargs))
         with self._lock:
             known = self._known.setdefault(name, [])
             if key not in known:
@@ -75,8 +78,8 @@ def default_name(
         >>> from functools import partial
         >>> default_name(torch.add, (torch.zeros(2, 3), 1))
         'add(float32[2, 3], 1)'
-        >>> default_name(partial(torch.sum, dim=0), (torch.zeros(2, 3),))
-        'sum(float32[2, 3], dim=0)'
+        >>> default_name(partial(torch.sum, dim=0), (torch.zeros(2, 3),), {"dtype": torch.float64})
+        'sum(float32[2, 3], dim=0, dtype=float64)'
     """
     fn, arguments, given = _unwrapped(fn, arguments, kwargs)
     texts = [_short(argument) for argument in arguments]
@@ -115,6 +118,8 @@ def _called(fn: Callable[..., object]) -> str:
 def _short(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value).removeprefix("torch.")
     if isinstance(value, int | float | str | bool | None):
         return _cut(repr(value), _LONGEST_VALUE)
     return type(value).__name__
@@ -124,41 +129,58 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def _identity(value: object, depth: int = 0) -> Hashable:
-    """What two values have in common that are the same to a benchmark."""
-    value = getattr(value, "_torchdynamo_orig_callable", value)  # of a compiled function, which its name says
-    if isinstance(value, CodeType):
-        return value
-    if isinstance(value, torch.nn.Module | int | float | str | None):
-        return repr(value)
+class _Same:
+    """Equal to another of the same object for as long as there is that object, which it does not keep.
+
+    Few objects cannot be referred to weakly, such as lists and instances of classes with slots. Those it keeps: another
+    could come to lie in their place, and would be taken for them.
+    """
+
+    def __init__(self, value: object) -> None:
+        self._value: Callable[[], object]
+        try:
+            self._value = weakref.ref(value)
+        except TypeError:
+            self._value = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        value = self._value()
+        return isinstance(other, _Same) and value is not None and value is other._value()
+
+    __hash__ = None  # type: ignore[assignment]  # what it is equal to changes when the object goes
+
+
+def _key(values: Iterable[object]) -> list[object]:
+    """What is equal for values that are the same to a benchmark, and short for a list of a million numbers too."""
+    text, objects = sha256(), []
+    for part in chain.from_iterable(map(_parts, values)):
+        if isinstance(part, _Same):
+            objects.append(part)
+        text.update(b"\n" if isinstance(part, _Same) else f"{part}\n".encode(errors="surrogatepass"))
+    return [text.digest(), *objects]
+
+
+def _parts(value: object) -> Iterator[str | _Same]:
+    """What makes a value the one that it is; a text has no end of a line in it."""
     if isinstance(value, torch.Tensor):
-        return _short(value)
-    if (parts := _parts(value)) and depth <= _DEEPEST:
-        return tuple(_identity(part, depth + 1) for part in parts)
-    return id(value) if depth == 0 else getattr(value, "__qualname__", type(value).__qualname__)
-
-
-def _parts(value: object) -> list[object]:
-    """What makes a function or a container the one that it is."""
-    match value:
-        case partial():
-            return [value.func, *value.args, *value.keywords, *value.keywords.values()]
-        case FunctionType():
-            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-            return [value.__code__, *cells, *(value.__defaults__ or ())]
-        case MethodType() | BuiltinMethodType():
-            owner = value.__self__
-            return [value.__name__, owner if isinstance(owner, torch.Tensor | torch.nn.Module) else id(owner)]
-        case list() | tuple():
-            return list(value)
-        case dict():
-            return [*value, *value.values()]
-    return []
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  (reading it tells)
-    except ValueError:  # it has no value yet
-        return False
-    return True
+        strides = value.stride() if value.layout == torch.strided else ()
+        yield _Same(type(value))
+        yield f"{value.dtype} {value.shape} {value.device} {value.layout} {strides} {value.requires_grad}"
+    elif isinstance(value, int | float | complex | str | bytes | torch.dtype | torch.device | None):
+        yield repr(value)
+    elif type(value) in (list, tuple, torch.Size):
+        items = cast("Sequence[object]", value)
+        yield f"{type(value).__name__} of {len(items)}"
+        yield from chain.from_iterable(map(_parts, items))
+    elif type(value) is dict:
+        yield f"dict of {len(value)}"
+        yield from chain.from_iterable(map(_parts, chain.from_iterable(value.items())))
+    elif isinstance(value, MethodType | BuiltinMethodType | MethodWrapperType) and value.__self__ is not None:
+        # Python makes a method anew each time that it is asked for
+        yield _Same(value.__func__) if isinstance(value, MethodType) else f"method {value.__name__}"
+        if isinstance(value.__self__, torch.Tensor):
+            yield from _parts(value.__self__)
+        else:
+            yield _Same(value.__self__)
+    else:
+        yield _Same(value)

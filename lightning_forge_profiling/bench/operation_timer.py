@@ -13,7 +13,7 @@ from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.bench.crossover import Point, Setting, Way
 from lightning_forge_profiling.bench.methods import calls_for
 from lightning_forge_profiling.bench.operations import DTYPES, OPERATIONS, Operation
-from lightning_forge_profiling.bench.probe import Probe
+from lightning_forge_profiling.bench.probe import WAITS
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
 from lightning_forge_profiling.hardware.host import free_memory_bytes, processor_name
 from lightning_forge_profiling.hardware.precision import tf32_allowed
@@ -28,20 +28,6 @@ _LONG_CALL: Final = 0.1  # of the time for a point: such a call is warm after on
 _BURST_US: Final = 4000.0  # one synchronization, some 10 µs, is then little of it
 _MOST_IN_BURST: Final = 200  # a few kernels each; the launch queue holds about 1000
 _MEMORY_FACTOR: Final = 2  # of the tensors: libraries take workspace, and a copy lies beside the original
-
-_ABOUT_WAITING: Final = frozenset(
-    Probe(
-        enqueue_us=1.0,
-        device_us=1.0,
-        waits=True,
-        works=True,
-        given_bytes=0,
-        grown_bytes=0,
-        device_allocations=0,
-        calls=1,
-    ).warnings()
-)
-"""What `benchmark` says of a function that waits for the GPU. Each way is timed with its wait, so that is no news."""
 
 
 class OperationTimer:
@@ -161,7 +147,8 @@ def _point(size: int, result: BenchmarkResult, calls: int = 1) -> Point:
         low_us=low / calls,
         high_us=high / calls,
         samples=len(result.samples_us),
-        warnings=tuple(warning for warning in result.warnings if warning not in _ABOUT_WAITING),
+        # Each way is timed with its wait, so that is no news.
+        warnings=tuple(warning for warning in result.warnings if warning != WAITS),
     )
 
 

@@ -7,7 +7,13 @@ from typing import Final
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
 from lightning_forge_profiling.bench.subject import Subject
 
-__all__ = ["Probe", "probe"]
+__all__ = ["WAITS", "Probe", "probe"]
+
+WAITS: Final = (
+    "it waits for the GPU inside (a synchronization such as .item(), CUDA_LAUNCH_BLOCKING=1, or more launches than the "
+    "queue of about 1000 holds): the GPU idles meanwhile, and the time is the host's too"
+)
+"""What is said of a function that does."""
 
 _MOST_CALLS: Final = 10
 _TIME_US: Final = 20_000.0
@@ -46,10 +52,7 @@ class Probe:
         """What of it makes a time less than it seems, in sentences."""
         found = []
         if self.waits:
-            found.append(
-                "it waits for the GPU inside (a synchronization such as .item(), CUDA_LAUNCH_BLOCKING=1, or more "
-                "launches than the queue of about 1000 holds): the GPU idles meanwhile, and the time is the host's too"
-            )
+            found.append(WAITS)
         if not self.works:
             found.append("it puts nothing on the current CUDA stream")
         if self.grown_bytes > 0:

@@ -4,8 +4,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from numbers import Real
-from typing import Any, Final, Self
+from numbers import Integral, Real
+from statistics import median
+from typing import Any, Final, Self, TypeGuard
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from lightning_forge_profiling.bench.picture import draw
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.hardware.clock_watch import ClockSeen
 
-__all__ = ["BenchmarkResult", "in_unit", "median_interval", "median_noise"]
+__all__ = ["BenchmarkResult", "in_unit", "median_interval", "median_noise", "printable"]
 
 _NS: Final = (1e-3, "ns")
 _Z95: Final = 1.96  # of the normal distribution
@@ -39,19 +40,23 @@ def median_noise(samples: Sequence[float]) -> float:
     """
     if len(samples) < _FEWEST:
         return math.inf
-    low, high = median_interval(samples)
-    middle, width = sorted(samples)[len(samples) // 2], high - low
+    ordered = sorted(samples)
+    low, high = median_interval(ordered)
+    middle, width = median(ordered), high - low
     return width / 2 / middle if middle > 0 else (math.inf if width else 0.0)
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """The ends of the 95 % interval of the samples' median.
 
-    They are the samples number n/2 -+ 0.98 sqrt(n) in order, whatever the distribution, and so not as far from the
-    median on both sides; samples count as independent of each other.
+    They are the sample number (n+1)/2 - 0.98 sqrt(n) in order, rounded down, and the same from the other end, whatever
+    the distribution, and so not as far from the median on both sides; samples count as independent of each other.
+
+    By the exact binomial, such an interval holds the true median in 95 % of cases or more for every n from 6 to 3000
+    (summed up, not simulated), and the next narrower one in less, but for 23 of those n, such as 17 and 44.
 
     Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 3.2, with the normal
-    approximation of the binomial.
+    approximation of the binomial and its correction for continuity.
 
     Args:
         samples: in any unit.
@@ -66,8 +71,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     ordered, count = sorted(samples), len(samples)
     if count < _FEWEST:
         return ordered[0], ordered[-1]
-    reach = _Z95 * math.sqrt(count) / 2
-    return ordered[math.ceil(count / 2 - reach) - 1], ordered[math.ceil(count / 2 + reach) - 1]
+    rank = math.floor((count + 1 - _Z95 * math.sqrt(count)) / 2)
+    return ordered[rank - 1], ordered[count - rank]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ class BenchmarkResult:
     Attributes:
         name: what was timed.
         method: how, one of `benchmark`'s methods.
-        device: on what.
+        device: on what, by its name.
         flush_l2: whether the L2 was emptied before each call (cold) or not (hot).
         samples_us: microseconds of one call, by sample, in the order they were taken.
         calls_per_sample: how many calls one sample is the mean of.
@@ -111,11 +116,27 @@ class BenchmarkResult:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("name", "method", "device"):
+            self._refuse_unless(isinstance(getattr(self, name), str), name, "no text")
+        self._refuse_unless(isinstance(self.flush_l2, bool), "flush_l2", "neither True nor False")
+        self._refuse_unless(_is_count(self.calls_per_sample), "calls_per_sample", "no number of calls")
+        for name in ("enqueue_us", "queued_us"):
+            value = getattr(self, name)
+            self._refuse_unless(value is None or _is_time(value), name, "no time")
+        for name in ("allocated_bytes", "threads"):
+            value = getattr(self, name)
+            self._refuse_unless(value is None or _is_count(value), name, "no count")
+        self._refuse_unless(self.clock is None or _is_clock(self.clock), "clock", "no clock")
+        self._refuse_unless(_is_texts(self.warnings), "warnings", "no tuple of sentences")
         if not self.samples_us:
             raise ConfigurationError("A result needs at least one sample.")
         for sample in self.samples_us:
-            if not isinstance(sample, Real) or not 0 <= sample < math.inf:
+            if not _is_time(sample):
                 raise ConfigurationError(f"samples_us has {sample!r} in it, which is no time: microseconds, 0 or more.")
+
+    def _refuse_unless(self, right: bool, name: str, problem: str) -> None:
+        if not right:
+            raise ConfigurationError(f"{name} is {getattr(self, name)!r}, which is {problem}.")
 
     @property
     def median_us(self) -> float:
@@ -130,7 +151,7 @@ class BenchmarkResult:
     @property
     def min_us(self) -> float:
         """The shortest sample."""
-        return min(self.samples_us)
+        return float(min(self.samples_us))
 
     @property
     def p5_us(self) -> float:
@@ -161,7 +182,8 @@ class BenchmarkResult:
     def to_dict(self) -> dict[str, Any]:
         """All fields and what follows from them, as plain values."""
         values = asdict(self)
-        values["samples_us"], values["warnings"] = list(self.samples_us), list(self.warnings)
+        values["samples_us"] = [float(sample) for sample in self.samples_us]  # a float32 is no JSON
+        values["warnings"] = list(self.warnings)
         if self.clock is not None:
             values["clock"]["reasons"] = list(self.clock.reasons)
         for name in ("median_us", "mean_us", "min_us", "p5_us", "p95_us", "iqr_us"):
@@ -191,9 +213,11 @@ class BenchmarkResult:
         if missing:
             raise ConfigurationError(f"This is no result of to_dict() or to_json(): it has no {min(missing)}.")
         try:
-            known["samples_us"], known["warnings"] = tuple(known["samples_us"]), tuple(known.get("warnings", ()))
+            for name in known.keys() & {"samples_us", "warnings"}:
+                known[name] = _as_tuple(name, known[name])
             if known.get("clock") is not None:
-                known["clock"] = ClockSeen(**{**known["clock"], "reasons": tuple(known["clock"]["reasons"])})
+                reasons = _as_tuple("reasons", known["clock"]["reasons"])
+                known["clock"] = ClockSeen(**{**known["clock"], "reasons": reasons})
         except (TypeError, KeyError) as error:
             raise ConfigurationError(f"This is no result of to_dict() or to_json(): {error}.") from error
         return cls(**known)
@@ -215,7 +239,7 @@ class BenchmarkResult:
         """A histogram of the samples, as the text of an SVG file."""
         how = f"{in_unit(self.median_us)} ({self.method}, {self._cache()}) on {self.device}"
         scale, unit = _unit(self.median_us)
-        return draw([sample / scale for sample in self.samples_us], self.name, how, unit=unit)
+        return draw([sample / scale for sample in self.samples_us], printable(self.name), printable(how), unit=unit)
 
     _repr_svg_ = svg  # what a notebook shows
 
@@ -247,7 +271,22 @@ class BenchmarkResult:
         if self.clock is not None:
             lines.append(str(self.clock))
         lines += [f"warning: {warning}" for warning in self.warnings]
-        return "\n  ".join(lines)
+        return "\n  ".join(map(printable, lines))
+
+
+def printable(text: str) -> str:
+    r"""Text that a terminal shows as it is, and XML takes: what is neither space nor printable is escaped.
+
+    Names are the user's, or a file's: control characters, those that turn the direction of writing, lone surrogates.
+
+    Example:
+        >>> print(printable("a \x1b[31mred\nlambda"))
+        a \x1b[31mred lambda
+    """
+    return "".join(
+        " " if character.isspace() else character if character.isprintable() else repr(character)[1:-1]
+        for character in text
+    )
 
 
 def in_unit(us: float) -> str:
@@ -272,3 +311,32 @@ def _unit(us: float) -> tuple[float, str]:
 def _three_digits(value: float) -> str:
     whole = len(str(int(abs(value))))
     return f"{value:.{max(0, 3 - whole)}f}"
+
+
+def _is_number(value: object, kind: type = Real) -> TypeGuard[float]:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_time(value: object) -> bool:
+    return _is_number(value) and 0 <= value < math.inf
+
+
+def _is_count(value: object) -> bool:
+    return _is_number(value, Integral) and value >= 0
+
+
+def _is_clock(value: object) -> bool:
+    if not isinstance(value, ClockSeen):
+        return False
+    numbers = (value.median_mhz, value.min_mhz, value.max_mhz, value.limit_mhz, value.discarded)
+    return all(_is_time(number) for number in numbers) and _is_texts(value.reasons)
+
+
+def _is_texts(values: object) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
+
+
+def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"{name} is no list")
+    return tuple(values)

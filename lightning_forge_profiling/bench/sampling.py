@@ -102,6 +102,7 @@ def warm_up(
     clock_ns: Callable[[], int],
     rest: Callable[[float], None] | None = None,
     *,
+    sets: int = 1,
     max_time_s: float = math.inf,
 ) -> WarmUp:
     """Call until three blocks in a row take the same time within 5 %, for 0.05 to 1 second after the first call.
@@ -112,6 +113,7 @@ def warm_up(
         calls: exactly how many instead, the first among them, which is made in any case.
         clock_ns: the host clock, in nanoseconds.
         rest: lets the device idle for so many seconds between the blocks; None to go on without.
+        sets: how many argument sets there are; a block is whole rounds through them.
         max_time_s: no block is begun after so long either, 0.05 seconds at least.
     """
     most_ns = max(min(max_time_s * 1e9, _MOST_WARM_UP_NS), _LEAST_WARM_UP_NS)
@@ -123,7 +125,7 @@ def warm_up(
             began = clock_ns()
             run(more)
         return WarmUp((clock_ns() - began) / 1e3 / max(more, 1), None)
-    began, size, blocks = clock_ns(), 1, [0.0]
+    began, size, blocks = clock_ns(), sets, [0.0]
     while True:
         start = clock_ns()
         run(size)

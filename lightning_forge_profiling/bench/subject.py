@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import cycle, repeat
+from itertools import chain, cycle, repeat
 from types import FunctionType
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["Subject", "argument_sets", "find_device"]
+__all__ = ["Subject", "argument_sets", "cuda_in_use", "find_device"]
 
 _WRITES: Final = (
     "it writes to its arguments (x.add_() or the like): each call works on what the one before has left, and values "
@@ -85,6 +85,8 @@ def _versions(value: object) -> Iterator[int]:
     if isinstance(value, torch.Tensor):
         if not value.is_inference():  # which nobody counts
             yield value._version  # noqa: SLF001  (documented in PyTorch's notes on autograd, but for the underscore)
+    elif isinstance(value, Mapping):
+        yield from _versions(list(value.values()))
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _versions(item)
@@ -130,16 +132,36 @@ def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: obj
     return [tuple(one) for one in inputs]
 
 
-def find_device(values: object, asked: torch.device | str | int | None) -> torch.device:
-    """Where the function runs.
+def cuda_in_use() -> bool:
+    """Whether anything in this process has used a CUDA device: PyTorch, or another library.
+
+    A child that was forked from a process that has cannot, and does not.
+    """
+    if not torch.cuda.is_available():
+        return False
+    is_initialized: Callable[[], bool] = torch.cuda.is_initialized  # untyped in PyTorch
+    if is_initialized():
+        return True
+    # no public way to ask for what is not PyTorch's
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: False)  # noqa: SLF001
+    try:
+        return any(has_context(index) for index in range(torch.cuda.device_count()))
+    except RuntimeError:  # such a child
+        return False
+
+
+def find_device(values: object, asked: torch.device | str | int | None, *, needs_gpu: bool = False) -> torch.device:
+    """Where the function runs, or may run.
 
     Args:
         values: the function and its arguments, looked through for tensors and modules.
         asked: what the user said.
+        needs_gpu: whether the CPU will not do.
 
     Returns:
-        The device asked for; else the first CUDA device among the values; else the CPU where there are tensors, or
-        no CUDA device at all; else the current CUDA device.
+        The device asked for; else the first CUDA device among the values; else the current CUDA device, for tensors on
+        the CPU say nothing of where a function takes them. Where there is none, or nothing in this process has used it
+        and a GPU is not needed, the CPU.
 
     Raises:
         ConfigurationError: nothing can be timed there.
@@ -155,7 +177,8 @@ def find_device(values: object, asked: torch.device | str | int | None) -> torch
         )
     if asked is None:
         here = found.get("cuda") or next((at for kind, at in found.items() if kind != "cpu"), None)
-        device = here or torch.device("cpu" if found or not torch.cuda.is_available() else "cuda")
+        may_be = torch.cuda.is_available() if needs_gpu else cuda_in_use()
+        device = here or torch.device("cuda" if may_be else "cpu")
     else:
         try:
             device = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
@@ -190,7 +213,7 @@ def _devices(value: object, within: tuple[FunctionType, ...] = ()) -> Iterator[t
     if isinstance(value, torch.Tensor):
         yield value.device
     elif isinstance(value, torch.nn.Module):
-        yield from (parameter.device for parameter in value.parameters())
+        yield from (tensor.device for tensor in chain(value.parameters(), value.buffers()))
     elif isinstance(value, Mapping):
         yield from _devices(list(value.values()), within)
     elif isinstance(value, list | tuple):

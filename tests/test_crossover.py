@@ -1,11 +1,13 @@
 """From which size on the GPU is faster: finding it, measuring for it, and drawing it."""
 
+import io
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
+import matplotlib.image
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,8 @@ def test_curves_that_are_powers_of_the_size_cross_where_they_truly_do():
         ({64: 0.5, 128: 2.0, 256: 8.0, 512: 99.0}, None, "slower at 512, though faster at 64, 128 and 256"),
         ({256: 8.0, 512: 8.0}, 256, "faster at every size, 256 to 512"),
         ({512: 99.0}, None, "not faster at any size, 512"),
+        ({64: 1.0, 128: 2.0, 256: 8.0, 512: 9.0}, 64, "faster from about 64 on"),
+        ({64: 1.0 + 1e-15, 128: 2.0, 256: 8.0, 512: 9.0}, 64, "faster from about 64 on"),
         ({1024: 1.0}, None, "not compared at any size"),
     ],
 )
@@ -94,10 +98,13 @@ def test_a_crossover_is_never_past_the_size_at_which_the_gpu_was_seen_to_be_fast
 def test_curves_of_nonsense_are_refused():
     with pytest.raises(ConfigurationError, match="ascend"):
         curve("cpu", {128: 1.0, 64: 1.0})
+    for times in ({64: 0.0}, {64: float("nan")}, {64: 1e-320}, {64: 1e300}, {2**70: 1.0}, {0: 1.0}):
+        with pytest.raises(ConfigurationError, match="not a point"):
+            curve("cpu", times)
     with pytest.raises(ConfigurationError, match="not a point"):
-        curve("cpu", {64: 0.0})
-    with pytest.raises(ConfigurationError, match="not a point"):
-        curve("cpu", {64: float("nan")})
+        replace(CPU.points[0], samples=-5)
+    with pytest.raises(ConfigurationError, match="one curve for each way, and this one: cpu, cpu"):
+        Explored(name="", meaning="", curves=(CPU, CPU))
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -155,6 +162,37 @@ def test_the_end_of_a_cache_ends_no_curve():
     assert [point.size for point in found.curve("cpu").points] == [*times]
     assert [us for *_, us in machine.asked][3] == pytest.approx(4 * 46_600)
     assert found.curve("cpu").ended == "a call at 32768 would take about 2.56 s"
+
+
+def test_a_call_that_turns_out_longer_than_the_limit_is_kept_and_the_curve_ends_there():
+    """What the first two calls of a curve take, nobody can know."""
+    machine = Machine(cpu={2048: 0.2e6, 4096: 1.5e6}.__getitem__)
+    [found] = measure({"matmul": operation()}, (2048, 4096), ("cpu",), machine, longest_us=0.05e6)
+    assert [point.size for point in found.curve("cpu").points] == [2048]
+    assert found.curve("cpu").ended == "a call at 2048 took 200 ms"
+    [found] = measure({"matmul": operation()}, (2048, 4096), ("cpu",), machine, longest_us=0.3e6)
+    assert [point.size for point in found.curve("cpu").points] == [2048, 4096]
+    assert found.curve("cpu").ended == ""
+
+
+def test_a_curve_of_the_gpu_goes_on_as_long_as_it_may_win():
+    """A convolution as measured: at 8192 the CPU took 6.9 s, where 2.5 s were expected of the copies."""
+    cpu = {2048: 53e3, 4096: 210e3, 8192: 6.9e6}
+    copies = {2048: 159e3, 4096: 634e3, 8192: 2.5e6}
+    machine = Machine(cpu=cpu.__getitem__, copies=copies.__getitem__)
+    [found] = measure({"conv2d": operation(exponent=2)}, (*cpu, 16384), ("cpu", "copies"), machine, longest_us=1e6)
+    assert [point.size for point in found.curve("copies").points] == [*cpu]
+    assert words(found.crossovers[0]) == "faster from about 5900 on"
+    assert [found.curve(way).ended for way in ("cpu", "copies")] == [
+        "a call at 8192 took 6.90 s",
+        "a call at 8192 took 2.50 s",
+    ]
+
+
+def test_a_curve_of_the_gpu_ends_where_it_is_expected_to_lose_and_takes_too_long():
+    machine = Machine(cpu={8: 1e3, 16: 4e3, 32: 2e6}.__getitem__, alone={8: 0.2e6, 16: 0.8e6}.__getitem__)
+    [found] = measure({"one": operation(exponent=2)}, (8, 16, 32), ("cpu", "alone"), machine, longest_us=1e6)
+    assert found.curve("alone").ended == "a call at 32 would take about 3.20 s"
 
 
 def test_a_call_of_a_larger_size_is_not_expected_to_take_less():
@@ -234,7 +272,7 @@ def test_what_the_cpu_cannot_compute_is_said(monkeypatch):
         ([10.0] * 12 + [10.5] * 8, 10.0, 10.5),
         ([10.0, 12.0, 11.0, 19.0, 10.0], 10.0, 19.0),
         ([7.0], 7.0, 7.0),
-        ([float(number) for number in range(1, 101)], 41.0, 60.0),
+        ([float(number) for number in range(1, 101)], 40.0, 61.0),
     ],
 )
 def test_a_point_has_the_true_ends_of_its_medians_interval(samples, low, high):
@@ -336,6 +374,70 @@ def test_pictures_have_the_colours_of_the_page(h200):
     colours = set(re.findall(r"#[0-9a-f]{6}\b", drawn))
     assert len(colours) > 8
     assert [colour for colour in colours if colour not in css] == []
+
+
+LONG = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition $ MIG 1g.24gb"
+
+
+@pytest.mark.parametrize("names", [{}, {"gpu": LONG, "cpu": LONG}, {"gpu": "W" * 99, "cpu": "W" * 99}])
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_is_cut_off_at_the_edge_of_a_picture(h200, count, names):
+    result = replace(h200, operations=h200.operations[-count:], setting=replace(h200.setting, **names))
+    assert edges(draw_result(result, LIGHT, "png")) == {1.0}
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_nothing_is_cut_off_at_the_edge_of_an_operations_picture(h200, narrow):
+    assert edges(draw_operation(h200.operations[-1], LIGHT, "png", narrow=narrow)) == {1.0}
+
+
+def edges(png):
+    """What is in the outermost pixels: 1.0 alone where they are white."""
+    pixels = matplotlib.image.imread(io.BytesIO(png))
+    return set(np.concatenate([part.ravel() for part in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:])]))
+
+
+def drawn_texts(svg):
+    """All texts of a picture, which Matplotlib draws as outlines with the text in a comment before them."""
+    return [text.strip() for text in re.findall("<!-- (.*?) -->", svg.decode(), re.DOTALL)]
+
+
+@pytest.mark.parametrize(
+    ("times", "labels"),
+    [
+        ({64: 5.0}, ["500 ns", "1 µs", "2 µs", "5 µs", "10 µs"]),
+        ({64: 4.99, 128: 4.98}, ["1 µs", "2 µs", "5 µs"]),
+        ({64: 30.0, 128: 50.0, 256: 120.0}, ["10 µs", "20 µs", "50 µs", "100 µs"]),
+        ({64: 3.0, 128: 950.0}, ["1 µs", "10 µs", "100 µs", "1 ms"]),
+        ({64: 1.0, 128: 1e9}, ["1 µs", "100 µs", "10 ms", "1 s", "100 s"]),
+    ],
+)
+def test_an_axis_of_any_length_has_its_times_in_units(times, labels):
+    texts = drawn_texts(draw_operation(Explored(name="", meaning="", curves=(curve("cpu", times),)), LIGHT, "svg"))
+    units = [text for text in texts if re.fullmatch(r"[\d.]+ .?s", text)]
+    assert units == labels
+    assert set(texts) - set(units) == {*map(str, times), "size n", "time of a call", "CPU"}
+
+
+def test_sizes_that_lie_close_together_have_one_label():
+    times = {size: float(size) for size in (100, 101, 102, 300, 1000, 1023, 1024, 100_000)}
+    for narrow, shown in ((False, ["100", "300", "1000", "100000"]), (True, ["100", "1000", "100000"])):
+        operation = Explored(name="", meaning="", curves=(curve("cpu", times),))
+        texts = drawn_texts(draw_operation(operation, LIGHT, "svg", narrow=narrow))
+        assert [text for text in texts if text.isdecimal()] == shown
+
+
+def test_one_thread_is_not_called_one_threads(h200):
+    setting = replace(h200.setting, threads=1)
+    drawn = drawn_texts(draw_result(replace(h200, setting=setting, operations=h200.operations[:1]), LIGHT, "svg"))
+    assert [text for text in drawn if "(1 thread), float32" in text] != []
+    with pytest.raises(ConfigurationError, match="one thread at least"):
+        replace(setting, threads=-5)
+
+
+def test_a_result_without_a_point_is_drawn(h200):
+    empty = Explored(name="add", meaning="", curves=(Curve(way="cpu", points=(), ended="no memory"),))
+    assert draw_result(replace(h200, operations=(empty,)), LIGHT, "png")
 
 
 def test_names_are_no_formulas_and_a_curve_may_be_empty(h200):

@@ -118,6 +118,10 @@ def test_neither_torch_nor_matplotlib_is_loaded_where_it_is_not_needed(tmp_path)
         (["--sizes", "0:64"], "neither a range"),
         (["--sizes", "64,"], "neither a range"),
         (["--sizes", "1:2:3"], "neither a range"),
+        (["--sizes", f"64,1{'0' * 400}", "--ops", "add"], "argument --sizes: a size is 1000000000 at most"),
+        (["--sizes", f"64:{'9' * 5000}"], "argument --sizes: a size is 1000000000 at most"),
+        (["--sizes", "1000000001"], "argument --sizes: a size is 1000000000 at most"),
+        (["--sizes", "\u0660,64"], "neither a range"),
         (["--max-time", "0"], "'0' is not a number of seconds"),
         (["--max-time", "nan"], "'nan' is not a number of seconds"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
@@ -152,6 +156,28 @@ def test_a_file_that_another_would_overwrite_is_refused(tmp_path):
     assert fails(forge("crossover", "--from", copy, "--html", link), "--from and --html both name")
     assert copy.read_bytes() == H200.read_bytes()
     assert forge("crossover", "--from", copy, "--png", "/dev/null", "--svg", "/dev/null").returncode == 0
+
+
+def test_two_files_of_which_one_has_the_others_name_and_an_ending_are_both_written(tmp_path):
+    page, numbers = tmp_path / "b", tmp_path / "b.tmp"
+    done = forge("crossover", "--from", H200, "--html", page, "--json", numbers)
+    assert done.returncode == 0, done.stderr
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert read_crossover(numbers) == read_crossover(H200)
+    assert sorted(tmp_path.iterdir()) == [page, numbers]
+
+
+def test_the_largest_size_is_one_that_does_not_fit():
+    done = forge("crossover", "--ops", "add", "--sizes", "8,16,1000000000", *QUICK, environment=NO_GPU)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^CPU: no larger size: .*1000000000", done.stdout, re.MULTILINE)
+
+
+def test_a_first_call_that_takes_too_long_ends_its_curve():
+    done = forge("crossover", "--ops", "add", "--sizes", "2048,4096", "--max-time", "1e-6", environment=NO_GPU)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^CPU: no larger size: a call at 2048 took [\d.]+ [mµ]s$", done.stdout, re.MULTILINE)
+    assert not re.search(r"^ *4096 ", done.stdout, re.MULTILINE)
 
 
 def test_a_file_that_cannot_be_written_takes_nothing_else_with_it(tmp_path):
@@ -212,6 +238,12 @@ def test_a_matplotlib_that_cannot_draw_is_found_before_the_measuring(content, co
         lambda found: found["operations"][0]["curves"][0]["points"].reverse(),
         lambda found: found["operations"][0]["curves"][0]["points"][0].update(us=-1.0),
         lambda found: found["operations"][0]["curves"][0]["points"][0].update(size="64"),
+        lambda found: found["operations"][0]["curves"][0]["points"][-1].update(size=2**70),
+        lambda found: found["operations"][0]["curves"][0]["points"][0].update(us=1e-320, low_us=1e-320),
+        lambda found: found["operations"][0]["curves"][0]["points"][0].update(us=1e300, high_us=1e300),
+        lambda found: found["operations"][0]["curves"][0]["points"][0].update(samples=-5),
+        lambda found: found["operations"][0]["curves"][1].update(way="cpu"),
+        lambda found: found["setting"].update(threads=-5),
     ],
 )
 def test_a_file_that_is_something_else_is_refused(change, tmp_path):

@@ -43,6 +43,17 @@ def test_it_needs_nothing_from_elsewhere_and_is_always_the_same():
     assert len(page) < 2_000_000
 
 
+def test_what_is_said_of_an_operation_stands_under_its_way():
+    """Also where the first was not run in each: in a file, that may be."""
+    first, second, *_ = H200.operations
+    page = crossover_page(replace(H200, operations=(replace(first, curves=first.curves[::3]), second)))
+    verdict = page.split("<tbody>")[0].split("<table>")[1] + page.split("<tbody>")[1].split("</tbody>")[0]
+    cells = re.findall("<t[dh](?: [^>]*)?>(.*?)</t[dh]>", verdict)
+    assert cells[:4] == ["operation", "GPU, in a stream", "GPU, one call", "GPU, with copies"]
+    assert cells[4:8] == ["matmul", "", "", "faster from about 790 on"]
+    assert cells[8:10] == ["add", "faster from about 200 on"]
+
+
 page_of = cache(crossover_page)  # drawing takes seconds
 
 

@@ -60,8 +60,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--max-time",
         type=_seconds,
         metavar="S",
-        help="sample no longer than S seconds for a point, and end a curve where one call would take longer "
-        f"(default: {_MAX_TIME_S:g})",
+        help="sample no longer than S seconds for a point, and end a curve where one call is expected to take longer, "
+        f"and on the GPU longer than on the CPU too (default: {_MAX_TIME_S:g})",
     )
     parser.add_argument(
         "--from",
@@ -94,12 +94,17 @@ def _sizes(text: str) -> tuple[int, ...]:
         >>> _sizes("64:512"), _sizes("300,100")
         ((64, 128, 256, 512), (100, 300))
     """
+    from lightning_forge_profiling.bench.crossover import MOST_SIZE  # noqa: PLC0415  (start fast)
+
     first, colon, last = text.partition(":")
-    parts = [first, last] if colon else text.split(",")
-    if all(part.isdecimal() and int(part) > 0 for part in parts):
+    parts = [part.lstrip("0") for part in ([first, last] if colon else text.split(","))]
+    if all(part.isascii() and part.isdecimal() for part in parts):
+        if any(len(part) > len(str(MOST_SIZE)) or int(part) > MOST_SIZE for part in parts):
+            raise argparse.ArgumentTypeError(f"a size is {MOST_SIZE} at most")
+        sizes = [int(part) for part in parts]
         if not colon:
-            return tuple(sorted({int(part) for part in parts}))
-        size, most = int(first), int(last)
+            return tuple(sorted(set(sizes)))
+        size, most = sizes
         if size <= most:
             return tuple(size * 2**k for k in range((most // size).bit_length()))
     raise argparse.ArgumentTypeError(f"{text!r} is neither a range such as 64:8192 nor a list such as 100,300,1000")

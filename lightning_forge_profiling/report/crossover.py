@@ -10,11 +10,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_forge_profiling.bench.crossover import Crossover, CrossoverResult, Curve, Explored, Point, Way
+from lightning_forge_profiling.bench.crossover import (
+    Crossover,
+    CrossoverResult,
+    Curve,
+    Explored,
+    Point,
+    Setting,
+    Way,
+)
 from lightning_forge_profiling.bench.result import in_unit
 from lightning_forge_profiling.report.text import plain
 
-__all__ = ["NO_GPU", "WAY_NAMES", "about_size", "ends", "facts", "print_crossover", "warnings", "words"]
+__all__ = ["NO_GPU", "WAY_NAMES", "about_size", "ends", "facts", "print_crossover", "threads", "warnings", "words"]
 
 WAY_NAMES: Final = MappingProxyType[Way, str](
     {"cpu": "CPU", "stream": "GPU, in a stream", "alone": "GPU, one call", "copies": "GPU, with copies"}
@@ -45,7 +53,7 @@ def words(crossover: Crossover) -> str:
     Example:
         >>> words(Crossover(way="stream", compared=(64, 128, 256), size=187.3, low=180.0, high=190.0))
         'faster from about 190 on'
-        >>> words(Crossover(way="stream", compared=(64, 128), size=64.0, low=64.0, high=64.0))
+        >>> words(Crossover(way="stream", compared=(64, 128), size=64.0, low=64.0, high=64.0, everywhere=True))
         'faster at every size, 64 to 128'
         >>> words(Crossover(way="copies", compared=(64, 128), size=None, low=None, high=None))
         'not faster at any size, 64 to 128'
@@ -78,14 +86,18 @@ def _uncertain(crossover: Crossover) -> str:
     return " (within the noise, from no size on)"
 
 
+def threads(setting: Setting) -> str:
+    """How many of the CPU's threads there were, in words."""
+    return f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
+
+
 def facts(result: CrossoverResult) -> list[tuple[str, str]]:
     """Where and how it was measured: names and values."""
     setting = result.setting
     versions = f"{setting.torch} ({setting.platform})" if setting.platform else setting.torch
-    threads = f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
     found = [
         ("GPU", setting.gpu or "none"),
-        ("CPU", f"{setting.cpu}, {threads}"),
+        ("CPU", f"{setting.cpu}, {threads(setting)}"),
         ("Type", setting.dtype),
         ("TF32", setting.tf32),
         ("PyTorch", versions),

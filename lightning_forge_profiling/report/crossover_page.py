@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Final
 
-from lightning_forge_profiling.bench.crossover import CrossoverResult, Curve, Explored
+from lightning_forge_profiling.bench.crossover import GPU_WAYS, CrossoverResult, Curve, Explored
 from lightning_forge_profiling.bench.result import in_unit
 from lightning_forge_profiling.report.crossover import NO_GPU, WAY_NAMES, ends, facts, warnings, words
 from lightning_forge_profiling.report.crossover_plot import DARK, LIGHT, Theme, draw_operation
@@ -50,13 +50,14 @@ def _list(texts: list[str]) -> str:
 
 
 def _crossovers(result: CrossoverResult) -> str:
-    ways = [crossover.way for crossover in result.operations[0].crossovers] if result.operations else []
+    found = [(operation, {one.way: words(one) for one in operation.crossovers}) for operation in result.operations]
+    ways = [way for way in GPU_WAYS if any(way in said for _, said in found)]
     head = "".join(f"<th>{WAY_NAMES[way]}</th>" for way in ways)
     rows = "".join(
         f'<tr><th scope="row">{_text(operation.name)}</th>'
-        + "".join(f"<td>{escape(words(crossover))}</td>" for crossover in operation.crossovers)
+        + "".join(f"<td>{escape(said.get(way, ''))}</td>" for way in ways)
         + "</tr>"
-        for operation in result.operations
+        for operation, said in found
     )
     return _scrolling(f"<th>operation</th>{head}", rows)
 

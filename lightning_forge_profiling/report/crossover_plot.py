@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from lightning_forge_profiling.bench.crossover import CrossoverResult, Explored, Way
 from lightning_forge_profiling.bench.result import in_unit
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.report.crossover import WAY_NAMES, about_size
+from lightning_forge_profiling.report.crossover import WAY_NAMES, about_size, threads
 from lightning_forge_profiling.report.text import short
 
 if TYPE_CHECKING:
@@ -66,9 +67,17 @@ _DPI: Final = 150
 _MOST_COLUMNS: Final = 2
 _ALONE_INCHES: Final = (7.6, 4.4)
 _NARROW_INCHES: Final = (4.0, 4.2)  # on a telephone some 350 pixels wide: text of 9.5 points is then 11 pixels high
-_HEADING_INCHES: Final = 0.6
+_HEADING_INCHES: Final = 0.6  # of one line, and one of the legend
+_LINE_INCHES: Final = 0.22  # of each more
+_HEADING_MARGINS_INCHES: Final = 0.25
+_AXIS_INCHES: Final = 0.9  # left of a panel, with its labels
+_HEADING_POINTS: Final = 11
+_TITLE_POINTS: Final = 9.5
 _LONGEST_NAME: Final = 60
 _TICKS_PER_INCH: Final = 1.8
+_SPARSE: Final = 100.0  # an axis that is no longer has a label at 1, 2 and 5; a longer one has two powers of ten
+_SHORTEST_AXIS: Final = 10.0
+_ROUNDING: Final = 1 - 1e-9
 
 
 def rehearse(kind: Format) -> None:
@@ -110,10 +119,8 @@ def draw_operation(operation: Explored, theme: Theme, kind: Format, *, narrow: b
         figure = Figure(figsize=inches, layout="constrained")
         axes = figure.subplots()
         _draw(axes, operation, theme, most_ticks=round(inches[0] * _TICKS_PER_INCH))
-        if axes.lines and narrow:
-            figure.legend(loc="outside upper left", ncols=2, fontsize=9, frameon=False)
-        elif axes.lines:
-            axes.legend(loc="upper left", fontsize=9, frameon=False)
+        if axes.lines:
+            figure.legend(loc="outside upper left", ncols=2 if narrow else 4, fontsize=9, frameon=False)
         return _file(figure, kind)
 
 
@@ -134,22 +141,31 @@ def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
         columns = min(_MOST_COLUMNS, len(result.operations))
         rows = math.ceil(len(result.operations) / columns)
         width, height = _PANEL_INCHES
-        figure = Figure(figsize=(columns * width, rows * height + _HEADING_INCHES), layout="constrained")
+        heading = _wrapped(_heading(result), columns * width - _HEADING_MARGINS_INCHES, _HEADING_POINTS)
+        titles = [
+            _wrapped(f"{_short(one.name)}: {_short(one.meaning)}", width - _AXIS_INCHES, _TITLE_POINTS)
+            for one in result.operations
+        ]
+        in_a_row = 2 * columns  # more entries of the legend would be cut off
+        ways = {curve.way for operation in result.operations for curve in operation.curves if curve.points}
+        more_lines = heading.count("\n") + (len(ways) > in_a_row)
+        inches = (columns * width, rows * height + _HEADING_INCHES + more_lines * _LINE_INCHES)
+        figure = Figure(figsize=inches, layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False)
         for axes in panels.flat[len(result.operations) :]:
             axes.set_axis_off()
-        for axes, operation in zip(panels.flat, result.operations, strict=False):
+        for axes, operation, title in zip(panels.flat, result.operations, titles, strict=False):
             _draw(axes, operation, theme, most_ticks=round(width * _TICKS_PER_INCH))
-            axes.set_title(f"{_safe(operation.name)}: {_safe(operation.meaning)}", fontsize=9.5, loc="left")
+            axes.set_title(title, fontsize=_TITLE_POINTS, loc="left")
         lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
         figure.legend(
             lines.values(),
             lines.keys(),
-            title=_heading(result),
-            title_fontsize=11,
+            title=heading,
+            title_fontsize=_HEADING_POINTS,
             alignment="left",
             loc="outside upper left",
-            ncols=len(lines),
+            ncols=in_a_row,
             frameon=False,
         )
         return _file(figure, kind)
@@ -157,17 +173,37 @@ def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
 
 def _heading(result: CrossoverResult) -> str:
     setting = result.setting
-    cpu = f"{_safe(setting.cpu)} ({setting.threads} threads)"
-    return f"{_safe(setting.gpu)} against {cpu}, {setting.dtype}" if setting.gpu else f"{cpu}, {setting.dtype}"
+    cpu = f"{_short(setting.cpu)} ({threads(setting)}), {_short(setting.dtype)}"
+    return f"{_short(setting.gpu)} against {cpu}" if setting.gpu else cpu
 
 
-def _safe(text: str) -> str:
-    """Text that is shown as it is: a dollar sign would begin a formula."""
-    return short(text, _LONGEST_NAME).replace("$", r"\$")
+def _short(text: str) -> str:
+    return short(text, _LONGEST_NAME)
+
+
+def _wrapped(text: str, inches: float, points: float) -> str:
+    """Text in as many lines as it takes, shown as it is: a dollar sign would begin a formula."""
+    from matplotlib.font_manager import FontProperties  # noqa: PLC0415  (only where something is drawn)
+    from matplotlib.textpath import text_to_path  # noqa: PLC0415
+
+    font = FontProperties(size=points)
+
+    def fits(line: str) -> bool:
+        return text_to_path.get_text_width_height_descent(line, font, ismath=False)[0] <= 72 * inches
+
+    tried = (textwrap.wrap(text, columns) for columns in range(len(text), 0, -1))
+    lines = next((lines for lines in tried if all(map(fits, lines))), [text])
+    return "\n".join(lines).replace("$", r"\$")
 
 
 def _draw(axes: "Axes", operation: Explored, theme: Theme, *, most_ticks: int) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator  # noqa: PLC0415
+    from matplotlib.ticker import (  # noqa: PLC0415  (only where something is drawn)
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        NullFormatter,
+        NullLocator,
+    )
 
     for curve in operation.curves:
         if not curve.points:
@@ -188,8 +224,11 @@ def _draw(axes: "Axes", operation: Explored, theme: Theme, *, most_ticks: int) -
     axes.xaxis.set_major_locator(FixedLocator(_some(operation.sizes, most_ticks)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(base=10))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: _power_of_ten(us)))
+    low, high = _times(*axes.get_ylim())
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high <= _SPARSE * low else (1.0,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: _round_time(us)))
+    axes.yaxis.set_minor_formatter(NullFormatter())  # the default's are powers of ten, without a unit
     axes.set_xlabel("size n")
     axes.set_ylabel("time of a call")
     axes.grid(visible=True, which="major", color=theme.line, linewidth=0.8)
@@ -201,9 +240,7 @@ def _draw(axes: "Axes", operation: Explored, theme: Theme, *, most_ticks: int) -
 
 def _mark(axes: "Axes", operation: Explored, theme: Theme) -> None:
     """A line down to the axis at each crossover between two sizes, and the size beside it."""
-    low, high = axes.get_ylim()
-    low /= 3  # room for the sizes
-    axes.set_ylim(low, high)
+    low, _ = axes.get_ylim()
     inside = [one for one in operation.crossovers if one.size is not None and not one.everywhere]
     for row, crossover in enumerate(sorted(inside, key=lambda one: one.size or 0.0, reverse=True)):
         at = (crossover.size or 0.0, crossover.us or 0.0)
@@ -228,12 +265,23 @@ def _mark(axes: "Axes", operation: Explored, theme: Theme) -> None:
         )
 
 
-def _some(sizes: Sequence[int], most: int) -> Sequence[int]:
-    """No more sizes than there is room for."""
-    return sizes[:: math.ceil(len(sizes) / most)] if sizes else sizes
+def _some(sizes: Sequence[int], most: int) -> list[int]:
+    """No more sizes than there is room for, on a logarithmic axis."""
+    found: list[int] = []
+    for size in sizes:
+        if not found or math.log(size / found[-1]) * (most - 1) > math.log(sizes[-1] / sizes[0]) * _ROUNDING:
+            found.append(size)
+    return found
 
 
-def _power_of_ten(us: float) -> str:
+def _times(low: float, high: float) -> tuple[float, float]:
+    """The ends of the axis: with room for the sizes below, and two labels."""
+    low /= 3
+    more = max(_SHORTEST_AXIS * low / high, 1.0) ** 0.5
+    return low / more, high * more
+
+
+def _round_time(us: float) -> str:
     return in_unit(us).replace(".00", "").replace(".0", "")
 
 

@@ -1,8 +1,10 @@
 """The reports as files beside a trace."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
 
@@ -76,11 +78,13 @@ def write_file(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
-    part = path.with_name(path.name + ".tmp")
+    part = path.with_name(f".{token_hex(8)}.tmp")  # no name of a user's
     try:
-        part.write_bytes(content)
+        with part.open("xb") as file:
+            file.write(content)
         part.replace(path)
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, str(path)) from exc  # names the file that was asked for
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it has become the file, or was never made
+            part.unlink()

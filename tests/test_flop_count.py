@@ -1,6 +1,9 @@
 """`count_flops`: what one batch costs, against counts by hand, and with nothing changed by it."""
 
+import functools
+import logging
 import random
+import threading
 from collections import UserDict
 from dataclasses import dataclass
 
@@ -8,9 +11,15 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import torchmetrics
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -132,6 +141,97 @@ def test_a_convolution_agrees_with_pytorch_on_real_tensors():
     with FlopCounterMode(display=False) as counter:
         net(x).sum().backward()
     assert count_flops(net, x).total == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize(("layer", "dimensions", "stride"), [(nn.Conv1d, 1, 2), (nn.Conv2d, 2, 1), (nn.Conv3d, 3, 2)])
+def test_a_grouped_convolution_counts_by_hand(layer, dimensions, stride, groups):
+    net = layer(8, 16, 3, stride=stride, padding=1, groups=groups)
+    x = torch.randn(2, 8, *[6] * dimensions, requires_grad=True)
+    # each of 16 channels at each position of the output sums three numbers in each direction of 8 / groups channels
+    product = 2 * 2 * 16 * (6 // stride) ** dimensions * 3**dimensions * 8 // groups
+    counted = count_flops(net, x)
+    assert (counted.forward, counted.backward) == (product, 2 * product)
+    assert count_flops(net, x.detach()).backward == product, "the weight's gradient alone"
+    assert count_flops(net.requires_grad_(requires_grad=False), x).backward == product, "the input's alone"
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_transposed_convolution_counts_by_hand(stride, groups):
+    net = nn.ConvTranspose2d(8, 16, 3, stride=stride, groups=groups)
+    x = torch.randn(2, 8, 6, 6, requires_grad=True)
+    # each number of the input goes to three by three positions of 16 / groups channels
+    product = 2 * x.numel() * 9 * 16 // groups
+    counted = count_flops(net, x)
+    assert (counted.forward, counted.backward) == (product, 2 * product)
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.wide, self.narrow = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
+
+    def forward(self, x):
+        y = self.narrow(F.gelu(self.wide(self.depthwise(x).permute(0, 2, 3, 1))))
+        return x + y.permute(0, 3, 1, 2)
+
+
+def test_a_depthwise_convolutions_backward_is_no_full_ones():
+    positions, channels = 2 * 14 * 14, 96
+    depthwise, pointwise = 2 * positions * channels * 49, 2 * 2 * positions * channels * 4 * channels
+    counted = count_flops(ConvNeXtBlock(channels), torch.randn(2, channels, 14, 14))
+    assert counted.forward == depthwise + pointwise
+    assert counted.backward == depthwise + 2 * pointwise
+    assert counted.by_operator["aten.convolution_backward"] == depthwise
+
+
+class Encodes(nn.Module):
+    """A head behind a frozen encoder."""
+
+    def __init__(self, encoder, *, no_grad):
+        super().__init__()
+        self.encoder = encoder.eval() if no_grad else encoder.requires_grad_(requires_grad=False).eval()
+        self.no_grad = no_grad
+        self.head = nn.Linear(D, D)
+
+    def forward(self, x):
+        with torch.set_grad_enabled(not self.no_grad):
+            x = self.encoder(x, x, x)[0] if isinstance(self.encoder, nn.MultiheadAttention) else self.encoder(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("no_grad", [False, True])
+@pytest.mark.parametrize(
+    ("encoder", "products"),
+    [
+        (lambda: nn.MultiheadAttention(D, 4, batch_first=True), 4),
+        (lambda: nn.TransformerEncoderLayer(D, 4, 4 * D, batch_first=True), 12),
+        (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 4, 4 * D, batch_first=True), 1), 12),
+    ],
+)
+def test_a_frozen_encoder_counts_in_full(encoder, products, no_grad):
+    net = Encodes(encoder(), no_grad=no_grad)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    counted = count_flops(net, batch()[0])
+    scores = 2 * B * S * S * D
+    assert counted.forward == products * PRODUCT + 2 * scores + PRODUCT
+    assert (counted.backward, counted.uncounted) == (PRODUCT, ())
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.parametrize("multiply", [torch.sparse.mm, torch.matmul])
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_a_product_with_a_sparse_matrix_counts_as_dense(multiply, layout):
+    class Graph(nn.Linear):
+        def forward(self, adjacency, x):
+            return multiply(adjacency, super().forward(x))
+
+    counted = count_flops(Graph(D, D), (getattr(torch.eye(S), layout)(), torch.randn(S, D)))
+    assert counted.forward == 2 * S * D * D + 2 * S * S * D
+    assert counted.uncounted == ()
 
 
 def test_a_lightning_modules_training_step_is_counted():
@@ -279,6 +379,35 @@ def test_what_has_no_formula_is_named():
     assert counted.forward == PRODUCT
 
 
+class Normalized(nn.Linear):
+    def forward(self, x):
+        return torch.linalg.cross(F.normalize(super().forward(x), dim=-1)[..., :3], x[..., :3])
+
+
+class Quantized(nn.Linear):
+    def forward(self, x):
+        weight = torch.zeros(D, D, dtype=torch.int8, device=x.device)
+        scales = torch.ones(D, dtype=torch.bfloat16, device=x.device)
+        return super().forward(x) + torch._weight_int8pack_mm(x.flatten(0, 1).bfloat16(), weight, scales).view_as(x)
+
+
+def test_what_is_no_product_is_no_gap():
+    assert count_flops(Normalized(D, D), batch()[0]).uncounted == ()
+
+
+def test_a_quantized_product_is_named():
+    assert count_flops(Quantized(D, D), batch()[0]).uncounted == ("aten._weight_int8pack_mm",)
+
+
+def test_the_backward_pass_counts_in_inference_mode_too():
+    x = batch()[0]
+    expected = count_flops(Net(), x)
+    with torch.inference_mode():
+        assert count_flops(Net(), x) == expected
+        assert count_flops(Net(), torch.zeros_like(x)) == expected, "a tensor that records nothing"
+        assert torch.is_inference_mode_enabled()
+
+
 class LooksAtValues(nn.Linear):
     def forward(self, x):
         return super().forward(x) * x.sum().item()
@@ -289,22 +418,259 @@ class NeedsItsTrainer(Lit):
         return self.trainer.global_step
 
 
+class NeedsItsLogger(Lit):
+    def training_step(self, batch, batch_idx):
+        self.logger.log_metrics({})
+
+
 class CannotBeCopied(nn.Linear):
     def __deepcopy__(self, memo):
         raise RuntimeError("one of a kind")
 
 
+class WithALock(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(D, D))
+        self[0].lock = threading.Lock()
+
+
+CONSTANT = torch.ones(D)
+
+
+class UsesAGlobal(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - CONSTANT)
+
+
+class Flex(Attention):
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return flex_attention(q, k, v)
+
+
+class NestsInside(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.nested.as_nested_tensor(list(x), layout=torch.jagged))
+
+
+class WantsMore(nn.Linear):
+    def forward(self, x, y):
+        return super().forward(x + y)
+
+
+INSIDE = r"count the network inside: count_flops\(module.net, inputs\)\.$"
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (lambda: LooksAtValues(D, D), "LooksAtValues cannot be counted on shapes alone .*_local_scalar"),
-        (NeedsItsTrainer, r"count the network inside: count_flops\(module.net, inputs\)"),
-        (lambda: CannotBeCopied(D, D), "it cannot be copied .*one of a kind.* before it is wrapped"),
+        (
+            lambda: LooksAtValues(D, D),
+            f"^LooksAtValues cannot be counted on shapes .*_scalar.* looks at values.* {INSIDE}",
+        ),
+        (NeedsItsTrainer, f"looks at its Trainer, and has none here: {INSIDE}"),
+        (NeedsItsLogger, f"'log_metrics'.* its logger or .* {INSIDE}"),
+        (lambda: CannotBeCopied(D, D), r"because it cannot be copied \(RuntimeError: one of a kind\)\.$"),
+        (WithALock, r"WithALock cannot be counted, because its attribute 0\.lock cannot be copied .*lock' object\)\.$"),
+        (lambda: nn.LazyLinear(D), "has parameters without a shape yet. Run it once with a batch"),
+        (lambda: nn.LazyBatchNorm1d(affine=False), "has parameters without a shape yet"),
+        (lambda: UsesAGlobal(D, D), "neither its own nor the batch's.* a buffer"),
+        (Flex, "flex_attention has no count: have scaled_dot_product_attention in its place"),
+        (lambda: Flex().requires_grad_(requires_grad=False), "flex_attention has no count"),
+        (lambda: NestsInside(D, D), "Nested tensors cannot be counted: .* a padded batch"),
+        (lambda: WantsMore(D, D), r"missing 1 required positional argument: 'y'\)\.$"),
+        (lambda: None, r"takes a module \(torch.nn.Module\) and a batch; a NoneType is no module"),
+        (lambda: batch, "a function is no module"),
+        (lambda: Net, "the class Net is no module"),
     ],
 )
 def test_what_cannot_be_counted_says_why_and_what_to_do(module, message):
     with pytest.raises(ConfigurationError, match=message):
         count_flops(module(), batch()[0])
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_batch_is_refused(layout):
+    nested = torch.nested.nested_tensor([torch.randn(3, D), torch.randn(5, D)], layout=layout)
+    with pytest.raises(ConfigurationError, match=r"^Nested tensors cannot be counted: .* a padded batch\.$"):
+        count_flops(nn.Linear(D, D), nested)
+
+
+def test_a_batch_that_cannot_be_copied_is_named():
+    with pytest.raises(ConfigurationError, match="because the batch cannot be copied"):
+        count_flops(nn.Linear(D, D), {"input": batch()[0], "lock": threading.Lock()})
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda net, mesh: fully_shard(net, mesh=mesh),
+        lambda net, mesh: nn.Sequential(fully_shard(net, mesh=mesh)),
+        lambda net, mesh: parallelize_module(net, mesh, ColwiseParallel()),
+        lambda net, mesh: nn.parallel.DistributedDataParallel(net),
+    ],
+)
+def test_a_wrapped_module_is_to_be_counted_before(wrap, mesh):
+    with pytest.raises(ConfigurationError, match=r"\)\. Count it before it is wrapped or sharded\.$"):
+        count_flops(wrap(nn.Linear(D, D), mesh), batch()[0])
+
+
+class Draws(nn.Linear):
+    def __init__(self):
+        super().__init__(D, D)
+        self.generators = [torch.Generator()]
+
+    def forward(self, x):
+        self.generators[0].manual_seed(0)
+        return super().forward(x * torch.rand(x.shape, generator=self.generators[0]))
+
+
+def test_a_generator_is_copied():
+    net, held = Draws(), torch.Generator()
+    held.manual_seed(7)
+    net.generators[0].manual_seed(7)
+    assert count_flops(net, batch()[0]).forward == PRODUCT
+    assert torch.equal(net.generators[0].get_state(), held.get_state())
+
+
+@functools.lru_cache
+def causal(length):
+    return torch.ones(length, length, dtype=torch.bool).triu(1)
+
+
+@functools.cache
+def rotary(length):
+    return {"tables": (torch.ones(length, 1), [torch.ones(length, 1)])}
+
+
+class Masked(L.LightningModule):
+    def __init__(self, *, fails=False):
+        super().__init__()
+        self.layer = nn.Linear(D, D)
+        self.fails = fails
+
+    def training_step(self, x):
+        y = self.layer(x) * rotary(S)["tables"][1][0]
+        weights = (y @ y.mT).masked_fill(causal(S), -1e9).softmax(-1)
+        if self.fails:
+            weights.sum().item()
+        return (weights @ y).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.fixture
+def _clean():
+    for cached in (causal, rotary):
+        cached.cache_clear()
+    yield
+    for cached in (causal, rotary):
+        cached.cache_clear()
+
+
+def logged(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.endswith("flop_count")]
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_cache_that_was_filled_by_counting_is_named_and_once_cleared_the_run_goes_on(caplog):
+    module, x = Masked(), batch()[0]
+    counted = count_flops(module, x)
+    assert counted.forward == PRODUCT + 2 * 2 * B * S * S * D
+    (message,) = logged(caplog)
+    assert "Counting Masked has left tensors without data in a cache" in message
+    clear = f"Call {__name__}.causal.cache_clear() and {__name__}.rotary.cache_clear() before the module runs"
+    assert clear in message
+    with pytest.raises(ConfigurationError, match="tensor of an earlier count is left"):
+        count_flops(module, x)
+    causal.cache_clear()
+    rotary.cache_clear()
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(max_steps=2, accelerator="cpu", enable_model_summary=False, **options)
+    trainer.fit(module, torch.utils.data.DataLoader(torch.randn(4, S, D), batch_size=B))
+    assert trainer.global_step == 2
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_cache_that_a_failing_step_filled_is_named_too(caplog):
+    with pytest.raises(ConfigurationError, match="looks at values"):
+        count_flops(Masked(fails=True), batch()[0])
+    (message,) = logged(caplog)
+    assert "causal.cache_clear() and " in message
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_cache_that_a_run_filled_before_is_said_to_mix(caplog):
+    module, x = Masked(), batch()[0]
+    module.training_step(x)
+    with pytest.raises(ConfigurationError, match="clear a cache that was filled before"):
+        count_flops(module, x)
+    assert logged(caplog) == []
+
+
+def test_what_a_hook_keeps_is_told(caplog):
+    kept = {}
+    net = nn.Sequential(nn.Linear(D, D))
+    net[0].register_forward_hook(lambda *given: kept.update(out=given[-1]))
+    count_flops(net, batch()[0])
+    (message,) = logged(caplog)
+    assert "something outside of the module" in message
+    assert str((B, S, D)) in message
+    del kept["out"]
+    caplog.clear()
+    with pytest.raises(ConfigurationError, match="looks at values"):
+        count_flops(LooksAtValues(D, D), batch()[0])
+    assert logged(caplog) == [], "an exception holds what its frames do"
+
+
+class Measured(Lit):
+    """With what keeps state of its own: a metric, and a module that refers to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.metric = torchmetrics.MeanMetric(nan_strategy="disable")
+        self.itself = [self]
+
+    def training_step(self, batch, batch_idx):
+        out = super().training_step(batch, batch_idx)
+        self.metric(out["loss"])
+        self.last = out
+        return out
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Net,
+        lambda: Net(recompute="reentrant"),
+        lambda: Net(recompute="not reentrant"),
+        lambda: torch.compile(Net(), backend="eager"),
+        lambda: nn.LSTM(D, D),
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 4, batch_first=True), 2),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(D, D)),
+        Lit,
+        Measured,
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_module_that_keeps_to_itself_is_not_warned_of(module, autocast, caplog):
+    module = module()
+    x = torch.randn(B, S, D, requires_grad=True)
+    held = (x, x.detach()) if isinstance(module, Lit) else x
+    if not isinstance(module, Lit):
+        module(x)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), caplog.at_level(logging.DEBUG):
+        count_flops(module, held)
+    assert logged(caplog) == []
 
 
 def test_it_agrees_with_a_live_step():
@@ -342,8 +708,27 @@ def test_what_was_counted_prints():
     layer = nn.TransformerEncoderLayer(64, 4, batch_first=True, dropout=0.0)
     counted = count_flops(layer, torch.randn(2, 16, 64))
     first, *rest = str(counted).splitlines()
-    assert first.startswith(f"{counted.total / 1e9:,.3f} GFLOP a batch: ")
+    assert first.startswith(f"{counted.total / 1e6:,.3f} MFLOP a batch: ")
     assert [line.split()[-1] for line in rest[: len(counted.by_operator)]] == list(counted.by_operator)
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"),
+    [
+        (0, "0 FLOP"),
+        (999, "999 FLOP"),
+        (2_600, "2.600 kFLOP"),
+        (3_141_592, "3.142 MFLOP"),
+        (2 * 10**9, "2.000 GFLOP"),
+        (12_345 * 10**12, "12,345.000 TFLOP"),
+    ],
+)
+def test_the_unit_is_the_totals(flops, text):
+    counted = FlopCount(forward=flops, backward=0, recomputed=0, by_operator={"aten.mm": flops}, uncounted=())
+    unit = text.split()[-1]
+    first, second = str(counted).splitlines()
+    assert first == f"{text} a batch: {text} forward, 0{'' if unit == 'FLOP' else '.000'} {unit} backward"
+    assert second.split()[:2] == text.split()
 
 
 def test_what_was_counted_says_how_attention_counts_and_what_is_missing():

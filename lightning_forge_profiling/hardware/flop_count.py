@@ -1,35 +1,33 @@
 """What one batch costs a module in floating-point operations, counted before training without computing anything."""
 
-import copy
 import inspect
+import logging
 import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import graph as autograd_graph
-from torch.overrides import TorchFunctionMode
-from torch.utils import checkpoint as torch_checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.hardware.flops import COUNTED
+from lightning_forge_profiling.hardware.fake_copy import NESTED, fake_copy, is_wrapped, left_behind
+from lightning_forge_profiling.hardware.operator_watch import FORMULAS, OperatorWatch
 
 if TYPE_CHECKING:
     from torch.utils.module_tracker import ModuleTracker
 
 __all__ = ["FlopCount", "count_flops"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,17 @@ class FlopCount:
         return self.total + self.recomputed
 
     def __str__(self) -> str:
-        parts = [f"{_gflop(self.total)} a batch: {_gflop(self.forward)} forward, {_gflop(self.backward)} backward"]
+        scale, unit = next(((scale, unit) for scale, unit in _UNITS if self.hardware >= scale), (1, "FLOP"))
+
+        def text(flops: int) -> str:
+            return f"{flops / scale:,.{0 if scale == 1 else 3}f} {unit}"
+
+        parts = [f"{text(self.total)} a batch: {text(self.forward)} forward, {text(self.backward)} backward"]
         if self.recomputed:
-            parts[0] += f"; {_gflop(self.recomputed)} more are computed a second time"
+            parts[0] += f"; {text(self.recomputed)} more are computed a second time"
         parts += [
-            f"  {_gflop(flops):>18} {flops / self.hardware:6.1%}  {name}" for name, flops in self.by_operator.items()
+            f"  {text(flops):>18} {flops / (self.hardware or 1):6.1%}  {name}"
+            for name, flops in self.by_operator.items()
         ]
         if any("attention" in name for name in self.by_operator):
             parts.append("Attention counts in full: a causal mask is not taken to halve it.")
@@ -75,21 +79,23 @@ class FlopCount:
         return "\n".join(parts)
 
 
-def _gflop(flops: int) -> str:
-    return f"{flops / 1e9:,.3f} GFLOP"
+_UNITS: Final = ((10**12, "TFLOP"), (10**9, "GFLOP"), (10**6, "MFLOP"), (10**3, "kFLOP"))
 
 
 def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> FlopCount:
     """Count what one batch costs, on a copy of the module that has shapes and no data.
 
-    Nothing is computed and no memory is taken; the module, its gradients and buffers and all random numbers stay as
-    they are. It may be on the `meta` device. To be called before training, and before the module is wrapped or sharded:
-    what it gives is the whole batch's count, whatever number of devices will share it.
+    Nothing is computed and the copy's tensors take no memory (what else the module and the batch hold, as NumPy arrays,
+    is copied as it is); the module, its gradients and buffers and all random numbers stay as they are. It may be on the
+    `meta` device. To be called before training, and before the module is wrapped or sharded: what it gives is the whole
+    batch's count, whatever number of devices will share it.
 
     Counted are matrix products, convolutions and attention, by PyTorch's `FlopCounterMode` and with its peculiarities:
     causal attention counts in full; fused attention's backward counts five products where its forward has two, the
-    scores among them that it computes again; the weight gradient of a grouped convolution counts `groups` times too
-    much. Compiled parts run as written.
+    scores among them that it computes again. Compiled parts run as written.
+
+    What is outside of the module is the step's own: where a cache there (`functools.lru_cache`) has kept tensors of the
+    count, which have no data, a warning in the log says so. It has to be cleared before the module runs.
 
     Args:
         module: a LightningModule with automatic optimization, whose `training_step` is called with the batch, or any
@@ -103,34 +109,84 @@ def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> Flop
         The operations. `count_flops(module, batch).total` is what `ThroughputCallback(flops_per_batch=...)` wants.
 
     Raises:
-        ConfigurationError: where the module cannot run so: it cannot be copied (FSDP's cannot), it looks at values
-            (`.item()`, a mask of varying size), or it needs its Trainer.
+        ConfigurationError: where it is no module or cannot run so: it cannot be copied (FSDP's cannot), looks at values
+            (`.item()`, a mask of varying size, nested tensors), needs its Trainer, or uses tensors from elsewhere.
 
     Example:
         >>> counted = count_flops(torch.nn.Linear(256, 512), torch.randn(128, 256))
         >>> counted.forward, counted.backward  # the input needs no gradient: the weight's alone
         (33554432, 33554432)
         >>> print(counted)
-        0.067 GFLOP a batch: 0.034 GFLOP forward, 0.034 GFLOP backward
-                 0.034 GFLOP  50.0%  aten.addmm
-                 0.034 GFLOP  50.0%  aten.mm
+        67.109 MFLOP a batch: 33.554 MFLOP forward, 33.554 MFLOP backward
+                33.554 MFLOP  50.0%  aten.addmm
+                33.554 MFLOP  50.0%  aten.mm
     """
+    if not isinstance(module, nn.Module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise ConfigurationError(f"count_flops takes a module (torch.nn.Module) and a batch; {what} is no module.")
     name = type(module).__name__
-    with _nothing_changes(), FakeTensorMode():
+    mode = FakeTensorMode()
+    with torch.inference_mode(mode=False), _nothing_changes():
         try:
-            module, batch = _shapes_of(module, batch)
+            counted = _count(*fake_copy(module, batch, mode), mode, backward=backward)
+        except ConfigurationError:
+            raise
         except Exception as exc:
+            _tell_of_leftovers(name, mode, failed=True)
             raise ConfigurationError(
-                f"{name} cannot be counted, because it cannot be copied ({type(exc).__name__}: {exc}). "
-                "Count it before it is wrapped or sharded."
+                f"{name} cannot be counted on shapes alone ({type(exc).__name__}: {exc}).{_advice(module, exc)}"
             ) from exc
-        try:
-            return _count(module, batch, backward=backward)
-        except Exception as exc:
-            raise ConfigurationError(
-                f"{name} cannot be counted on shapes alone ({type(exc).__name__}: {exc}). Where its step looks at "
-                "values or at the Trainer, count the network inside: count_flops(module.net, inputs)."
-            ) from exc
+        _tell_of_leftovers(name, mode, failed=False)
+    return counted
+
+
+def _tell_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None:
+    caches, shapes = left_behind(mode)
+    if caches:
+        _log.warning(
+            "Counting %s has left tensors without data in a cache, where they would break the run. "
+            "Call %s before the module runs, or count in another process.",
+            *(name, " and ".join(f"{cache}.cache_clear()" for cache in caches)),
+        )
+    elif shapes and not failed:  # an exception holds those of the step's frames
+        _log.warning(
+            "Counting %s has left tensors without data in something outside of the module that its step fills, where "
+            "they would break the run. They have the shapes %s. Clear it before the module runs, or count in another "
+            "process.",
+            *(name, ", ".join(map(str, shapes[:8]))),
+        )
+
+
+_FLEX: Final = "flex_attention has no count: have scaled_dot_product_attention in its place while counting."
+_FROM_ELSEWHERE: Final = (
+    "It uses a tensor that is neither its own nor the batch's, and data cannot mix with shapes. "
+    "Make a constant a buffer (register_buffer); clear a cache that was filled before."
+)
+_FROM_EARLIER: Final = (
+    "A tensor of an earlier count is left in something outside of the module: clear that, a cache by its cache_clear()."
+)
+
+
+def _advice(module: nn.Module, exc: Exception) -> str:
+    """What to do about an error of the step."""
+    said = str(exc)
+    values = isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or ".numpy() is not" in said
+    nested = any(
+        frame.f_globals.get("__name__", "").startswith("torch.nested") for frame, _ in walk_tb(exc.__traceback__)
+    )
+    of_none = isinstance(exc, AttributeError) and exc.obj is None and hasattr(module, "training_step")
+    inside = "count the network inside: count_flops(module.net, inputs)."
+    advice = (
+        (is_wrapped(module), "Count it before it is wrapped or sharded."),
+        (nested, NESTED),
+        (values, f"Its step looks at values, and there are none: {inside}"),
+        ("not attached to a `Trainer`" in said, f"Its step looks at its Trainer, and has none here: {inside}"),
+        (of_none, f"Where that is its logger or another thing that its Trainer gives it, {inside}"),
+        ("flexattention" in said.lower().replace("_", ""), _FLEX),
+        ("convert all Tensors to FakeTensors" in said, _FROM_ELSEWHERE),
+        ("Mixing fake modes" in said, _FROM_EARLIER),
+    )
+    return next((f" {text}" for applies, text in advice if applies), "")
 
 
 @contextmanager
@@ -151,136 +207,20 @@ def _nothing_changes() -> Iterator[None]:
 
 
 @contextmanager
-def _recurrence_apart() -> Iterator[None]:
-    """Without these libraries a recurrent layer is the products that it consists of, and no operator of its own."""
+def _as_products() -> Iterator[None]:
+    """Without these a recurrent or a transformer's layer is the products it consists of, and no operator of its own."""
     libraries: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.mkldnn)
     enabled = [library.enabled for library in libraries]
+    fastpath = torch.backends.mha.get_fastpath_enabled()
     try:
         for library in libraries:
             library.enabled = False
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
         for library, before in zip(libraries, enabled, strict=True):
             library.enabled = before
-
-
-def _shapes_of(module: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
-    """Copies of both with fake tensors, all on one device, in place of all tensors. To be called in a fake mode."""
-    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    if device.type == "meta":
-        device = torch.device("cpu")
-    # the same for both, so that what they share stays shared
-    memo: dict[int, Any] = {
-        id(parameter): nn.Parameter(_fake(parameter, device), parameter.requires_grad)
-        for parameter in module.parameters()
-    }
-    with _CopyShapes(device):
-        module, batch = copy.deepcopy((module, batch), memo)
-    for part in module.modules():
-        if "_device" in vars(part):  # a LightningModule and a metric remember where they are
-            vars(part)["_device"] = device
-    return module, batch
-
-
-def _fake(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
-
-
-class _CopyShapes(TorchFunctionMode):
-    """What `deepcopy` does with tensors: buffers, those in lists, those in a batch's own classes."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__deepcopy__:
-            tensor, memo = args
-            if id(tensor) not in memo:
-                memo[id(tensor)] = _fake(tensor, self._device).requires_grad_(tensor.requires_grad)
-            return memo[id(tensor)]
-        if func is torch.Tensor.clone:  # a parameter that is not registered copies itself so
-            return _fake(args[0], self._device)
-        return func(*args, **(kwargs or {}))
-
-
-def _count(module: nn.Module, batch: Any, *, backward: bool) -> FlopCount:
-    counter = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
-    counter.mod_tracker = cast("ModuleTracker", _AnyModule())
-    watch = _Watch(counter.flop_registry)
-    # the counter takes composites apart and hands on what is left
-    with _recurrence_apart(), torch.enable_grad(), watch, counter:
-        loss = _loss(_step(module, batch))
-        forward = counter.get_total_flops()
-        if backward and loss is not None:
-            watch.in_backward = True
-            loss.backward()  # type: ignore[no-untyped-call]
-    operators = Counter(counter.get_flop_counts().get("Global", {}))
-    return FlopCount(
-        forward=forward,
-        backward=counter.get_total_flops() - forward - watch.recomputed,
-        recomputed=watch.recomputed,
-        by_operator={str(operator): flops for operator, flops in operators.most_common()},
-        uncounted=tuple(sorted(watch.uncounted)),
-    )
-
-
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-
-
-def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad, query, key, value))  # type: ignore[no-untyped-call]
-
-
-_CPU_ATTENTION: Final = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,  # noqa: SLF001  (that is its name)
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,  # noqa: SLF001
-}
-"""What attention is on a CPU, where a module that is not trained yet usually lies; PyTorch has its formula for GPUs."""
-
-
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees what runs: what has no formula, and what the backward pass computes a second time."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, formulas: Mapping[Any, Callable[..., int]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.in_backward = False
-        self.recomputed = 0
-        self.uncounted: set[str] = set()
-        self._formulas = formulas
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        operator = func if isinstance(func, HigherOrderOperator) else func.overloadpacket
-        if operator not in self._formulas:
-            if _may_multiply(operator):
-                self.uncounted.add(str(operator))
-        elif self.in_backward and _computes_again():
-            self.recomputed += self._formulas[operator](*args, **kwargs, out_val=out)
-        return out
-
-
-def _computes_again() -> bool:
-    """Whether what runs in the backward pass is a forward pass once more.
-
-    Gradients are computed with gradients off. What is computed again has them on, or lies in an operator of the user's
-    own that PyTorch's checkpoint calls.
-    """
-    if torch.is_grad_enabled():
-        return True
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (what inspect.currentframe is)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename == autograd_graph.__file__ and code.co_name == "_engine_run_backward":
-            return False
-        if code.co_filename == torch_checkpoint.__file__:
-            return True
-        frame = frame.f_back
-    return False
+        torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
 class _AnyModule:
@@ -295,25 +235,26 @@ class _AnyModule:
         pass
 
 
-_PYTORCHS_OWN: Final = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "inductor")
-_ALSO_MULTIPLY: Final = (
-    "_cudnn_rnn",
-    "miopen_rnn",
-    "mkldnn_rnn_layer",
-    "_grouped_mm",
-    "_scaled_grouped_mm",
-    "_cdist",
-    "_trilinear",
-)
-_ALSO_MULTIPLY_PREFIXES: Final = (*_ALSO_MULTIPLY, "linalg_", "_linalg_", "cholesky", "_fft_", "triangular_solve")
-
-
-def _may_multiply(operator: Any) -> bool:
-    """Whether an operator without a formula computes more than its inputs have elements, as far as its name tells."""
-    namespace, _, name = str(operator).rpartition(".")
-    if namespace not in _PYTORCHS_OWN:
-        return True
-    return f"aten::{name}" in COUNTED or name.startswith(_ALSO_MULTIPLY_PREFIXES)
+def _count(module: nn.Module, batch: Any, mode: FakeTensorMode, *, backward: bool) -> FlopCount:
+    """Run a step of what `fake_copy` made."""
+    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter.mod_tracker = cast("ModuleTracker", _AnyModule())
+    watch = OperatorWatch(counter.flop_registry)
+    # the counter takes composites apart and hands on what is left
+    with _as_products(), torch.enable_grad(), mode, watch, counter:
+        loss = _loss(_step(module, batch))
+        forward = counter.get_total_flops()
+        if backward and loss is not None:
+            watch.in_backward = True
+            loss.backward()  # type: ignore[no-untyped-call]
+    operators = Counter(counter.get_flop_counts().get("Global", {}))
+    return FlopCount(
+        forward=forward,
+        backward=counter.get_total_flops() - forward - watch.recomputed,
+        recomputed=watch.recomputed,
+        by_operator={str(operator): flops for operator, flops in operators.most_common()},
+        uncounted=tuple(sorted(watch.uncounted)),
+    )
 
 
 def _step(module: nn.Module, batch: Any) -> Any:

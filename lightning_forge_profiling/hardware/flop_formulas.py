@@ -22,6 +22,7 @@ __all__ = [
     "Product",
     "TransposedConvolution",
     "UncountableError",
+    "convolution_flops",
 ]
 
 
@@ -139,7 +140,7 @@ class Product:
         return 2 * prod(left) * prod(right[batch + 1 :])
 
 
-def _convolution_flops(image: tuple[int, ...], weight: tuple[int, ...], positions: Sequence[int]) -> int:
+def convolution_flops(image: tuple[int, ...], weight: tuple[int, ...], positions: Sequence[int]) -> int:
     """Operations of one pass of a convolution: all of `weight` at each position of each sample.
 
     Forward, gradient of the input and gradient of the weight are the same multiply-adds, summed differently. The
@@ -173,7 +174,7 @@ class Convolution:
         """Count one call."""
         image, weight = call.shape(0), call.shape(1)
         if self.transposed is not None and call.flag(self.transposed):
-            return _convolution_flops(image, weight, image[2:])
+            return convolution_flops(image, weight, image[2:])
         dimensions = len(image) - 2
         stride = call.per_dimension(self.stride, dimensions)
         padding = call.per_dimension(self.padding, dimensions)
@@ -187,7 +188,7 @@ class Convolution:
         ]
         if any(size < 1 for size in output):
             raise UncountableError
-        return _convolution_flops(image, weight, output)
+        return convolution_flops(image, weight, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class TransposedConvolution:
     def flops(self, call: Call) -> int:
         """Count one call."""
         image, weight = call.shape(0), call.shape(1)
-        return _convolution_flops(image, weight, image[2:])
+        return convolution_flops(image, weight, image[2:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ class ConvolutionBackward:
         gradient, image, weight = call.shape(0), call.shape(1), call.shape(2)
         positions = image[2:] if call.flag(self.transposed) else gradient[2:]
         of_input, of_weight, _of_bias = call.mask(self.output_mask)
-        return (of_input + of_weight) * _convolution_flops(image, weight, positions)
+        return (of_input + of_weight) * convolution_flops(image, weight, positions)
 
 
 @dataclass(frozen=True, slots=True)

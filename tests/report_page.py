@@ -66,6 +66,45 @@ class Page:
         y = label["y"] + label["height"] / 2 - canvas["y"]
         return round(x - canvas["width"] / 2), round(y - canvas["height"] / 2)
 
+    def labels_after(self, button):
+        """The labels of the steps as they are drawn after a click."""
+        return self.browser.execute_async_script(
+            """
+            const [button, done] = arguments;
+            const context = document.querySelector("canvas").getContext("2d");
+            const texts = [];
+            context.fillText = (text, ...place) => {
+              texts.push(text);
+              CanvasRenderingContext2D.prototype.fillText.call(context, text, ...place);
+            };
+            document.querySelector(button).click();
+            requestAnimationFrame(() => requestAnimationFrame(() => {
+              delete context.fillText;
+              done(texts.filter((text) => text.startsWith("step ")));
+            }));
+            """,
+            button,
+        )
+
+    def tables(self):
+        """Of each table: which columns reach over its edge, whether it fades out there, and whether it is said."""
+        return self.run(
+            """
+            return Object.fromEntries([...document.querySelectorAll(".scroll")].map((scroller) => {
+              const edge = scroller.getBoundingClientRect().right;
+              const style = getComputedStyle(scroller);
+              const masked = style.maskImage.startsWith("linear-gradient");
+              const cut = [...scroller.querySelectorAll("tr")].flatMap((row) => [...row.children]
+                .map((cell, index) => (cell.getBoundingClientRect().right > edge + 1 ? index + 1 : 0)).filter(Boolean));
+              return [scroller.getAttribute("aria-label"), {
+                cut: [...new Set(cut)].sort((a, b) => a - b),
+                fades: masked && parseFloat(style.getPropertyValue("--right")) > 0,
+                told: scroller.nextElementSibling.checkVisibility(),
+              }];
+            }));
+            """
+        )
+
     def pixels(self, row):
         """Red, green, blue and opacity of each pixel of a row of the timeline."""
         return self.run(

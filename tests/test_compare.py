@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.analysis.bootstrap import FEWEST_VALUES, bootstrap_difference
 from lightning_forge_profiling.analysis.compare import METRICS, compare, gate
+from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.report.comparison import print_comparison
+from tests.models import Classifier, loader
 from tests.samples import sample_analysis
 
 CUT_OFF = 999.0  # the sample's last step is a cut-off one
@@ -180,6 +183,28 @@ def test_the_table_shows_both_sides_and_the_decision():
     assert "\x1b" not in text
     tables = text[text.index("Median step") : text.index("\nnote ")]
     assert max(map(len, tables.splitlines())) <= 80
+
+
+def test_without_gpu_work_there_is_no_idle_gpu_to_compare(make_trainer, tmp_path):
+    make_trainer(ForgeProfilerCallback(start_step=3, end_step=5, trace_dir=tmp_path)).fit(Classifier(), loader(32))
+    [folder] = tmp_path.glob("*_steps_*")
+    on_cpu, on_gpu = analyze(folder).analysis, run([50.0] * 5)
+
+    text = printed(compare(on_cpu, on_cpu))
+    assert re.findall(r"(?m)^([a-z]+) .* too few steps$", text) == ["step"]
+    assert "Idle by cause" not in text
+    assert "note no GPU activity in the trace of before and of now" in text
+
+    text = printed(compare(on_cpu, on_gpu))
+    shown = re.findall(r"(?m)^([a-z]+) .* too few steps$", text)
+    assert shown == ["step", "busy", "matmul", "comm", "memory", "other"]
+    assert "Idle by cause" not in text
+    assert "Kinds of kernels" in text
+    assert "note no GPU activity in the trace of before\n" in text
+
+    text = printed(compare(on_gpu, on_gpu))
+    assert "Idle by cause" in text
+    assert "no GPU activity" not in text
 
 
 def test_names_cannot_steer_the_terminal():

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,15 +11,18 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
+from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.analysis.rank_summary import Communication, Distribution, Gpu, Share
 from lightning_forge_profiling.analysis.results import Analysis, RunCompute, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.report.html import html_report, replace_summary
+from lightning_forge_profiling.report.wording import compute_lines
 from tests.browser import chromium, wait_until
 from tests.report_page import Page
 from tests.sample_timeline import COPY, STEPS, lane, sample_timeline
 from tests.samples import ADAM, ADD, ALLREDUCE, GEMM, NORM, sample_analysis
 
+TRACES = Path(__file__).parent / "data" / "traces"
 HOSTILE = '</script><script>hacked=1</script><img src=x onerror="hacked=1">"onmouseover="hacked=1"&lt;'
 RUN = RunEvidence(
     steps=512,
@@ -180,8 +184,57 @@ class TestContent:
         assert page.column("run", 1) == ["data", "lossyours"]
         assert page.column("run", 2) == ["8.100", "1.500"]
         run = " ".join(page.one("#run").text.split())
-        assert "MFU 400 TFLOP/s, 40.4 % of 990 (H200 SXM, bf16), 58.1 % of 689 measured" in run
-        assert "HFU 500 TFLOP/s carried out" in run
+        assert (
+            "Compute 400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16; data sheet), "
+            "58.1 % of the 689 TFLOP/s measured" in run
+        )
+        assert "Compute 500 TFLOP/s per device carried out, HFU unknown: unknown" in run
+
+    def test_a_rate_is_told_as_in_the_other_reports(self, browser, tmp_path):
+        known = RUN.compute[0]
+        unknown = replace(known, peak_tflops=None, pct_of_peak=None, peak_source="no peak is known for this CPU")
+        bare = replace(unknown, measured_tflops=None, pct_of_measured=None)
+        cases = [
+            RUN.compute,
+            (known, replace(known, kind="hfu", tflops=500.0, pct_of_peak=50.5)),
+            (known, replace(known, kind="hfu", tflops=400.1)),
+            (replace(known, tflops=0.0000583, pct_of_peak=140.0, peak_tflops=1979.0, measured_tflops=0.0123),),
+            (replace(known, peak_source="data sheet, https://example.org/a.pdf (dense)", peak_tflops=0.5),),
+            (unknown, replace(bare, kind="hfu", tflops=0.058, note="convolutions of one model are not counted")),
+            (replace(bare, tflops=0.0),),
+        ]
+        for compute in cases:
+            page = Page(browser, tmp_path, replace(run_only(), run=replace(RUN, compute=compute)))
+            facts = [fact.text.split("\n") for fact in page.all("#run .facts div")]
+            assert [value for name, value in facts if name == "Compute"] == list(compute_lines(compute))
+            assert not {"MFU", "HFU"} & {name for name, _ in facts}
+        assert page.complaints() == []
+
+    def test_a_small_rate_keeps_its_digits(self, browser, tmp_path):
+        analysis = sample_analysis()
+        [rank] = analysis.ranks
+        flops = replace(rank.flops, per_step=12.2e6, matmul_tflops=0.000583, busy_tflops=0.0123, step_tflops=0.5)
+        page = Page(browser, tmp_path, replace(analysis, ranks=(replace(rank, flops=flops),)))
+        rates = [text.split(" TFLOP/s")[0] for text in page.texts("#flops dd") if " TFLOP/s" in text]
+        assert rates[:3] == ["0.000583", "0.0123", "0.500"]
+
+    def test_it_is_said_once_which_steps_the_findings_are_over(self, browser, tmp_path):
+        result = analyze(TRACES / "slow_optimizer")
+        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        assert "8.8 ms step" in page.one("h1").text
+        assert "8.89 ms" in page.one("#verdict .facts").text
+        assert page.one("#findings-note").text == f"Note: {result.analysis.findings_note}."
+        assert page.one("body").text.count("without the first recorded step") == 1
+        of_run = tuple(replace(finding, source="run") for finding in result.analysis.findings)
+        page = Page(browser, tmp_path, replace(result.analysis, findings=of_run))
+        assert "Note: " not in page.one("body").text
+
+    def test_the_footer_has_the_commands_for_the_trace(self, page):
+        assert page.texts("footer code") == [
+            "forge-profiling view --perfetto PATH",
+            "forge-profiling tensorboard PATH --out DIR",
+            "tensorboard --logdir DIR",
+        ]
 
     @pytest.mark.parametrize("make", [run_only, without_gpu, without_steps])
     def test_what_is_missing_is_said(self, browser, tmp_path, make):
@@ -296,6 +349,29 @@ class TestTimeline:
         assert moved[0] > start
         assert moved[1] - moved[0] == pytest.approx(end - start)
 
+    def test_a_step_is_as_long_as_in_the_summary_and_the_rest_is_between_steps(self, browser, tmp_path):
+        """Before two of these steps there is a validation and a checkpoint, which are in their windows."""
+        result = analyze(TRACES / "validation_inside")
+        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        own = {step.number: f"step {step.number}  {step.ms:.3f} ms" for step in result.analysis.ranks[0].per_step}
+        assert own[12] == "step 12  6.710 ms"
+        labels = page.labels_after("[data-zoom=reset]")
+        assert labels == [f"{own[12]} + 242.831 ms between steps", f"{own[14]} + 238.719 ms between steps"]
+        assert "Striped: validation or checkpoints between steps" in page.one("#timeline-text").text
+        for number, label in own.items():
+            labels = page.labels_after(f"[data-step='{number}']")
+            assert next(each for each in labels if each.startswith(f"step {number} ")).startswith(label)
+            start, end = page.view()
+            assert end - start < 7000, "the step is shown, not what lies before it"
+
+    def test_a_label_that_does_not_fit_loses_its_time_not_some_of_its_digits(self, browser, tmp_path):
+        timeline = sample_timeline()
+        for width in range(390, 800, 30):
+            page = Page(browser, tmp_path, sample_analysis(), [timeline], width=width)
+            for label, (number, begin, end) in zip(page.labels_after("[data-zoom=reset]"), STEPS, strict=True):
+                assert label in {f"step {number}", f"step {number}  {(end - begin) / 1000:.3f} ms"}
+        assert "Striped" not in page.one("#timeline-text").text
+
     def test_hovering_tells_name_kind_duration_and_start(self, page):
         _, begin, end = STEPS[1]
         page.hover("communication", begin + 0.85 * (end - begin))
@@ -400,6 +476,34 @@ class TestLooks:
         page = Page(browser, tmp_path, analysis, [with_names(sample_timeline(), text)], width=390)
         assert page.run("return [innerWidth, document.documentElement.scrollWidth]") == [390, 390]
         assert page.one("#kernels .scroll").rect["width"] < 390
+        assert page.complaints() == []
+
+    def test_on_a_phone_what_matters_of_a_table_fits_and_the_rest_fades_out(self, browser, tmp_path):
+        for ranks in (1, 2):
+            analysis = replace(sample_analysis(ranks), run=RUN)
+            page = Page(browser, tmp_path, analysis, [sample_timeline(rank) for rank in range(ranks)], width=400)
+            tables = page.tables()
+            assert len(tables) >= 7
+            assert tables["Parts of the step"]["cut"] == []
+            assert tables["Regions of the whole run"]["cut"] == []
+            assert tables["Calls that wait for the GPU"]["cut"] == []
+            for label, column in (("Top kernels", 3), ("Operators", 3), ("Regions", 3), ("Copies", 4)):
+                assert not tables[label]["cut"] or min(tables[label]["cut"]) > column, label
+            for label, table in tables.items():
+                assert table["fades"] == table["told"] == bool(table["cut"]), label
+
+    def test_a_table_fades_out_where_it_goes_on(self, browser, tmp_path):
+        for width in (400, 900):
+            page = Page(browser, tmp_path, sample_analysis(8), [sample_timeline()], width=width)
+            scroller = page.one("#breakdown .scroll[aria-label=Ranks]")
+
+            def ends(scroller=scroller):
+                return [name in scroller.get_attribute("class").split() for name in ("on-left", "on-right")]
+
+            assert ends() == [False, True]
+            for left, expected in ((100, [True, True]), (10_000, [True, False]), (0, [False, True])):
+                page.run("arguments[0].scrollLeft = arguments[1]", scroller, left)
+                wait_until(lambda ends=ends, expected=expected: ends() == expected, f"it fades {expected}", 10)
         assert page.complaints() == []
 
     def test_colours_follow_the_system_and_the_button(self, page):

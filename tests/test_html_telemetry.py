@@ -250,6 +250,18 @@ def test_pointing_reads_all_charts_at_one_time_and_leaving_ends_it(show):
     assert not page.one("#telemetry .cursor").is_displayed()
 
 
+@pytest.mark.parametrize("width", [1280, 400])
+def test_what_is_said_of_a_moment_lies_on_no_label_of_the_axis(show, width):
+    page = show(telemetry(busy(50, throttles=lambda number: ("power cap",))), width=width)
+    for number in range(0, 50, 7):
+        page.one(".scrubber").send_keys(Keys.HOME + number * Keys.ARROW_RIGHT)
+        moment, facts = page.one("#telemetry .moment").rect, page.one("#telemetry .facts").rect
+        assert moment["y"] >= facts["y"] + facts["height"]
+        ticks = [tick.rect for tick in page.all("#telemetry .tick") if tick.is_displayed()]
+        assert len(ticks) > 2
+        assert all(moment["y"] + moment["height"] <= tick["y"] for tick in ticks)
+
+
 def test_the_keyboard_reads_point_by_point(show):
     page = show(telemetry(busy(50, power_w=lambda number: 100.0 + 10 * number)))
     scrubber = page.one(".scrubber")

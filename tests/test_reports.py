@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise, takewhile
+from pathlib import Path
 
 import jsonschema
 import msgspec
@@ -12,6 +13,8 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+from lightning_forge_profiling import ForgeProfilerCallback
+from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.verdict import decide
@@ -20,7 +23,10 @@ from lightning_forge_profiling.report.files import summary_json, write_file, wri
 from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.text import code_cell, plain, prose, short, short_kernel_name
+from tests.models import Classifier, loader
 from tests.samples import ADD, GEMM, sample_analysis
+
+TRACES = Path(__file__).parent / "data" / "traces"
 
 HOSTILE = (
     "evil\x1b[31m\x1b]0;title\x07 \u202e|`</td>\n| x | ``b`` <script>alert(1)</script> "
@@ -114,7 +120,7 @@ def test_many_ranks_have_a_row_each_and_who_waits_is_shown():
         ["3", "53.867"],
     ]
     assert re.search(r"(?m)^0 .* 0\.600$", text)
-    assert "Top kernels of rank 3, the slowest" in text
+    assert "Top kernels of rank 3, the slowest by its median" in text
     assert "warning    rank 0, 1, 2, 3: step 7 is cut off" in text, "the same warning is printed once"
 
 
@@ -165,7 +171,7 @@ def test_markdown_has_breakdown_efficiency_kernels_findings_and_how_to_view():
     assert headings[0] == "# Profile of `runs/gpt/forge`"
     assert {"## Time breakdown", "## Communication", "## Efficiency", "## Findings", "## How to view"} <= set(headings)
     assert "**Verdict:** input-bound: the GPU waits 8.5 ms" in text
-    assert "| 1 | 53.467 | 71.0 | 38.0 | 9.0 | 4.0 | 20.0 | 29.0 | 16.0 |" in text
+    assert "| 1 | 53.467 | 51.700 | 71.0 | 38.0 | 9.0 | 4.0 | 20.0 | 29.0 | 16.0 |" in text
     assert "| &emsp;attention | 3.743 | 7.0 % |" in text
     assert (
         "| `vectorized_layer_norm_kernel<BFloat16, float, false>` | normalization | 150 | 5.614 | 37.4 | 3.5 % |"
@@ -228,6 +234,79 @@ def test_prose_is_shown_as_it_is(text):
     (_, inline, _) = rendered(f"x {prose(text)}")
     assert {child.type for child in inline.children} <= {"text", "text_special"}
     assert "".join(child.content for child in inline.children) == f"x {text}"
+
+
+# --- what the numbers are over ---------------------------------------------------------------------------------------
+
+
+def test_it_is_said_once_which_steps_the_findings_are_over():
+    analysis = analyze(TRACES / "slow_optimizer").analysis
+    assert "each 8.8 ms step" in analysis.verdict_text
+    assert f"{analysis.ranks[0].step_ms.mean:.3f}" == "8.889"
+    note = "Note: findings are without the first recorded step: starting to record empties"
+    assert " ".join(printed(analysis).split()).count(note) == 1
+    assert markdown(analysis).count(note) == 1
+
+
+def test_findings_of_the_run_alone_are_without_no_step():
+    analysis = replace(sample_analysis(), findings_note="findings are without the first recorded step")
+    of_run = tuple(replace(finding, source="run") for finding in analysis.findings)
+    for report in (printed, markdown):
+        assert "Note: findings are without" in report(analysis)
+        assert "Note: " not in report(replace(analysis, findings=of_run))
+        assert "Note: " not in report(replace(analysis, findings=()))
+
+
+def test_who_is_the_slowest_can_be_read_from_the_table_above():
+    """Rank 0's mean is longer by far, for it waited in the first step; rank 1's median is, by a little."""
+    analysis = analyze(TRACES / "slow_rank_gpu").analysis
+    text = printed(analysis)
+    assert re.search(r"(?m)^0 +30\.156 +21\.990 ", text)
+    assert re.search(r"(?m)^1 +22\.147 +21\.993 ", text)
+    assert "Top kernels of rank 1, the slowest by its median" in text
+    text = markdown(analysis)
+    assert "| rank | step ms | median | busy |" in text
+    assert "| 0 | 30.156 | 21.990 | 95.3 |" in text
+    assert "Rank 1, the slowest by its median, `rank1.trace.json.gz`" in text
+
+
+@pytest.fixture
+def cpu_trace(make_trainer, tmp_path):
+    """What a fit on a CPU leaves."""
+    make_trainer(ForgeProfilerCallback(start_step=3, end_step=5, trace_dir=tmp_path / "traces")).fit(
+        Classifier(), loader(32)
+    )
+    [folder] = (tmp_path / "traces").iterdir()
+    return folder
+
+
+def ranks_of(analysis, count):
+    """As many ranks as asked for, all of them like the first."""
+    return replace(analysis, ranks=tuple(replace(analysis.ranks[0], rank=number) for number in range(count)))
+
+
+IDLE_GPU = ("busy", "idle", "100.0 %", "between launches", "unnamed device", "matmul")
+
+
+def test_a_trace_without_gpu_work_is_not_told_as_an_idle_gpu(cpu_trace):
+    analysis = analyze(cpu_trace).analysis
+    written = (cpu_trace / "summary.md").read_text(encoding="utf-8")
+    for ranks in (analysis, ranks_of(analysis, 2)):
+        for text in (written, markdown(ranks), printed(ranks)):
+            assert "; no GPU activity in the trace" in " ".join(text.split())
+            assert not [word for word in IDLE_GPU if word in text]
+            assert "forward" in text, "the host's times are there"
+    assert "| region | host ms per step |" in written
+    assert re.search(r"(?m)^1 +\d+\.\d{3} +\d+\.\d{3}$", printed(ranks_of(analysis, 2)))
+
+
+def test_of_ranks_with_and_without_gpu_work_only_the_former_are_busy_or_idle(cpu_trace):
+    blind = replace(analyze(cpu_trace).analysis.ranks[0], rank=1)
+    analysis = sample_analysis(2)
+    mixed = replace(analysis, ranks=(analysis.ranks[0], blind))
+    mean, median = f"{blind.step_ms.mean:.3f}", f"{blind.step_ms.p50:.3f}"
+    assert re.search(rf"(?m)^1 +{mean} +{median} *$", printed(mixed))
+    assert f"| 1 | {mean} | {median} |{'  |' * 12}" in markdown(mixed)
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -299,6 +378,23 @@ def test_a_file_that_cannot_be_written_leaves_nothing_and_is_named(tmp_path):
             write_file(target, b"x")
         assert caught.value.filename == str(target)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_writing_a_file_touches_no_other(tmp_path):
+    """A name made of the file's own may be a user's too, and too long for a file."""
+    other = tmp_path / "a.json.tmp"
+    other.write_text("a user's")
+    for name in ("a.json", "n" * 255):
+        write_file(tmp_path / name, b"x")
+        assert (tmp_path / name).read_bytes() == b"x"
+    assert other.read_text() == "a user's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.tmp", "n" * 255]
+
+
+def test_a_file_has_the_rights_that_any_new_file_has(tmp_path):
+    (tmp_path / "plain").touch()
+    write_file(tmp_path / "a", b"x")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_the_shipped_schema_is_the_one_of_the_code():

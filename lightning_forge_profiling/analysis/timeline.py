@@ -34,6 +34,7 @@ class Timeline:
         rank: its number.
         length_us: the whole window.
         steps: number, begin and end of each step's window on the GPU, in microseconds.
+        left_out: begin and end of what lies in the windows and is no part of a step, as validation and checkpoints.
         names: what spans are called.
         kinds: what spans are: kernel kinds (`matmul`, ...), `region` for the host's.
         lanes: the rows, host first.
@@ -47,3 +48,4 @@ class Timeline:
     kinds: tuple[str, ...]
     lanes: tuple[Lane, ...]
     omitted: int = 0
+    left_out: tuple[tuple[float, float], ...] = ()

@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.timeline import Lane, Timeline
@@ -72,6 +73,7 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
                 lanes.append(
                     lane(name, group, (gpu.start[chosen], gpu.end[chosen], gpu.name[chosen]), recording.kind[chosen])
                 )
+    left_out = Intervals.of(steps.start, steps.end) - steps.scope
     return Timeline(
         rank=rank,
         length_us=(end - begin) / 1e3,
@@ -83,6 +85,10 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
         kinds=_KINDS,
         lanes=tuple(lanes),
         omitted=omitted,
+        left_out=tuple(
+            ((start - begin) / 1e3, (stop - begin) / 1e3)
+            for start, stop in zip(left_out.start.tolist(), left_out.end.tolist(), strict=True)
+        ),
     )
 
 

@@ -42,14 +42,19 @@ def print_comparison(comparison: Comparison, gates: Sequence[Gate], console: Con
 
 def _tables(comparison: Comparison, room: int) -> Iterator[tuple[str, Table]]:
     table = _table("", *_NUMBERS, "95 % interval, ms")
+    on_gpu = _on_gpu(comparison)
+    # without GPU work all of the step would be idle, and none of it busy
+    senseless = () if all(on_gpu) else ("idle",) if any(on_gpu) else comparison.metrics.keys() - {"step"}
     for name, metric in comparison.metrics.items():
+        if name in senseless:
+            continue
         known = metric.low_ms is not None and metric.high_ms is not None
         interval = f"{metric.low_ms:+.3f} to {metric.high_ms:+.3f}" if known else "too few steps"
         table.add_row(name, *_numbers(metric.a_ms, metric.b_ms, metric.difference_ms, metric.pct), interval)
     yield "Median step", table
     causes = tuple(replace(change, name=IDLE_WORDS.get(change.name, change.name)) for change in comparison.idle)
     for title, changes in (
-        ("Idle by cause, mean step", causes),
+        ("Idle by cause, mean step", causes if all(on_gpu) else ()),
         ("Kinds of kernels, mean step", comparison.kinds),
         ("Kernels, mean step", comparison.kernels),
     ):
@@ -57,6 +62,11 @@ def _tables(comparison: Comparison, room: int) -> Iterator[tuple[str, Table]]:
         if moved:
             more = f"; the {_SHOWN} biggest movers of {len(moved)}" if len(moved) > _SHOWN else ""
             yield title + more, _change_table(moved[:_SHOWN], room)
+
+
+def _on_gpu(comparison: Comparison) -> tuple[bool, bool]:
+    """Whether there was GPU activity before, and now: the kinds are all of the busy time."""
+    return any(kind.a_ms for kind in comparison.kinds), any(kind.b_ms for kind in comparison.kinds)
 
 
 def _table(*columns: str) -> Table:
@@ -89,6 +99,9 @@ def _numbers(before: float, now: float, difference: float, pct: float | None) ->
 
 
 def _lines(comparison: Comparison, gates: Iterable[Gate]) -> Iterator[tuple[str, str, str]]:
+    without = [side for side, on_gpu in zip(("before", "now"), _on_gpu(comparison), strict=True) if not on_gpu]
+    if without:
+        yield "yellow", "note", f"no GPU activity in the trace of {' and of '.join(without)}"
     yield from (("yellow", "note", note) for note in comparison.notes)
     for gate in gates:
         yield ("bold green", "passed", gate.text) if gate.passed else ("bold red", "failed", gate.text)

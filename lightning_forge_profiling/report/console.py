@@ -15,9 +15,12 @@ from lightning_forge_profiling.report.wording import (
     all_warnings,
     by_text,
     efficiency,
+    findings_note,
     linked,
+    slowest,
     slowest_rank,
     steps_of,
+    used_gpu,
 )
 
 __all__ = ["print_analysis"]
@@ -44,6 +47,8 @@ def print_analysis(analysis: Analysis, console: Console, *, kernels: int = _SHOW
         <BLANKLINE>
     """
     console.print(_verdict(analysis), highlight=False)
+    if note := findings_note(analysis):
+        console.print(Text(plain(note), "dim"), highlight=False)
     room = max(_NARROWEST_NAME, console.width - _NUMBERS_WIDTH)
     for title, table in _tables(analysis, kernels, operators, room):
         console.print()
@@ -57,22 +62,24 @@ def print_analysis(analysis: Analysis, console: Console, *, kernels: int = _SHOW
 def _tables(analysis: Analysis, kernels: int, operators: int, room: int) -> Iterator[tuple[str, Table]]:
     """The tables and their titles; names in them are at most `room` wide."""
     ranks = analysis.ranks
-    if len(ranks) == 1 and ranks[0].gpu.busy_ms_per_step:
-        yield steps_of(ranks[0]), _one_rank(ranks[0])
-    elif len(ranks) == 1:
-        yield steps_of(ranks[0]), _regions_on_host(ranks[0])
-    elif ranks:
+    if ranks:
+        rank = slowest_rank(ranks)
+        of_rank = f" of rank {rank.rank}{slowest(ranks)}" if len(ranks) > 1 else ""
+    if len(ranks) == 1:
+        yield steps_of(ranks[0]), _one_rank(ranks[0]) if used_gpu(ranks[0]) else _regions_on_host(ranks[0])
+    elif any(map(used_gpu, ranks)):
         yield f"{len(ranks)} ranks, percent of the step; rank {ranks[0].rank}: {steps_of(ranks[0])}", _busy_table(ranks)
         yield "Idle by what the host did meanwhile, percent of the step", _idle_table(analysis)
+    elif ranks:
+        yield f"{len(ranks)} ranks; rank {ranks[0].rank}: {steps_of(ranks[0])}", _steps_table(ranks)
+        yield f"Regions{of_rank}", _regions_on_host(rank)
     if analysis.findings:
         yield "Findings", _findings_table(analysis.findings[:_SHOWN_FINDINGS])
     if ranks:
-        slowest = slowest_rank(ranks)
-        of_rank = "" if len(ranks) == 1 else f" of rank {slowest.rank}, the slowest"
-        if slowest.top_kernels[:kernels]:
-            yield f"Top kernels{of_rank}", _kernel_table(slowest.top_kernels[:kernels], room)
-        if slowest.operators[:operators]:
-            yield f"Operators{of_rank}", _operator_table(slowest.operators[:operators], room)
+        if rank.top_kernels[:kernels]:
+            yield f"Top kernels{of_rank}", _kernel_table(rank.top_kernels[:kernels], room)
+        if rank.operators[:operators]:
+            yield f"Operators{of_rank}", _operator_table(rank.operators[:operators], room)
 
 
 def _verdict(analysis: Analysis) -> Text:
@@ -118,11 +125,22 @@ def _one_rank(rank: RankSummary) -> Table:
     return table
 
 
-def _busy_table(ranks: Iterable[RankSummary]) -> Table:
-    table = _table("rank", "step ms", "busy", *CATEGORIES, "idle")
+def _steps_table(ranks: Iterable[RankSummary]) -> Table:
+    """What there is of the steps of ranks without GPU work."""
+    table = _table("rank", "step ms", "median")
     for rank in ranks:
-        shares = (rank.gpu.busy_pct, *(rank.categories[name].pct for name in CATEGORIES), rank.gpu.idle_pct)
-        table.add_row(str(rank.rank), f"{rank.step_ms.mean:.3f}", *(f"{share:.1f}" for share in shares))
+        table.add_row(str(rank.rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}")
+    return table
+
+
+def _busy_table(ranks: Iterable[RankSummary]) -> Table:
+    table = _table("rank", "step ms", "median", "busy", *CATEGORIES, "idle")
+    for rank in ranks:
+        shares: list[float] = []
+        if used_gpu(rank):
+            shares = [rank.gpu.busy_pct, *(rank.categories[name].pct for name in CATEGORIES), rank.gpu.idle_pct]
+        times = (rank.step_ms.mean, rank.step_ms.p50)
+        table.add_row(str(rank.rank), *(f"{ms:.3f}" for ms in times), *(f"{share:.1f}" for share in shares))
     return table
 
 
@@ -133,7 +151,7 @@ def _idle_table(analysis: Analysis) -> Table:
     for rank in analysis.ranks:
         shares = (rank.idle[cause].pct if cause in rank.idle else 0.0 for cause in IDLE_CAUSES)
         wait = [f"{waits[rank.rank]:.3f}" if rank.rank in waits else ""] if waits else []
-        table.add_row(str(rank.rank), *(f"{share:.1f}" for share in shares), *wait)
+        table.add_row(str(rank.rank), *(f"{share:.1f}" if used_gpu(rank) else "" for share in shares), *wait)
     return table
 
 

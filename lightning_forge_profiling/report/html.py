@@ -9,6 +9,7 @@ import msgspec
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.wording import compute_lines, findings_note
 
 __all__ = ["html_report", "replace_summary"]
 
@@ -16,6 +17,9 @@ _SCRIPTS: Final = (
     *("format", "palette", "table", "lanes", "picture", "timeline", "readings", "telemetry", "breakdown", "sections"),
     "main",
 )
+_COMMENTS: Final = re.compile(r"^ *//.*\n", re.MULTILINE)
+"""Whole lines of them, for whoever changes a script; each page would have 5 kB of them."""
+
 _BLOCK: Final = '<script type="application/json" id="forge-{}">{}</script>'
 _SUMMARY: Final = re.compile(r'^<script type="application/json" id="forge-summary">[^<\n]*</script>$', re.MULTILINE)
 
@@ -42,13 +46,14 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
         >>> page.splitlines()[0]
         '<!DOCTYPE html>'
     """
-    style, script = asset("report.css"), "\n".join(["'use strict';", *(asset(f"{name}.js") for name in _SCRIPTS)])
+    scripts = (_COMMENTS.sub("", asset(f"{name}.js")) for name in _SCRIPTS)
+    style, script = asset("report.css"), "\n".join(["'use strict';", *scripts])
     values = {
         "policy": f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
         "style": style,
         "script": script,
-        "summary": _block("summary", analysis),
+        "summary": _summary(analysis),
         "timeline": _block("timeline", timelines),
     }
     return filled(asset("report.html"), values)
@@ -73,10 +78,17 @@ def replace_summary(html: str, analysis: Analysis) -> str:
             ...
         ValueError: not a report of forge-profiling: it has no summary
     """
-    replaced, count = _SUMMARY.subn(lambda _: _block("summary", analysis), html)
+    replaced, count = _SUMMARY.subn(lambda _: _summary(analysis), html)
     if count != 1:
         raise ValueError("not a report of forge-profiling: it has no summary")
     return replaced
+
+
+def _summary(analysis: Analysis) -> str:
+    """The results, and what is put in words as in the other reports."""
+    compute = analysis.run.compute if analysis.run else ()
+    words = {"note": findings_note(analysis), "compute": tuple(compute_lines(compute))}
+    return _block("summary", {"analysis": analysis, "words": words})
 
 
 def _block(name: str, content: Any) -> str:

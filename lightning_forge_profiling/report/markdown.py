@@ -13,9 +13,12 @@ from lightning_forge_profiling.report.wording import (
     by_text,
     compute_lines,
     efficiency,
+    findings_note,
     linked,
+    slowest,
     slowest_rank,
     steps_of,
+    used_gpu,
 )
 
 __all__ = ["markdown"]
@@ -47,6 +50,8 @@ def markdown(analysis: Analysis) -> str:
 
 def _lines(analysis: Analysis) -> Iterator[str]:
     yield from (f"# Profile of {code(analysis.source)}", "", f"**Verdict:** {prose(analysis.verdict_text)}")
+    if note := findings_note(analysis):
+        yield from ("", f"{prose(note)}.")
     if analysis.ranks:
         yield from _breakdown(analysis.ranks)
         yield from _collectives(analysis)
@@ -74,19 +79,23 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
 def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Time breakdown")
     if len(ranks) > 1:
-        idle = (f"idle: {cause}" for cause in IDLE_CAUSES)
-        yield from ("", "Percent of the step, but for the step itself:")
-        yield from _table(("rank", "step ms", "busy", *CATEGORIES, "idle", *idle), map(_rank_row, ranks))
+        shares = ("busy", *CATEGORIES, "idle", *(f"idle: {cause}" for cause in IDLE_CAUSES))
+        columns = ("rank", "step ms", "median", *(shares if any(map(used_gpu, ranks)) else ()))
+        yield from ("", "Times in milliseconds, shares in percent of the step:")
+        yield from _table(columns, (_rank_row(rank)[: len(columns)] for rank in ranks))
     rank = slowest_rank(ranks)
-    yield from ("", f"Rank {rank.rank}{_slowest(ranks)}, {code(rank.file)}: {prose(steps_of(rank))}")
-    yield from _table(("part of the step", "ms per step", "of step"), _parts(rank))
+    yield from ("", f"Rank {rank.rank}{slowest(ranks)}, {code(rank.file)}: {prose(steps_of(rank))}")
+    if used_gpu(rank):
+        yield from _table(("part of the step", "ms per step", "of step"), _parts(rank))
 
 
 def _rank_row(rank: RankSummary) -> list[str]:
+    times = [str(rank.rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}"]
+    if not used_gpu(rank):
+        return [*times, *([""] * (2 + len(CATEGORIES) + len(IDLE_CAUSES)))]
     categories = [rank.categories[name].pct for name in CATEGORIES]
     causes = [rank.idle[cause].pct if cause in rank.idle else 0.0 for cause in IDLE_CAUSES]
-    shares = (rank.gpu.busy_pct, *categories, rank.gpu.idle_pct, *causes)
-    return [str(rank.rank), f"{rank.step_ms.mean:.3f}", *(f"{share:.1f}" for share in shares)]
+    return [*times, *(f"{share:.1f}" for share in (rank.gpu.busy_pct, *categories, rank.gpu.idle_pct, *causes))]
 
 
 def _parts(rank: RankSummary) -> Iterator[list[str]]:
@@ -147,10 +156,11 @@ def _collectives(analysis: Analysis) -> Iterator[str]:
 
 def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Efficiency", "")
-    for where, text in by_text(((rank.rank, efficiency(rank)) for rank in ranks), several=len(ranks) > 1):
-        yield f"- {where}{prose(text)}"
-    for where, text in by_text(((rank.rank, linked(rank)) for rank in ranks if linked(rank)), several=len(ranks) > 1):
-        yield f"- {where}{text}"
+    for say in (efficiency, linked):
+        said = ((rank.rank, text) for rank in ranks if (text := say(rank)))
+        yield from (f"- {where}{prose(text)}" for where, text in by_text(said, several=len(ranks) > 1))
+    if not any(map(used_gpu, ranks)):
+        return
     yield from _table(
         (
             "rank",
@@ -175,7 +185,7 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
                 f"{rank.host.h2d_bytes_per_step / 1e6:.3f}",
                 f"{rank.memory.peak_allocated_bytes / 1e6:.1f}" if rank.memory else "",
             )
-            for rank in ranks
+            for rank in filter(used_gpu, ranks)
         ),
     )
 
@@ -215,7 +225,10 @@ def _findings(analysis: Analysis) -> Iterator[str]:
 
 
 def _regions(rank: RankSummary) -> Iterator[str]:
-    if rank.regions:
+    if rank.regions and not used_gpu(rank):
+        rows = ((code_cell(region.name), f"{region.host_ms_per_step:.3f}") for region in rank.regions)
+        yield from ("", f"## Regions: rank {rank.rank}", *_table(("region", "host ms per step"), rows))
+    elif rank.regions:
         yield from ("", f"## Regions: rank {rank.rank}")
         yield from _table(
             ("region", "GPU ms per step", "of step", "host ms per step", "launches per step"),
@@ -269,7 +282,7 @@ def _regions(rank: RankSummary) -> Iterator[str]:
 def _kernels(ranks: Sequence[RankSummary]) -> Iterator[str]:
     rank = slowest_rank(ranks)
     if rank.top_kernels:
-        yield from ("", f"## Top kernels: rank {rank.rank}{_slowest(ranks)}")
+        yield from ("", f"## Top kernels: rank {rank.rank}{slowest(ranks)}")
         yield from _table(
             ("kernel", "kind", "calls", "total ms", "mean µs", "of step"),
             (
@@ -290,7 +303,7 @@ def _kernels(ranks: Sequence[RankSummary]) -> Iterator[str]:
 def _operators(ranks: Sequence[RankSummary]) -> Iterator[str]:
     rank = slowest_rank(ranks)
     if rank.operators:
-        yield from ("", f"## Operators: rank {rank.rank}{_slowest(ranks)}")
+        yield from ("", f"## Operators: rank {rank.rank}{slowest(ranks)}")
         yield from _table(
             ("operator", "input shapes", "calls", "device ms", "self", "host ms", "self", "MB allocated"),
             (
@@ -310,14 +323,10 @@ def _operators(ranks: Sequence[RankSummary]) -> Iterator[str]:
         )
 
 
-def _slowest(ranks: Sequence[RankSummary]) -> str:
-    return ", the slowest" if len(ranks) > 1 else ""
-
-
 def _remarks(analysis: Analysis) -> Iterator[str]:
-    several = len(analysis.ranks) > 1
+    hints = by_text(((hint.rank, hint.text) for hint in analysis.hints), several=len(analysis.ranks) > 1)
     sections = {
-        "Hints": [where + text for where, text in by_text(((h.rank, h.text) for h in analysis.hints), several)],
+        "Hints": [where + text for where, text in hints],
         "Where the trace and the run differ": analysis.differences,
         "Warnings": all_warnings(analysis),
     }

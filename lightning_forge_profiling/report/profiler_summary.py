@@ -11,6 +11,7 @@ from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.tracing.folders import writable_folder_problem
 
 __all__ = ["print_profiler_summary"]
 
@@ -42,7 +43,8 @@ def print_profiler_summary(
         The analysis on rank 0, None on others.
 
     Raises:
-        ConfigurationError: the profiler has recorded nothing, or has not stopped.
+        ConfigurationError: the profiler has recorded nothing, or has not stopped, or `trace_dir` is a file or cannot be
+            written.
         TraceError: its trace cannot be analysed.
         OSError: a file could not be written.
 
@@ -57,7 +59,12 @@ def print_profiler_summary(
         'nothing stands out'
     """
     rank = int(os.environ.get("RANK", "0")) if rank is None else rank
-    folder = Path(trace_dir)
+    try:
+        folder = Path(trace_dir)
+    except TypeError as exc:
+        raise ConfigurationError(f"trace_dir must be a path, got {trace_dir!r}.") from exc
+    if problem := writable_folder_problem(folder):
+        raise ConfigurationError(problem)
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / f"rank{rank}.trace.json.gz"
     try:

@@ -16,9 +16,12 @@ __all__ = [
     "compute_lines",
     "digits",
     "efficiency",
+    "findings_note",
     "linked",
+    "slowest",
     "slowest_rank",
     "steps_of",
+    "used_gpu",
 ]
 
 IDLE_WORDS: Final = MappingProxyType(
@@ -35,14 +38,35 @@ IDLE_WORDS: Final = MappingProxyType(
 
 _SAME_WORK: Final = 0.001
 _ALL_PCT: Final = 100.0
+_GEFORCE_PCT: Final = 115.0
+"""GeForce cards run at up to so much of the clock that their peak is stated for."""
+
+_ABOVE_CLOCK: Final = "a GeForce runs above its stated clock"
+_TOO_MUCH: Final = "more than the device can do: the count of operations or the peak is wrong"
 
 _URL: Final = re.compile(r", https?://[^ )]+")
 """Of a peak's source; the log has it, and here it would make the line twice as long."""
 
 
+def used_gpu(rank: RankSummary) -> bool:
+    """Whether GPU work was recorded; without it, busy and idle say nothing."""
+    return rank.gpu.busy_ms_per_step > 0
+
+
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:
-    """The rank whose median step is longest, the first of them."""
+    """The rank whose median step is longest, the first of them; one odd step moves a mean of few."""
     return max(ranks, key=lambda rank: rank.step_ms.p50)
+
+
+def slowest(ranks: Sequence[RankSummary]) -> str:
+    """What to add to the number of `slowest_rank`; "" where it is the only one."""
+    return ", the slowest by its median" if len(ranks) > 1 else ""
+
+
+def findings_note(analysis: Analysis) -> str:
+    """Which steps the findings are over; "" where that is all of them, or where none is from the trace."""
+    of_trace = any(found.source == "trace" for found in analysis.findings)
+    return f"Note: {analysis.findings_note}" if analysis.findings_note and of_trace else ""
 
 
 def digits(rate: float) -> str:
@@ -64,21 +88,23 @@ def compute_lines(found: Sequence[RunCompute]) -> Iterator[str]:
     named, told = None, 0.0
     for compute in found:
         counted = "" if compute.kind == "mfu" else " carried out"
-        parts = [f"{digits(compute.tflops)} TFLOP/s per device{counted}"]
+        # without a rate, the peak's source says why
+        parts = [] if compute.tflops is None else [f"{digits(compute.tflops)} TFLOP/s per device{counted}"]
         name, peak = compute.kind.upper(), (compute.peak_tflops, compute.dtype, compute.device, compute.peak_source)
-        if peak == named and abs(compute.tflops - told) < _SAME_WORK * told:
+        if peak == named and compute.tflops is not None and abs(compute.tflops - told) < _SAME_WORK * told:
             continue
         source = _URL.sub("", compute.peak_source)
         if compute.peak_tflops is not None and compute.pct_of_peak is not None:
             whole = f"{compute.peak_tflops:,.4g} TFLOP/s ({compute.device}, {compute.dtype}; {source})"
             parts.append(f"{name} {compute.pct_of_peak:.1f} % of {'the same' if peak == named else whole}")
             if compute.pct_of_peak > _ALL_PCT:
-                parts.append("more than the device can do: the count of operations or the peak is wrong")
+                boosted = "GeForce" in compute.device and compute.pct_of_peak < _GEFORCE_PCT
+                parts.append(_ABOVE_CLOCK if boosted else _TOO_MUCH)
         elif compute.measured_tflops is None:
-            parts.append(f"{name} unknown: {source}")
+            parts.append(f"{name} unknown" if peak == named else f"{name} unknown: {source}")
         if compute.measured_tflops is not None and compute.pct_of_measured is not None:
             parts.append(f"{compute.pct_of_measured:.1f} % of the {digits(compute.measured_tflops)} TFLOP/s measured")
-        named, told = peak, compute.tflops
+        named, told = peak, compute.tflops or 0.0
         yield ", ".join([*parts, *([compute.note] if compute.note else [])])
 
 
@@ -87,12 +113,14 @@ def steps_of(rank: RankSummary) -> str:
     times = rank.step_ms
     steps = "1 step" if rank.steps == 1 else f"{rank.steps} steps"
     spread = f", {times.min:.3f} to {times.max:.3f} ms, median {times.p50:.3f} ms" if rank.steps > 1 else ""
-    return f"{steps}{spread} on {rank.device or 'an unnamed device'}"
+    if used_gpu(rank):
+        return f"{steps}{spread} on {rank.device or 'an unnamed device'}"
+    return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}; no GPU activity in the trace"
 
 
 def linked(rank: RankSummary) -> str:
     """How much of the GPU time can be joined to its launch; "" where there is none."""
-    if not rank.gpu.busy_ms_per_step:
+    if not used_gpu(rank):
         return ""
     return f"{100 - rank.unlinked_pct:.1f} % of the GPU time is joined to its launch, {rank.unlinked_pct:.1f} % is not"
 

@@ -41,8 +41,7 @@ function number(value, digits = 0) {
 
 // Three significant digits or more, for numbers that stand alone.
 function short(value) {
-  const size = Math.abs(value);
-  return number(value, size === 0 || size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
+  return number(value, value === 0 ? 0 : Math.min(20, Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))))));
 }
 
 // Whole numbers as they are, others with two digits: 3, 0.33.

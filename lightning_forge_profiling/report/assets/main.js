@@ -74,7 +74,7 @@ function build(summary, timelines) {
     run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run)),
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
     (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
-    run && section("run", "The whole run", runSection(run)),
+    run && section("run", "The whole run", runSection(run, summary.words)),
     hints.length > 0 && section("hints", "Hints", hintsSection(hints, several)),
   ].filter(Boolean);
   const page = document.getElementById("page");
@@ -89,4 +89,5 @@ function build(summary, timelines) {
 }
 
 const block = (id) => JSON.parse(document.getElementById(id).textContent);
-build(block("forge-summary"), block("forge-timeline"));
+const { analysis, words } = block("forge-summary");
+build({ ...analysis, words }, block("forge-timeline"));

@@ -55,16 +55,32 @@ class TimelinePicture {
   }
 
   drawSteps(context) {
-    this.timeline.steps.forEach(([step, begin, end], position) => {
-      const x = Math.max(0, (begin - this.start) * this.scale);
-      const right = Math.min(this.width, (end - this.start) * this.scale);
-      if (right <= x) return;
-      if (position % 2 === 0) {
-        context.fillStyle = this.colours.get("--band");
-        context.fillRect(x, AXIS_HEIGHT, right - x, this.height - AXIS_HEIGHT);
-      }
-      this.write(context, `step ${step}  ${duration(end - begin)}`, x + 4, AXIS_HEIGHT + STEP_HEIGHT / 2, right - x - 6, "--ink");
-    });
+    const { steps, left_out: between } = this.timeline;
+    const area = (begin, end, fill) => {
+      const [x, right] = [Math.max(0, (begin - this.start) * this.scale), Math.min(this.width, (end - this.start) * this.scale)];
+      if (right > x) fill(x, right - x);
+    };
+    context.fillStyle = this.colours.get("--band");
+    for (const [, begin, end] of steps.filter((_, position) => position % 2 === 0)) {
+      area(begin, end, (x, width) => context.fillRect(x, AXIS_HEIGHT, width, this.height - AXIS_HEIGHT));
+    }
+    for (const [begin, end] of between) area(begin, end, (x, width) => this.drawStriped(context, x, width));
+    for (const [step, begin, end] of steps) {
+      const others = between.reduce((sum, [start, stop]) => sum + Math.max(0, Math.min(stop, end) - Math.max(start, begin)), 0);
+      const time = `step ${step}  ${duration(end - begin - others)}`;
+      const texts = [others ? `${time} + ${duration(others)} between steps` : time, time, `step ${step}`];
+      area(begin, end, (x, width) => {
+        const fits = texts.find((text) => text.length * this.letter <= width - 6); // a time that is cut reads as another
+        if (fits) this.write(context, fits, x + 4, AXIS_HEIGHT + STEP_HEIGHT / 2, width, "--ink");
+      });
+    }
+  }
+
+  // What is in no step's time.
+  drawStriped(context, x, width) {
+    const height = this.height - AXIS_HEIGHT;
+    context.clearRect(x, AXIS_HEIGHT, width, height);
+    for (let stripe = x; stripe < x + width; stripe += 5) context.fillRect(stripe, AXIS_HEIGHT, 1, height);
   }
 
   drawStepBorders(context) {

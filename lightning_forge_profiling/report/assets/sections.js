@@ -9,6 +9,7 @@ function verdictSection(summary) {
       named && element("span", { class: "muted" }, `${percent(first.share_pct)} of the step${ofRank(first.rank)}`)),
     element("h1", { id: "verdict-text" }, named ? first.title : plain),
     named && element("p", { class: "advice" }, first.advice),
+    summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
     facts(overview(summary)),
     notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks, new Set(summary.warnings))]),
     notes("The trace and the whole run differ", summary.differences),
@@ -211,13 +212,13 @@ function collectivesSection(collectives, waits) {
   ];
 }
 
-function runSection(run) {
+function runSection(run, words) {
   const rows = Object.entries(run.regions).map(([name, region]) => ({ name, ...region, user: run.user_regions.includes(name) }));
   const whose = run.on_device ? "GPU" : "CPU";
   return [
     facts([
       ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
-      ...run.compute.map(computeFact),
+      ...words.compute.map((line) => ["Compute", line]),
       ...(run.drained_pct === null ? [] : [["GPU had nothing left at the batch's end", `${percent(run.drained_pct)} of the steps`]]),
     ]),
     smallTable("Regions of the whole run", [
@@ -229,20 +230,13 @@ function runSection(run) {
   ];
 }
 
-function computeFact({ kind, tflops, dtype, device, peak_tflops: peak, pct_of_peak: pct, measured_tflops: measured, pct_of_measured: pctMeasured }) {
-  const parts = [`${short(tflops)} TFLOP/s${kind === "mfu" ? "" : " carried out"}`];
-  if (pct !== null) parts.push(`${percent(pct)} of ${short(peak)} (${device}, ${dtype})`);
-  if (measured !== null) parts.push(`${percent(pctMeasured)} of ${short(measured)} measured`);
-  return [kind.toUpperCase(), parts.join(", ")];
-}
-
 function footer(summary) {
   const files = summary.ranks.map((rank) => rank.file).filter(Boolean);
   return element("footer", null,
     element("h2", null, "View the trace"),
     element("ul", null,
       element("li", null, "Perfetto: open ", element("a", { href: "https://ui.perfetto.dev", target: "_blank", rel: "noopener noreferrer" }, "ui.perfetto.dev"),
-        " and drop the file on it, or run ", element("code", null, "forge-profiling view PATH"), "."),
+        " and drop the file on it, or run ", element("code", null, "forge-profiling view --perfetto PATH"), "."),
       element("li", null, "TensorBoard: ", element("code", null, "forge-profiling tensorboard PATH --out DIR"), ", then ",
         element("code", null, "tensorboard --logdir DIR"), ".")),
     files.length > 0 && element("p", { class: "muted" }, `Files: ${files.join(", ")}`),

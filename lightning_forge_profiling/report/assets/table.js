@@ -20,21 +20,25 @@ class DataTable {
       type: "search", placeholder: search, "aria-label": `${search}: ${label}`, spellcheck: "false",
       oninput: (event) => this.search(event.target.value),
     });
+    this.scroller = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label, onscroll: () => this.fade() }, table);
     this.element = element("div", { class: "datatable" },
       searchBox && element("div", { class: "tools" }, searchBox, this.status),
-      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table),
-      this.more);
+      this.scroller, element("p", { class: "muted sideways" }, "\u2194 more columns: scroll sideways"), this.more);
+    const resized = new ResizeObserver(() => this.fade());
+    for (const each of [this.scroller, table]) resized.observe(each);
     this.render();
+  }
+
+  // Where the table goes on it fades out: a number that is cut reads as another.
+  fade() {
+    const { scrollLeft, clientWidth, scrollWidth, classList } = this.scroller;
+    classList.toggle("on-left", scrollLeft > 1);
+    classList.toggle("on-right", scrollLeft + clientWidth < scrollWidth - 1);
   }
 
   head(column, index) {
     return element("th", { scope: "col", class: column.numeric ? "number" : null, title: column.title },
       button(column.label, () => this.sort(index)));
-  }
-
-  setRows(rows) {
-    this.rows = rows;
-    this.render();
   }
 
   search(text) {

@@ -57,16 +57,19 @@ class TimelineView {
   }
 
   describe() {
-    const { rank, steps, lanes, kinds, omitted, length_us: length } = this.timeline;
+    const { rank, steps, lanes, kinds, omitted, left_out: between, length_us: length } = this.timeline;
     const shown = lanes.map((lane) => `${lane.name} (${number(lane.start_us.length)} spans)`).join(", ");
     const left = omitted ? ` The ${number(omitted)} shortest spans were left out.` : "";
+    const striped = between.length ? " Striped: validation or checkpoints between steps, in no step's time." : "";
     this.text.textContent = visible(
-      `Rank ${rank}: ${duration(length)}, ${number(steps.length)} steps. Lanes: ${shown || "none"}.${left}`);
+      `Rank ${rank}: ${duration(length)}, ${number(steps.length)} steps. Lanes: ${shown || "none"}.${left}${striped}`);
     const seen = new Set(lanes.flatMap((lane) => lane.kind_index));
     this.legend.replaceChildren(...kinds.filter((_, index) => seen.has(index)).map((kind) => element("li", null, swatch(kindColour(kind)), kind)));
     const jumps = steps.length > 1 && steps.length <= 12 ? steps : [];
-    this.stepButtons.replaceChildren(...jumps.map(([step, begin, end]) =>
-      button(`Step ${step}`, () => this.setView(begin, end), { "data-step": step })));
+    this.stepButtons.replaceChildren(...jumps.map(([step, begin, end]) => {
+      const after = between.flatMap(([, stop]) => (stop < end ? stop : []));
+      return button(`Step ${step}`, () => this.setView(Math.max(begin, ...after), end), { "data-step": step });
+    }));
   }
 
   // Where each lane lies; its name stands left of it, on a narrow screen above it.

@@ -45,6 +45,9 @@ def test_random_numbers_and_settings_stay_as_they_were():
         ({"device": "cuda:99"}, "There is no cuda:99 here"),
         ({"seconds": 0}, "seconds"),
         ({"seconds": float("nan")}, "seconds"),
+        ({"seconds": "x"}, "seconds"),
+        ({"seconds": None}, "seconds"),
+        ({"seconds": True}, "seconds"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options, message):

@@ -216,6 +216,21 @@ def test_on_a_cpu_the_callback_says_so_once(make_trainer, tmp_path, caplog):
     assert said == ["No memory snapshot: PyTorch records allocations on CUDA devices, and this is a cpu."]
 
 
+@pytest.mark.parametrize("when", [6, "oom"])
+def test_on_a_cpu_the_table_and_the_report_say_so(make_trainer, tmp_path, capsys, when):
+    callback = callback_in(tmp_path / "traces", memory_snapshot=when)
+    make_trainer(callback).fit(Classifier(), loader(12))
+    message = "PyTorch records allocations on CUDA devices, and this is a cpu"
+    assert callback.trace_report().memory_message == message
+    assert f"snapshot: {message}" in capsys.readouterr().out
+
+
+def test_where_the_callback_stands_aside_the_report_says_why_there_is_no_snapshot(make_trainer, tmp_path):
+    callback = callback_in(tmp_path / "traces", memory_snapshot=1)
+    make_trainer(callback, fast_dev_run=True).fit(Classifier(), loader(12))
+    assert callback.trace_report().memory_message == "fast_dev_run is only a trial"
+
+
 def test_the_callback_refuses_what_is_neither_a_step_nor_oom():
     with pytest.raises(ConfigurationError, match="memory_snapshot must be"):
         ForgeProfilerCallback(memory_snapshot="OOM")

@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader
 from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.analysis.flops import Flops
 from lightning_forge_profiling.analysis.rank_summary import Kind
-from lightning_forge_profiling.callbacks import lightning_api, peak, recording
+from lightning_forge_profiling.analysis.results import RunCompute
+from lightning_forge_profiling.callbacks import lightning_api, peak, recording, throughput
 from lightning_forge_profiling.callbacks.recorded_compute import recorded_compute
 from lightning_forge_profiling.hardware.flop_count import count_flops
 from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak
 from lightning_forge_profiling.hardware.precision import fp32_runs_as_tf32
+from lightning_forge_profiling.report.wording import compute_lines
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.throughput import Rates, RunLedger, StepWork
 from lightning_forge_profiling.timing.utilization import Peak
@@ -148,6 +150,65 @@ def test_a_count_that_is_no_number_costs_the_rate_and_one_warning(tmp_path, make
         assert row["throughput/samples_per_sec"] > 0
 
 
+def test_a_message_that_differs_each_time_is_one_warning(make_trainer, caplog):
+    seen = iter(range(100))
+
+    def cannot(batch):
+        raise ValueError(f"no length for batch {next(seen)}")
+
+    make_trainer(ThroughputCallback(warmup_steps=0, flops_per_batch=cannot)).fit(Classifier(), loader())
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_each_function_has_its_own_warning(make_trainer, caplog):
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=raises, tokens_fn=raises, batch_size_fn=raises)
+    make_trainer(callback).fit(Classifier(), loader())
+    assert sorted(warning.split()[0] for warning in warnings_of(caplog)) == [
+        "batch_size_fn",
+        "flops_per_batch",
+        "tokens_fn",
+    ]
+
+
+def test_one_bad_batch_costs_the_runs_rate_and_the_table_says_so(make_trainer, capsys):
+    values = iter([1e9, 1e9, math.nan, *[1e9] * 5])
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=lambda batch: next(values), peak_flops=1e12)
+    make_trainer(callback).fit(Classifier(), loader())
+    assert "throughput/mfu" not in callback.summary()
+    assert "compute     MFU unknown: flops_per_batch returned nan (for 1 of 8 batches)\n" in capsys.readouterr().out
+
+
+def test_a_bad_batch_of_the_warm_up_costs_nothing(make_trainer, capsys):
+    values = iter([math.nan, *[1e9] * 7])
+    callback = ThroughputCallback(warmup_steps=2, flops_per_batch=lambda batch: next(values), peak_flops=1e12)
+    make_trainer(callback).fit(Classifier(), loader())
+    assert flops_of(callback.summary()) == pytest.approx(1e9)
+    assert "unknown" not in capsys.readouterr().out
+
+
+class HasMethod(Classifier):
+    def flops_per_batch(self):
+        return 1e9
+
+
+def test_a_method_of_that_name_is_called_what_it_is(make_trainer, caplog, capsys):
+    make_trainer(ThroughputCallback(warmup_steps=0)).fit(HasMethod(), loader())
+    [warning] = warnings_of(caplog)
+    assert "HasMethod.flops_per_batch is a method: make it a property or a number" in warning
+    assert "MFU unknown: HasMethod.flops_per_batch is a method" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options", [{"peak_flops": 1e12}, {"measured_peak": MeasuredPeak("cpu", "fp32", 1, (8,) * 3, None)}]
+)
+def test_a_peak_that_nothing_is_compared_with_is_one_line(make_trainer, capsys, caplog, options):
+    make_trainer(ThroughputCallback(warmup_steps=0, **options)).fit(Classifier(), loader())
+    printed = capsys.readouterr().out
+    assert printed.count("MFU unknown: nobody says how many operations a batch has") == 1
+    assert "flops_per_batch=count_flops(module, batch).total" in printed
+    assert warnings_of(caplog) == []
+
+
 @pytest.mark.parametrize("name", ["flops_per_batch", "peak_flops"])
 @pytest.mark.parametrize("value", [0, -1e12, math.nan, math.inf, True, "989e12"])
 def test_what_is_no_number_of_operations_is_refused(name, value):
@@ -172,6 +233,23 @@ def test_more_than_the_device_can_do_is_said(make_trainer, capsys):
     callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e15, peak_flops=1e12)
     make_trainer(callback).fit(Classifier(), loader())
     assert "more than the device can do: the count of operations or the peak is wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("device", "pct", "told"),
+    [
+        ("GeForce RTX 3090", 105.3, "a GeForce runs above its stated clock"),
+        ("GeForce RTX 3090", 130.0, "the count of operations or the peak is wrong"),
+        ("H200 SXM", 105.3, "the count of operations or the peak is wrong"),
+        ("GeForce RTX 3090", 99.0, None),
+    ],
+)
+def test_a_geforce_may_exceed_its_peak_a_little(device, pct, told):
+    found = RunCompute(
+        kind="mfu", tflops=75.0, dtype="bf16", device=device, peak_tflops=71.2, peak_source="sheet", pct_of_peak=pct
+    )
+    [line] = compute_lines([found])
+    assert line.endswith(told or "(GeForce RTX 3090, bf16; sheet)")
 
 
 def test_devices_that_share_a_batch_share_its_operations():
@@ -270,6 +348,26 @@ def test_fp32_is_tf32_where_pytorch_allows_it():
     torch.backends.cuda.matmul.fp32_precision = "ieee"
 
 
+class Recurrent(nn.Module):
+    """Two layers of an LSTM and a head, as most recurrent models."""
+
+    def __init__(self, heads=1, **options):
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 8, **options)
+        self.heads = nn.ModuleList(nn.Linear(8, 8) for _ in range(heads))
+
+
+@pytest.mark.usefixtures("_fp32_settings")
+def test_recurrent_layers_follow_cudnns_setting(monkeypatch):
+    torch.set_float32_matmul_precision("highest")
+    assert fp32_runs_as_tf32(Recurrent()), "cuDNN's default"
+    assert fp32_runs_as_tf32(Recurrent(num_layers=2, bidirectional=True, heads=7))
+    assert not fp32_runs_as_tf32(Recurrent(heads=3)), "most of it are products of other layers"
+    monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee")
+    assert not fp32_runs_as_tf32(Recurrent())
+    assert fp32_runs_as_tf32(CONVOLUTIONAL), "a switch of its own"
+
+
 class Properties:
     def __init__(self, name, memory_gib, sms, capability):
         self.name, self.total_memory, self.multi_processor_count = name, int(memory_gib * 2**30), sms
@@ -338,6 +436,74 @@ def test_where_the_name_stands_for_several_devices_the_power_limit_may_tell(monk
     assert nvml.opened == 0
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert peak.run_peak(Strategy(LINEAR, "16-mixed", "cuda"), None).flops is None
+
+
+@pytest.mark.parametrize(
+    ("device", "counts"),
+    [
+        (("NVIDIA Foo 9000", 24.0, 100, (9, 0)), True),
+        (("NVIDIA RTX 5000 Ada Generation", 31.5, 100, (8, 9)), True),
+        (H200, True),
+        (("Tesla V100-32GB", 31.7, 80, (7, 0)), False),
+    ],
+)
+def test_nvml_is_asked_only_where_that_may_tell_a_device_and_somebody_counts(monkeypatch, device, counts):
+    gpu(monkeypatch, *device)
+    monkeypatch.setattr(peak, "open_nvml", lambda: pytest.fail("loaded"))
+    found = peak.run_peak(Strategy(LINEAR, "16-mixed", "cuda"), None, asks_power=counts)
+    assert (found.flops is not None) == (device is H200)
+
+
+def test_a_run_that_counts_nothing_looks_up_no_peak(monkeypatch, make_trainer):
+    monkeypatch.setattr(throughput, "run_peak", lambda *_, **__: pytest.fail("looked up"))
+    callback = ThroughputCallback(warmup_steps=0)
+    make_trainer(callback).fit(Classifier(), loader())
+    assert callback.summary()["throughput/samples_per_sec"] > 0
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_the_power_is_asked_for_where_somebody_counts(monkeypatch, make_trainer, counts):
+    asked = []
+
+    def look_up(trainer, given, *, asks_power):
+        asked.append(asks_power)
+        return BF16
+
+    monkeypatch.setattr(throughput, "run_peak", look_up)
+    flops = 1e9 if counts else None
+    make_trainer(ThroughputCallback(flops_per_batch=flops, peak_flops=1e12)).fit(Classifier(), loader(8))
+    assert asked == [counts]
+
+
+FOO = Peak(None, "fp32", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the table of peaks")
+
+
+@pytest.mark.parametrize("every", [1, 0])
+def test_an_unknown_device_is_said_once_too_where_the_module_learns_late(
+    monkeypatch, make_trainer, caplog, capsys, every
+):
+    monkeypatch.setattr(throughput, "run_peak", lambda *_, **__: FOO)
+    make_trainer(ThroughputCallback(warmup_steps=0, log_every_n_steps=every)).fit(LearnsLate(), loader())
+    [warning] = warnings_of(caplog)
+    assert "peak_flops=989e12" in warning
+    printed = capsys.readouterr().out
+    assert "MFU unknown: NVIDIA Foo 9000 is not in the table of peaks" in printed
+    assert "peak_flops=" not in printed, "one message in all"
+
+
+def test_an_unknown_device_is_said_once_too_where_the_window_tells_the_operations(
+    monkeypatch, make_trainer, caplog, capsys
+):
+    monkeypatch.setattr(throughput, "run_peak", lambda *_, **__: FOO)
+    foo = rank(per_step=6e9, model_per_step=5e9, peak_tflops=None)
+    summary = run_with_window(monkeypatch, make_trainer, foo, peak_flops=None)
+    assert flops_of(summary) == pytest.approx(5e9)
+    assert not {"throughput/mfu", "throughput/hfu"} & summary.keys()
+    assert not any("peak_flops" in warning for warning in warnings_of(caplog))
+    printed = capsys.readouterr().out
+    assert printed.count("is not in the table of peaks") == 1
+    assert printed.count("give the device's dense bf16 rate") == 1, "of the type that it really computes in"
+    assert "ThroughputCallback(peak_flops=989e12)" in printed
 
 
 def test_an_unknown_device_is_said_once_with_what_to_do(monkeypatch, make_trainer, caplog):
@@ -486,6 +652,47 @@ def test_what_could_not_be_counted_is_said():
     assert "80 % by time could be counted" in found.note
 
 
+def test_what_most_of_could_not_be_counted_has_a_rate_and_no_share():
+    operators = ("flash_attn::_flash_attn_forward", "a::b", "c::d", "e::f", "g::h")
+    partly = rank(counted_pct=9.0, per_step=5e12, uncounted=operators)
+    model, hardware = recorded_compute(books(), partly, (0, 1), BF16, peak_is_given=True, reached=lambda _peak: 7e14)
+    assert (model.flops_per_second, hardware.flops_per_second) == pytest.approx((4e14, 5e14))
+    assert (model.share, model.share_of_reached, hardware.share) == (None, None, None)
+    assert model.note.endswith(
+        "9 % by time could be counted; not counted: flash_attn::_flash_attn_forward, a::b, c::d and 2 more"
+    )
+    assert "not counted" not in hardware.note, "named once"
+
+
+def test_from_95_percent_on_there_is_a_share():
+    assert of_window(books(), rank(counted_pct=94.9))[0].share is None
+    [found] = of_window(books(), rank(counted_pct=95.0, uncounted=("a::b",)))
+    assert found.share == pytest.approx(400 / 989)
+    assert "not counted: a::b" in found.note
+
+
+def test_what_the_device_was_measured_to_reach_is_that_of_the_recorded_type():
+    tf32 = Peak(494.5e12, "tf32", "H200 SXM", "data sheet")
+    measured = {"bf16": 7e14}
+    [found] = recorded_compute(
+        books(), rank(), (0, 1), tf32, peak_is_given=False, reached=lambda peak: measured.get(peak.dtype)
+    )
+    assert found.share_of_reached == pytest.approx(4 / 7)
+
+
+@pytest.mark.parametrize(
+    ("expected", "why"),
+    [
+        (FOO, "NVIDIA Foo 9000 is not in the table of peaks"),
+        (Peak(65e12, "fp16", "T4", "data sheet"), "the table of peaks has none for bf16 on T4"),
+        (Peak(None, "fp8", "T4", peak.no_rate_for("fp8", "T4")), "the table of peaks has none for bf16 on T4"),
+    ],
+)
+def test_where_the_recorded_type_has_no_peak_it_is_said_why(expected, why):
+    [found] = of_window(books(), rank(peak_tflops=None), expected)
+    assert (found.share, found.peak.dtype, found.peak.source) == (None, "bf16", why)
+
+
 def test_how_attention_counts_is_said():
     attention = Kind(category="other", ms_per_step=1.0, pct=10.0, calls_per_step=4.0)
     [found] = of_window(books(), replace(rank(), kinds={"attention": attention}))
@@ -497,11 +704,11 @@ def test_no_operations_or_no_steps_give_no_rate():
     assert of_window(RunLedger().summary(steps=0, before_first_s=0.0, wall_s=1.0), rank()) == ()
 
 
-def run_with_window(monkeypatch, make_trainer, rank, flops_per_batch=None):
+def run_with_window(monkeypatch, make_trainer, rank, flops_per_batch=None, peak_flops=1e12):
     """The metrics of a run whose recorded window gave this: a CPU's trace has no kernels."""
     analysis = replace(sample_analysis(), ranks=(rank,))
     monkeypatch.setattr(recording, "recorded_analysis", lambda trace: analysis)
-    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=flops_per_batch, peak_flops=1e12)
+    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=flops_per_batch, peak_flops=peak_flops)
     make_trainer(ForgeProfilerCallback(1, 2, analyze=False), callback).fit(Classifier(), loader())
     return callback.summary()
 
@@ -529,7 +736,24 @@ def test_beside_the_users_count_the_recorded_operations_are_what_was_carried_out
     assert summary["throughput/hfu"] == pytest.approx(6e9 / summary["time/step_ms"] * 1e3 / 1e12)
     [row] = logged(tmp_path, "throughput/hfu")
     assert "throughput/mfu" not in row
+    assert row["throughput/hardware_tflops_per_device"] == pytest.approx(row["throughput/hfu"]), "of a peak of 1"
     assert "by the recorded shapes" not in capsys.readouterr().out
+
+
+def test_a_window_of_which_little_could_be_counted_is_told_and_not_logged(monkeypatch, tmp_path, make_trainer, capsys):
+    partly = rank(per_step=6e9, model_per_step=5e9, counted_pct=9.0, uncounted=("flash_attn::_flash_attn_forward",))
+    summary = run_with_window(monkeypatch, make_trainer, partly)
+    assert not any("mfu" in name or "hfu" in name or "flops" in name for name in summary)
+    assert not any("mfu" in name or "tflops" in name for row in logged(tmp_path) for name in row)
+    text = capsys.readouterr().out
+    assert "MFU unknown: too little could be counted" in text
+    assert text.count("flash_attn::_flash_attn_forward") == 1
+
+
+def test_where_the_users_count_fails_the_windows_is_shown_and_says_so(monkeypatch, make_trainer, capsys):
+    summary = run_with_window(monkeypatch, make_trainer, rank(per_step=5e9, model_per_step=5e9), flops_per_batch=raises)
+    assert flops_of(summary) == pytest.approx(5e9)
+    assert "by the recorded shapes; flops_per_batch raised RuntimeError: no idea (for 8 of 8" in capsys.readouterr().out
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from lightning_forge_profiling.hardware.peak_geforce import GEFORCE_PARTS
 from lightning_forge_profiling.hardware.peak_table import PARTS
-from lightning_forge_profiling.hardware.peaks import find_peak, peak_flops
+from lightning_forge_profiling.hardware.peaks import find_peak, peak_flops, power_may_tell
 
 GIB = 2**30
 ALL_PARTS = PARTS + GEFORCE_PARTS
@@ -322,6 +322,26 @@ def test_a_peak_says_where_it_is_from_and_cannot_be_changed():
     assert "H100" in peak.source
     with pytest.raises(TypeError):
         peak.flops["bf16"] = 1.0
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 NVL", "NVIDIA H200", "NVIDIA B200", "NVIDIA GB200", "NVIDIA GH200 480GB"]
+)
+def test_only_rates_that_are_printed_with_sparsity_are_halved(name):
+    peak = find_peak(name)
+    for dtype in peak.flops:
+        source = peak.source_of(dtype)
+        assert ("halved" in source) == (dtype not in {"fp64", "fp32"}), dtype
+        assert source.startswith("NVIDIA "), "nothing else is lost"
+        assert " ," not in source
+
+
+def test_only_where_several_devices_go_by_a_name_the_power_limit_may_tell():
+    assert power_may_tell("Tesla V100")
+    assert power_may_tell("NVIDIA H100", memory_bytes=85_029_158_912)
+    assert not power_may_tell("NVIDIA GeForce RTX 3080"), "no row has one"
+    assert not power_may_tell("NVIDIA RTX 5000 Ada Generation")
+    assert not power_may_tell("NVIDIA H200")
 
 
 @pytest.mark.parametrize("part", ALL_PARTS, ids=lambda part: part.device)

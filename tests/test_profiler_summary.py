@@ -50,6 +50,16 @@ def test_other_ranks_write_their_trace_and_say_nothing(tmp_path, capsys, monkeyp
     assert capsys.readouterr().out == ""
 
 
+def test_a_trace_dir_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "a_file.py").write_text("")
+    with profile() as prof:
+        work()
+    with pytest.raises(ConfigurationError, match="is a file"):
+        print_profiler_summary(prof, tmp_path / "a_file.py")
+    with pytest.raises(ConfigurationError, match="trace_dir must be a path"):
+        print_profiler_summary(prof, 5)
+
+
 def test_a_profiler_that_has_not_stopped_is_refused(tmp_path):
     with profile() as prof, pytest.raises(ConfigurationError, match="after its `with` block"):
         print_profiler_summary(prof, tmp_path)

@@ -38,6 +38,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
         ({"ranks": [-1]}, "ranks must be"),
         ({"ranks": "first"}, "ranks must be"),
         ({"trace_dir": ""}, "trace_dir must not be empty"),
+        ({"trace_dir": 5}, "trace_dir must be a path, got 5"),
+        ({"trace_dir": ["a"]}, "trace_dir must be a path"),
+        ({"trace_dir": b"x"}, "trace_dir must be a path"),
+        ({"regions": 5}, "regions must be a list of names, got 5"),
+        ({"regions": "data"}, "regions must be a list of names"),
+        ({"activities": 5}, "activities must be a list of names or None, got 5"),
+        ({"activities": b"cpu"}, "activities must be a list"),
+        ({"ranks": 0}, "ranks must be"),
+        ({"ranks": 1.5}, "ranks must be"),
     ],
     ids=str,
 )
@@ -51,6 +60,31 @@ def test_arguments_that_cannot_work_are_refused_at_once(arguments, message):
 def test_step_numbers_that_cannot_work_are_refused_at_once(name, value):
     with pytest.raises(ConfigurationError, match=name):
         ThroughputCallback(**{name: value})
+
+
+def test_no_number_of_warm_up_steps_is_refused():
+    with pytest.raises(ConfigurationError, match="warmup_steps must be an integer"):
+        ThroughputCallback(warmup_steps=None)
+    with pytest.raises(ConfigurationError, match="log_every_n_steps must be an integer"):
+        ThroughputCallback(log_every_n_steps=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"regions": 5}, {"regions": "data"}, {"activities": 5}, {"ranks": 5}, {"trace_dir": 5}, {"memory_snapshot": "x"}],
+    ids=str,
+)
+def test_a_disabled_callback_checks_no_types_either(arguments):
+    assert ForgeProfilerCallback(**arguments, enabled=False).trace_report() is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
+def test_activities_that_this_machine_cannot_record_are_refused_before_the_first_batch(make_trainer, tmp_path):
+    model = Classifier()
+    with pytest.raises(ConfigurationError, match=r"activities=\['cuda'\]: on this machine PyTorch can record cpu"):
+        make_trainer(ForgeProfilerCallback(activities=["cuda"])).fit(model, loader())
+    assert model.seen == 0
+    assert not list(tmp_path.rglob("*steps*"))
 
 
 def test_a_disabled_callback_takes_everything_and_does_nothing(tmp_path, make_trainer, capsys):

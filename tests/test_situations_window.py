@@ -6,7 +6,7 @@ import re
 
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from tests.models import Classifier, Fails, loader
@@ -108,6 +108,24 @@ def test_with_tensorboard_it_lies_where_tensorboard_looks(tmp_path, make_trainer
     logger = TensorBoardLogger(tmp_path, name="tb")
     make_trainer(ForgeProfilerCallback(1, 2), logger=logger).fit(Classifier(), loader(16))
     assert traces(tmp_path)[0].parents[1] == tmp_path / "tb" / "version_0" / "profiler_traces"
+
+
+@pytest.mark.parametrize("board_first", [True, False])
+def test_of_several_loggers_tensorboards_folder_is_taken_and_named(tmp_path, make_trainer, capsys, board_first):
+    loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="tb")]
+    if board_first:
+        loggers.reverse()
+    make_trainer(ForgeProfilerCallback(1, 2), logger=loggers).fit(Classifier(), loader(16))
+    folder = tmp_path / "tb" / "version_0"
+    assert traces(tmp_path)[0].parents[1] == folder / "profiler_traces"
+    assert f"tensorboard --logdir {folder} " in capsys.readouterr().out
+
+
+def test_without_tensorboard_the_first_loggers_folder_is_taken(tmp_path, make_trainer, capsys):
+    loggers = [CSVLogger(tmp_path, name="one"), CSVLogger(tmp_path, name="two")]
+    make_trainer(ForgeProfilerCallback(1, 2), logger=loggers).fit(Classifier(), loader(16))
+    assert traces(tmp_path)[0].parents[1] == tmp_path / "one" / "version_0" / "profiler_traces"
+    assert f"tensorboard --logdir {tmp_path / 'one' / 'version_0'} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: path])

@@ -491,6 +491,12 @@ def test_cuda_malloc_in_the_steady_state():
     assert hints(device_allocs_per_step=0.02) == {}
 
 
+@pytest.mark.parametrize(("mallocs", "steps", "fires"), [(1, 5, False), (5, 5, False), (6, 5, True), (11, 100, True)])
+def test_a_few_calls_of_cuda_malloc_are_no_steady_state(mallocs, steps, fires):
+    seen = TelemetrySummary(device="NVIDIA H200", samples=1, device_allocs_per_step=mallocs / steps)
+    assert [hint.code for hint in telemetry_hints(seen, steps=steps)] == ["cuda-malloc-steady"] * fires
+
+
 def test_a_run_is_summarized():
     bench = Bench()
     for number in range(11):

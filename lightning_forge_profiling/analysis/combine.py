@@ -61,10 +61,9 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     if evidence is None or evidence.steps < MIN_STEPS:
         return replace(analysis, run=evidence)
     recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
-    if recorded is None:
-        findings, differences = list(run_findings(evidence)), []
-    else:
-        findings, differences = _merge(analysis.findings, recorded, evidence)
+    findings, differences = (
+        (list(run_findings(evidence)), []) if recorded is None else _merge(analysis.findings, recorded, evidence)
+    )
     ranked = by_gain(findings)
     verdict, text = decide(ranked, gpu=evidence.on_device)
     return replace(

@@ -106,7 +106,7 @@ class RunCompute:
 
     Attributes:
         kind: `mfu` by the operations that the model asks for, `hfu` by those that the device carried out.
-        tflops: 10¹² operations a second of one device.
+        tflops: 10¹² operations a second of one device; None where nobody can tell, for the reason in `peak_source`.
         dtype: what the peak is of.
         device: whose peak it is.
         peak_tflops: what the device could do; None where that is unknown.
@@ -118,7 +118,7 @@ class RunCompute:
     """
 
     kind: Literal["mfu", "hfu"]
-    tflops: float
+    tflops: float | None
     dtype: str
     device: str
     peak_tflops: float | None

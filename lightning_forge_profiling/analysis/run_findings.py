@@ -74,7 +74,7 @@ def run_hints(evidence: RunEvidence) -> tuple[Hint, ...]:
     """What is worth a look without being a cause."""
     if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
         return ()
-    sensors = () if evidence.telemetry is None else telemetry_hints(evidence.telemetry)
+    sensors = () if evidence.telemetry is None else telemetry_hints(evidence.telemetry, steps=evidence.steps)
     return (*_hints(evidence), *sensors)
 
 

@@ -20,6 +20,9 @@ _NEARLY_FULL_PCT: Final = 95.0
 _MALLOCS_PER_STEP: Final = 0.1
 """In a steady state the caching allocator needs none; batches of many sizes make it grow now and then."""
 
+_FEW_MALLOCS: Final = 5
+"""So many may yet be of the settling, whatever they come to a step in a short run."""
+
 _MEANS: Final = {
     "power cap": "it draws what its power limit allows, which under dense work is ordinary",
     "temperature": "it is too hot; look at the cooling and at its neighbours",
@@ -45,11 +48,15 @@ _MALLOCS: Final = (
 )
 
 
-def telemetry_hints(summary: TelemetrySummary, *, rank: int = 0) -> tuple[Hint, ...]:
-    """The rules that apply. From fewer than `MIN_SAMPLES` samples nothing is said about utilization and clocks.
+def telemetry_hints(summary: TelemetrySummary, *, steps: int | None = None, rank: int = 0) -> tuple[Hint, ...]:
+    """The rules that apply.
+
+    From fewer than `MIN_SAMPLES` samples nothing is said about utilization and clocks, and a few calls of `cudaMalloc`
+    in all are none in steady state.
 
     Args:
         summary: of the steps that count.
+        steps: how many those are; None where that is not known.
         rank: whose GPU it is.
 
     Example:
@@ -57,10 +64,10 @@ def telemetry_hints(summary: TelemetrySummary, *, rank: int = 0) -> tuple[Hint, 
         >>> [hint.code for hint in telemetry_hints(seen)]
         ['gpu-underused']
     """
-    return tuple(Hint(code=code, rank=rank, text=text) for code, text in _rules(summary))
+    return tuple(Hint(code=code, rank=rank, text=text) for code, text in _rules(summary, steps))
 
 
-def _rules(seen: TelemetrySummary) -> Iterator[tuple[str, str]]:
+def _rules(seen: TelemetrySummary, steps: int | None) -> Iterator[tuple[str, str]]:
     if seen.samples >= MIN_SAMPLES:
         if seen.utilization_pct is not None and seen.utilization_pct > _WELL_USED_PCT:
             yield "gpu-well-used", _WELL_USED.format(seen.utilization_pct)
@@ -72,8 +79,9 @@ def _rules(seen: TelemetrySummary) -> Iterator[tuple[str, str]]:
         full_pct = 100 * seen.memory_peak_gib / seen.memory_total_gib
         if full_pct >= _NEARLY_FULL_PCT:
             yield "gpu-memory-full", _full(seen, full_pct)
-    if seen.device_allocs_per_step is not None and seen.device_allocs_per_step > _MALLOCS_PER_STEP:
-        yield "cuda-malloc-steady", _MALLOCS.format(seen.device_allocs_per_step)
+    mallocs = seen.device_allocs_per_step
+    if mallocs is not None and mallocs > _MALLOCS_PER_STEP and (steps is None or mallocs * steps > _FEW_MALLOCS):
+        yield "cuda-malloc-steady", _MALLOCS.format(mallocs)
 
 
 def _throttled(seen: TelemetrySummary) -> str:

@@ -2,12 +2,14 @@
 
 import logging
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
+
+from torch.profiler import supported_activities
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
@@ -38,8 +40,8 @@ class ForgeProfilerCallback(RecordingCallback):
     Args:
         start_step: the first recorded step. 0 records without a warm-up step.
         end_step: the first step that is not recorded any more.
-        trace_dir: where the windows' folders go; None for `profiler_traces` in the logger's folder, or in
-            `default_root_dir` without a logger.
+        trace_dir: where the windows' folders go; None for `profiler_traces` in the logger's folder (TensorBoard's,
+            where there are several), or in `default_root_dir` without a logger.
         enabled: when False the callback does nothing.
         regions: which of `data`, `transfer`, `forward`, `backward` and `optimizer` to tell apart; the time of the
             others falls into `other`, which is always there.
@@ -57,9 +59,9 @@ class ForgeProfilerCallback(RecordingCallback):
             allocations are recorded all along.
 
     Raises:
-        ConfigurationError: here, for a window that is empty or negative, an unknown region or activity, or bad
-            `ranks` or `memory_snapshot`; in `setup`, for a second callback of this kind or a `trace_dir` that cannot be
-            written.
+        ConfigurationError: here, for a window that is empty or negative, an unknown region or activity, a `trace_dir`
+            that is no path, or bad `ranks` or `memory_snapshot`; in `setup`, for a second callback of this kind, a
+            `trace_dir` that cannot be written, or `activities` none of which can be recorded on this machine.
 
     Example:
         >>> callback = ForgeProfilerCallback(start_step=5, end_step=8)
@@ -88,16 +90,16 @@ class ForgeProfilerCallback(RecordingCallback):
         memory_snapshot: Literal["oom"] | int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(regions, str):
-            raise ConfigurationError(f"regions must be a list of names, got {regions!r}.")
-        if ranks != "all" and isinstance(ranks, (str, int)):
-            raise ConfigurationError(f'ranks must be "all" or a list of global ranks, got {ranks!r}.')
-        if memory_snapshot is not None:
-            refuse_unless_moment(memory_snapshot)
+        if enabled:
+            _refuse_unless_list("regions must be a list of names", regions)
+            if ranks != "all":
+                _refuse_unless_list('ranks must be "all" or a list of global ranks', ranks)
+            if memory_snapshot is not None:
+                refuse_unless_moment(memory_snapshot)
         self.enabled = enabled
         self.memory_snapshot = memory_snapshot
-        self.regions = tuple(regions)
-        self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" else tuple(ranks)
+        self.regions = tuple(regions) if enabled else PARTITION
+        self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" or not enabled else tuple(ranks)
         self.config = ProfilingConfig(
             enable=enabled,
             start_step=start_step,
@@ -116,6 +118,7 @@ class ForgeProfilerCallback(RecordingCallback):
         self._deferred = False
         self._refusal: TraceReport | None = None
         self._memory: MemorySnapshot | None = None
+        self._no_memory = ""
         self._ended_steps = 0
         if enabled:
             unknown = [region for region in self.regions if region not in PARTITION]
@@ -139,14 +142,16 @@ class ForgeProfilerCallback(RecordingCallback):
             Its status, the recorded steps, the paths and how long training was held up.
         """
         report = self._refusal or (self._session.report if self._session is not None else None)
-        if report is None or self._memory is None:
-            return report
+        if report is None:
+            return None
+        if self._memory is None:
+            return replace(report, memory_message=self._no_memory)
         return replace(report, memory_path=self._memory.written, memory_message=self._memory.problem)
 
     def prepare(self, trainer: Trainer) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
         self._session, self._refusal, self._deferred = None, None, False
-        self._memory, self._ended_steps = None, 0
+        self._memory, self._no_memory, self._ended_steps = None, "", 0
         if lightning_api.is_trial_run(trainer):
             self._stand_aside("fast_dev_run is only a trial")
             return
@@ -159,7 +164,7 @@ class ForgeProfilerCallback(RecordingCallback):
         # the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(self.config.window).replace(' ', '_')}"
-        problem = writable_folder_problem(root) if trainer.is_global_zero else ""
+        problem = self._unrecordable() or writable_folder_problem(root) if trainer.is_global_zero else ""
         name, problem = trainer.strategy.broadcast((name, problem))
         if problem:
             raise ConfigurationError(problem)
@@ -235,9 +240,20 @@ class ForgeProfilerCallback(RecordingCallback):
         if self.memory_snapshot is None:
             return None
         if device != "cuda":
-            _log.warning("No memory snapshot: PyTorch records allocations on CUDA devices, and this is a %s.", device)
+            self._no_memory = f"PyTorch records allocations on CUDA devices, and this is a {device}"
+            _log.warning("No memory snapshot: %s.", self._no_memory)
             return None
         return MemorySnapshot(self.memory_snapshot, path)
+
+    def _unrecordable(self) -> str:
+        """Why nothing of what was asked for can be recorded here; "" where something can."""
+        asked, here = self.config.activities, {kind.name.lower() for kind in supported_activities()}  # type: ignore[no-untyped-call]
+        if asked is None or not here.isdisjoint(asked):
+            return ""
+        return (
+            f"activities={list(asked)!r}: on this machine PyTorch can record {', '.join(sorted(here))}. Name one of "
+            "these, or give None for the CPU and the accelerator that the Trainer uses."
+        )
 
     def _end_step_of(self, memory: MemorySnapshot) -> None:
         step, self._ended_steps = self._ended_steps, self._ended_steps + 1
@@ -265,5 +281,11 @@ class ForgeProfilerCallback(RecordingCallback):
 
     def _stand_aside(self, reason: str) -> None:
         self._refusal = TraceReport("stood aside", reason)
+        self._no_memory = "" if self.memory_snapshot is None else reason
         what = "trace" if self.memory_snapshot is None else "trace and no memory snapshot"
         _log.warning("No %s will be recorded: %s.", what, reason)
+
+
+def _refuse_unless_list(what: str, value: object) -> None:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise ConfigurationError(f"{what}, got {value!r}.")

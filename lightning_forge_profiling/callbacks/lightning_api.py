@@ -171,11 +171,23 @@ def device_name(trainer: Trainer) -> str:
 
 
 def log_folder(trainer: Trainer) -> Path:
-    """The folder of the Trainer's first logger, or its default one. A collective: call it on every rank."""
+    """The folder that TensorBoard's logger, else the Trainer's first one, writes into, or its default one.
+
+    A collective: call it on every rank.
+    """
+    boards = (logger.log_dir for logger in trainer.loggers if _is_tensorboard(logger))
+    board = next(boards, None)
+    if board is not None:
+        return Path(trainer.strategy.broadcast(board))
     return Path(trainer.log_dir or trainer.default_root_dir)
 
 
 def logger_folder(trainer: Trainer) -> Path | None:
-    """Where the first logger with files writes, None without one. For rank 0; no collective."""
-    folders = (getattr(logger, "log_dir", None) or logger.save_dir for logger in trainer.loggers)
+    """Where TensorBoard's logger writes, else the first with files, None without one. For rank 0; no collective."""
+    loggers = sorted(trainer.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
+    folders = (getattr(logger, "log_dir", None) or logger.save_dir for logger in loggers)
     return next((Path(folder) for folder in folders if folder), None)
+
+
+def _is_tensorboard(logger: Any) -> bool:
+    return any(base.__name__ == "TensorBoardLogger" for base in type(logger).__mro__)

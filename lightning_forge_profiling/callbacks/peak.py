@@ -5,19 +5,20 @@ import torch
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.hardware.nvml import find_device, open_nvml
-from lightning_forge_profiling.hardware.peaks import find_peak
+from lightning_forge_profiling.hardware.peaks import find_peak, power_may_tell
 from lightning_forge_profiling.hardware.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.timing.utilization import Peak
 
-__all__ = ["run_peak"]
+__all__ = ["no_rate_for", "run_peak"]
 
 
-def run_peak(trainer: Trainer, given: float | None) -> Peak:
+def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) -> Peak:
     """What this process's device could do in the type that the run computes in.
 
     Args:
         trainer: a Trainer whose strategy has set the model up.
         given: what the user says it could do, operations a second.
+        asks_power: whether NVML may be loaded to ask for the power limit, where nothing else tells the device.
     """
     device = trainer.strategy.root_device
     dtype = lightning_api.compute_dtype(trainer)
@@ -31,13 +32,18 @@ def run_peak(trainer: Trainer, given: float | None) -> Peak:
         return Peak(given, dtype, properties.name, "given")
     name, memory, sms = torch.cuda.get_device_name(device), properties.total_memory, properties.multi_processor_count
     found = find_peak(name, memory_bytes=memory, sms=sms)
-    if found is None:  # a name of several devices, which their power limits may tell apart
+    if found is None and asks_power and power_may_tell(name, memory_bytes=memory, sms=sms):
         found = find_peak(name, memory_bytes=memory, sms=sms, power_w=_power_limit_w(device, str(properties.uuid)))
     if found is None:
         return Peak(None, dtype, properties.name, f"{properties.name} is not in the table of peaks")
     if dtype not in found.flops:
-        return Peak(None, dtype, found.device, f"the table of peaks has none for {dtype} on {found.device}")
-    return Peak(found.flops[dtype], dtype, found.device, found.source)
+        return Peak(None, dtype, found.device, no_rate_for(dtype, found.device))
+    return Peak(found.flops[dtype], dtype, found.device, found.source_of(dtype))
+
+
+def no_rate_for(dtype: str, device: str) -> str:
+    """Why there is no peak: the table has the device, not the type."""
+    return f"the table of peaks has none for {dtype} on {device}"
 
 
 def _power_limit_w(device: torch.device, uuid: str) -> float | None:

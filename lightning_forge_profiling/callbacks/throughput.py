@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf, isfinite
 from numbers import Real
 from typing import Any, Final
@@ -14,7 +13,14 @@ from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummar
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.peak import run_peak
-from lightning_forge_profiling.callbacks.recorded_compute import recorded_compute
+from lightning_forge_profiling.callbacks.recorded_compute import (
+    GIVE_FLOPS,
+    GIVE_PEAK,
+    recorded_compute,
+    recorded_metrics,
+    with_advice,
+    with_problem,
+)
 from lightning_forge_profiling.callbacks.recording import DEFAULT_WARMUP_STEPS, RecordingCallback
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.errors import ConfigurationError
@@ -95,8 +101,9 @@ class ThroughputCallback(RecordingCallback):
         telemetry_period_s: float | None = DEFAULT_PERIOD_S,
     ) -> None:
         super().__init__()
-        for name, value in (("warmup_steps", warmup_steps), ("log_every_n_steps", log_every_n_steps)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        every = 0 if log_every_n_steps is None else log_every_n_steps
+        for name, value in (("warmup_steps", warmup_steps), ("log_every_n_steps", every)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ConfigurationError(f"{name} must be an integer from 0 on, got {value!r}.")
         for name, function in (("batch_size_fn", batch_size_fn), ("tokens_fn", tokens_fn)):
             if function is not None and not callable(function):
@@ -133,7 +140,7 @@ class ThroughputCallback(RecordingCallback):
         self._last = Rates()
         self._summary: dict[str, float] = {}
         self._peak: Peak | None = None
-        self._logged_peak = False
+        self._sought_peak = self._logged_peak = self._advised = False
         self._telemetry: RunTelemetry | None = None
         self._no_telemetry = ""
 
@@ -151,14 +158,26 @@ class ThroughputCallback(RecordingCallback):
         if self._telemetry is not None:  # it may have ended without a word to us
             self._telemetry.stop()
         self._last, self._summary = Rates(), {}
-        self._peak, self._logged_peak = None, False
+        self._peak = None
+        self._sought_peak = self._logged_peak = self._advised = False
         self._telemetry, self._no_telemetry = None, ""
 
     def begin(self, trainer: Trainer) -> None:
         """Start to read the GPU's sensors, and find what the run's rate is compared with."""
         if self.telemetry_period_s is not None and trainer.is_global_zero:
             self._start_telemetry(trainer.strategy.root_device, self.telemetry_period_s)
-        self._find_peak(trainer)
+        if self._may_count or self._compares:
+            self._find_peak(trainer)
+
+    @property
+    def _compares(self) -> bool:
+        """Whether the user gave something to compare a rate with."""
+        return self.peak_flops is not None or self.measured_peak is not None
+
+    @property
+    def _may_count(self) -> bool:
+        """Whether operations are counted, or the other callback's window may tell them."""
+        return self.counts_flops or len(self._peers) > 1
 
     def _start_telemetry(self, device: torch.device, period_s: float) -> None:
         if device.type != "cuda":
@@ -172,8 +191,9 @@ class ThroughputCallback(RecordingCallback):
             _log.debug("", exc_info=exc)
 
     def _find_peak(self, trainer: Trainer) -> None:
+        self._sought_peak = True
         try:
-            self._peak = peak = run_peak(trainer, self.peak_flops)
+            self._peak = peak = run_peak(trainer, self.peak_flops, asks_power=self._may_count)
         except Exception as exc:
             _log.warning("No MFU: the device's peak could not be looked up: %s: %s", type(exc).__name__, exc)
             return
@@ -184,8 +204,9 @@ class ThroughputCallback(RecordingCallback):
             _log.warning("measured_peak is of %s and this run computes in %s: not used.", measured.dtype, peak.dtype)
         if peak.flops is not None:
             _log.info("MFU is of %s.", peak)
-        elif trainer.strategy.root_device.type != "cpu":
-            _log.warning("No MFU: %s. %s", peak.source, _GIVE_PEAK.format(peak.dtype))
+        elif peak.device != "cpu":
+            self._advised = True
+            _log.warning("No MFU: %s; %s.", peak.source, GIVE_PEAK.format(peak.dtype))
 
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
@@ -242,34 +263,35 @@ class ThroughputCallback(RecordingCallback):
         if peak is None:
             return ()
         rate = run.steady.per_second(run.steady.flops) if self.counts_flops else None
-        found: list[Compute] = []
+        found: tuple[Compute, ...] = ()
         if rate is not None:
-            found = [Compute("mfu", rate / lightning_api.devices_per_batch(trainer), peak, reached=self._reached(peak))]
+            by_batches = rate / lightning_api.devices_per_batch(trainer)
+            found = (Compute("mfu", by_batches, peak, reached=self._reached(peak)),)
         if trace is not None and recorded is not None and recorded.ranks:
-            given = self.peak_flops is not None
-            of_window = [
-                replace(each, reached=self._reached(each.peak))
-                for each in recorded_compute(
-                    run, recorded.ranks[0], trace.steps, peak, peak_is_given=given, model_is_counted=rate is not None
-                )
-            ]
-            self._log_recorded(trainer, of_window, with_rate=rate is None)
+            of_window = recorded_compute(
+                run,
+                recorded.ranks[0],
+                trace.steps,
+                peak,
+                peak_is_given=self.peak_flops is not None,
+                reached=self._reached,
+                model_is_counted=rate is not None,
+            )
+            self._log_recorded(trainer, of_window)
             found += of_window
-        return tuple(found)
+        counter = self._peers[0]._counter  # noqa: SLF001  (one of us)
+        problem = counter.flops_problem if counter is not None and rate is None else ""
+        expected = self._compares and not self.counts_flops and bool(run.steady.steps)
+        found = with_problem(found, peak, problem or (GIVE_FLOPS if expected and not found else ""))
+        return found if peak.device == "cpu" or self._advised else with_advice(found)
 
     def _reached(self, peak: Peak) -> float | None:
         """What the device was measured to reach in the type that a peak is of."""
         measured = self.measured_peak
         return measured.flops if measured is not None and measured.dtype == peak.dtype else None
 
-    def _log_recorded(self, trainer: Trainer, recorded: Sequence[Compute], *, with_rate: bool) -> None:
-        metrics = {f"throughput/{each.kind}": each.share for each in recorded if each.share is not None}
-        for each in recorded if with_rate else ():
-            name = "tflops_per_device" if each.kind == "mfu" else "hardware_tflops_per_device"
-            metrics[f"throughput/{name}"] = each.flops_per_second / 1e12
-        for each in recorded:
-            if each.kind == "mfu" and each.share_of_reached is not None:
-                metrics["throughput/mfu_measured"] = each.share_of_reached
+    def _log_recorded(self, trainer: Trainer, recorded: Sequence[Compute]) -> None:
+        metrics = recorded_metrics(recorded)
         self._summary |= metrics
         if "throughput/mfu" in metrics and recorded[0].peak.flops is not None:
             metrics["throughput/peak_tflops"] = recorded[0].peak.flops / 1e12
@@ -290,6 +312,8 @@ class ThroughputCallback(RecordingCallback):
         return metrics
 
     def _log(self, trainer: Trainer, steady: Rates, step: int) -> None:
+        if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth
+            self._find_peak(trainer)
         rates, self._last = steady.since(self._last), steady
         if not rates.steps:
             return
@@ -308,12 +332,6 @@ class ThroughputCallback(RecordingCallback):
         if trainer.is_global_zero:
             for logger in trainer.loggers:  # not self.log: it would put each number on the device first
                 logger.log_metrics(metrics, step=step)
-
-
-_GIVE_PEAK: Final = (
-    "Give the device's dense {0} rate in operations a second, as ThroughputCallback(peak_flops=989e12), or what it "
-    'reaches now: measured_peak=measure_peak("{0}").'
-)
 
 
 def _refuse_unless_positive(name: str, value: object) -> None:

@@ -18,7 +18,6 @@ _log = logging.getLogger(__name__)
 FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
 
 _MODULE_ATTRIBUTE = "flops_per_batch"
-_MAX_WARNINGS = 8
 _LOOKED_AT = 8
 
 
@@ -43,12 +42,19 @@ class WorkCounter:
         self._tokens_fn = tokens_fn
         self._flops_name, self._flops_fn = _flops_function(flops_per_batch, module)
         self._module, self._began = module, False
-        self._warned: set[str] = set()
+        self._problems: dict[str, tuple[str, int]] = {}
+        self._batches = 0
 
     @property
     def counts_flops(self) -> bool:
         """Whether anybody says what a batch's operations are."""
         return self._flops_fn is not None
+
+    @property
+    def flops_problem(self) -> str:
+        """What was wrong with the operations of the first batch that they are not known of; "" for nothing."""
+        problem, batches = self._problems.get(self._flops_name, ("", 0))
+        return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
     def count(self, batch: Any, *, optimizer_steps: int) -> StepWork:
         """What one step worked through.
@@ -61,6 +67,7 @@ class WorkCounter:
             self._began = True
             if self._flops_fn is None:  # the module may have learnt it since the callbacks' hooks came
                 self._flops_name, self._flops_fn = _flops_function(None, self._module)
+        self._batches += 1
         return StepWork(
             samples=self._count("batch_size_fn", self._batch_size_fn, batch),
             tokens=None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch),
@@ -69,7 +76,7 @@ class WorkCounter:
         )
 
     def _count(self, name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:
-        """What `function` makes of the batch, None (after one warning) when that is no usable number."""
+        """What `function` makes of the batch, None (with a warning the first time) when that is no usable number."""
         if batch is None:
             return 0.0
         problem = ""
@@ -80,15 +87,18 @@ class WorkCounter:
             elif counted is None:
                 none = "No batch size could be found; give ThroughputCallback a batch_size_fn"
                 problem = none if function is batch_size else f"{name} returned None"
+            elif callable(counted):
+                problem = f"{name} is a method: make it a property or a number"
             elif not isfinite(number := float(counted)) or number < 0:
                 problem = f"{name} returned {counted!r}"
             else:
                 return number
         except Exception as exc:
             problem = f"{name} raised {type(exc).__name__}: {exc}"
-        if problem not in self._warned and len(self._warned) < _MAX_WARNINGS:  # a message may differ each step
-            self._warned.add(problem)
+        first, batches = self._problems.get(name, (problem, 0))  # a message may differ each step
+        if not batches:
             _log.warning("%s. That rate is not logged; steps per second are.", problem)
+        self._problems[name] = first, batches + 1
         return None
 
 

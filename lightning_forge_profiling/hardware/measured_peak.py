@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
+from numbers import Real
 from statistics import median
 from time import perf_counter
 from typing import Final
@@ -92,8 +93,8 @@ def measure_peak(
     dtype = dtype_name(dtype) or str(dtype)
     if dtype not in _DTYPES:
         raise ConfigurationError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-    if not 0 < seconds < float("inf"):
-        raise ConfigurationError(f"seconds must be above 0, got {seconds!r}.")
+    if not isinstance(seconds, Real) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
+        raise ConfigurationError(f"seconds must be a number above 0, got {seconds!r}.")
     where = _device(device)
     if where.type not in _SIZES:
         raise ConfigurationError(f"Only a GPU or the CPU can be measured, not {where}.")

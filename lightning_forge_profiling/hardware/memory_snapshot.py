@@ -77,7 +77,8 @@ class MemorySnapshot:
     """Records allocations and writes one snapshot.
 
     Where the user records already, their options stay as they are: the snapshot is taken of that, and it goes on
-    afterwards. Otherwise recording ends with the snapshot, or with the run. Nothing here raises, and nothing reads such
+    afterwards. Otherwise recording ends with the snapshot, or with the run, and so does one that the user began in
+    between: PyTorch has one recording, and does not tell whose it is. Nothing here raises, and nothing reads such
     a file again: it is a pickle, which runs what it is told to.
 
     Args:

@@ -79,7 +79,7 @@ L40S              L40S                               142  -    -    -      91.6 
 # NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2
 H100 SXM          H100 [SXM SXM5 80GB HBM3]          132  80   700  66.9   66.9   494.7  989.4   989.4   1978.9  1978.9
 H100 PCIe         H100 [PCIE 80GB HBM2E]             114  80   350  51.2   51.2   378    756     756     1513    1513
-# NVIDIA H100 data sheet, per GPU and halved, https://www.nvidia.com/en-us/data-center/h100/
+# NVIDIA H100 data sheet, per GPU, halved, https://www.nvidia.com/en-us/data-center/h100/
 H100 NVL          H100 [NVL]                         132  94   400  60     60     417.5  835.5   835.5   1670.5  1670.5
 # an H100 with slower NVLink and next to no FP64: NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2
 H800 SXM          H800                               132  -    -    -      66.9   494.7  989.4   989.4   1978.9  1978.9

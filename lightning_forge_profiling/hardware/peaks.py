@@ -10,7 +10,7 @@ from typing import Final
 from lightning_forge_profiling.hardware.peak_geforce import GEFORCE_PARTS
 from lightning_forge_profiling.hardware.peak_table import PARTS, Part
 
-__all__ = ["DevicePeak", "find_peak", "peak_flops"]
+__all__ = ["DevicePeak", "find_peak", "peak_flops", "power_may_tell"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,21 @@ class DevicePeak:
     device: str
     flops: Mapping[str, float]
     source: str
+
+    def source_of(self, dtype: str) -> str:
+        """Where the rate of one type is from. Data sheets give `fp64` and `fp32` without sparsity, so not halved.
+
+        Args:
+            dtype: the type.
+
+        Example:
+            >>> h200 = find_peak("NVIDIA H200")
+            >>> h200.source_of("bf16")
+            'NVIDIA H200 data sheet, halved, https://www.nvidia.com/en-us/data-center/h200/'
+            >>> h200.source_of("fp32")
+            'NVIDIA H200 data sheet, https://www.nvidia.com/en-us/data-center/h200/'
+        """
+        return self.source.replace(", halved", "") if dtype in _WITHOUT_SPARSITY else self.source
 
 
 def find_peak(
@@ -56,13 +71,28 @@ def find_peak(
         >>> find_peak("NVIDIA H100", sms=114).device
         'H100 PCIe'
     """
-    words = frozenset(re.split(r"[^A-Z0-9.]+", name.upper())) - _NO_DISTINCTION
-    found = [part for part in _ALL if _is_named(part, words) and _fits(part, memory_bytes, sms, power_w)]
+    found = _matches(name, memory_bytes, sms, power_w)
     if len(found) != 1:
         return None
     part = found[0]
     flops = MappingProxyType({dtype: tflops * 1e12 for dtype, tflops in part.tflops.items()})
     return DevicePeak(part.device, flops, part.source)
+
+
+def power_may_tell(name: str, *, memory_bytes: int | None = None, sms: int | None = None) -> bool:
+    """Whether a device stands for several in the table that its power limit may tell apart.
+
+    Args:
+        name: as for `find_peak`.
+        memory_bytes: as for `find_peak`.
+        sms: as for `find_peak`.
+
+    Example:
+        >>> power_may_tell("Tesla V100"), power_may_tell("NVIDIA H200"), power_may_tell("NVIDIA Foo 9000")
+        (True, False, False)
+    """
+    found = _matches(name, memory_bytes, sms, None)
+    return len(found) > 1 and any(part.power_w for part in found)
 
 
 def peak_flops(
@@ -95,8 +125,15 @@ def peak_flops(
 
 _ALL: Final[tuple[Part, ...]] = PARTS + GEFORCE_PARTS
 
+_WITHOUT_SPARSITY: Final = frozenset({"fp64", "fp32"})
+
 _NO_DISTINCTION: Final = frozenset({"", "NVIDIA", "TESLA", "GEFORCE", "AMD", "INSTINCT"})
 """Words that drivers of different ages put in or leave out."""
+
+
+def _matches(name: str, memory_bytes: int | None, sms: int | None, power_w: float | None) -> list[Part]:
+    words = frozenset(re.split(r"[^A-Z0-9.]+", name.upper())) - _NO_DISTINCTION
+    return [part for part in _ALL if _is_named(part, words) and _fits(part, memory_bytes, sms, power_w)]
 
 
 def _is_named(part: Part, words: frozenset[str]) -> bool:

@@ -74,9 +74,9 @@ def has_tf32(device: torch.device) -> bool:
 def fp32_runs_as_tf32(module: nn.Module) -> bool:
     """Whether PyTorch lets a GPU compute this module's fp32 products as TF32.
 
-    Matrix products follow `torch.set_float32_matmul_precision` and `torch.backends.cuda.matmul`, convolutions
-    `torch.backends.cudnn`, which allows it unless told otherwise. Where the two differ, what most of the module's
-    layers are decides.
+    Matrix products follow `torch.set_float32_matmul_precision` and `torch.backends.cuda.matmul`, convolutions and
+    recurrent layers `torch.backends.cudnn`, which allows it unless told otherwise. Where these differ, what most of the
+    module's layers are decides; a recurrent layer has two products, of its input and of its state, in each direction.
 
     Args:
         module: the module.
@@ -84,9 +84,15 @@ def fp32_runs_as_tf32(module: nn.Module) -> bool:
     if torch.version.hip is not None:
         return False  # ROCm has no such switch that works by itself
     allowed = tf32_allowed()
-    layers = [part for part in module.modules() if isinstance(part, (_ConvNd, nn.Linear))]
-    convolutional = sum(isinstance(layer, _ConvNd) for layer in layers) > len(layers) / 2
-    return allowed.convolutions if convolutional else allowed.products
+    products: Counter[bool] = Counter()
+    for part in module.modules():
+        if isinstance(part, _ConvNd):
+            products[allowed.convolutions] += 1
+        elif isinstance(part, nn.RNNBase):
+            products[allowed.recurrent] += 2 * part.num_layers * (1 + part.bidirectional)
+        elif isinstance(part, nn.Linear):
+            products[allowed.products] += 1
+    return allowed.products if products[True] == products[False] else products[True] > products[False]
 
 
 class Tf32Allowed(NamedTuple):
@@ -94,6 +100,7 @@ class Tf32Allowed(NamedTuple):
 
     products: bool
     convolutions: bool
+    recurrent: bool
 
 
 def tf32_allowed() -> Tf32Allowed:
@@ -101,10 +108,11 @@ def tf32_allowed() -> Tf32Allowed:
 
     Example:
         >>> tf32_allowed()  # as PyTorch has them by default
-        Tf32Allowed(products=False, convolutions=True)
+        Tf32Allowed(products=False, convolutions=True, recurrent=True)
     """
     # the one reading that works whichever of PyTorch's two interfaces has set it; `allow_tf32` may raise
     return Tf32Allowed(
         products=bool(torch.backends.cuda.matmul.fp32_precision == "tf32"),
         convolutions=bool(torch.backends.cudnn.conv.fp32_precision == "tf32"),  # type: ignore[attr-defined]
+        recurrent=bool(torch.backends.cudnn.rnn.fp32_precision == "tf32"),  # type: ignore[attr-defined]
     )

@@ -1,6 +1,6 @@
 """What to record, as plain data."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Final
@@ -36,7 +36,8 @@ class ProfilingConfig:
         analyze: also analyse the trace, and write `summary.json`, `summary.md` and `report.html` beside it.
 
     Raises:
-        ConfigurationError: enabled, and the window is empty or negative, an activity unknown or `trace_dir` empty.
+        ConfigurationError: enabled, and the window is empty or negative, an activity unknown, or `trace_dir` empty or
+            no path.
 
     Example:
         >>> ProfilingConfig(enable=True, start_step=5, end_step=8).window.steps
@@ -59,9 +60,13 @@ class ProfilingConfig:
         if not self.enable:
             return
         _ = self.window
+        if not isinstance(self.trace_dir, str | PathLike):
+            raise ConfigurationError(f"trace_dir must be a path, got {self.trace_dir!r}.")
         if not fspath(self.trace_dir):
             raise ConfigurationError('trace_dir must not be empty; the default is "profiler_traces".')
         if self.activities is not None:
+            if isinstance(self.activities, str | bytes) or not isinstance(self.activities, Collection):
+                raise ConfigurationError(f"activities must be a list of names or None, got {self.activities!r}.")
             unknown = [activity for activity in self.activities if activity not in ACTIVITIES]
             if unknown or not self.activities:
                 raise ConfigurationError(

@@ -140,6 +140,16 @@ def test_colours_only_on_a_terminal():
     assert "\x1b[1" in text.getvalue()
 
 
+def test_sentences_are_broken_on_a_terminal_alone_and_between_words():
+    [whole] = [line for line in printed(sample_analysis(1)).splitlines() if line.startswith("compute ")]
+    assert len(whole) > 80, "in a file, a line is a line"
+    text = io.StringIO()
+    print_analysis(sample_analysis(1), Console(file=text, width=80, force_terminal=True, color_system=None))
+    lines = text.getvalue().splitlines()
+    [first] = [number for number, line in enumerate(lines) if line.startswith("compute ")]
+    assert f"{lines[first].rstrip()} {lines[first + 1].rstrip()}" == whole
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_names_cannot_steer_the_terminal(ranks):
     text = printed(hostile(ranks), operators=5)

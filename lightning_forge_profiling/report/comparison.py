@@ -37,7 +37,8 @@ def print_comparison(comparison: Comparison, gates: Sequence[Gate], console: Con
         console.print(table)
     console.print()
     for style, name, text in _lines(comparison, gates):
-        console.print(Text.assemble((name, style), " ", plain(text)), soft_wrap=True, highlight=False)
+        line = Text.assemble((name, style), " ", plain(text))
+        console.print(line, soft_wrap=not console.is_terminal, highlight=False)  # a terminal would break words
 
 
 def _tables(comparison: Comparison, room: int) -> Iterator[tuple[str, Table]]:

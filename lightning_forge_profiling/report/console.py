@@ -56,7 +56,8 @@ def print_analysis(analysis: Analysis, console: Console, *, kernels: int = _SHOW
         console.print(table)
     console.print()
     for style, name, text in _lines(analysis):
-        console.print(Text.assemble((f"{name:<10}", style), " ", plain(text)), soft_wrap=True, highlight=False)
+        line = Text.assemble((f"{name:<10}", style), " ", plain(text))
+        console.print(line, soft_wrap=not console.is_terminal, highlight=False)  # a terminal would break words
 
 
 def _tables(analysis: Analysis, kernels: int, operators: int, room: int) -> Iterator[tuple[str, Table]]:

@@ -1,5 +1,6 @@
 """Fixtures for all tests; after each of them nothing of it may be left in the process or on the machine."""
 
+import contextlib
 import gc
 import sys
 import threading
@@ -35,15 +36,17 @@ def threads():
 
 def children():
     """Our child processes, but for those that are meant to stay and those of the GPU's driver."""
-    found = set()
+    found, listed = set(), []
     for listing in PROC.glob("task/*/children"):
-        for pid in listing.read_text().split():
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if command and not any(name in command for name in PERMANENT):
-                found.add(f"{pid} ({command[:80]!r})")
+        with contextlib.suppress(OSError):  # a thread that has ended by now
+            listed += listing.read_text().split()
+    for pid in listed:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if command and not any(name in command for name in PERMANENT):
+            found.add(f"{pid} ({command[:80]!r})")
     return found
 
 

@@ -12,18 +12,23 @@ from lightning_forge_profiling.hardware.peaks import find_peak
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
 def test_the_rate_is_that_of_a_product_of_its_shape(dtype):
+    number_format = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[dtype]
+
+    def rate(size):
+        left, taken = torch.randn(size, size, dtype=number_format), []
+        for _ in range(5):
+            began = perf_counter()
+            left @ left
+            taken.append(perf_counter() - began)
+        return 2 * size**3 / min(taken)
+
+    before = {size: rate(size) for size in (512, 1024)}
     peak = measure_peak(dtype, device="cpu", seconds=0.1)
     assert (peak.device, peak.dtype, peak.clock_mhz) == ("cpu", dtype, None)
     size = peak.shape[0]
     assert peak.shape == (size, size, size)
-    left = torch.randn(size, size).to({"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[dtype])
-    taken = []
-    for _ in range(5):
-        began = perf_counter()
-        left @ left
-        taken.append(perf_counter() - began)
-    # the machine is shared: within a factor, not a percentage
-    assert peak.flops == pytest.approx(2 * size**3 / min(taken), rel=0.9)
+    # the machine is shared, and may be busy either time: within a factor, not a percentage
+    assert peak.flops == pytest.approx(max(before.get(size, 0.0), rate(size)), rel=0.9)
 
 
 def test_random_numbers_and_settings_stay_as_they_were():

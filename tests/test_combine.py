@@ -164,10 +164,39 @@ class TestWithoutAGpu:
         assert both.verdict == "nothing stands out"
         assert both.differences == ("input-bound: 27 % of the recorded steps, 4 % of the run's 100 steps",)
 
-    def test_where_both_agree_the_trace_which_knows_the_loader_is_kept(self):
-        both = combine(self.traced(input_bound=27.0), evidence(data=0.25 * STEP_MS, on_device=False))
-        assert both.findings[0].source == "trace"
+    def test_where_both_agree_it_is_the_runs_figure_with_the_advice_of_the_trace_which_knows_the_loader(self):
+        traced = self.traced(input_bound=27.0)
+        traced = replace(traced, findings=(replace(traced.findings[0], advice="try num_workers=2"),))
+        both = combine(traced, evidence(data=0.25 * STEP_MS, on_device=False))
+        [found] = both.findings
+        assert (found.source, found.share_pct, found.advice) == ("run", pytest.approx(25), "try num_workers=2")
         assert both.differences == ()
+
+    def test_what_is_too_little_over_the_run_is_not_named_for_a_few_steps(self):
+        both = combine(self.traced(input_bound=6.0), evidence(data=0.034 * STEP_MS, on_device=False))
+        assert both.findings == ()
+        assert both.differences == ()
+
+
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("live_ms", [STEP_MS, STEP_MS / 1.2])
+def test_a_region_that_nobody_timed_does_not_overrule_the_trace(busy, live_ms):
+    recorded = with_findings(input_bound=40.0) if busy else TestWithoutAGpu.traced(input_bound=40.0)
+    run = evidence(live_ms, on_device=busy)
+    run = replace(run, regions={"other": run.regions["forward"]})
+    both = combine(recorded, run)
+    assert both.verdict == "input-bound"
+    assert not any("of the run's" in told for told in both.differences)
+
+
+def test_shares_are_converted_by_the_steps_that_they_are_of():
+    """Findings are without the first recorded step, which is slow; the milliseconds stay what they were."""
+    rank = RECORDED.ranks[0]
+    steps = tuple(replace(rank.per_step[0], number=number, ms=ms) for number, ms in enumerate((90.0, 60.0, 60.0)))
+    rank = replace(rank, per_step=steps, step_ms=Distribution(mean=70.0, p50=60.0, min=60.0, max=90.0))
+    recorded = replace(with_findings(compute_bound=50.0), ranks=(rank,), findings_note="without the first")
+    both = combine(recorded, evidence(40.0))
+    assert shares(both) == {"compute-bound": pytest.approx(100 * 30 / 40)}
 
 
 def test_hints_of_both_are_kept():

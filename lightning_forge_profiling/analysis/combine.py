@@ -5,8 +5,9 @@ they are. So the trace decides what the cause is and the run how long a step rea
 differently is said. Without a GPU a trace sees no more of waiting than the run does, and the run decides.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
@@ -62,7 +63,9 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         return replace(analysis, run=evidence)
     recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
     findings, differences = (
-        (list(run_findings(evidence)), []) if recorded is None else _merge(analysis.findings, recorded, evidence)
+        _of_blind(analysis.findings, evidence)
+        if recorded is None or not recorded.gpu.busy_ms_per_step
+        else _merge(analysis.findings, _judged(recorded, analysis), evidence)
     )
     ranked = by_gain(findings)
     verdict, text = decide(ranked, gpu=evidence.on_device)
@@ -92,12 +95,47 @@ def _of_run(evidence: RunEvidence) -> Analysis:
     )
 
 
-def _merge(
-    traced: tuple[Finding, ...], recorded: RankSummary, evidence: RunEvidence
-) -> tuple[list[Finding], list[str]]:
-    """Findings of both, and where they differ. The run has enough steps."""
+def _of_blind(traced: tuple[Finding, ...], evidence: RunEvidence) -> tuple[list[Finding], list[str]]:
+    """Findings where the trace has no GPU work: it sees no more of waiting than the run, in fewer steps."""
+    live = {found.code: found for found in run_findings(evidence)}
+    of_trace = [found for found in traced if found.code == "input-bound"]
+    if "data" not in evidence.regions:  # which nobody timed
+        return [*traced, *(found for code, found in live.items() if code != "input-bound")], []
+    in_run = share_pct(evidence, "data")
+    in_trace = max((found.share_pct for found in of_trace), default=NAMED_FROM_PCT)
+    if of_trace and "input-bound" in live and not evidence.on_device:
+        # which knows the loader
+        live["input-bound"] = replace(live["input-bound"], advice=of_trace[0].advice)
+    far = abs(in_run - in_trace) > _DIFFER_BY_PCT
+    return list(live.values()), [_told("input-bound", of_trace, in_run, evidence)] if far else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The steps of the lowest rank that the trace's findings are over, in milliseconds.
+
+    Attributes:
+        rank: its summary.
+        step_ms: their mean.
+        busy_ms: how much of that the GPU was busy.
+    """
+
+    rank: RankSummary
+    step_ms: float
+    busy_ms: float
+
+
+def _judged(recorded: RankSummary, analysis: Analysis) -> _Judged:
+    steps = recorded.per_step[1:] if analysis.findings_note else recorded.per_step
+    if not steps:
+        return _Judged(recorded, recorded.step_ms.mean, recorded.gpu.busy_ms_per_step)
+    return _Judged(recorded, fmean(step.ms for step in steps), fmean(step.busy_ms for step in steps))
+
+
+def _merge(traced: tuple[Finding, ...], judged: _Judged, evidence: RunEvidence) -> tuple[list[Finding], list[str]]:
+    """Findings of both, and where they differ. The trace has GPU work, the run enough steps."""
     differences: list[str] = []
-    blind = not recorded.gpu.busy_ms_per_step
+    recorded, as_recorded = judged.rank, traced
     live = {found.code: found for found in run_findings(evidence)}
     slowed = _slowed(recorded, evidence)
     if slowed:
@@ -106,7 +144,7 @@ def _merge(
             f"({100 * (recorded.step_ms.mean / evidence.step_ms.mean - 1):+.0f} %): recording slows the host, so "
             "launch and host figures of the trace are inflated; the findings' shares are of the live step"
         )
-        converted = [_of_live_step(found, recorded, evidence) for found in traced]
+        converted = [_of_live_step(found, judged, evidence) for found in traced]
         differences += [
             f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
             "live ones, too little to be named"
@@ -117,6 +155,9 @@ def _merge(
     findings = [found for found in traced if found.code not in _MEASURED]
     for code, region in _MEASURED.items():
         of_trace = [found for found in traced if found.code == code]
+        if region not in evidence.regions:  # nobody timed it
+            findings += of_trace
+            continue
         # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
         shares = [found.share_pct for found in of_trace if found.rank in {None, recorded.rank}]
         in_trace = max(shares, default=NAMED_FROM_PCT)
@@ -125,17 +166,18 @@ def _merge(
         # copies outside of the region are in the trace alone, and no sign that the two differ
         less = in_run < in_trace - _DIFFER_BY_PCT and code == "input-bound"
         if more or less:
-            differences.append(
-                f"{code}: {'' if shares else 'under '}{in_trace:.0f} % of the recorded steps, {in_run:.0f} % of the "
-                f"run's {evidence.steps} steps"
-            )
-        run_decides = not of_trace or more or (less and (slowed or blind))
+            mine = [found for found in as_recorded if found.code == code and found.rank in {None, recorded.rank}]
+            differences.append(_told(code, mine, in_run, evidence))
+        run_decides = not of_trace or more or (less and slowed)
         findings += [live[code]] if run_decides and code in live else [] if run_decides else of_trace
-    if blind:
-        findings += [found for code, found in live.items() if code not in _MEASURED]
-    else:
-        differences += _contradictions(findings, live, recorded, evidence)
+    differences += _contradictions(findings, live, recorded, evidence)
     return findings, differences
+
+
+def _told(code: str, of_trace: Sequence[Finding], in_run: float, evidence: RunEvidence) -> str:
+    """That trace and run do not agree on how much something takes."""
+    recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
+    return f"{code}: {recorded} % of the recorded steps, {in_run:.0f} % of the run's {evidence.steps} steps"
 
 
 def _slowed(recorded: RankSummary, evidence: RunEvidence) -> bool:
@@ -149,9 +191,9 @@ def _slowed(recorded: RankSummary, evidence: RunEvidence) -> bool:
     )
 
 
-def _of_live_step(found: Finding, recorded: RankSummary, evidence: RunEvidence) -> Finding:
+def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence) -> Finding:
     """A trace's finding with its share converted from the recorded step to the live one."""
-    recorded_ms, live_ms, busy_ms = recorded.step_ms.mean, evidence.step_ms.mean, recorded.gpu.busy_ms_per_step
+    recorded_ms, live_ms, busy_ms = judged.step_ms, evidence.step_ms.mean, judged.busy_ms
     share = found.share_pct * recorded_ms / live_ms
     if found.code in _HOST_WAITS:
         idle_recorded, idle_live = recorded_ms - busy_ms, max(live_ms - busy_ms, 0.0)

@@ -32,9 +32,9 @@ _UNKNOWN_RANK = -1
 
 _FEW_STEPS, _MANY_STEPS = 2, 10
 _FIRST_STEP_LEFT_OUT = (
-    "findings are without the first recorded step: starting to record empties the GPU's queue, and lets ranks and the "
-    "data loader get out of step"
+    "findings are without the first recorded step: starting to record {}lets ranks and the data loader get out of step"
 )
+_EMPTIES_THE_QUEUE = "empties the GPU's queue, and "
 """Among many steps the first weighs little, and a single one cannot be spared."""
 
 
@@ -104,13 +104,15 @@ def analyze(
     ranks = tuple(one.summary for one in done)
     collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
     findings = by_gain(find_causes([one.steady for one in done], waits))
-    verdict, text = decide(findings, gpu=any(one.gpu.busy_ms_per_step for one in ranks))
+    on_gpu = any(one.gpu.busy_ms_per_step for one in ranks)
+    verdict, text = decide(findings, gpu=on_gpu)
+    left_out = any(one.steady.steps < one.summary.steps for one in done)
     analysis = Analysis(
         source=os.fsencode(path).decode(errors="replace"),
         verdict=verdict,
         verdict_text=text,
         findings=findings,
-        findings_note=_FIRST_STEP_LEFT_OUT if any(one.steady.steps < one.summary.steps for one in done) else "",
+        findings_note=_FIRST_STEP_LEFT_OUT.format(_EMPTIES_THE_QUEUE if on_gpu else "") if left_out else "",
         hints=rules_of_thumb(ranks),
         ranks=ranks,
         collectives=collectives,

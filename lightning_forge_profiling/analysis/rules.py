@@ -49,7 +49,7 @@ def _input(seen: Seen) -> Told:
         )
     if rank.host.data_loader == _SINGLE_PROCESS and loads < HANDED_OVER_MS:
         advice = (
-            f"A batch is made in {in_ms(loads)}, and a worker would take about as long to hand it over: make batches "
+            f"A batch is made in {in_ms(loads)}, and a worker would take 0.5 ms or more to hand it over: make batches "
             "larger or cheaper (index whole tensors instead of collating samples)."
         )
     elif rank.host.data_loader == _SINGLE_PROCESS:

@@ -105,8 +105,8 @@ def _input_bound(evidence: RunEvidence) -> Finding | None:
     )
     if data.host_ms < HANDED_OVER_MS:
         advice = (
-            "The wait is about what a worker takes to hand a batch over: make batches larger or cheaper (index whole "
-            "tensors instead of collating samples)."
+            "The wait is no longer than what a worker takes to hand a batch over: make batches larger or cheaper "
+            "(index whole tensors instead of collating samples)."
         )
     return _finding(
         evidence,

@@ -27,7 +27,7 @@ def run_compute(found: Compute) -> RunCompute:
     peak = found.peak
     return RunCompute(
         kind=found.kind,
-        tflops=found.flops_per_second / 1e12 if found.flops_per_second else None,
+        tflops=None if found.flops_per_second is None else found.flops_per_second / 1e12,
         dtype=peak.dtype,
         device=peak.device,
         peak_tflops=None if peak.flops is None else peak.flops / 1e12,

@@ -107,7 +107,7 @@ def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
     """
     metrics: dict[str, float] = {}
     for each in found:
-        if each.peak.source == TOO_LITTLE_COUNTED:
+        if each.flops_per_second is None or each.peak.source == TOO_LITTLE_COUNTED:
             continue
         is_model = each.kind == "mfu"
         name = "tflops_per_device" if is_model else "hardware_tflops_per_device"
@@ -130,12 +130,12 @@ def with_problem(found: Sequence[Compute], peak: Peak, problem: str) -> tuple[Co
     Example:
         >>> [none] = with_problem([], Peak(989e12, "bf16", "H200 SXM", "data sheet"), "flops_per_batch returned nan")
         >>> none.flops_per_second, none.share, none.peak.source
-        (0.0, None, 'flops_per_batch returned nan')
+        (None, None, 'flops_per_batch returned nan')
     """
     if not problem:
         return tuple(found)
     if not found:
-        return (Compute("mfu", 0.0, replace(peak, flops=None, source=problem)),)
+        return (Compute("mfu", None, replace(peak, flops=None, source=problem)),)
     return (_noted(found[0], problem), *found[1:])
 
 
@@ -152,7 +152,7 @@ def with_advice(found: Sequence[Compute]) -> tuple[Compute, ...]:
         True
     """
     for row, each in enumerate(found):
-        lacks_peak = each.peak.flops is None and each.reached is None and each.flops_per_second > 0
+        lacks_peak = each.peak.flops is None and each.reached is None and each.flops_per_second
         if lacks_peak and each.peak.source != TOO_LITTLE_COUNTED:
             return (*found[:row], _noted(each, GIVE_PEAK.format(each.peak.dtype)), *found[row + 1 :])
     return tuple(found)

@@ -23,8 +23,8 @@ from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["RunReport", "print_run"]
 
-_TO_COPY: Final = frozenset({"trace", "look at it", "", "report", "memory"})
-"""Lines of paths and commands, which could not be copied once they are broken."""
+_TO_COPY: Final = frozenset({"trace", "no trace", "note", "look at it", "", "report", "memory", "no memory"})
+"""Lines of paths and commands, or that may have some, which could not be copied once they are broken."""
 
 
 @dataclass(frozen=True, slots=True)

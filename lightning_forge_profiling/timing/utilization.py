@@ -35,14 +35,14 @@ class Compute:
     Attributes:
         kind: `mfu` where the operations are those that the model asks for, `hfu` where they are those that the device
             carried out, what it computed a second time included (Korthikanti et al. 2022, section 6.1).
-        flops_per_second: of one device.
+        flops_per_second: of one device; None where nobody can tell, for the reason in the peak's source.
         peak: what it could do.
         note: what to know about the count, "" for nothing.
         reached: operations a second that products were measured to reach on the device; None where nobody measured.
     """
 
     kind: Literal["mfu", "hfu"]
-    flops_per_second: float
+    flops_per_second: float | None
     peak: Peak
     note: str = ""
     reached: float | None = None
@@ -55,7 +55,7 @@ class Compute:
             >>> Compute("mfu", 395.6e12, Peak(989e12, "bf16", "H100 SXM", "data sheet")).share
             0.4
         """
-        return None if self.peak.flops is None else self.flops_per_second / self.peak.flops
+        return _ratio(self.flops_per_second, self.peak.flops)
 
     @property
     def share_of_reached(self) -> float | None:
@@ -66,4 +66,8 @@ class Compute:
             >>> Compute("mfu", 344.5e12, peak, reached=689e12).share_of_reached
             0.5
         """
-        return None if self.reached is None else self.flops_per_second / self.reached
+        return _ratio(self.flops_per_second, self.reached)
+
+
+def _ratio(rate: float | None, of: float | None) -> float | None:
+    return None if rate is None or of is None else rate / of

@@ -103,7 +103,9 @@ class SimulatedGpu:
 
     def sleep(self, cycles):
         self.host_ns += LAUNCH_NS
-        self.put(cycles / 2)  # 2 GHz
+        start, end = self.put(cycles / 2)  # 2 GHz
+        self._record("cuda_runtime", "cudaLaunchKernel", self.host_ns, self.host_ns)
+        self._record("kernel", "spin_kernel", start, end)
 
     def flush_l2(self):
         self.flushes += 1

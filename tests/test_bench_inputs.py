@@ -3,10 +3,13 @@
 import gc
 import threading
 import weakref
+from collections import OrderedDict, defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -34,7 +37,6 @@ def on_a_gpu():
 @pytest.fixture
 def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
 
@@ -67,6 +69,9 @@ def two_gpus(monkeypatch):
         ({"device": "gpu"}, r"device='gpu' is no device: give 'cpu' or 'cuda:0'"),
         ({"device": "meta"}, r"takes the CPU or a CUDA device"),
         ({"device": -1}, r"device=-1 is no device"),
+        ({"device": 256}, r"device=256 is no device"),
+        ({"device": True}, r"device=True is no device"),
+        ({"flush_l2": 1}, r"flush_l2 \(1\) is neither True nor False"),
         ({"name": 5}, r"name \(5\) is no text: give a string, or leave it out"),
     ],
 )
@@ -133,6 +138,11 @@ def test_the_cpu_is_not_believed_for_tensors_on_a_gpu(on_a_gpu):
 
 @pytest.mark.usefixtures("two_gpus")
 def test_where_it_runs_is_found_in_arguments_modules_and_what_the_function_holds(on_a_gpu):
+    assert find_device([{"x": [torch.zeros(1)]}], None) == torch.device("cpu")
+    assert find_device([torch.nn.Linear(1, 1)], None) == torch.device("cpu")
+    assert find_device([partial(torch.add, VECTOR, 1), ()], None) == torch.device("cpu")
+    assert find_device([VECTOR.sum, ()], None) == torch.device("cpu")
+    assert find_device([print, (3,)], None) == torch.device("cuda", 1)  # the current one
     first = torch.device("cuda", 0)
     module = torch.nn.Module()
     module.register_buffer("mean", on_a_gpu)
@@ -151,33 +161,19 @@ class Engine:
         return self._model(batch)
 
 
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("fn", [Engine(LAYER).step, lambda batch: LAYER(batch), LAYER, print])  # noqa: PLW0108
-def test_tensors_on_the_cpu_alone_do_not_say_that_a_function_stays_there(fn):
-    current = torch.device("cuda", 1)
-    assert find_device([fn, (VECTOR,)], None) == find_device([fn, ()], None) == current
-    assert find_device([fn, (VECTOR,)], "cpu") == torch.device("cpu")
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_a_gpu_that_nothing_in_this_process_has_used_is_left_alone(monkeypatch):
-    def forked(_):
-        raise RuntimeError("CUDA driver error: initialization error")
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    for has_context, device in ((lambda _: False, "cpu"), (forked, "cpu"), (lambda index: index == 1, "cuda:1")):
-        monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", has_context, raising=False)
-        assert find_device([print, (VECTOR,)], None) == torch.device(device)
-        assert find_device([print, (VECTOR,)], None, needs_gpu=True) == torch.device("cuda:1")
-
-
 @pytest.fixture
 def simulated_gpu(monkeypatch):
     """The GPU that `benchmark` takes for the one of this machine. Nothing has used it yet."""
     gpu = SimulatedGpu()
+
+    def memory_stats(device):
+        assert gpu.kernels, "it would start CUDA"
+        return {"allocation.all.allocated": gpu.memory().given_bytes} if device == 0 else {}
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu.kernels > 0)
-    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda _: False, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_stats", memory_stats)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
@@ -187,11 +183,16 @@ def simulated_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_kernels_behind_tensors_on_the_cpu_are_found(simulated_gpu, used):
+@pytest.mark.parametrize("method", ["auto", "kernels"])
+def test_kernels_behind_tensors_on_the_cpu_are_found(simulated_gpu, used, method):
     if used:
         simulated_gpu.kernel(1000)
-    engine = Engine(lambda _: simulated_gpu.kernel(20_000))
-    found = benchmark(engine.step, VECTOR, watch_clock=False, max_time=0.05)
+
+    def model(_):
+        simulated_gpu.kernel(20_000)
+        simulated_gpu.allocate(1024, keep=False)
+
+    found = benchmark(Engine(model).step, VECTOR, watch_clock=False, max_time=0.05, method=method)
     assert (found.method, found.device) == ("kernels", simulated_gpu.name)
     assert found.median_us == pytest.approx(20)
 
@@ -200,13 +201,15 @@ def test_kernels_behind_tensors_on_the_cpu_are_found(simulated_gpu, used):
 def test_a_function_of_the_cpu_is_timed_there_beside_a_gpu(simulated_gpu, used):
     if used:
         simulated_gpu.kernel(1000)
+    before = simulated_gpu.kernels
     for options in ({}, {"method": "wall"}, {"device": "cpu"}):
         found = benchmark(torch.add, VECTOR, 1, watch_clock=False, max_time=0.1, max_noise=1, **options)
         assert (found.method, found.device, found.clock) == ("cpu", "cpu", None)
         assert found.threads == torch.get_num_threads()
         assert not any("GPU" in warning or "CUDA" in warning for warning in found.warnings)
-    with pytest.raises(ConfigurationError, match="puts nothing there: leave method out"):
+    with pytest.raises(ConfigurationError, match="the function runs on the CPU"):
         benchmark(torch.add, VECTOR, 1, watch_clock=False, method="graph")
+    assert simulated_gpu.kernels == before, "the GPU is left alone"
 
 
 def test_tensors_without_data_are_refused():
@@ -311,6 +314,20 @@ def test_methods_of_one_object_are_one_function():
     assert len(set(names_of(([].append, 1) for _ in range(2)))) == 2
 
 
+class Batch(NamedTuple):
+    """What a data loader may give."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@dataclass(slots=True)
+class Slotted:
+    """What cannot be referred to weakly."""
+
+    x: torch.Tensor
+
+
 @dataclass
 class Settings:
     """An argument that equals another."""
@@ -324,6 +341,10 @@ def test_arguments_count_by_what_they_are_to_a_benchmark():
         [(torch.ones(9).add, n) for n in (1, 1)],
         [(torch.cat, [torch.ones(9), torch.ones(8)]) for _ in range(2)],
         [(torch.zeros, torch.ones(9, 2).shape) for _ in range(2)],
+        [(print, Batch(torch.ones(n), torch.ones(3))) for n in (9, 9)],
+        [(len, OrderedDict(x=torch.ones(9))) for _ in range(2)],
+        [(print, np.float32(1), slice(3), range(4)) for _ in range(2)],
+        [(np.sin, 1.5) for _ in range(2)],
     ]
     for calls in same:
         assert len(set(names_of(calls))) == 1
@@ -348,7 +369,9 @@ def test_a_name_keeps_neither_model_nor_tensors_alive():
     for fn in functions:
         benchmark(fn, x, **QUICK)
     benchmark(torch.cat, [x] * 500, **QUICK)
-    del model, x, fn, functions
+    for holder in (Batch(x, x), Slotted(x), defaultdict(list, x=[x])):
+        benchmark(id, holder, **QUICK)
+    del holder, model, x, fn, functions
     gc.collect()
     assert [one() for one in alive] == [None] * 3
 

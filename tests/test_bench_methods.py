@@ -175,6 +175,38 @@ def test_a_function_of_the_cpu_whose_calls_differ_is_not_taken_for_one_that_wait
     assert not any("GPU" in warning for warning in result.warnings)
 
 
+@pytest.mark.parametrize("slow_first", range(0, 40, 3))
+@pytest.mark.parametrize("flush_l2", [True, False])
+def test_a_function_of_the_cpu_of_which_few_calls_are_slow_is_timed_there(gpu, slow_first, flush_l2):
+    """As a data loader that runs empty now and then."""
+    calls = slow_first
+
+    def next_batch():
+        nonlocal calls
+        calls += 1
+        gpu.host_ns += 20_000_000 if calls % 40 == 0 else 100_000
+
+    result = timed(gpu, next_batch, plan(warmup=3, max_time=0.5, min_time=0.1, flush_l2=flush_l2))
+    assert (result.method, result.device) == ("cpu", "cpu")
+
+
+@pytest.mark.parametrize("method", ["auto", "wall"])
+def test_under_a_profiler_that_sees_nothing_a_function_that_waits_is_still_the_gpus(gpu, monkeypatch, method):
+    """As where nsys or ncu is attached."""
+    trace = gpu.trace
+    monkeypatch.setattr(gpu, "trace", lambda run: [each for each in trace(run) if each["cat"] == "user_annotation"])
+
+    def step():
+        gpu.kernel(50_000)
+        gpu.synchronize()
+
+    result = timed(gpu, step, plan(method))
+    assert (result.method, result.device) == ("wall", gpu.name)
+    assert any("waits for the GPU" in warning for warning in result.warnings)
+    with pytest.raises(ForgeProfilingError, match="no GPU work at all"):
+        timed(gpu, step, plan("kernels"))
+
+
 def test_a_function_that_only_takes_gpu_memory_is_timed_on_the_host_and_is_the_gpus(gpu):
     def allocates():
         gpu.host_ns += 1000

@@ -118,7 +118,7 @@ def test_a_device_that_is_no_gpu_here_is_refused(nvml, device):
     assert (changes(nvml), nvml.opened) == ((0, 0), 0)
 
 
-@pytest.mark.parametrize("device", ["foo", "", "cuda:-1", -1, 1.5, True, b"cuda"])
+@pytest.mark.parametrize("device", ["foo", "", "cuda:-1", "cuda:256", -1, 1.5, True, b"cuda"])
 def test_what_is_no_device_is_refused_before_nvml_sees_it(monkeypatch, device):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ConfigurationError, match=r"device \(.*\) is a GPU as PyTorch names it"):

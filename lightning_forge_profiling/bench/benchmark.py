@@ -17,7 +17,7 @@ from lightning_forge_profiling.bench.probe import probe
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.bench.sampling import Limits, WarmUp, collect, no_garbage_collection, warm_up
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
-from lightning_forge_profiling.bench.subject import Subject, argument_sets, cuda_in_use, find_device
+from lightning_forge_profiling.bench.subject import Subject, argument_sets, find_device, takes_gpu_memory
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
 from lightning_forge_profiling.hardware.clock_watch import ClockWatch
 
@@ -69,11 +69,10 @@ def benchmark(
             they take the same time.
         min_time: sample for at least so many seconds; None for 0.1, or `max_time` where that is less.
         max_time: and for no more than so many; None for 3, or `min_time` where that is more. Looking at the function
-            and warming it up come on top, a second or so. However long a call takes, it is called three times on a
-            CPU and about six times on a GPU.
+            and warming it up come on top: a second or so, or a round through `inputs`. However long a call
+            takes, it is called three or four times on a CPU and about six times on a GPU.
         max_noise: in between, until half of the median's 95 % interval is this share of it.
-        device: where the function runs; None finds out. `"cpu"` keeps a function of the CPU from being looked at on the
-            GPU that this process has used.
+        device: where the function runs; None finds out, by its tensors and by whether a call takes memory on a GPU.
         name: of the result; None makes one from the function and its arguments, with a #2 for another function that
             would have the same. A lambda written in a loop is another function each time: give a name.
         watch_clock: read the GPU's clock meanwhile, and leave out samples for which it was held down.
@@ -111,19 +110,17 @@ def benchmark(
         warmup=warmup,
         limits=Limits.between(min_time, max_time, max_noise),
     )
-    needs_gpu = method not in ON_CPU
-    where = find_device([fn, *sets, kwargs], device, needs_gpu=needs_gpu)
+    where = find_device([fn, *sets, kwargs], device)
     subject = Subject(fn, sets, kwargs)
+    if where.type == "cpu" and device is None and takes_gpu_memory(subject):
+        where = torch.device("cuda", torch.cuda.current_device())  # as for a model there that is given batches here
     if where.type == "cpu":
-        if needs_gpu:
+        if method not in ON_CPU:
             raise ConfigurationError(
                 f"method={method!r} needs a CUDA device, and the function runs on the CPU: leave method out, or move "
                 "its tensors to the GPU."
             )
-        result = time_on_cpu(subject, plan)
-        if device is not None or not cuda_in_use():
-            return result
-        where = find_device([fn, *sets, kwargs], None)  # the first in this process to use the GPU was this function
+        return time_on_cpu(subject, plan)
     if torch.cuda.is_current_stream_capturing():
         raise ConfigurationError(
             "A CUDA graph is being captured, and nothing can be timed meanwhile: call benchmark outside of the capture."

@@ -62,8 +62,8 @@ def choose(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call
         ForgeProfilingError: the method that was asked for by name does not work with this function.
         Exception: what the function raises.
     """
-    # A function of the CPU whose calls differ looks like one that waits, but takes no GPU memory.
-    surely_works = seen.works and (seen.given_bytes > 0 or not seen.waits)
+    # Calls of the CPU that differ in length look like work, or like waiting for it, but take no GPU memory.
+    surely_works = seen.works and (seen.given_bytes > 0 or seen.saturated)
     if plan.method in ON_CPU and not surely_works:
         choice = _by_trace(subject, plan, stopwatch, seen, call_us)
     elif plan.method in _OF_THIS_STREAM and not seen.works:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from lightning_forge_profiling.bench.gpu import Gpu
+from lightning_forge_profiling.errors import ForgeProfilingError
 
 __all__ = ["CALL", "busy_us_per_call", "kernel_times_us"]
 
@@ -30,10 +31,11 @@ def kernel_times_us(call: Callable[[], None], count: int, gpu: Gpu, *, flush_l2:
         For each call, the microseconds in which its work ran.
 
     Raises:
-        ForgeProfilingError: there can be no trace.
+        ForgeProfilingError: there can be no trace, or the profiler sees nothing of the GPU.
     """
 
     def run() -> None:
+        gpu.sleep(1)  # to be seen whatever the function does
         for number in range(-_FIRST, count):
             if count == 1 and number < 0:  # a long one, for which any work will do
                 gpu.sleep(1)
@@ -46,7 +48,10 @@ def kernel_times_us(call: Callable[[], None], count: int, gpu: Gpu, *, flush_l2:
                 with gpu.mark(CALL):
                     call()
 
-    return busy_us_per_call(gpu.trace(run))
+    events = gpu.trace(run)
+    if not any(event.get("cat") in _WORK for event in events):
+        raise ForgeProfilingError("the profiler saw no GPU work at all (is nsys or ncu attached?)")
+    return busy_us_per_call(events)
 
 
 def busy_us_per_call(events: Iterable[Mapping[str, Any]]) -> list[float]:

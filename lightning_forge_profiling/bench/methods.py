@@ -211,7 +211,7 @@ class Kernels(Sampler):
         self._batch = calls_for(call_us, _PROFILED_CALLS, 1, _PROFILED_US)
         self._taken = self._empty = 0
         if not any(self._profile(min(self._batch, _TRIED_CALLS))):  # the first takes seconds to set up
-            raise NoGpuWorkError("the profiler saw no GPU work of the function (is nsys or ncu attached?)")
+            raise NoGpuWorkError("the profiler saw no GPU work of the function")
 
     def __call__(self) -> Sequence[float]:
         """A sample for each of some calls under one profiler."""

@@ -8,14 +8,16 @@ from itertools import chain
 from pathlib import Path
 from threading import Lock
 from types import BuiltinMethodType, MethodType, MethodWrapperType
-from typing import Any, Final, cast
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 __all__ = ["Names", "default_name"]
 
 _LONGEST_VALUE: Final = 24
 _LONGEST_SETTING: Final = 80
+_PLAIN: Final = int | float | complex | str | bytes | range | slice | np.generic | torch.dtype | torch.device | None
 
 
 class Names:
@@ -132,8 +134,8 @@ def _cut(text: str, longest: int) -> str:
 class _Same:
     """Equal to another of the same object for as long as there is that object, which it does not keep.
 
-    Few objects cannot be referred to weakly, such as lists and instances of classes with slots. Those it keeps: another
-    could come to lie in their place, and would be taken for them.
+    Few objects cannot be referred to weakly, such as NumPy's functions and instances of classes with slots. Of those it
+    keeps functions, for another could come to lie in their place. Any other is equal to nothing: it may hold tensors.
     """
 
     def __init__(self, value: object) -> None:
@@ -141,7 +143,7 @@ class _Same:
         try:
             self._value = weakref.ref(value)
         except TypeError:
-            self._value = lambda: value
+            self._value = (lambda: value) if callable(value) else lambda: None
 
     def __eq__(self, other: object) -> bool:
         value = self._value()
@@ -166,14 +168,15 @@ def _parts(value: object) -> Iterator[str | _Same]:
         strides = value.stride() if value.layout == torch.strided else ()
         yield _Same(type(value))
         yield f"{value.dtype} {value.shape} {value.device} {value.layout} {strides} {value.requires_grad}"
-    elif isinstance(value, int | float | complex | str | bytes | torch.dtype | torch.device | None):
+    elif isinstance(value, _PLAIN):
         yield repr(value)
-    elif type(value) in (list, tuple, torch.Size):
-        items = cast("Sequence[object]", value)
-        yield f"{type(value).__name__} of {len(items)}"
-        yield from chain.from_iterable(map(_parts, items))
-    elif type(value) is dict:
-        yield f"dict of {len(value)}"
+    elif isinstance(value, list | tuple):
+        yield _Same(type(value))
+        yield f"{len(value)}"
+        yield from chain.from_iterable(map(_parts, value))
+    elif isinstance(value, dict):
+        yield _Same(type(value))
+        yield f"{len(value)}"
         yield from chain.from_iterable(map(_parts, chain.from_iterable(value.items())))
     elif isinstance(value, MethodType | BuiltinMethodType | MethodWrapperType) and value.__self__ is not None:
         # Python makes a method anew each time that it is asked for

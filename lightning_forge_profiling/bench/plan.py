@@ -35,6 +35,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigurationError(f"method={self.method!r} is not known: choose one of {', '.join(METHODS)}.")
+        if not isinstance(self.flush_l2, bool):
+            raise ConfigurationError(f"flush_l2 ({self.flush_l2!r}) is neither True nor False.")
         if self.warmup is not None and (type(self.warmup) is not int or self.warmup < 0):
             raise ConfigurationError(
                 f"warmup ({self.warmup!r}) is no number of calls: give one such as 3, or leave it out to go on until "

@@ -37,6 +37,7 @@ class Probe:
         grown_bytes: what of it a call keeps.
         device_allocations: how often the probing calls had the allocator ask the driver for memory.
         calls: how many probing calls those were.
+        saturated: whether `device_us` was read behind a full queue; else some of it may be the host's time.
     """
 
     enqueue_us: float
@@ -47,6 +48,7 @@ class Probe:
     grown_bytes: int
     device_allocations: int
     calls: int
+    saturated: bool
 
     def warnings(self) -> list[str]:
         """What of it makes a time less than it seems, in sentences."""
@@ -101,4 +103,5 @@ def probe(subject: Subject, stopwatch: Stopwatch, call_us: float) -> Probe:
         grown_bytes=(after.in_use_bytes - before.in_use_bytes) // calls,
         device_allocations=after.device_calls - before.device_calls,
         calls=calls,
+        saturated=reading.saturated,
     )

@@ -11,7 +11,7 @@ import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["Subject", "argument_sets", "cuda_in_use", "find_device"]
+__all__ = ["Subject", "argument_sets", "find_device", "takes_gpu_memory"]
 
 _WRITES: Final = (
     "it writes to its arguments (x.add_() or the like): each call works on what the one before has left, and values "
@@ -132,36 +132,38 @@ def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: obj
     return [tuple(one) for one in inputs]
 
 
-def cuda_in_use() -> bool:
-    """Whether anything in this process has used a CUDA device: PyTorch, or another library.
+def takes_gpu_memory(subject: Subject) -> bool:
+    """Call a function once, to see whether PyTorch takes memory on a CUDA device for it.
 
-    A child that was forked from a process that has cannot, and does not.
+    Nearly all that works there does: a copy to the GPU, and every operation that returns something new. It costs a
+    function of the CPU nothing else, and does not start CUDA. A PyTorch for the CPU alone does not call it.
     """
-    if not torch.cuda.is_available():
+    if torch.version.cuda is None and torch.version.hip is None:
         return False
-    is_initialized: Callable[[], bool] = torch.cuda.is_initialized  # untyped in PyTorch
-    if is_initialized():
-        return True
-    # no public way to ask for what is not PyTorch's
-    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: False)  # noqa: SLF001
-    try:
-        return any(has_context(index) for index in range(torch.cuda.device_count()))
-    except RuntimeError:  # such a child
-        return False
+    before = _allocations()
+    subject.call_first()
+    return _allocations() != before
 
 
-def find_device(values: object, asked: torch.device | str | int | None, *, needs_gpu: bool = False) -> torch.device:
-    """Where the function runs, or may run.
+def _allocations() -> int:
+    """How often this process has taken memory on CUDA devices through PyTorch."""
+    is_initialized: Callable[[], bool] = torch.cuda.is_initialized  # untyped in PyTorch; false in a forked child
+    if not is_initialized():
+        return 0
+    devices = range(torch.cuda.device_count())
+    return sum(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0) for device in devices)
+
+
+def find_device(values: object, asked: torch.device | str | int | None) -> torch.device:
+    """Where the function runs, as far as can be told without calling it.
 
     Args:
         values: the function and its arguments, looked through for tensors and modules.
         asked: what the user said.
-        needs_gpu: whether the CPU will not do.
 
     Returns:
-        The device asked for; else the first CUDA device among the values; else the current CUDA device, for tensors on
-        the CPU say nothing of where a function takes them. Where there is none, or nothing in this process has used it
-        and a GPU is not needed, the CPU.
+        The device asked for; else the first CUDA device among the values; else the CPU where there are tensors, or
+        no CUDA device at all; else the current CUDA device.
 
     Raises:
         ConfigurationError: nothing can be timed there.
@@ -177,13 +179,15 @@ def find_device(values: object, asked: torch.device | str | int | None, *, needs
         )
     if asked is None:
         here = found.get("cuda") or next((at for kind, at in found.items() if kind != "cpu"), None)
-        may_be = torch.cuda.is_available() if needs_gpu else cuda_in_use()
-        device = here or torch.device("cuda" if may_be else "cpu")
+        device = here or torch.device("cpu" if found or not torch.cuda.is_available() else "cuda")
     else:
+        named = f"cuda:{asked}" if isinstance(asked, int) else asked
         try:
-            device = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
+            device = torch.device(named)
         except (RuntimeError, TypeError) as error:
             raise ConfigurationError(f"device={asked!r} is no device: give 'cpu' or 'cuda:0', say.") from error
+        if str(device) != str(named):  # it takes "cuda:256" for "cuda:0"
+            raise ConfigurationError(f"device={asked!r} is no device: give 'cpu' or 'cuda:0', say.")
     if device.type == "cpu":
         if "cuda" in found:
             raise ConfigurationError(

@@ -87,7 +87,8 @@ def _asked(device: "torch.device | str | int | None") -> tuple[str, int | None]:
     if isinstance(device, (str, torch.device)):
         with contextlib.suppress(RuntimeError):
             named = torch.device(device)
-            return named.type, named.index
+            if str(named) == str(device):  # it would take "cuda:256" for "cuda:0"
+                return named.type, named.index
     raise ConfigurationError(f"device ({device!r}) is a GPU as PyTorch names it, such as 'cuda:0' or 0.")
 
 
@@ -205,7 +206,7 @@ def _catch_signals() -> None:
 def _leave_signals() -> None:
     """Take the handler back after the last lock that asked for it."""
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and not any(lock.in_main_thread for lock in _held.values()):
+    if in_main_thread and not any(lock.in_main_thread for lock in list(_held.values())):
         for number in _ENDING:
             if signal.getsignal(number) is _ended:
                 signal.signal(number, signal.SIG_DFL)

@@ -201,6 +201,7 @@ def test_without_gpu_work_there_is_no_idle_gpu_to_compare(make_trainer, tmp_path
     assert "Idle by cause" not in text
     assert "Kinds of kernels" in text
     assert "note no GPU activity in the trace of before\n" in text
+    assert "different devices" not in text
 
     text = printed(compare(on_gpu, on_gpu))
     assert "Idle by cause" in text

@@ -275,8 +275,8 @@ def _mean_over_ranks(ranks: Sequence[_Costs]) -> dict[str, tuple[float, float]]:
 
 
 def _notes(a: Analysis, b: Analysis) -> Iterator[str]:
-    devices = [sorted({rank.device or "an unnamed device" for rank in side.ranks}) for side in (a, b)]
-    if devices[0] != devices[1]:
+    devices = [sorted({rank.device for rank in side.ranks if rank.device}) for side in (a, b)]
+    if all(devices) and devices[0] != devices[1]:
         yield f"recorded on different devices: {', '.join(devices[0])} before, {', '.join(devices[1])} now"
     if len(a.ranks) != len(b.ranks):
         yield f"a different number of ranks: {len(a.ranks)} before, {len(b.ranks)} now"

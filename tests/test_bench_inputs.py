@@ -7,6 +7,8 @@ from collections import OrderedDict, defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import getitem
+from types import FunctionType
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +39,7 @@ def on_a_gpu():
 @pytest.fixture
 def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
 
@@ -47,7 +50,7 @@ def two_gpus(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "graph"}, r"runs on the CPU: leave method out"),
+        ({"method": "graph"}, r"seems to run on the CPU: leave method out"),
         ({"method": "fast"}, r"choose one of auto, cpu, wall, events, saturated, graph, kernels"),
         ({"inputs": []}, r"inputs is empty: give a list of argument tuples"),
         ({"inputs": ((x,) for x in (1, 2))}, r"inputs is a generator: give a list of argument tuples"),
@@ -146,7 +149,8 @@ def test_where_it_runs_is_found_in_arguments_modules_and_what_the_function_holds
     first = torch.device("cuda", 0)
     module = torch.nn.Module()
     module.register_buffer("mean", on_a_gpu)
-    for fn in (partial(torch.add, other=on_a_gpu), lambda x: x + on_a_gpu, on_a_gpu.add, module):
+    of_the_script = FunctionType(compile("target.copy_(x)", "", "eval"), {"target": on_a_gpu})
+    for fn in (partial(torch.add, other=on_a_gpu), lambda x: x + on_a_gpu, on_a_gpu.add, module, of_the_script):
         assert find_device([fn, (VECTOR,)], None) == first
     assert find_device([{"x": [on_a_gpu]}], None) == first
 
@@ -163,22 +167,24 @@ class Engine:
 
 @pytest.fixture
 def simulated_gpu(monkeypatch):
-    """The GPU that `benchmark` takes for the one of this machine. Nothing has used it yet."""
+    """The second of two GPUs that `benchmark` takes for those of this machine. Nothing has used it yet."""
     gpu = SimulatedGpu()
+    gpu.index = 1
 
     def memory_stats(device):
         assert gpu.kernels, "it would start CUDA"
-        return {"allocation.all.allocated": gpu.memory().given_bytes} if device == 0 else {}
+        return {"allocated_bytes.all.allocated": gpu.memory().given_bytes} if device == gpu.index else {}
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu.kernels > 0)
     monkeypatch.setattr(torch.cuda, "memory_stats", memory_stats)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr("lightning_forge_profiling.bench.benchmark.Gpu", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: gpu.is_capturing)
+    monkeypatch.setattr("lightning_forge_profiling.bench.benchmark.Gpu", {torch.device("cuda", 1): gpu}.__getitem__)
+    gpu.is_capturing = False
     return gpu
 
 
@@ -207,9 +213,24 @@ def test_a_function_of_the_cpu_is_timed_there_beside_a_gpu(simulated_gpu, used):
         assert (found.method, found.device, found.clock) == ("cpu", "cpu", None)
         assert found.threads == torch.get_num_threads()
         assert not any("GPU" in warning or "CUDA" in warning for warning in found.warnings)
-    with pytest.raises(ConfigurationError, match="the function runs on the CPU"):
+    with pytest.raises(ConfigurationError, match="the function seems to run on the CPU"):
         benchmark(torch.add, VECTOR, 1, watch_clock=False, method="graph")
     assert simulated_gpu.kernels == before, "the GPU is left alone"
+
+
+def test_a_function_without_tensors_starts_no_gpu(simulated_gpu):
+    found = benchmark(sorted, [3, 1, 2], watch_clock=False, max_time=0.05)
+    assert (found.method, found.device, simulated_gpu.kernels) == ("cpu", "cpu", 0)
+
+
+def test_while_a_graph_is_captured_a_function_that_may_be_the_gpus_is_not_called(simulated_gpu):
+    simulated_gpu.kernel(1000)
+    simulated_gpu.is_capturing = True
+    calls = []
+    with pytest.raises(ConfigurationError, match="A CUDA graph is being captured"):
+        benchmark(calls.append, VECTOR)
+    assert calls == []
+    assert benchmark(torch.neg, VECTOR, **QUICK).device == "cpu", "as device='cpu' says"
 
 
 def test_tensors_without_data_are_refused():
@@ -311,7 +332,8 @@ def test_methods_of_one_object_are_one_function():
     scale = Scale(2)
     assert len(set(names_of((scale.run, VECTOR) for _ in range(3)))) == 1
     assert len(set(names_of((LAYER.forward, VECTOR) for _ in range(3)))) == 1
-    assert len(set(names_of(([].append, 1) for _ in range(2)))) == 2
+    lengths = {"a": 1}
+    assert len(set(names_of((lengths.get, "a") for _ in range(3)))) == 1
 
 
 class Batch(NamedTuple):
@@ -341,9 +363,11 @@ def test_arguments_count_by_what_they_are_to_a_benchmark():
         [(torch.ones(9).add, n) for n in (1, 1)],
         [(torch.cat, [torch.ones(9), torch.ones(8)]) for _ in range(2)],
         [(torch.zeros, torch.ones(9, 2).shape) for _ in range(2)],
-        [(print, Batch(torch.ones(n), torch.ones(3))) for n in (9, 9)],
+        [(id, Batch(torch.ones(n), torch.ones(3))) for n in (9, 9)],
         [(len, OrderedDict(x=torch.ones(9))) for _ in range(2)],
-        [(print, np.float32(1), slice(3), range(4)) for _ in range(2)],
+        [(max, np.float32(1), np.float32(2)) for _ in range(2)],
+        [(id, [slice(3), range(4), torch.channels_last, np.dtype("f4"), ...]) for _ in range(2)],
+        [(getitem, torch.ones(2, 2), (..., 0)) for _ in range(2)],
         [(np.sin, 1.5) for _ in range(2)],
     ]
     for calls in same:

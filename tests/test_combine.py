@@ -135,6 +135,21 @@ class TestWhereRecordingSlowsTheHost:
         assert shares(both) == pytest.approx({"input-bound": 10.0})
         assert both.findings[0].source == "run"
 
+    def test_both_shares_of_the_trace_are_told(self):
+        both = combine(with_findings(input_bound=20.0, launch_bound=30.0), evidence(STEP_MS / 1.6, data=6.66))
+        assert "input-bound: 20 % of the recorded steps (32 % of a live one), 20 % of the run's 100 steps" in (
+            both.differences
+        )
+        ahead = combine(with_findings(launch_bound=30.0), evidence(STEP_MS / 1.2, drained_pct=2))
+        assert ahead.differences[-1].startswith("launch-bound took 30 % of the recorded steps, but in the whole run")
+
+    def test_a_slow_first_step_that_no_finding_is_over_slows_nothing(self):
+        rank = RECORDED.ranks[0]
+        steps = tuple(replace(rank.per_step[0], number=number, ms=ms) for number, ms in enumerate((200.0, 55.0)))
+        rank = replace(rank, per_step=steps, step_ms=Distribution(mean=127.5, p50=127.5, min=55.0, max=200.0))
+        recorded = replace(with_findings(launch_bound=30.0), ranks=(rank,), findings_note="without the first")
+        assert combine(recorded, evidence(60.0, drained_pct=100, host_ms=60.0)).differences == ()
+
 
 def test_a_trace_without_a_gpu_knows_nothing_better_than_the_run():
     rank = RECORDED.ranks[0]
@@ -171,6 +186,19 @@ class TestWithoutAGpu:
         [found] = both.findings
         assert (found.source, found.share_pct, found.advice) == ("run", pytest.approx(25), "try num_workers=2")
         assert both.differences == ()
+
+    def test_findings_of_other_ranks_than_the_runs_are_kept(self):
+        traced = self.traced(input_bound=30.0)
+        traced = replace(traced, findings=(replace(traced.findings[0], rank=1),))
+        both = combine(traced, evidence(data=0.02 * STEP_MS, on_device=False))
+        assert shares(both) == {"input-bound": 30.0}
+        assert both.differences == (), "they are of two ranks"
+
+    def test_a_rank_without_gpu_work_takes_nothing_from_one_that_has_some(self):
+        traced = self.traced(sync_bound=40.0)
+        blind, busy = traced.ranks[0], replace(RECORDED.ranks[0], rank=1)
+        both = combine(replace(traced, ranks=(blind, busy)), evidence(data=0.2 * STEP_MS))
+        assert shares(both) == pytest.approx({"sync-bound": 40.0, "input-bound": 20.0, "compute-bound": 80.0})
 
     def test_what_is_too_little_over_the_run_is_not_named_for_a_few_steps(self):
         both = combine(self.traced(input_bound=6.0), evidence(data=0.034 * STEP_MS, on_device=False))

@@ -7,7 +7,7 @@ differently is said. Without a GPU a trace sees no more of waiting than the run 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
@@ -62,11 +62,14 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     if evidence is None or evidence.steps < MIN_STEPS:
         return replace(analysis, run=evidence)
     recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
-    findings, differences = (
-        _of_blind(analysis.findings, evidence)
-        if recorded is None or not recorded.gpu.busy_ms_per_step
-        else _merge(analysis.findings, _judged(recorded, analysis), evidence)
-    )
+    if recorded is not None and recorded.gpu.busy_ms_per_step:
+        findings, differences = _merge(analysis.findings, _judged(recorded, analysis), evidence)
+    elif any(rank.gpu.busy_ms_per_step for rank in analysis.ranks):  # of others than the one that the run is of
+        known = {found.code for found in analysis.findings}
+        findings = [*analysis.findings, *(found for found in run_findings(evidence) if found.code not in known)]
+        differences = []
+    else:
+        findings, differences = _of_blind(analysis.findings, recorded.rank if recorded else 0, evidence)
     ranked = by_gain(findings)
     verdict, text = decide(ranked, gpu=evidence.on_device)
     return replace(
@@ -95,19 +98,20 @@ def _of_run(evidence: RunEvidence) -> Analysis:
     )
 
 
-def _of_blind(traced: tuple[Finding, ...], evidence: RunEvidence) -> tuple[list[Finding], list[str]]:
-    """Findings where the trace has no GPU work: it sees no more of waiting than the run, in fewer steps."""
+def _of_blind(traced: tuple[Finding, ...], rank: int, evidence: RunEvidence) -> tuple[list[Finding], list[str]]:
+    """Findings where the trace has no GPU work: of the run's own rank, it sees no more of waiting than the run."""
     live = {found.code: found for found in run_findings(evidence)}
-    of_trace = [found for found in traced if found.code == "input-bound"]
+    others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
+    mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
     if "data" not in evidence.regions:  # which nobody timed
-        return [*traced, *(found for code, found in live.items() if code != "input-bound")], []
-    in_run = share_pct(evidence, "data")
-    in_trace = max((found.share_pct for found in of_trace), default=NAMED_FROM_PCT)
-    if of_trace and "input-bound" in live and not evidence.on_device:
+        return [*mine, *others, *live.values()], []
+    if mine and "input-bound" in live and not evidence.on_device:
         # which knows the loader
-        live["input-bound"] = replace(live["input-bound"], advice=of_trace[0].advice)
+        live["input-bound"] = replace(live["input-bound"], advice=mine[0].advice)
+    in_run = share_pct(evidence, "data")
+    in_trace = max((found.share_pct for found in mine), default=NAMED_FROM_PCT)
     far = abs(in_run - in_trace) > _DIFFER_BY_PCT
-    return list(live.values()), [_told("input-bound", of_trace, in_run, evidence)] if far else []
+    return [*live.values(), *others], [_told("input-bound", mine, in_run, evidence)] if far else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +119,42 @@ class _Judged:
     """The steps of the lowest rank that the trace's findings are over, in milliseconds.
 
     Attributes:
-        rank: its summary.
+        rank: its number.
+        idle_pct: how much of all recorded steps its GPU was idle.
         step_ms: their mean.
-        busy_ms: how much of that the GPU was busy.
+        median_ms: their median.
+        busy_ms: how much of the mean the GPU was busy.
+        words: what they are.
     """
 
-    rank: RankSummary
+    rank: int
+    idle_pct: float
     step_ms: float
+    median_ms: float
     busy_ms: float
+    words: str
 
 
 def _judged(recorded: RankSummary, analysis: Analysis) -> _Judged:
-    steps = recorded.per_step[1:] if analysis.findings_note else recorded.per_step
-    if not steps:
-        return _Judged(recorded, recorded.step_ms.mean, recorded.gpu.busy_ms_per_step)
-    return _Judged(recorded, fmean(step.ms for step in steps), fmean(step.busy_ms for step in steps))
+    rank, idle_pct = recorded.rank, recorded.gpu.idle_pct
+    steps = recorded.per_step[1:]
+    if not analysis.findings_note or not steps:
+        times = recorded.step_ms
+        return _Judged(rank, idle_pct, times.mean, times.p50, recorded.gpu.busy_ms_per_step, "recorded steps")
+    times_ms, busy_ms = [step.ms for step in steps], fmean(step.busy_ms for step in steps)
+    return _Judged(rank, idle_pct, fmean(times_ms), median(times_ms), busy_ms, "recorded steps but the first")
 
 
 def _merge(traced: tuple[Finding, ...], judged: _Judged, evidence: RunEvidence) -> tuple[list[Finding], list[str]]:
     """Findings of both, and where they differ. The trace has GPU work, the run enough steps."""
     differences: list[str] = []
-    recorded, as_recorded = judged.rank, traced
+    as_recorded = traced
     live = {found.code: found for found in run_findings(evidence)}
-    slowed = _slowed(recorded, evidence)
+    slowed = _slowed(judged, evidence)
     if slowed:
         differences.append(
-            f"recorded steps took {recorded.step_ms.mean:.2f} ms, live ones {evidence.step_ms.mean:.2f} ms "
-            f"({100 * (recorded.step_ms.mean / evidence.step_ms.mean - 1):+.0f} %): recording slows the host, so "
+            f"{judged.words} took {judged.step_ms:.2f} ms, live ones {evidence.step_ms.mean:.2f} ms "
+            f"({100 * (judged.step_ms / evidence.step_ms.mean - 1):+.0f} %): recording slows the host, so "
             "launch and host figures of the trace are inflated; the findings' shares are of the live step"
         )
         converted = [_of_live_step(found, judged, evidence) for found in traced]
@@ -159,35 +172,35 @@ def _merge(traced: tuple[Finding, ...], judged: _Judged, evidence: RunEvidence) 
             findings += of_trace
             continue
         # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
-        shares = [found.share_pct for found in of_trace if found.rank in {None, recorded.rank}]
+        shares = [found.share_pct for found in of_trace if found.rank in {None, judged.rank}]
         in_trace = max(shares, default=NAMED_FROM_PCT)
         in_run = share_pct(evidence, region)
         more = in_run > in_trace + _DIFFER_BY_PCT
         # copies outside of the region are in the trace alone, and no sign that the two differ
         less = in_run < in_trace - _DIFFER_BY_PCT and code == "input-bound"
         if more or less:
-            mine = [found for found in as_recorded if found.code == code and found.rank in {None, recorded.rank}]
-            differences.append(_told(code, mine, in_run, evidence))
+            mine = [found for found in as_recorded if found.code == code and found.rank in {None, judged.rank}]
+            converted_pct = in_trace if slowed and shares else None
+            differences.append(_told(code, mine, in_run, evidence, converted_pct))
         run_decides = not of_trace or more or (less and slowed)
         findings += [live[code]] if run_decides and code in live else [] if run_decides else of_trace
-    differences += _contradictions(findings, live, recorded, evidence)
+    differences += _contradictions(findings, live, judged, evidence)
     return findings, differences
 
 
-def _told(code: str, of_trace: Sequence[Finding], in_run: float, evidence: RunEvidence) -> str:
+def _told(
+    code: str, of_trace: Sequence[Finding], in_run: float, evidence: RunEvidence, converted_pct: float | None = None
+) -> str:
     """That trace and run do not agree on how much something takes."""
     recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
-    return f"{code}: {recorded} % of the recorded steps, {in_run:.0f} % of the run's {evidence.steps} steps"
+    of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
+    return f"{code}: {recorded} % of the recorded steps{of_live}, {in_run:.0f} % of the run's {evidence.steps} steps"
 
 
-def _slowed(recorded: RankSummary, evidence: RunEvidence) -> bool:
+def _slowed(judged: _Judged, evidence: RunEvidence) -> bool:
     """Both the mean and the median: a loader that stalls every few steps, or one odd step, moves either alone."""
-    return all(
-        of_trace > SLOWED_FROM * of_run
-        for of_trace, of_run in (
-            (recorded.step_ms.mean, evidence.step_ms.mean),
-            (recorded.step_ms.p50, evidence.step_ms.p50),
-        )
+    return (
+        judged.step_ms > SLOWED_FROM * evidence.step_ms.mean and judged.median_ms > SLOWED_FROM * evidence.step_ms.p50
     )
 
 
@@ -208,18 +221,20 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence) -> Fin
 
 
 def _contradictions(
-    findings: list[Finding], live: dict[str, Finding], recorded: RankSummary, evidence: RunEvidence
+    findings: list[Finding], live: dict[str, Finding], judged: _Judged, evidence: RunEvidence
 ) -> Iterator[str]:
     """What the run infers about host and GPU, where the trace says otherwise. The trace, which sees both, decides."""
     found = {each.code: each for each in findings}
     if "launch-bound" in live and not _HOST_WAITS & found.keys():
         yield (
             f"by the whole run's regions the host sets the pace in {live['launch-bound'].share_pct:.0f} % of a step, "
-            f"in the recorded steps the GPU was idle for {recorded.gpu.idle_pct:.0f} %"
+            f"in the recorded steps the GPU was idle for {judged.idle_pct:.0f} %"
         )
     queued_pct = 100 - (100.0 if evidence.drained_pct is None else evidence.drained_pct)
     if "launch-bound" in found and "launch-bound" not in live and queued_pct > _MOSTLY_PCT:
+        launching = found["launch-bound"]
+        recorded_pct = launching.evidence.get("share_of_recorded_step_pct", launching.share_pct)
         yield (
-            f"launch-bound took {found['launch-bound'].share_pct:.0f} % of the recorded steps, but in the whole run "
+            f"launch-bound took {recorded_pct:.0f} % of the recorded steps, but in the whole run "
             f"the GPU still had work queued at {queued_pct:.0f} % of the batch ends"
         )

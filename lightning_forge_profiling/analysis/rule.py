@@ -6,7 +6,18 @@ from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 
-__all__ = ["HANDED_OVER_MS", "MATH", "NAMED_FROM_PCT", "NO_BANDWIDTH", "Evidence", "Rule", "Seen", "Told", "in_ms"]
+__all__ = [
+    "HANDED_OVER_MS",
+    "MATH",
+    "NAMED_FROM_PCT",
+    "NO_BANDWIDTH",
+    "SMALL_BATCHES",
+    "Evidence",
+    "Rule",
+    "Seen",
+    "Told",
+    "in_ms",
+]
 
 NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
@@ -14,6 +25,11 @@ NAMED_FROM_PCT: Final = 5.0
 HANDED_OVER_MS: Final = 1.0
 """A DataLoader's worker hands a batch of one tensor over in 0.5 to 0.7 ms, however little it costs to make (torch 2.13,
 two cores): where the loader takes less than this, more workers gain nothing."""
+
+SMALL_BATCHES: Final = (
+    "a worker takes some 0.6 ms to hand one over, so that workers gain little: make batches larger or cheaper (index "
+    "whole tensors instead of collating samples)."
+)
 
 MATH: Final = frozenset({"matmul", "convolution", "attention"})
 """Kinds of kernels that multiply matrices, in one way or another."""

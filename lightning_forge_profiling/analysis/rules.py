@@ -7,6 +7,7 @@ from lightning_forge_profiling.analysis.rule import (
     HANDED_OVER_MS,
     NAMED_FROM_PCT,
     NO_BANDWIDTH,
+    SMALL_BATCHES,
     Evidence,
     Rule,
     Seen,
@@ -48,10 +49,7 @@ def _input(seen: Seen) -> Told:
             f"(host wait {in_ms(loads)}, {100 * max(1 - waits / max(loads, waits), 0):.0f} % of it hidden)"
         )
     if rank.host.data_loader == _SINGLE_PROCESS and loads < HANDED_OVER_MS:
-        advice = (
-            f"A batch is made in {in_ms(loads)}, and a worker would take 0.5 ms or more to hand it over: make batches "
-            "larger or cheaper (index whole tensors instead of collating samples)."
-        )
+        advice = f"A batch is made in {in_ms(loads)}, and {SMALL_BATCHES}"
     elif rank.host.data_loader == _SINGLE_PROCESS:
         # as many as keep up with what is left of the step, and as many again
         workers = 2 * max(ceil(loads / max(rank.step_ms.mean - waits, 1e-6)), 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from lightning_forge_profiling.analysis.results import Finding, Hint, RunEvidence, RunRegion
-from lightning_forge_profiling.analysis.rule import HANDED_OVER_MS, NAMED_FROM_PCT
+from lightning_forge_profiling.analysis.rule import HANDED_OVER_MS, NAMED_FROM_PCT, SMALL_BATCHES
 from lightning_forge_profiling.analysis.telemetry_findings import telemetry_hints
 
 __all__ = ["MIN_STEPS", "NAMED_FROM_PCT", "run_findings", "run_hints", "share_pct"]
@@ -104,10 +104,7 @@ def _input_bound(evidence: RunEvidence) -> Finding | None:
         "decode and augment less, or ahead of time."
     )
     if data.host_ms < HANDED_OVER_MS:
-        advice = (
-            "The wait is no longer than what a worker takes to hand a batch over: make batches larger or cheaper "
-            "(index whole tensors instead of collating samples)."
-        )
+        advice = f"The wait for a batch is short, and {SMALL_BATCHES}"
     return _finding(
         evidence,
         "input-bound",

@@ -17,7 +17,7 @@ from lightning_forge_profiling.bench.probe import probe
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.bench.sampling import Limits, WarmUp, collect, no_garbage_collection, warm_up
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
-from lightning_forge_profiling.bench.subject import Subject, argument_sets, find_device, takes_gpu_memory
+from lightning_forge_profiling.bench.subject import Subject, argument_sets, cuda_in_use, find_device, gpu_taken_by
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
 from lightning_forge_profiling.hardware.clock_watch import ClockWatch
 
@@ -112,19 +112,20 @@ def benchmark(
     )
     where = find_device([fn, *sets, kwargs], device)
     subject = Subject(fn, sets, kwargs)
-    if where.type == "cpu" and device is None and takes_gpu_memory(subject):
-        where = torch.device("cuda", torch.cuda.current_device())  # as for a model there that is given batches here
-    if where.type == "cpu":
-        if method not in ON_CPU:
-            raise ConfigurationError(
-                f"method={method!r} needs a CUDA device, and the function runs on the CPU: leave method out, or move "
-                "its tensors to the GPU."
-            )
-        return time_on_cpu(subject, plan)
-    if torch.cuda.is_current_stream_capturing():
+    by_chance = where.type == "cpu" and device is None  # a model on the GPU may be given batches on the CPU
+    if (by_chance or where.type == "cuda") and cuda_in_use() and torch.cuda.is_current_stream_capturing():
         raise ConfigurationError(
             "A CUDA graph is being captured, and nothing can be timed meanwhile: call benchmark outside of the capture."
         )
+    if by_chance:
+        where = gpu_taken_by(subject) or where
+    if where.type == "cpu":
+        if method not in ON_CPU:
+            raise ConfigurationError(
+                f"method={method!r} needs a CUDA device, and the function seems to run on the CPU: leave method out, "
+                "move its tensors to the GPU, or give device='cuda' if it works there nevertheless."
+            )
+        return time_on_cpu(subject, plan)
     with torch.cuda.device(where), contextlib.ExitStack() as stack:
         gpu = Gpu(where)
         watch: ClockWatch | str = ""

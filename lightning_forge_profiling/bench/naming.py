@@ -1,5 +1,6 @@
 """Names that tell one measurement from another."""
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -134,8 +135,9 @@ def _cut(text: str, longest: int) -> str:
 class _Same:
     """Equal to another of the same object for as long as there is that object, which it does not keep.
 
-    Few objects cannot be referred to weakly, such as NumPy's functions and instances of classes with slots. Of those it
-    keeps functions, for another could come to lie in their place. Any other is equal to nothing: it may hold tensors.
+    Few objects cannot be referred to weakly. Of those it keeps functions and what refers to nothing else, as a memory
+    format or a date, for another could come to lie in their place. Any other, as an instance of a class with slots, is
+    equal to nothing: it may hold tensors.
     """
 
     def __init__(self, value: object) -> None:
@@ -143,7 +145,7 @@ class _Same:
         try:
             self._value = weakref.ref(value)
         except TypeError:
-            self._value = (lambda: value) if callable(value) else lambda: None
+            self._value = (lambda: value) if callable(value) or not gc.is_tracked(value) else lambda: None
 
     def __eq__(self, other: object) -> bool:
         value = self._value()
@@ -181,7 +183,7 @@ def _parts(value: object) -> Iterator[str | _Same]:
     elif isinstance(value, MethodType | BuiltinMethodType | MethodWrapperType) and value.__self__ is not None:
         # Python makes a method anew each time that it is asked for
         yield _Same(value.__func__) if isinstance(value, MethodType) else f"method {value.__name__}"
-        if isinstance(value.__self__, torch.Tensor):
+        if isinstance(value.__self__, torch.Tensor | list | tuple | dict):
             yield from _parts(value.__self__)
         else:
             yield _Same(value.__self__)

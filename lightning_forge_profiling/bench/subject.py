@@ -11,7 +11,7 @@ import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["Subject", "argument_sets", "find_device", "takes_gpu_memory"]
+__all__ = ["Subject", "argument_sets", "cuda_in_use", "find_device", "gpu_taken_by"]
 
 _WRITES: Final = (
     "it writes to its arguments (x.add_() or the like): each call works on what the one before has left, and values "
@@ -132,26 +132,32 @@ def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: obj
     return [tuple(one) for one in inputs]
 
 
-def takes_gpu_memory(subject: Subject) -> bool:
-    """Call a function once, to see whether PyTorch takes memory on a CUDA device for it.
+def gpu_taken_by(subject: Subject) -> torch.device | None:
+    """Call a function once, to see on which CUDA device PyTorch takes memory for it; None for none.
 
-    Nearly all that works there does: a copy to the GPU, and every operation that returns something new. It costs a
-    function of the CPU nothing else, and does not start CUDA. A PyTorch for the CPU alone does not call it.
+    Nearly all that works on one does: a copy to it, and every operation that returns something new. It costs a function
+    of the CPU nothing else, and does not start CUDA. A PyTorch for the CPU alone does not call it.
     """
     if torch.version.cuda is None and torch.version.hip is None:
-        return False
-    before = _allocations()
+        return None
+    before = _taken_bytes()
     subject.call_first()
-    return _allocations() != before
+    after = _taken_bytes()
+    return next((torch.device("cuda", index) for index, taken in after.items() if taken != before.get(index, 0)), None)
 
 
-def _allocations() -> int:
-    """How often this process has taken memory on CUDA devices through PyTorch."""
+def cuda_in_use() -> bool:
+    """Whether PyTorch has used a CUDA device in this process. It does not start CUDA to ask."""
     is_initialized: Callable[[], bool] = torch.cuda.is_initialized  # untyped in PyTorch; false in a forked child
-    if not is_initialized():
-        return 0
-    devices = range(torch.cuda.device_count())
-    return sum(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0) for device in devices)
+    return is_initialized()
+
+
+def _taken_bytes() -> dict[int, int]:
+    """How much memory PyTorch has taken in all on each CUDA device, by its number."""
+    if not cuda_in_use():
+        return {}
+    key = "allocated_bytes.all.allocated"  # which PyTorch's other allocators count too
+    return {index: torch.cuda.memory_stats(index).get(key, 0) for index in range(torch.cuda.device_count())}
 
 
 def find_device(values: object, asked: torch.device | str | int | None) -> torch.device:
@@ -163,7 +169,7 @@ def find_device(values: object, asked: torch.device | str | int | None) -> torch
 
     Returns:
         The device asked for; else the first CUDA device among the values; else the CPU where there are tensors, or
-        no CUDA device at all; else the current CUDA device.
+        nothing in this process has used CUDA; else the current CUDA device.
 
     Raises:
         ConfigurationError: nothing can be timed there.
@@ -179,7 +185,7 @@ def find_device(values: object, asked: torch.device | str | int | None) -> torch
         )
     if asked is None:
         here = found.get("cuda") or next((at for kind, at in found.items() if kind != "cpu"), None)
-        device = here or torch.device("cpu" if found or not torch.cuda.is_available() else "cuda")
+        device = here or torch.device("cpu" if found or not cuda_in_use() else "cuda")
     else:
         named = f"cuda:{asked}" if isinstance(asked, int) else asked
         try:
@@ -228,6 +234,8 @@ def _devices(value: object, within: tuple[FunctionType, ...] = ()) -> Iterator[t
     elif isinstance(value, FunctionType):
         if value in within:  # one that calls itself
             return
+        named = (value.__globals__.get(name) for name in value.__code__.co_names)
+        yield from _devices([each for each in named if isinstance(each, torch.Tensor | torch.nn.Module)])
         for cell in value.__closure__ or ():
             with suppress(ValueError):  # it has no value yet
                 yield from _devices(cell.cell_contents, (*within, value))

@@ -23,11 +23,11 @@ NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
 
 HANDED_OVER_MS: Final = 1.0
-"""A DataLoader's worker hands a batch of one tensor over in 0.5 to 0.7 ms, however little it costs to make (torch 2.13,
-two cores): where the loader takes less than this, more workers gain nothing."""
+"""A DataLoader's worker takes 0.5 ms to hand a batch of one tensor over, however little it costs to make (torch 2.13,
+two cores, `python -m benchmarks.handover`): where making it takes hardly longer, workers gain little."""
 
 SMALL_BATCHES: Final = (
-    "a worker takes some 0.6 ms to hand one over, so that workers gain little: make batches larger or cheaper (index "
+    "a worker takes some 0.5 ms to hand one over, so that workers gain little: make batches larger or cheaper (index "
     "whole tensors instead of collating samples)."
 )
 

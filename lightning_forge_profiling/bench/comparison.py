@@ -20,7 +20,8 @@ _CONFIDENCE_PCT: Final = 95.0
 _CLOCKS_DIFFER: Final = 0.02
 _FEWEST: Final = 6  # as for the interval of one median
 # Where runs differ by chance alone (normal, 2 %), the interval left out 1 in 3.0 % of 10,000 simulated comparisons of
-# 5 runs of each function, in 3.5 to 4.1 % with 6, 7, 8 and 10 runs, and in 7.6 % of 4000 with 4.
+# 5 runs of each function, and in 3.5 to 3.6 % with 6, 8, 10 and 20 (`python -m benchmarks.chance`); with 4, in more
+# than 5 %.
 _FEWEST_RUNS: Final = 5
 _ON_THE_GPU_ALONE: Final = frozenset({"kernels", "graph", "saturated"})
 

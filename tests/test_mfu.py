@@ -24,8 +24,9 @@ from lightning_forge_profiling.hardware.flop_count import count_flops
 from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak
 from lightning_forge_profiling.hardware.precision import fp32_runs_as_tf32
 from lightning_forge_profiling.report.wording import compute_lines
+from lightning_forge_profiling.timing.rates import Rates, StepWork
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.throughput import Rates, RunLedger, StepWork
+from lightning_forge_profiling.timing.throughput import RunLedger
 from lightning_forge_profiling.timing.utilization import Peak
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader

@@ -4,8 +4,8 @@ import pytest
 
 from lightning_forge_profiling.callbacks.recorder import MAX_USER_REGIONS, StepRecorder
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.steps import PARTITION
-from lightning_forge_profiling.timing.throughput import StepWork
 from tests.fakes import FakeDevice
 
 

@@ -10,8 +10,9 @@ from rich.console import Console
 from lightning_forge_profiling.analysis.results import Hint
 from lightning_forge_profiling.callbacks.evidence import run_compute
 from lightning_forge_profiling.report.run_table import RunReport, print_run
+from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.throughput import Rates, RunLedger, StepWork
+from lightning_forge_profiling.timing.throughput import RunLedger
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 from lightning_forge_profiling.tracing.report import TraceReport
 from tests.samples import sample_analysis
@@ -116,13 +117,19 @@ def test_a_missing_trace_is_named_with_its_reason(status):
 
 
 def test_windows_of_rates_add_up_to_the_whole():
-    first = Rates(3, 1, 24.0, None, {"forward": 6.0}, {"forward": 5.0})
-    whole = Rates(5, 2, 40.0, None, {"forward": 15.0, "late": 2.0}, {"forward": 12.0, "late": 1.0})
-    window = whole.since(first)
+    ledger = RunLedger()
+    for step in range(5):
+        if step == 3:
+            first = ledger.take()
+        regions = {"forward": 3.0, **({"late": 2.0} if step == 4 else {})}
+        ledger.add(StepTimes(step, regions, regions), StepWork(8.0, None, optimizer_steps=step % 2), None)
+    window = ledger.take()
+    assert (first.steps, first.optimizer_steps, first.samples) == (3, 1, 24.0)
     assert (window.steps, window.optimizer_steps, window.samples) == (2, 1, 16.0)
-    assert window.device_ms == {"forward": 9.0, "late": 2.0}
-    assert window.metrics()["throughput/samples_per_sec"] == pytest.approx(16 / 9e-3)
+    assert window.device_ms == {"forward": 6.0, "late": 2.0}
+    assert window.metrics()["throughput/samples_per_sec"] == pytest.approx(16 / 6e-3)
     assert "throughput/tokens_per_sec" not in window.metrics()
+    assert ledger.steady().device_ms == {"forward": 15.0, "late": 2.0}
 
 
 def test_hints_stand_before_the_verdict():

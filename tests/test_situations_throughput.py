@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
 RATES = {f"throughput/{kind}_per_sec" for kind in ("samples", "steps", "optimizer_steps")}
 RATES |= {name.replace("/", "/device/", 1) for name in RATES}
-TIMES = {f"time/{region}_ms" for region in ("step", "attention", *PARTITION)}
+TIMES = {f"time/{region}_ms" for region in ("step", "attention", *PARTITION)} | {"profiling/overhead_us"}
 
 
 def samples_of(row, steps=1):

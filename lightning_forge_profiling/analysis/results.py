@@ -19,6 +19,7 @@ __all__ = [
     "RankWait",
     "RunEvidence",
     "RunRegion",
+    "WindowEffect",
 ]
 
 NOTHING_STANDS_OUT: Final = "nothing stands out"
@@ -130,6 +131,29 @@ class RunCompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowEffect:
+    """The pace of a run after its recorded window, against that before it.
+
+    Attributes:
+        steps_before: how many steps before the window were compared.
+        steps_after: how many after it.
+        before_ms: median of the steps before.
+        after_ms: median of the steps after.
+        change_pct: how much longer a step is after the window.
+        low_pct: lower end of the 95 % interval of that.
+        high_pct: upper end.
+    """
+
+    steps_before: int
+    steps_after: int
+    before_ms: float
+    after_ms: float
+    change_pct: float
+    low_pct: float
+    high_pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
     """What the callbacks measured over a whole run, without any trace.
 
@@ -145,6 +169,9 @@ class RunEvidence:
         world_size: how many processes trained.
         telemetry: what the GPU's sensors said, None where nothing did.
         compute: how fast a device computed; empty where nobody can tell.
+        split_steps: in how many of the steps the regions were timed; they are estimated from those. None for all.
+        overhead_us: what timing took of a step on the host.
+        window_effect: whether the recorded window left the run slower; None without 20 steps on each side of it.
     """
 
     steps: int
@@ -156,6 +183,9 @@ class RunEvidence:
     world_size: int = 1
     telemetry: TelemetrySummary | None = None
     compute: tuple[RunCompute, ...] = ()
+    split_steps: int | None = None
+    overhead_us: float | None = None
+    window_effect: WindowEffect | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

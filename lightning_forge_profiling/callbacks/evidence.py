@@ -10,6 +10,7 @@ from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import Analysis, RunCompute, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
+from lightning_forge_profiling.analysis.window_effect import window_effect
 from lightning_forge_profiling.report.files import summary_json, write_file
 from lightning_forge_profiling.report.html import replace_summary
 from lightning_forge_profiling.report.markdown import markdown
@@ -56,7 +57,7 @@ def run_evidence(
         telemetry: what the GPU's sensors said, None where nothing did.
         compute: how fast a device computed.
     """
-    steady, spread, caught_up = run.steady, run.step_ms, run.caught_up_steps
+    steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
         return None
     return RunEvidence(
@@ -65,13 +66,16 @@ def run_evidence(
         step_ms=Distribution(mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max),
         regions={
             name: RunRegion(device_ms=steady.mean_ms(name), host_ms=steady.mean_host_ms(name))
-            for name in (*steady.regions, *steady.user_regions)
+            for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
         },
         user_regions=steady.user_regions,
-        drained_pct=None if caught_up is None else 100 * caught_up / steady.steps,
+        drained_pct=run.caught_up_pct,
         world_size=world_size,
         telemetry=telemetry,
         compute=tuple(compute),
+        split_steps=steady.split_steps if steady.split_steps < steady.steps else None,
+        overhead_us=steady.own_us / steady.steps,
+        window_effect=window_effect(run.before_window_ms, run.after_window_ms),
     )
 
 

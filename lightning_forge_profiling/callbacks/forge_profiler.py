@@ -278,6 +278,8 @@ class ForgeProfilerCallback(RecordingCallback):
             session.step()
         recorder.exit("profiler")
         recorder.tracing = session.recording
+        if session.running:
+            recorder.split()  # a trace shows the regions of each of its steps
 
     def _stand_aside(self, reason: str) -> None:
         self._refusal = TraceReport("stood aside", reason)

@@ -33,6 +33,7 @@ __all__ = [
     "compute_dtype",
     "device_name",
     "devices_per_batch",
+    "ends_epoch",
     "is_accumulating",
     "is_trial_run",
     "log_folder",
@@ -40,6 +41,7 @@ __all__ = [
     "logger_step",
     "logs_now",
     "may_be_last",
+    "optimizer_steps",
     "replicas",
     "uses_pytorch_profiler",
     "validation_begins",
@@ -68,6 +70,19 @@ def validation_begins(module: LightningModule) -> str:
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether gradients go on being accumulated after this batch."""
     return bool(trainer.fit_loop._should_accumulate())  # noqa: SLF001
+
+
+def ends_epoch(trainer: Trainer) -> bool:
+    """Whether the batch that has just ended is its epoch's last."""
+    return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)  # `trainer.is_last_batch`, in fewer calls
+
+
+def optimizer_steps(trainer: Trainer) -> int:
+    """How often an optimizer has stepped: `trainer.global_step`, in fewer calls."""
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.lightning_module.automatic_optimization:
+        return int(loop.automatic_optimization.optim_progress.optimizer.step.total.completed)
+    return int(loop.manual_optimization.optim_step_progress.total.completed)
 
 
 def logger_step(trainer: Trainer) -> int:

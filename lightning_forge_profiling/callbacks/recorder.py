@@ -1,18 +1,20 @@
 """What a fit's boundaries become: marks on the GPU's timeline, steps, and a ledger of the run."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection
 from time import perf_counter_ns
 from typing import Final
 
 from torch.autograd.profiler import record_function
 
+from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
+from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent
 from lightning_forge_profiling.timing.interval import Mark
-from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepAssembler, StepTimes
-from lightning_forge_profiling.timing.throughput import LeftOut, Rates, RunLedger, RunSummary, StepWork
+from lightning_forge_profiling.timing.rates import Rates, StepTiming, StepWork
+from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, WHOLE
+from lightning_forge_profiling.timing.throughput import LeftOut, RunLedger, RunSummary
 
 __all__ = ["MAX_USER_REGIONS", "StepRecorder"]
 
@@ -50,7 +52,8 @@ class StepRecorder:
     Args:
         timers: the collection to time with; it belongs to the recorder from here on.
         regions: which built-in regions to tell apart; the others' time falls into `other`.
-        warmup_steps: how many steps at the start of the fit do not count.
+        warmup_steps: how many steps at the start of the fit do not count. They are all split.
+        budget: which of the others are; None for all.
         clock_ns: the host clock.
     """
 
@@ -60,6 +63,7 @@ class StepRecorder:
         *,
         regions: Collection[str] = PARTITION,
         warmup_steps: int = 0,
+        budget: TimingBudget | None = None,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.timers = timers
@@ -68,10 +72,13 @@ class StepRecorder:
         """Whether to show the regions in a trace that is being recorded."""
         self.step = 0
         """The step under way."""
-        self.listeners: list[Callable[[StepTimes, StepWork, LeftOut | None], None]] = []
         timed = {*regions, *EXCLUDED, "other"}
         self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels = {name: name if name in timed else "other" for name in (*PARTITION, *EXCLUDED)}
+        self._budget = budget or TimingBudget(None)
+        self._split = True
+        self._chosen = True
+        self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
         self._active = self._began = False
@@ -81,11 +88,11 @@ class StepRecorder:
         self._update: Mark | None = None
         self._stack: list[tuple[str, record_function | None]] = []
         self._depth: dict[str, int] = {}
-        self._assembler = StepAssembler()
         self._ledger = RunLedger(tuple(name for name in PARTITION if name in timed))
-        self._ended: deque[tuple[int, StepWork, LeftOut | None, bool | None, bool]] = deque(maxlen=4096)
-        self._dropped = self._unread = 0
-        for region in (*PARTITION, *EXCLUDED):
+        self._completed = CompletedSteps(self._ledger)
+        self._dropped = 0
+        self.listeners = self._completed.listeners
+        for region in (*PARTITION, *EXCLUDED, WHOLE):
             timers.add_region(region)
 
     @property
@@ -103,12 +110,28 @@ class StepRecorder:
         self._active = self._began = True
         self._started_ns = self._clock_ns()
         self._since = self.timers.mark()
+        self._stepped_ns = self._since.host_ns
         self.timers.start("other", at=self._since)
+
+    @property
+    def _base(self) -> str:
+        """What the step under way is outside of all regions."""
+        return "other" if self._split else WHOLE
+
+    def split(self) -> None:
+        """The step under way is unlike others: its regions are timed, and it speaks for itself alone."""
+        self._chosen = False
+        if self._active and not self._split:
+            self._split = True
+            if self._label == WHOLE:
+                self.timers.relabel(WHOLE, "other")
+                self._label = "other"
 
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
-        if not self._active:
+        if not self._active or not (self._split or name in EXCLUDED):
             return
+        began_ns = self._clock_ns()
         if self._validating:
             if name == "data":  # only training fetches so: validation ended without saying so (nothing to validate)
                 self.exit_validation()
@@ -121,12 +144,15 @@ class StepRecorder:
                 span.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append((name, span))
             label = self._labels[name]
-            if _ABSORBS.get(label) == self._label and self._clock_ns() - self._since.host_ns < _ABSORBED_BELOW_NS:
+            if _ABSORBS.get(label) == self._label and began_ns - self._since.host_ns < _ABSORBED_BELOW_NS:
                 self.timers.relabel(self._label, label)
                 self._label = label
             elif label != self._label:
-                self._since = self.timers.switch(self._label, label)
+                before, self._since = self._since, self.timers.switch(self._label, label)
+                if name == "data" and not self._before_fetch_ns:
+                    self._before_fetch_ns = self._since.host_ns - before.host_ns
                 self._label = label
+            self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self._fail(exc)
 
@@ -137,15 +163,17 @@ class StepRecorder:
             return
         if stack[-1][0] != name and not any(entered == name for entered, _ in stack):
             return
+        began_ns = self._clock_ns()
         try:
             while self._pop() != name:
                 pass
-            label = self._labels[stack[-1][0]] if stack else "other"
+            label = self._labels[stack[-1][0]] if stack else self._base
             if label != self._label:
                 if self._label == "optimizer":
                     self._update = self._since
                 self._since = self.timers.switch(self._label, label)
                 self._label = label
+            self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self._fail(exc)
 
@@ -153,6 +181,7 @@ class StepRecorder:
         """A validation run begins. What has passed since the last batch was its preparation."""
         if not self._active or self._validating:
             return
+        self.split()
         if self._label == "other" and not self._stack:
             self.timers.relabel("other", "validation")
             self._label = "validation"
@@ -173,15 +202,17 @@ class StepRecorder:
             except Exception as exc:
                 self._fail(exc)
 
-    def end_step(self, work: StepWork, *, recorded: bool = False) -> None:
+    def end_step(self, work: StepWork, *, recorded: bool = False, ends_epoch: bool = False) -> None:
         """The step under way has ended; the next one begins at the same instant.
 
         Args:
             work: what it worked through.
             recorded: whether the profiler ran, in which case the step does not count.
+            ends_epoch: whether the next one is the first of an epoch, and so unlike others.
         """
         if not self._active:
             return
+        began_ns = self._clock_ns()
         try:
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
@@ -191,17 +222,28 @@ class StepRecorder:
             # step's last region, some 50 us of Python ago. After an update of the weights it is the update's beginning:
             # its few large kernels keep the GPU busy longer than they take to launch, also where it has waited for the
             # host all through forward and backward.
-            caught_up = timers.passed(self._update or self._since) if self._asks else None
+            caught_up = timers.passed(self._update or self._since) if self._asks and self._split else None
             self._update = None
-            if self._label != "other" or self._clock_ns() - self._since.host_ns >= _ABSORBED_BELOW_NS:
-                self._since = timers.switch(self._label, "other")
-                self._label = "other"
-            self._ended.append((self.step, work, left_out, caught_up, timers.dropped == self._dropped))
-            self._dropped = timers.dropped
+            split, chosen = self._split, self._chosen
+            self._split = self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1)
+            self._chosen = not ends_epoch
+            if not split or self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
+                self._since = timers.switch(self._label, self._base)
+            else:
+                timers.relabel("other", self._base)
+            self._label = self._base
+            complete, self._dropped = timers.dropped == self._dropped, timers.dropped
+            timing = StepTiming(caught_up, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6)
+            self._completed.expect(EndedStep(self.step, work, left_out, timing, complete))
+            if left_out != "recorded":
+                self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=self._own_ns, split=split)
+            self._own_ns = self._before_fetch_ns = 0
+            self._stepped_ns = began_ns
             self.step += 1
             timers.tag = self.step
             if not self.step % _DELIVER_EVERY or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
+            self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self._fail(exc)
 
@@ -223,13 +265,13 @@ class StepRecorder:
                 self.timers.elapsed_all()
             self._ended_ns = self._clock_ns()
             self.deliver()
-            last = self._assembler.flush()
-            if last is not None:
-                self._account(last)
-                if last.step == self.step:  # what came after the last step: validation, a checkpoint
-                    self._ledger.add_excluded(last)
+            self._completed.flush(self.step)
         except Exception as exc:
             self._fail(exc)
+
+    def take(self) -> Rates:
+        """Sums over the steps that count and have completed since the last call."""
+        return self._ledger.take()
 
     def steady(self) -> Rates:
         """Sums over the steps that count so far."""
@@ -246,7 +288,7 @@ class StepRecorder:
 
     def open_region(self, name: str) -> object | None:
         """A region of the user's begins (see `timing.region`)."""
-        if not self._active or self._validating:
+        if not self._active or self._validating or not self._split:
             return None
         try:
             depth = self._depth.get(name, 0)
@@ -284,22 +326,7 @@ class StepRecorder:
 
     def deliver(self) -> None:
         """Hand the steps that the GPU has completed to the ledger and the listeners. Never waits."""
-        intervals = self.timers.harvest()
-        if self.timers.unread != self._unread:  # some fell out: of which of the steps that wait is not known
-            self._unread = self.timers.unread
-            self._ended = deque(((*ended[:4], False) for ended in self._ended), self._ended.maxlen)
-        for interval in intervals:
-            times = self._assembler.add(interval)
-            if times is not None:
-                self._account(times)
-
-    def _account(self, times: StepTimes) -> None:
-        while self._ended and self._ended[0][0] <= times.step:
-            step, work, left_out, caught_up, complete = self._ended.popleft()
-            if step == times.step and complete:
-                self._ledger.add(times, work, left_out, caught_up)
-                for listener in self.listeners:
-                    listener(times, work, left_out)
+        self._completed.deliver(self.timers)
 
     def _fail(self, exc: Exception) -> None:
         self._active = False

@@ -17,10 +17,12 @@ from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.callbacks.work import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.report.run_table import RunReport, print_run
+from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 from lightning_forge_profiling.timing.steps import PARTITION
-from lightning_forge_profiling.timing.throughput import RunSummary, StepWork
+from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 from lightning_forge_profiling.tracing.report import TraceReport
 
@@ -78,6 +80,7 @@ class RecordingCallback(Callback):
     batch_size_fn: Callable[[Any], int] | None = None
     tokens_fn: Callable[[Any], int] | None = None
     flops_per_batch: FlopsPerBatch = None
+    overhead: float | None = DEFAULT_SHARE
     enabled: bool = True
 
     def __init__(self) -> None:
@@ -177,10 +180,12 @@ class RecordingCallback(Callback):
         self._peers = peers
         if self._leads:
             warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
+            overhead = next((peer.overhead for peer in peers if peer.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
             self._recorder = StepRecorder(
                 CUDATimerCollection((), device=trainer.strategy.root_device),
                 regions=set.intersection(*(set(peer.regions) for peer in peers)),
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
+                budget=TimingBudget(overhead),
             )
         else:
             self._recorder = peers[0]._recorder  # noqa: SLF001  (one of us)
@@ -192,7 +197,7 @@ class RecordingCallback(Callback):
         recorder = self._recorder
         assert recorder is not None  # noqa: S101
         if self._leads:
-            self._global_step = trainer.global_step
+            self._global_step = lightning_api.optimizer_steps(trainer)
             self._counter = self._work_counter(pl_module)
             self._boundary_profiler = BoundaryProfiler(
                 trainer.profiler,
@@ -225,7 +230,9 @@ class RecordingCallback(Callback):
     ) -> None:
         """A step has ended."""
         if self._leads and self._recorder is not None:
-            self._recorder.end_step(self._work(trainer, batch), recorded=self.profiled)
+            self._recorder.end_step(
+                self._work(trainer, batch), recorded=self.profiled, ends_epoch=lightning_api.ends_epoch(trainer)
+            )
         self.after_step(trainer)
         if self._peers[-1] is self:
             for peer in self._peers:
@@ -332,7 +339,7 @@ class RecordingCallback(Callback):
         return WorkCounter(first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module)
 
     def _work(self, trainer: Trainer, batch: Any) -> StepWork:
-        before, self._global_step = self._global_step, trainer.global_step
+        before, self._global_step = self._global_step, lightning_api.optimizer_steps(trainer)
         assert self._counter is not None  # noqa: S101  (on_train_start made it)
         # several optimizers in one batch are one change of the weights
         return self._counter.count(batch, optimizer_steps=int(self._global_step != before))

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from math import inf, isfinite
+from math import inf
 from numbers import Real
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import torch
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.arguments import refuse_unless_between, refuse_unless_positive
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.peak import run_peak
 from lightning_forge_profiling.callbacks.recorded_compute import (
@@ -26,7 +27,9 @@ from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_tele
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak
 from lightning_forge_profiling.hardware.telemetry import DEFAULT_PERIOD_S
-from lightning_forge_profiling.timing.throughput import Rates, RunSummary
+from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 from lightning_forge_profiling.tracing.report import TraceReport
 
@@ -41,7 +44,9 @@ _FEWEST_FLOPS: Final = 1e3
 """No batch that is worth a GPU has fewer; a lower number is in TFLOP."""
 
 _SHORTEST_PERIOD_S: Final = 0.01
-"""A sample takes NVML a millisecond or more, and tells nothing new that soon."""
+"""NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""
+
+_LOWEST_SHARE: Final = 1e-6
 
 
 class ThroughputCallback(RecordingCallback):
@@ -76,10 +81,14 @@ class ThroughputCallback(RecordingCallback):
         measured_peak: what `measure_peak` found that it reaches. The rate is then compared with that too, as
             `throughput/mfu_measured`.
         telemetry_period_s: seconds from one reading of the GPU's sensors to the next, at least 0.01; None for none.
+        overhead: the share of a step that timing may cost, 0.005 for half a percent. Where splitting every step into
+            regions would cost more, only some are split, spread evenly: `time/REGION_ms` is then estimated from those,
+            while the step's time and all rates are over every step. None splits every step.
 
     Raises:
         ConfigurationError: a negative or non-integer number of steps, a function that is none, operations that are no
-            positive number, or too short a period; in `setup`, a second callback of this kind.
+            positive number, too short a period, or an `overhead` outside of (0, 1); in `setup`, a second callback of
+            this kind.
 
     Example:
         >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
@@ -99,6 +108,7 @@ class ThroughputCallback(RecordingCallback):
         peak_flops: float | None = None,
         measured_peak: MeasuredPeak | None = None,
         telemetry_period_s: float | None = DEFAULT_PERIOD_S,
+        overhead: float | None = DEFAULT_SHARE,
     ) -> None:
         super().__init__()
         every = 0 if log_every_n_steps is None else log_every_n_steps
@@ -109,25 +119,30 @@ class ThroughputCallback(RecordingCallback):
             if function is not None and not callable(function):
                 raise ConfigurationError(f"{name} must be a function of the batch, got {function!r}.")
         if not callable(flops_per_batch):
-            _refuse_unless_positive("flops_per_batch", flops_per_batch)
+            refuse_unless_positive("flops_per_batch", flops_per_batch)
             if isinstance(flops_per_batch, Real) and flops_per_batch < _FEWEST_FLOPS:
                 raise ConfigurationError(f"flops_per_batch is in operations, as 2.5e12; got {flops_per_batch!r}.")
-        _refuse_unless_positive("peak_flops", peak_flops)
+        refuse_unless_positive("peak_flops", peak_flops)
         if peak_flops is not None and peak_flops < _LOWEST_PEAK:
             raise ConfigurationError(f"peak_flops is in operations a second, as 989e12; got {peak_flops!r}.")
         if measured_peak is not None and not isinstance(measured_peak, MeasuredPeak):
             raise ConfigurationError(
                 f"measured_peak takes what measure_peak() returns, got {measured_peak!r}; a number goes to peak_flops."
             )
-        if telemetry_period_s is not None and (
-            not isinstance(telemetry_period_s, Real)
-            or isinstance(telemetry_period_s, bool)
-            or not _SHORTEST_PERIOD_S <= telemetry_period_s < inf
-        ):
-            raise ConfigurationError(
-                f"telemetry_period_s must be a number of seconds from {_SHORTEST_PERIOD_S} on, or None for no "
-                f"telemetry; got {telemetry_period_s!r}."
-            )
+        refuse_unless_between(
+            _SHORTEST_PERIOD_S,
+            telemetry_period_s,
+            inf,
+            f"telemetry_period_s must be a number of seconds from {_SHORTEST_PERIOD_S} on, or None for no telemetry",
+        )
+        refuse_unless_between(
+            _LOWEST_SHARE,
+            overhead,
+            1,
+            "overhead must be a share of the step between 0 and 1, as 0.005 for half a percent, or None to split every "
+            "step into regions",
+        )
+        self.overhead = overhead
         self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
         self.tokens_fn = tokens_fn
@@ -137,7 +152,6 @@ class ThroughputCallback(RecordingCallback):
         self.peak_flops = peak_flops
         self.measured_peak = measured_peak
         self.telemetry_period_s = telemetry_period_s
-        self._last = Rates()
         self._summary: dict[str, float] = {}
         self._peak: Peak | None = None
         self._sought_peak = self._logged_peak = self._advised = False
@@ -157,7 +171,7 @@ class ThroughputCallback(RecordingCallback):
         """Forget the last fit."""
         if self._telemetry is not None:  # it may have ended without a word to us
             self._telemetry.stop()
-        self._last, self._summary = Rates(), {}
+        self._summary = {}
         self._peak = None
         self._sought_peak = self._logged_peak = self._advised = False
         self._telemetry, self._no_telemetry = None, ""
@@ -212,7 +226,7 @@ class ThroughputCallback(RecordingCallback):
         """Log, when it is time to."""
         if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
             self._recorder.deliver()
-            self._log(trainer, self._recorder.steady(), lightning_api.logger_step(trainer))
+            self._log(trainer, self._recorder.take(), self._recorder.steady(), lightning_api.logger_step(trainer))
 
     def before_step(self) -> None:
         """Sample what counts: neither the warm-up nor steps in which the profiler runs."""
@@ -229,8 +243,9 @@ class ThroughputCallback(RecordingCallback):
         if self._telemetry is not None:
             self._telemetry.stop()
         if self._recorder is not None:
-            steady = self._recorder.summary().steady
-            self._log(trainer, steady, max(lightning_api.logger_step(trainer) - 1, 0))
+            run, rates = self._recorder.summary(), self._recorder.take()
+            rates = run.steady if run.only_warmup else rates
+            self._log(trainer, rates, run.steady, max(lightning_api.logger_step(trainer) - 1, 0))
 
     def finish(self, trainer: Trainer) -> None:
         """Nothing is left running, whatever became of the rest."""
@@ -311,10 +326,9 @@ class ThroughputCallback(RecordingCallback):
             metrics["throughput/mfu_measured"] = metrics["throughput/tflops_per_device"] * 1e12 / reached
         return metrics
 
-    def _log(self, trainer: Trainer, steady: Rates, step: int) -> None:
+    def _log(self, trainer: Trainer, rates: Rates, steady: Rates, step: int) -> None:
         if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth
             self._find_peak(trainer)
-        rates, self._last = steady.since(self._last), steady
         if not rates.steps:
             return
         self._summary = self._metrics(trainer, steady)
@@ -332,11 +346,3 @@ class ThroughputCallback(RecordingCallback):
         if trainer.is_global_zero:
             for logger in trainer.loggers:  # not self.log: it would put each number on the device first
                 logger.log_metrics(metrics, step=step)
-
-
-def _refuse_unless_positive(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
-        got = f"a {type(value).__name__}: give its .total" if hasattr(value, "total") else repr(value)
-        raise ConfigurationError(f"{name} must be a number of operations above 0, got {got}.")

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule
-from lightning_forge_profiling.timing.throughput import StepWork
+from lightning_forge_profiling.timing.rates import StepWork
 
 __all__ = ["FlopsPerBatch", "WorkCounter", "batch_size"]
 

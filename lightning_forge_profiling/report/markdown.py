@@ -18,6 +18,7 @@ from lightning_forge_profiling.report.wording import (
     slowest,
     slowest_rank,
     steps_of,
+    timing_lines,
     used_gpu,
 )
 
@@ -195,8 +196,7 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run is None:
         return
     yield from ("", "## The whole run", "", f"{run.steps} steps, median {run.step_ms.p50:.3f} ms.")
-    for line in compute_lines(run.compute):
-        yield from ("", f"{prose(line)}.")
+    yield from (text for line in (*timing_lines(run), *compute_lines(run.compute)) for text in ("", f"{prose(line)}."))
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")

@@ -17,7 +17,8 @@ from lightning_forge_profiling.analysis.run_findings import MIN_STEPS
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.report.telemetry import telemetry_words
 from lightning_forge_profiling.report.text import plain
-from lightning_forge_profiling.report.wording import by_text, compute_lines, digits
+from lightning_forge_profiling.report.wording import by_text, compute_lines, digits, window_effect_words
+from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.tracing.report import TraceReport
 
@@ -111,6 +112,7 @@ def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
     elif report.gpu is not None:
         yield "gpu", ", ".join(telemetry_words(report.gpu))
     yield "end to end", _end_to_end(report)
+    yield from _timing_lines(run.steady)
     left_out = [
         f"{count} {what}"
         for count, what in (
@@ -127,6 +129,9 @@ def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
         yield "note", "the run had one step, which is never typical of others"
     elif run.only_warmup and run.steps:
         yield "note", f"all {run.steps} steps were warm-up; the figures above are over those, without the first"
+    evidence = report.analysis.run if report.analysis is not None else None
+    if evidence is not None and evidence.window_effect is not None:
+        yield "after window", window_effect_words(evidence.window_effect)
     if report.trace is not None:
         yield from _trace_lines(report.trace, report.log_folder)
         yield from _memory_lines(report.trace)
@@ -165,12 +170,20 @@ def _end_to_end(report: RunReport) -> str:
     return f"{rate} over {run.wall_s:.2f} s from the start of fit{first}"
 
 
+def _timing_lines(rates: Rates) -> Iterator[tuple[str, str]]:
+    if rates.split_steps < rates.steps:
+        each = f"1 of {rates.steps / rates.split_steps:.0f}" if rates.split_steps else "none of the"
+        yield "timing", f"regions from {each} steps, {rates.own_us / rates.steps:.0f} µs a step on the host"
+
+
 def _trace_lines(trace: TraceReport, log_folder: Path | None) -> Iterator[tuple[str, str]]:
     if trace.status != "written" or trace.path is None:
         yield "no trace", f"{trace.status}: {trace.message}" if trace.message else trace.status
         return
     if trace.message:
         yield "note", trace.message
+    if trace.attached:
+        yield "note", f"CUPTI stays attached after the window, and kernel launches slower: {trace.attached}"
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
     size = f"{trace.path.stat().st_size / 1e6:.1f} MB" if trace.path.exists() else "moved away"
     yield "trace", f"{trace.path} ({steps}, {size}; training was held up {trace.stall_ms:.0f} ms)"

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
-from lightning_forge_profiling.analysis.results import Analysis, RunCompute
+from lightning_forge_profiling.analysis.results import Analysis, RunCompute, RunEvidence, WindowEffect
 
 __all__ = [
     "IDLE_WORDS",
@@ -21,7 +21,9 @@ __all__ = [
     "slowest",
     "slowest_rank",
     "steps_of",
+    "timing_lines",
     "used_gpu",
+    "window_effect_words",
 ]
 
 IDLE_WORDS: Final = MappingProxyType(
@@ -37,6 +39,8 @@ IDLE_WORDS: Final = MappingProxyType(
 """What the host was doing while the GPU was idle, by `IDLE_CAUSES`."""
 
 _SAME_WORK: Final = 0.001
+_SLOWER_PCT: Final = 2.0
+"""Steps of one run drift by so much by themselves."""
 _ALL_PCT: Final = 100.0
 _GEFORCE_PCT: Final = 115.0
 """GeForce cards run at up to so much of the clock that their peak is stated for."""
@@ -51,6 +55,31 @@ _URL: Final = re.compile(r", https?://[^ )]+")
 def used_gpu(rank: RankSummary) -> bool:
     """Whether GPU work was recorded; without it, busy and idle say nothing."""
     return rank.gpu.busy_ms_per_step > 0
+
+
+def timing_lines(run: RunEvidence) -> Iterator[str]:
+    """How a run was timed, and what its recorded window did to it."""
+    if run.split_steps is not None:
+        yield f"Regions are estimated from {run.split_steps} of the steps"
+    if run.window_effect is not None:
+        yield f"After the window {window_effect_words(run.window_effect)}"
+
+
+def window_effect_words(effect: WindowEffect) -> str:
+    """The pace after a window against that before it, and what to think of it.
+
+    Example:
+        >>> effect = WindowEffect(
+        ...     steps_before=40, steps_after=90, before_ms=5.2, after_ms=6.5, change_pct=25, low_pct=23.5, high_pct=26.2
+        ... )
+        >>> window_effect_words(effect)
+        'a step takes 6.50 ms, 5.20 ms before it: +25.0 % (95 %: +23.5 to +26.2 %); recording left the run slower'
+    """
+    words = (
+        f"a step takes {digits(effect.after_ms)} ms, {digits(effect.before_ms)} ms before it: "
+        f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
+    )
+    return f"{words}; recording left the run slower" if effect.low_pct > _SLOWER_PCT else words
 
 
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:

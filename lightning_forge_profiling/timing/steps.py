@@ -6,7 +6,7 @@ from typing import Final
 
 from lightning_forge_profiling.timing.interval import Interval
 
-__all__ = ["EXCLUDED", "PARTITION", "RESERVED", "StepAssembler", "StepTimes"]
+__all__ = ["EXCLUDED", "PARTITION", "RESERVED", "WHOLE", "StepAssembler", "StepTimes"]
 
 PARTITION: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
 """The built-in regions. By self time they tile a step: their sum is the step."""
@@ -15,7 +15,10 @@ EXCLUDED: Final = ("validation", "checkpoint", "profiler")
 """What happens between the batches of a fit but is no part of a step. `profiler` is what starting, stopping and
 exporting a trace held the loop up for."""
 
-RESERVED: Final = frozenset((*PARTITION, *EXCLUDED, "step"))
+WHOLE: Final = "step"
+"""A step of which only the end is timed, in one piece."""
+
+RESERVED: Final = frozenset((*PARTITION, *EXCLUDED, WHOLE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,17 @@ class StepTimes:
     @property
     def step_ms(self) -> float:
         """Device time of the step: the sum of the built-in regions, so without validation and checkpoints."""
-        return sum(self.device_ms.get(region, 0.0) for region in PARTITION)
+        return sum(self.device_ms.get(region, 0.0) for region in (*PARTITION, WHOLE))
 
     @property
     def host_step_ms(self) -> float:
         """Host time of the step, likewise."""
-        return sum(self.host_ms.get(region, 0.0) for region in PARTITION)
+        return sum(self.host_ms.get(region, 0.0) for region in (*PARTITION, WHOLE))
+
+    @property
+    def split(self) -> bool:
+        """Whether the regions of the whole step were timed."""
+        return WHOLE not in self.device_ms
 
 
 class StepAssembler:

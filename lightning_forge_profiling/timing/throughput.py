@@ -1,226 +1,161 @@
-"""Rates over steps: samples, tokens and steps per second, milliseconds per region. Pure arithmetic on step times."""
+"""The steps of a run: which count, which are left out and why, and what they come to."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, Literal
 
-from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, StepTimes
+from lightning_forge_profiling.timing.rates import Rates, Spread, StepTiming, StepWork, step_ms
+from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, WHOLE, StepTimes
 
-__all__ = ["MEDIAN_OVER", "Rates", "RunLedger", "RunSummary", "Spread", "StepWork"]
+__all__ = ["MEDIAN_OVER", "LeftOut", "RunLedger", "RunSummary"]
 
 LeftOut = Literal["warm-up", "recorded"]
 
 MEDIAN_OVER: Final = 4096
-"""The median of the steps' times is over so many of the latest, which is what is kept of them."""
+"""The median covers at most this many recent steps, which is what is kept of them."""
+
+_SETTLED: Final = 5
+"""Steps at the start of a fit, and right after a window, that say nothing about the others' pace."""
+_BESIDE_WINDOW: Final = 256
+"""How many steps before a window and after it are kept, to compare them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """What one step worked through on this rank.
+class _Times:
+    """Sums of the times of some steps."""
 
-    Attributes:
-        samples: samples in the batch; None where no batch size could be found.
-        tokens: tokens in the batch; None where nobody counts them.
-        optimizer_steps: 1 when the weights changed in this step, else 0.
-        flops: floating-point operations that the batch asks for; None where nobody counts them.
-    """
+    def __init__(self) -> None:
+        self.steps = 0
+        self.device_ms: dict[str, float] = {}
+        self.host_ms: dict[str, float] = {}
 
-    samples: float | None = None
-    tokens: float | None = None
-    optimizer_steps: int = 0
-    flops: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Sums over some steps of one rank, and the rates that follow from them.
-
-    Attributes:
-        steps: how many steps.
-        optimizer_steps: in how many of them the weights changed.
-        samples: their samples; None where a batch size was not found.
-        tokens: their tokens; None where nobody counts them.
-        device_ms: device time by region (host time where there is no GPU), the user's regions included.
-        host_ms: host time by region.
-        flops: their floating-point operations; None where nobody counts them.
-        regions: the built-in regions that are told apart; the others' time is in `other`.
-    """
-
-    steps: int = 0
-    optimizer_steps: int = 0
-    samples: float | None = 0.0
-    tokens: float | None = 0.0
-    device_ms: Mapping[str, float] = field(default_factory=dict)
-    host_ms: Mapping[str, float] = field(default_factory=dict)
-    flops: float | None = 0.0
-    regions: tuple[str, ...] = PARTITION
-
-    @property
-    def total_ms(self) -> float:
-        """Device time of the steps: the sum of the built-in regions."""
-        return sum(self.device_ms.get(region, 0.0) for region in PARTITION)
-
-    def mean_ms(self, region: str) -> float:
-        """Mean device milliseconds of a region per step; `"step"` is the whole step."""
-        total = self.total_ms if region == "step" else self.device_ms.get(region, 0.0)
-        return total / self.steps if self.steps else 0.0
-
-    def mean_host_ms(self, region: str) -> float:
-        """Mean host milliseconds of a region per step; `"step"` is the whole step."""
-        if not self.steps:
-            return 0.0
-        if region == "step":
-            return sum(self.host_ms.get(name, 0.0) for name in PARTITION) / self.steps
-        return self.host_ms.get(region, 0.0) / self.steps
-
-    @property
-    def user_regions(self) -> tuple[str, ...]:
-        """The user's own regions, in order of first appearance."""
-        return tuple(name for name in self.device_ms if name not in PARTITION and name not in EXCLUDED)
-
-    def per_second(self, amount: float | None) -> float | None:
-        """`amount` over the steps' device time; None where it is unknown or no time passed."""
-        total_ms = self.total_ms
-        return None if amount is None or total_ms <= 0 else amount / total_ms * 1e3
-
-    def since(self, earlier: "Rates") -> "Rates":
-        """The steps that have come to these sums since they were `earlier`.
-
-        Example:
-            >>> Rates(steps=5, samples=40.0, tokens=None).since(Rates(steps=3, samples=24.0, tokens=None)).samples
-            16.0
-        """
-
-        def less(now: Mapping[str, float], then: Mapping[str, float]) -> dict[str, float]:
-            return {region: ms - then.get(region, 0.0) for region, ms in now.items()}
-
-        return Rates(
-            self.steps - earlier.steps,
-            self.optimizer_steps - earlier.optimizer_steps,
-            None if self.samples is None or earlier.samples is None else self.samples - earlier.samples,
-            None if self.tokens is None or earlier.tokens is None else self.tokens - earlier.tokens,
-            less(self.device_ms, earlier.device_ms),
-            less(self.host_ms, earlier.host_ms),
-            None if self.flops is None or earlier.flops is None else self.flops - earlier.flops,
-            self.regions,
-        )
-
-    def metrics(
-        self,
-        *,
-        replicas: int = 1,
-        on_device: bool = False,
-        devices_per_batch: int = 1,
-        peak_flops: float | None = None,
-    ) -> dict[str, float]:
-        """The rates as loggers take them.
-
-        Args:
-            replicas: data-parallel replicas; samples and tokens of this rank are multiplied by it.
-            on_device: whether times are device times; host times are then given beside them.
-            devices_per_batch: how many devices share a batch, as tensor-parallel ones do, and so its operations.
-            peak_flops: operations a second that a device could do; None where that is unknown.
-
-        Returns:
-            `throughput/...` per second, `time/NAME_ms` and `time_host/NAME_ms` in milliseconds per step. A rate that
-            is unknown is left out. With FLOPs `throughput/tflops_per_device`, and with a peak too `throughput/mfu`,
-            a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix B).
-
-        Example:
-            >>> rates = Rates(steps=2, samples=16.0, tokens=None, device_ms={"forward": 30.0, "backward": 50.0})
-            >>> metrics = rates.metrics(replicas=4)
-            >>> metrics["throughput/samples_per_sec"], metrics["throughput/device/samples_per_sec"]
-            (800.0, 200.0)
-            >>> metrics["time/step_ms"], metrics["time/forward_ms"]
-            (40.0, 15.0)
-        """
-        metrics: dict[str, float] = {}
-        own = {
-            "samples": self.per_second(self.samples),
-            "tokens": self.per_second(self.tokens),
-            "steps": self.per_second(self.steps),
-            "optimizer_steps": self.per_second(self.optimizer_steps),
-        }
-        for name, rate in own.items():
-            if rate is not None:
-                # every replica works on its own samples; the steps are the same steps
-                metrics[f"throughput/{name}_per_sec"] = rate * (replicas if name in {"samples", "tokens"} else 1)
-                metrics[f"throughput/device/{name}_per_sec"] = rate
-        flops_per_second = self.per_second(self.flops)
-        if flops_per_second is not None:
-            metrics["throughput/tflops_per_device"] = flops_per_second / devices_per_batch / 1e12
-            if peak_flops is not None:
-                metrics["throughput/mfu"] = flops_per_second / devices_per_batch / peak_flops
-        for region in ("step", *self.regions, *self.user_regions):
-            metrics[f"time/{region}_ms"] = self.mean_ms(region)
-            if on_device:
-                metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
-        return metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How the device times of steps differ, in milliseconds; all 0 where there is no step.
-
-    Attributes:
-        p50: the median of the latest `MEDIAN_OVER`.
-        min: the shortest of all.
-        max: the longest of all.
-    """
-
-    p50: float = 0.0
-    min: float = 0.0
-    max: float = 0.0
+    def add(self, steps: int, device_ms: Mapping[str, float], host_ms: Mapping[str, float]) -> None:
+        self.steps += steps
+        for sums, added in ((self.device_ms, device_ms), (self.host_ms, host_ms)):
+            for region, ms in added.items():
+                if region not in EXCLUDED:
+                    sums[region] = sums.get(region, 0.0) + ms
 
 
 class _Sums:
-    """Rates and spread under way."""
+    """Rates and spread under way.
+
+    Steps are of three kinds: chosen ones, whose regions were timed; plain ones, of which only the end was, and for
+    which the chosen ones speak; and those that were split because they had to be, as the first after a validation run,
+    which speak for themselves alone. Those that change the weights and those that accumulate gradients are kept apart,
+    since their regions differ most.
+    """
 
     def __init__(self, regions: tuple[str, ...]) -> None:
         self.regions = regions
         self.latest_ms: deque[float] = deque(maxlen=MEDIAN_OVER)
         self.shortest_ms, self.longest_ms = float("inf"), 0.0
-        self.caught_up: int | None = None
-        self.steps = 0
+        self.caught_up = self.asked = 0
         self.optimizer_steps = 0
         self.samples: float | None = 0.0
         self.tokens: float | None = 0.0
         self.flops: float | None = 0.0
-        self.device_ms: dict[str, float] = {}
-        self.host_ms: dict[str, float] = {}
+        self.own_us = self.before_fetch_ms = 0.0
+        self.chosen, self.plain = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
+        self.singular = _Times()
 
-    def add(self, times: StepTimes, work: StepWork, caught_up: bool | None) -> None:
-        step_ms = times.step_ms
-        self.latest_ms.append(step_ms)
-        self.shortest_ms = min(self.shortest_ms, step_ms)
-        self.longest_ms = max(self.longest_ms, step_ms)
-        if caught_up is not None:
-            self.caught_up = (self.caught_up or 0) + caught_up
-        self.steps += 1
+    @property
+    def times(self) -> tuple[_Times, ...]:
+        return (*self.chosen, *self.plain, self.singular)
+
+    @property
+    def steps(self) -> int:
+        return sum(times.steps for times in self.times)
+
+    def add(self, times: StepTimes, work: StepWork, timing: StepTiming) -> None:
+        took_ms = times.step_ms
+        self.latest_ms.append(took_ms)
+        self.shortest_ms = min(self.shortest_ms, took_ms)
+        self.longest_ms = max(self.longest_ms, took_ms)
+        if timing.caught_up is not None:
+            self.caught_up += timing.caught_up
+            self.asked += 1
         self.optimizer_steps += work.optimizer_steps
-        self.samples = None if self.samples is None or work.samples is None else self.samples + work.samples
-        self.tokens = None if self.tokens is None or work.tokens is None else self.tokens + work.tokens
-        self.flops = None if self.flops is None or work.flops is None else self.flops + work.flops
-        for sums, added in ((self.device_ms, times.device_ms), (self.host_ms, times.host_ms)):
-            for region, ms in added.items():
-                sums[region] = sums.get(region, 0.0) + ms
+        self.samples = _sum(self.samples, work.samples)
+        self.tokens = _sum(self.tokens, work.tokens)
+        self.flops = _sum(self.flops, work.flops)
+        self.own_us += timing.own_us
+        self.before_fetch_ms += timing.before_fetch_ms
+        changes = work.optimizer_steps > 0
+        kind = self.singular if times.split and not timing.chosen else (self.plain, self.chosen)[times.split][changes]
+        kind.add(1, times.device_ms, times.host_ms)
+
+    def merge(self, other: "_Sums") -> None:
+        self.latest_ms.extend(other.latest_ms)
+        self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
+        self.longest_ms = max(self.longest_ms, other.longest_ms)
+        self.caught_up += other.caught_up
+        self.asked += other.asked
+        self.optimizer_steps += other.optimizer_steps
+        self.samples = _sum(self.samples, other.samples)
+        self.tokens = _sum(self.tokens, other.tokens)
+        self.flops = _sum(self.flops, other.flops)
+        self.own_us += other.own_us
+        self.before_fetch_ms += other.before_fetch_ms
+        for mine, theirs in zip(self.times, other.times, strict=True):
+            mine.add(theirs.steps, theirs.device_ms, theirs.host_ms)
 
     def read(self) -> Rates:
+        singular = self.singular
+        kinds = list(zip(self.chosen, self.plain, strict=True))
+        if any(plain.steps and not chosen.steps for chosen, plain in kinds):  # nothing speaks for one of them alone
+            kinds = [(_merged(self.chosen), _merged(self.plain))]
+        if not any(chosen.steps for chosen, _ in kinds):
+            kinds, singular = [(singular, _merged(self.plain))], _Times()
+        whole = _merged([_spoken_for(chosen, plain) for chosen, plain in kinds] + [singular])
         return Rates(
             self.steps,
             self.optimizer_steps,
             self.samples,
             self.tokens,
-            dict(self.device_ms),
-            dict(self.host_ms),
+            whole.device_ms,
+            whole.host_ms,
             self.flops,
             self.regions,
+            self.steps - sum(plain.steps for plain in self.plain),
+            self.own_us,
+            self.before_fetch_ms,
         )
 
     def spread(self) -> Spread:
         return Spread(median(self.latest_ms), self.shortest_ms, self.longest_ms) if self.latest_ms else Spread()
+
+    @property
+    def caught_up_pct(self) -> float | None:
+        return 100 * self.caught_up / self.asked if self.asked else None
+
+
+def _merged(several: Iterable[_Times]) -> _Times:
+    merged = _Times()
+    for times in several:
+        merged.add(times.steps, times.device_ms, times.host_ms)
+    return merged
+
+
+def _spoken_for(chosen: _Times, plain: _Times) -> _Times:
+    """The times of both: plain steps are taken to divide as the chosen ones do."""
+    both = _Times()
+    both.add(chosen.steps + plain.steps, _divided(chosen.device_ms, plain.device_ms), {})
+    both.add(0, {}, _divided(chosen.host_ms, plain.host_ms))
+    return both
+
+
+def _divided(chosen: Mapping[str, float], plain: Mapping[str, float]) -> dict[str, float]:
+    divided_ms, plain_ms = step_ms(chosen), step_ms(plain)
+    if not divided_ms:
+        return dict(plain)
+    factor = 1 + plain_ms / divided_ms
+    return {region: factor * ms for region, ms in chosen.items()}
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +168,8 @@ class RunSummary:
             it had but one step, that.
         only_warmup: whether that was so.
         step_ms: how the times of those steps differ.
-        caught_up_steps: in how many of them the GPU was done with all but the optimizer's update when the host finished
-            the batch: it had nothing queued and waited for the host. None where nobody can tell.
+        caught_up_pct: in how many percent of them the GPU was done with all but the optimizer's update when the host
+            finished the batch: it had nothing queued and waited for the host. None if unknown.
         warmup_steps: how many were left out as warm-up.
         recorded_steps: how many were left out because the profiler ran.
         untimed_steps: how many had to be left out because something in them could not be timed.
@@ -243,13 +178,15 @@ class RunSummary:
         first_step_s: from the start of fit to the end of its first step, None when there was none.
         wall_s: from the start of fit to its end.
         recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
+        before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
+        after_window_ms: times of the first steps after it, once they are settled.
     """
 
     steps: int
     steady: Rates
     only_warmup: bool
     step_ms: Spread
-    caught_up_steps: int | None
+    caught_up_pct: float | None
     warmup_steps: int
     recorded_steps: int
     untimed_steps: int
@@ -258,6 +195,8 @@ class RunSummary:
     first_step_s: float | None
     wall_s: float
     recorded_tokens: Mapping[int, float] = field(default_factory=dict)
+    before_window_ms: tuple[float, ...] = ()
+    after_window_ms: tuple[float, ...] = ()
 
 
 class RunLedger:
@@ -268,7 +207,9 @@ class RunLedger:
     """
 
     def __init__(self, regions: tuple[str, ...] = PARTITION) -> None:
+        self._regions = regions
         self._steady = _Sums(regions)
+        self._untaken = _Sums(regions)
         self._warmup = _Sums(regions)
         self._first = _Sums(regions)
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
@@ -276,28 +217,43 @@ class RunLedger:
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
         self._recorded_tokens: dict[int, float] = {}
+        self._window_ended = 0
+        self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
+        self._after_window: list[float] = []
 
-    def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, caught_up: bool | None = None) -> None:
+    def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
         """Enter one step.
 
         Args:
             times: its times.
             work: what it worked through.
             left_out: why it does not count, if so.
-            caught_up: whether the GPU had caught up with the host at its end; None where nobody can tell.
+            timing: how it was timed.
         """
-        self._samples = None if self._samples is None or work.samples is None else self._samples + work.samples
+        timing = timing or StepTiming()
+        self._samples = _sum(self._samples, work.samples)
         self.add_excluded(times)
         if times.step == 0:
-            self._first_step_s = sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, *EXCLUDED)) / 1e3
+            self._first_step_s = sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, WHOLE, *EXCLUDED)) / 1e3
+        if left_out != "recorded":
+            self._add_beside_window(times)
         if left_out is None:
-            self._steady.add(times, work, caught_up)
+            self._untaken.add(times, work, timing)
             return
         self._left_out[left_out] += 1
-        if left_out == "recorded" and work.tokens is not None:
-            self._recorded_tokens[times.step] = work.tokens
+        if left_out == "recorded":
+            self._window_ended = times.step + 1
+            if work.tokens is not None:
+                self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
-            (self._warmup if times.step else self._first).add(times, work, caught_up)
+            (self._warmup if times.step else self._first).add(times, work, timing)
+
+    def _add_beside_window(self, times: StepTimes) -> None:
+        if not self._window_ended:
+            if times.step >= _SETTLED:
+                self._before_window.append(times.step_ms)
+        elif times.step >= self._window_ended + _SETTLED and len(self._after_window) < _BESIDE_WINDOW:
+            self._after_window.append(times.step_ms)
 
     def add_excluded(self, times: StepTimes) -> None:
         """Enter only what is no part of a step."""
@@ -305,9 +261,23 @@ class RunLedger:
             if name in times.device_ms:
                 self._excluded_ms[name] += times.device_ms[name]
 
+    def take(self) -> Rates:
+        """Sums over the steps that count and have come since the last call."""
+        taken, self._untaken = self._untaken, _Sums(self._regions)
+        self._steady.merge(taken)
+        return taken.read()
+
     def steady(self) -> Rates:
-        """Sums over the steps that count."""
-        return self._steady.read()
+        """Sums over all steps that count."""
+        return self._all().read()
+
+    def _all(self) -> _Sums:
+        if not self._untaken.steps:
+            return self._steady
+        both = _Sums(self._regions)
+        both.merge(self._steady)
+        both.merge(self._untaken)
+        return both
 
     def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
         """Close the books.
@@ -317,16 +287,17 @@ class RunLedger:
             before_first_s: seconds from the start of fit to the start of its first step.
             wall_s: seconds of the whole fit.
         """
-        counted = self._steady.steps
+        steady = self._all()
+        counted = steady.steps
         only_warmup = not counted
         warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
-        shown = next((sums for sums in (self._steady, self._warmup) if sums.steps), self._first)
+        shown = next((sums for sums in (steady, self._warmup) if sums.steps), self._first)
         return RunSummary(
             steps=steps,
             steady=shown.read(),
             only_warmup=only_warmup,
             step_ms=shown.spread(),
-            caught_up_steps=shown.caught_up,
+            caught_up_pct=shown.caught_up_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,
             untimed_steps=max(steps - counted - warmup - recorded, 0),
@@ -335,4 +306,6 @@ class RunLedger:
             first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,
             wall_s=wall_s,
             recorded_tokens=dict(self._recorded_tokens),
+            before_window_ms=tuple(self._before_window) if self._window_ended else (),
+            after_window_ms=tuple(self._after_window),
         )

@@ -24,6 +24,8 @@ class TraceReport:
         plugin_path: the copy for TensorBoard, None unless written.
         stall_ms: how long the training loop was held up at the end of the window.
         start_stall_ms: how long it was held up where the profiler was started.
+        attached: why CUPTI stays attached to the process after the window, which slows kernel launches, and what to
+            do; "" where it does not.
         summary_path: what the analysis found, None without one; all ranks' analysis is the lowest recording rank's.
         report_path: the same for a browser, None without one.
         memory_path: PyTorch's memory snapshot, None unless written.
@@ -37,6 +39,7 @@ class TraceReport:
     plugin_path: Path | None = None
     stall_ms: float = 0.0
     start_stall_ms: float = 0.0
+    attached: str = ""
     summary_path: Path | None = None
     report_path: Path | None = None
     memory_path: Path | None = None

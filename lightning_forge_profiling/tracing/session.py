@@ -3,10 +3,10 @@
 import logging
 import warnings
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.tracing.child import FinishingChild
+from lightning_forge_profiling.tracing.collector import detached_at_stop, let_gpu_settle
 from lightning_forge_profiling.tracing.config import ProfilingConfig
 from lightning_forge_profiling.tracing.folders import (
     claim,
@@ -32,8 +33,6 @@ from lightning_forge_profiling.tracing.window import Phase
 __all__ = ["TraceSession", "build_profiler"]
 
 _log = logging.getLogger(__name__)
-
-GPU_SETTLES_S = 20.0
 
 
 class TraceSession:
@@ -134,7 +133,7 @@ class TraceSession:
                 # recording, for a Python tracer would record the look
                 other = scheduled_profiler(until=self._window.end_step - step)
                 self._profiler.start_trace()
-                if other:
+                if other:  # which attaches CUPTI itself: detaching it now could take its kernels away
                     self._profiler.stop_trace()
                     self._profiler = None
                     self._discard_raw()
@@ -154,7 +153,7 @@ class TraceSession:
         try:
             if self._profiler is not None:
                 if interrupted and "cuda" in self._activities:
-                    _let_gpu_settle()
+                    let_gpu_settle()
                 self._end_window(alone=interrupted)
             elif self._report.status == "waiting":
                 steps = max(self._next_step - (0 if self._begun else 1), 0)
@@ -226,6 +225,12 @@ class TraceSession:
             self._profiler.start_trace()
         self._report = replace(self._report, status="recording", start_stall_ms=(perf_counter() - began) * 1e3)
 
+    def _stop_profiler(self, profiler: profile) -> None:
+        with detached_at_stop() if "cuda" in self._activities else nullcontext("") as why_attached:
+            profiler.stop_trace()
+        self._profiler = None
+        self._report = replace(self._report, attached=why_attached)
+
     def _annotate(self, step: int) -> None:
         self._close_annotation()
         self._annotation = record_function(f"ProfilerStep#{step}")
@@ -248,8 +253,7 @@ class TraceSession:
         if not self._report.steps:  # nothing to write
             if self._phase is Phase.WARMUP:
                 profiler.start_trace()
-            profiler.stop_trace()
-            self._profiler = None
+            self._stop_profiler(profiler)
             self._discard_raw()
             self._report = replace(
                 self._report, status="not reached", message=f"the run ended right before {self._window}"
@@ -257,9 +261,8 @@ class TraceSession:
             return
         for key, value in trace_metadata(self._rank, self._world_size, self._window, self._report.steps).items():
             profiler.add_metadata_json(key, value)
-        profiler.stop_trace()
+        self._stop_profiler(profiler)
         profiler.export_chrome_trace(str(raw))
-        self._profiler = None
         require_whole(raw)
         assert self._child is not None  # noqa: S101
         self._child.go(alone=alone)
@@ -289,7 +292,7 @@ class TraceSession:
         profiler, self._profiler = self._profiler, None
         if profiler is not None and self._report.status == "recording" and not isinstance(exc, TimeoutError):
             with suppress(Exception):  # it may have been what failed
-                profiler.stop_trace()
+                self._stop_profiler(profiler)
         self._discard_raw()
         self._report = replace(self._report, status="failed", message=f"{type(exc).__name__}: {exc}", path=None)
         _log.warning("Recording failed, training goes on without a trace: %s: %s", type(exc).__name__, exc)
@@ -336,14 +339,3 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
         expected_ranks=range(world_size),
         accelerator="cuda" if torch.cuda.is_available() else None,
     )
-
-
-def _let_gpu_settle() -> None:
-    """Give what is queued on the GPU some time to complete, without blocking on it; TimeoutError if it does not."""
-    event = torch.Event("cuda")
-    event.record()
-    deadline = perf_counter() + GPU_SETTLES_S
-    while not event.query():
-        if perf_counter() > deadline:
-            raise TimeoutError(f"the GPU was still busy {GPU_SETTLES_S:.0f} s after the exception")
-        sleep(0.005)

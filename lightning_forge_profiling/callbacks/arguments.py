@@ -1,0 +1,25 @@
+"""Checks of the callbacks' arguments."""
+
+from math import isfinite
+from numbers import Real
+
+from lightning_forge_profiling.errors import ConfigurationError
+
+__all__ = ["refuse_unless_between", "refuse_unless_positive"]
+
+
+def refuse_unless_between(lowest: float, value: object, above: float, rule: str) -> None:
+    """Raise ConfigurationError unless a value is None or a number from `lowest` to below `above`; `rule` says so."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not lowest <= value < above:
+        raise ConfigurationError(f"{rule}; got {value!r}.")
+
+
+def refuse_unless_positive(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is None or a positive number of operations."""
+    if value is None:
+        return
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
+        got = f"a {type(value).__name__}: give its .total" if hasattr(value, "total") else repr(value)
+        raise ConfigurationError(f"{name} must be a number of operations above 0, got {got}.")

@@ -1,0 +1,88 @@
+"""Which steps are timed region by region, so that timing costs no more than a declared share of the run."""
+
+from collections import deque
+from statistics import fmean, median
+from typing import Final
+
+__all__ = ["DEFAULT_SHARE", "TimingBudget"]
+
+DEFAULT_SHARE: Final = 0.005
+"""Half a percent of the step: far below what runs differ by anyway."""
+
+_STRIDE: Final = 218**0.5 % 1
+"""Multiples of an irrational number, modulo 1, fill the unit interval evenly, and so do those of each k-th step for any
+k (Weyl's equidistribution theorem). So steps chosen by them cover each phase of an accumulation cycle or a log interval
+alike, and no random number is drawn from the run's own. Of the square roots up to 400 this one does so soonest, over
+cycles of 2 to 100 steps, without choosing steps in a row."""
+
+_LATEST: Final = 64
+_DECIDE_EVERY: Final = 16
+
+_LOWEST_RATE: Final = 1 / 64
+"""Where even the ends of steps cost more than the share, regions of some steps are timed all the same."""
+
+_PLAIN_TO_SPLIT: Final = 0.25
+"""What a step costs of which only the end is timed, before one was seen: one event of the seven or eight."""
+
+
+class TimingBudget:
+    """Chooses the steps whose regions are timed.
+
+    Splitting a step into regions costs several events, of all other steps only the end is timed. From what both kinds
+    cost follows which fraction of the steps may be split.
+
+    Args:
+        share: the share of a step's time that timing may cost on average; None splits every step.
+
+    Example:
+        >>> budget = TimingBudget(0.005)
+        >>> for step in range(64):  # steps of 4 ms; splitting one costs 100 us, its end alone 10
+        ...     split = budget.splits(step)
+        ...     budget.add(step_ns=4_000_000, own_ns=100_000 if split else 10_000, split=split)
+        >>> round(budget.rate, 3)
+        0.111
+        >>> [step for step in range(64, 100) if budget.splits(step)]
+        [68, 72, 85, 89]
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self.rate = 1.0
+        """The fraction of steps that are split from here on."""
+        self._share = share
+        self._step_ns: deque[int] = deque(maxlen=_LATEST)
+        self._split_ns: deque[int] = deque(maxlen=_LATEST)
+        self._plain_ns: deque[int] = deque(maxlen=_LATEST)
+        self._steps = 0
+
+    def splits(self, step: int) -> bool:
+        """Whether the regions of a step are timed.
+
+        Args:
+            step: its number.
+        """
+        return self.rate >= 1 or step * _STRIDE % 1 < self.rate
+
+    def add(self, *, step_ns: int, own_ns: int, split: bool) -> None:
+        """Learn from a step.
+
+        Args:
+            step_ns: the host's time from its beginning to its end.
+            own_ns: how much of that timing took.
+            split: whether its regions were timed.
+        """
+        if self._share is None:
+            return
+        self._step_ns.append(step_ns)
+        (self._split_ns if split else self._plain_ns).append(own_ns)
+        self._steps += 1
+        if not self._steps % _DECIDE_EVERY and self._split_ns:
+            self.rate = self._affordable(self._share * median(self._step_ns))
+
+    def _affordable(self, budget_ns: float) -> float:
+        split_ns = fmean(self._split_ns)
+        plain_ns = fmean(self._plain_ns) if self._plain_ns else _PLAIN_TO_SPLIT * split_ns
+        if split_ns <= budget_ns:
+            return 1.0
+        if plain_ns >= budget_ns:
+            return _LOWEST_RATE
+        return max((budget_ns - plain_ns) / (split_ns - plain_ns), _LOWEST_RATE)

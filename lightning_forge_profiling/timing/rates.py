@@ -1,0 +1,180 @@
+"""Rates over steps: samples, tokens and steps per second, milliseconds per region."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lightning_forge_profiling.timing.steps import PARTITION, RESERVED, WHOLE
+
+__all__ = ["Rates", "Spread", "StepTiming", "StepWork", "step_ms"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step worked through on this rank.
+
+    Attributes:
+        samples: samples in the batch; None where no batch size could be found.
+        tokens: tokens in the batch; None where nobody counts them.
+        optimizer_steps: 1 when the weights changed in this step, else 0.
+        flops: floating-point operations that the batch asks for; None where nobody counts them.
+    """
+
+    samples: float | None = None
+    tokens: float | None = None
+    optimizer_steps: int = 0
+    flops: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """How one step was timed.
+
+    Attributes:
+        caught_up: whether the GPU had caught up with the host at its end; None if unknown.
+        chosen: whether its regions were timed by choice, so that it speaks for steps whose regions were not; False
+            where it had to be split, as the first step after a validation run.
+        own_us: microseconds that timing it took on the host.
+        before_fetch_ms: the host's time from its beginning to its fetch, where its regions were timed.
+    """
+
+    caught_up: bool | None = None
+    chosen: bool = True
+    own_us: float = 0.0
+    before_fetch_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Sums over some steps of one rank, and the rates that follow from them.
+
+    Attributes:
+        steps: how many steps.
+        optimizer_steps: in how many of them the weights changed.
+        samples: their samples; None where a batch size was not found.
+        tokens: their tokens; None where nobody counts them.
+        device_ms: device time by region (host time where there is no GPU), the user's regions included. Where the
+            regions were timed in some of the steps only, it is estimated from those, and sums to what all steps took.
+        host_ms: host time by region, likewise.
+        flops: their floating-point operations; None where nobody counts them.
+        regions: the built-in regions that are told apart; the others' time is in `other`.
+        split_steps: in how many of the steps the regions were timed.
+        own_us: microseconds that timing itself took on the host.
+        before_fetch_ms: in the split steps, the host's time from a step's beginning to its fetch, which is in `other`.
+            In a run of several processes Lightning synchronizes them there.
+    """
+
+    steps: int = 0
+    optimizer_steps: int = 0
+    samples: float | None = 0.0
+    tokens: float | None = 0.0
+    device_ms: Mapping[str, float] = field(default_factory=dict)
+    host_ms: Mapping[str, float] = field(default_factory=dict)
+    flops: float | None = 0.0
+    regions: tuple[str, ...] = PARTITION
+    split_steps: int = 0
+    own_us: float = 0.0
+    before_fetch_ms: float = 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """Device time of the steps: the sum of the built-in regions."""
+        return step_ms(self.device_ms)
+
+    def mean_ms(self, region: str) -> float:
+        """Mean device milliseconds of a region per step; `"step"` is the whole step."""
+        total = self.total_ms if region == "step" else self.device_ms.get(region, 0.0)
+        return total / self.steps if self.steps else 0.0
+
+    def mean_host_ms(self, region: str) -> float:
+        """Mean host milliseconds of a region per step; `"step"` is the whole step."""
+        if not self.steps:
+            return 0.0
+        if region == "step":
+            return step_ms(self.host_ms) / self.steps
+        return self.host_ms.get(region, 0.0) / self.steps
+
+    @property
+    def user_regions(self) -> tuple[str, ...]:
+        """The user's own regions, in order of first appearance."""
+        return tuple(name for name in self.device_ms if name not in RESERVED)
+
+    def per_second(self, amount: float | None) -> float | None:
+        """`amount` over the steps' device time; None where it is unknown or no time passed."""
+        total_ms = self.total_ms
+        return None if amount is None or total_ms <= 0 else amount / total_ms * 1e3
+
+    def metrics(
+        self,
+        *,
+        replicas: int = 1,
+        on_device: bool = False,
+        devices_per_batch: int = 1,
+        peak_flops: float | None = None,
+    ) -> dict[str, float]:
+        """The rates as loggers take them.
+
+        Args:
+            replicas: data-parallel replicas; samples and tokens of this rank are multiplied by it.
+            on_device: whether times are device times; host times are then given beside them.
+            devices_per_batch: how many devices share a batch, as tensor-parallel ones do, and so its operations.
+            peak_flops: operations a second that a device could do; None where that is unknown.
+
+        Returns:
+            `throughput/...` per second, `time/NAME_ms` and `time_host/NAME_ms` in milliseconds per step, and
+            `profiling/overhead_us`, what timing took of a step. A rate that is unknown is left out, and so are regions
+            where none of the steps was split into them. With FLOPs `throughput/tflops_per_device`, and with a peak too
+            `throughput/mfu`, a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix B).
+
+        Example:
+            >>> times = {"forward": 30.0, "backward": 50.0}
+            >>> rates = Rates(steps=2, samples=16.0, tokens=None, device_ms=times, split_steps=2)
+            >>> metrics = rates.metrics(replicas=4)
+            >>> metrics["throughput/samples_per_sec"], metrics["throughput/device/samples_per_sec"]
+            (800.0, 200.0)
+            >>> metrics["time/step_ms"], metrics["time/forward_ms"]
+            (40.0, 15.0)
+        """
+        metrics: dict[str, float] = {}
+        own = {
+            "samples": self.per_second(self.samples),
+            "tokens": self.per_second(self.tokens),
+            "steps": self.per_second(self.steps),
+            "optimizer_steps": self.per_second(self.optimizer_steps),
+        }
+        for name, rate in own.items():
+            if rate is not None:
+                # every replica works on its own samples; the steps are the same steps
+                metrics[f"throughput/{name}_per_sec"] = rate * (replicas if name in {"samples", "tokens"} else 1)
+                metrics[f"throughput/device/{name}_per_sec"] = rate
+        flops_per_second = self.per_second(self.flops)
+        if flops_per_second is not None:
+            metrics["throughput/tflops_per_device"] = flops_per_second / devices_per_batch / 1e12
+            if peak_flops is not None:
+                metrics["throughput/mfu"] = flops_per_second / devices_per_batch / peak_flops
+        for region in ("step", *((*self.regions, *self.user_regions) if self.split_steps else ())):
+            metrics[f"time/{region}_ms"] = self.mean_ms(region)
+            if on_device:
+                metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
+        if self.steps:
+            metrics["profiling/overhead_us"] = self.own_us / self.steps
+        return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the device times of steps differ, in milliseconds; all 0 where there is no step.
+
+    Attributes:
+        p50: the median, of the latest 4096 where there are more.
+        min: the shortest of all.
+        max: the longest of all.
+    """
+
+    p50: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+
+
+def step_ms(by_region: Mapping[str, float]) -> float:
+    """The step in times by region: the built-in ones, or one piece where they were not told apart."""
+    return sum(by_region.get(region, 0.0) for region in (*PARTITION, WHOLE))

@@ -1,0 +1,149 @@
+"""Regions of some steps only, so that timing stays within its budget: which steps, and that the sums stay true."""
+
+import pytest
+
+from lightning_forge_profiling import ConfigurationError, ThroughputCallback
+from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.timing.budget import TimingBudget
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.steps import PARTITION
+from tests.fakes import FakeDevice
+from tests.models import Classifier, loader
+from tests.outcomes import logged
+
+TIGHT = 1e-5
+"""No step of a CPU is so long that this share of it pays for splitting it."""
+
+
+def fixed(rate):
+    """A budget that stays at a rate, whatever timing costs."""
+    budget = TimingBudget(None)
+    budget.rate = rate
+    return budget
+
+
+def train(device, recorder, steps, *, cycle=1, before=lambda step: None):
+    """Steps whose optimizer runs in the last of each `cycle`."""
+    recorder.start()
+    for step in range(steps):
+        before(step)
+        for name, ms in (("data", 1), ("forward", 5), ("backward", 10), ("optimizer", 0 if (step + 1) % cycle else 8)):
+            recorder.enter(name)
+            device.pass_host_time(ms=1)
+            device.enqueue(ms + 0.01 * (step % 7))
+            recorder.exit(name)
+        recorder.end_step(StepWork(samples=2, optimizer_steps=int((step + 1) % cycle == 0)))
+        device.run(ms=30)
+    recorder.finish(wait=True)
+
+
+def recorder_on(device, rate=1.0, **options):
+    timers = CUDATimerCollection((), events=device, clock_ns=device.host_clock_ns)
+    return StepRecorder(timers, budget=fixed(rate), clock_ns=device.host_clock_ns, **options)
+
+
+def means(rate, steps, cycle):
+    recorder = recorder_on(device := FakeDevice(), rate)
+    train(device, recorder, steps, cycle=cycle)
+    rates = recorder.steady()
+    return rates, {name: rates.mean_ms(name) for name in ("step", *rates.regions)}
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.0625, 0.1, 0.25, 1 / 3, 0.5, 0.9])
+@pytest.mark.parametrize("cycle", [2, 3, 4, 5, 7, 8, 10, 13, 16, 21, 50])
+def test_every_phase_of_a_cycle_is_chosen_alike(rate, cycle):
+    budget, steps = fixed(rate), 2000
+    chosen = [step for step in range(steps) if budget.splits(step)]
+    assert len(chosen) == pytest.approx(rate * steps, abs=4)
+    by_phase = [sum(step % cycle == phase for step in chosen) for phase in range(cycle)]
+    assert by_phase == pytest.approx([len(chosen) / cycle] * cycle, abs=5)
+
+
+@pytest.mark.parametrize("cycle", [1, 4, 8])
+def test_regions_of_some_steps_are_those_of_all_within_three_percent(cycle):
+    _, expected = means(1.0, 1200, cycle)
+    rates, estimated = means(0.1, 1200, cycle)
+    assert rates.split_steps == pytest.approx(120, abs=6)
+    assert estimated["step"] == pytest.approx(expected["step"]), "the step is over all of them"
+    assert sum(estimated[name] for name in PARTITION) == pytest.approx(estimated["step"])
+    for name in ("data", "forward", "backward", "optimizer"):
+        assert estimated[name] == pytest.approx(expected[name], rel=0.03), name
+
+
+def test_a_step_that_is_not_split_takes_one_event():
+    recorder = recorder_on(device := FakeDevice(), rate=0.0)
+    seen = []
+    recorder.listeners.append(lambda times, *_: seen.append(times))
+    train(device, recorder, 64)
+    assert [list(times.device_ms) for times in seen[1:]] == [["step"]] * 63
+    assert recorder.steady().steps == 64
+    assert device.calls < 64 * 5, "record one, ask for it, read it"
+
+
+def test_a_step_after_validation_or_at_an_epochs_start_is_split_and_speaks_for_itself():
+    recorder = recorder_on(device := FakeDevice(), rate=0.05)
+    kinds = {}
+    recorder.listeners.append(lambda times, *_: kinds.__setitem__(times.step, times.split))
+
+    def validate(step):
+        if step and step % 10 == 0:
+            recorder.enter_validation()
+            device.enqueue(100)
+            recorder.exit_validation()
+            device.enqueue(50)  # what only these steps have, before their fetch
+
+    train(device, recorder, 400, before=validate)
+    assert all(kinds[step] for step in range(10, 400, 10))
+    assert sum(kinds.values()) < 80
+    rates = recorder.steady()
+    assert rates.mean_ms("other") == pytest.approx(39 * 50 / 400, rel=0.05), "not 50 ms in each of the split ones"
+    assert rates.mean_ms("forward") == pytest.approx(5.03, rel=0.03)
+
+
+def test_users_regions_and_spans_follow_the_same_rhythm():
+    recorder = recorder_on(FakeDevice(), rate=0.0)
+    recorder.start()
+    assert recorder.open_region("block") is not None, "the first step is split: nothing is known yet"
+    recorder.end_step(StepWork())
+    assert recorder.open_region("block") is None
+    recorder.split()  # as the profiler's callback does for a step that it records
+    assert recorder.open_region("block") is not None
+
+
+@pytest.mark.parametrize("log_every", [1, 5])
+def test_on_a_real_run_the_step_is_exact_and_regions_are_left_out_where_none_were_timed(
+    tmp_path, make_trainer, capsys, log_every
+):
+    callback = ThroughputCallback(warmup_steps=4, overhead=TIGHT)
+    make_trainer(callback, max_epochs=3, log_every_n_steps=log_every).fit(Classifier(), loader(800))
+    rows = logged(tmp_path)
+    split = [row for row in rows if "time/forward_ms" in row]
+    assert split
+    for row in split:
+        assert sum(row[f"time/{name}_ms"] for name in PARTITION) == pytest.approx(row["time/step_ms"])
+    assert all(row["time/step_ms"] > 0 and row["profiling/overhead_us"] > 0 for row in rows)
+    if log_every == 1:
+        assert len(split) < len(rows) / 4
+        assert {row["step"] for row in split} >= {201, 401}, (
+            "an epoch's first step is split; its times come a row later"
+        )
+    run = callback.analysis().run
+    assert run.split_steps < run.steps / 4
+    assert run.overhead_us > 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("timing")]
+    assert f"regions from 1 of {run.steps / run.split_steps:.0f} steps" in line
+
+
+def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):
+    callback = ThroughputCallback(warmup_steps=4, overhead=None)
+    make_trainer(callback).fit(Classifier(), loader(400))
+    assert all("time/forward_ms" in row for row in logged(tmp_path))
+    assert callback.analysis().run.split_steps is None
+    assert "\ntiming" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("overhead", [0, 0.0, 1, 1.5, -0.1, True, "half a percent", float("nan")])
+def test_an_overhead_that_is_no_share_is_refused(overhead):
+    with pytest.raises(ConfigurationError, match=r"overhead must be a share .* 0\.005 .* None .*; got"):
+        ThroughputCallback(overhead=overhead)

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
-from lightning_forge_profiling.analysis.results import Analysis, RunCompute
+from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, RunCompute
+from lightning_forge_profiling.report.table import Text
 
 __all__ = [
     "IDLE_WORDS",
@@ -22,6 +23,7 @@ __all__ = [
     "slowest_rank",
     "steps_of",
     "used_gpu",
+    "verdict",
 ]
 
 IDLE_WORDS: Final = MappingProxyType(
@@ -51,6 +53,13 @@ _URL: Final = re.compile(r", https?://[^ )]+")
 def used_gpu(rank: RankSummary) -> bool:
     """Whether GPU work was recorded; without it, busy and idle say nothing."""
     return rank.gpu.busy_ms_per_step > 0
+
+
+def verdict(analysis: Analysis) -> Text:
+    """The verdict in its sentences, its name marked: in green where there is nothing to do."""
+    style = "bold green" if analysis.verdict == NOTHING_STANDS_OUT else "bold yellow"
+    name = re.search(re.escape(analysis.verdict), analysis.verdict_text, re.IGNORECASE)
+    return Text(analysis.verdict_text, style if name else "", marked=name[0] if name else "")
 
 
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:

@@ -136,7 +136,7 @@ class Table:
         self._most_lines = most_lines
         self._rows: list[list[Text]] = []
         if any(headings):
-            self.row(*headings)
+            self.row(*headings, style="bold")
         self._has_head = bool(self._rows)
 
     def row(self, *cells: str | Text, style: str = "") -> None:

@@ -14,6 +14,7 @@ import pytest
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text, width_of
 from tests.test_cli import COMMAND, ENVIRONMENT, INPUT_BOUND, TRACES, forge
+from tests.test_crossover_command import read_from
 
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 
@@ -33,13 +34,6 @@ def on_terminal(columns, *arguments, **environment):
         assert process.wait(timeout=60) == 0
     os.close(terminal)
     return written.decode().replace("\r\n", "\n").splitlines()
-
-
-def read_from(terminal):
-    try:
-        return os.read(terminal, 4096)
-    except OSError:  # Linux says so where the other end is closed
-        return b""
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])

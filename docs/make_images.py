@@ -14,6 +14,7 @@ import re
 import runpy
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -21,6 +22,8 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
+
+from lightning_forge_profiling.report.screen import Screen
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 IMAGES = CHECKOUT / "docs" / "images"
@@ -31,23 +34,14 @@ COLUMNS = 100
 SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
-def terminal() -> Console:
-    """A console that keeps what is printed to it."""
-    return Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-
-
-def wrapped(printed: Console) -> Console:
-    """The same on a console that has broken long lines, as any terminal does."""
-    shown = terminal()
-    for line in Text.from_ansi(printed.export_text(styles=True)).split("\n"):
-        line.rstrip()
+def save(print_on: Callable[[Screen], None], name: str, title: str) -> None:
+    """Draw a terminal on which something is printed: lines that are too long are broken, as any terminal does."""
+    printed = io.StringIO()
+    print_on(Screen(printed, width=COLUMNS, terminal=True, colours=True))
+    shown = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    for line in Text.from_ansi(printed.getvalue()).split("\n"):
         for piece in line.divide(range(COLUMNS, len(line), COLUMNS)):
             shown.print(piece, no_wrap=True, highlight=False)
-    return shown
-
-
-def save(shown: Console, name: str, title: str) -> None:
-    """Write what a console shows."""
     IMAGES.mkdir(exist_ok=True)
     path = IMAGES / f"{name}.svg"
     shown.save_svg(str(path), title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id=name)
@@ -59,9 +53,7 @@ def demo() -> None:
     from lightning_forge_profiling.report.run_table import RunReport, print_run  # noqa: PLC0415
 
     def draw(report: RunReport) -> None:
-        printed = terminal()
-        print_run(report, printed)
-        save(wrapped(printed), "run-table", "make demo")
+        save(lambda screen: print_run(report, screen), "run-table", "make demo")
 
     script = CHECKOUT / "examples" / "train_gpt.py"
     with (
@@ -78,9 +70,8 @@ def console_report(case: str) -> None:
     from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415
     from lightning_forge_profiling.report.console import print_analysis  # noqa: PLC0415
 
-    printed = terminal()
-    print_analysis(analyze(TRACES / case).analysis, printed, kernels=5)
-    save(wrapped(printed), "analyze", f"forge-profiling analyze {case}/")
+    analysis = analyze(TRACES / case).analysis
+    save(lambda screen: print_analysis(analysis, screen, kernels=5), "analyze", f"forge-profiling analyze {case}/")
 
 
 def browser_reports() -> None:

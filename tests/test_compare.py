@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.analysis.bootstrap import FEWEST_VALUES, bootstrap_difference
@@ -14,6 +13,7 @@ from lightning_forge_profiling.analysis.compare import METRICS, compare, gate
 from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.report.comparison import print_comparison
+from lightning_forge_profiling.report.screen import Screen
 from tests.models import Classifier, loader
 from tests.samples import sample_analysis
 
@@ -35,7 +35,7 @@ def decided(before, after, limit, metric="step", ranks=1):
 
 def printed(comparison, gates=(), width=80):
     text = io.StringIO()
-    print_comparison(comparison, gates, Console(file=text, width=width))
+    print_comparison(comparison, gates, Screen(text, width=width))
     return text.getvalue()
 
 

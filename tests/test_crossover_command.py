@@ -282,9 +282,9 @@ def test_control_c_writes_nothing_and_exits_with_130(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_terminal_gets_a_bar_that_counts():
+def test_a_terminal_gets_one_line_that_counts():
     terminal, end = pty.openpty()
-    line = [*COMMAND, "crossover", "--ops", "add,softmax", "--sizes", "8:16", *QUICK]
+    line = [*COMMAND, "crossover", "--ops", "add,softmax", "--sizes", "8:16", "--max-time", "0.5"]
     environment = {**ENVIRONMENT, **NO_GPU, "TERM": "xterm"}
     with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=end, env=environment) as process:
         os.close(end)
@@ -293,9 +293,11 @@ def test_a_terminal_gets_a_bar_that_counts():
             shown += part
         assert process.wait(timeout=60) == 0
     os.close(terminal)
-    counts = [int(count) for count in re.findall(rb"(\d)/4", shown)]
+    counts = [int(count) for count in re.findall(rb"(\d) of 4", shown)]
     assert counts
     assert all(first <= second for first, second in pairwise(counts))
+    assert b"\n" not in shown, "each in the place of the last"
+    assert shown.endswith(b"\r\x1b[K"), "and at the end it is gone"
 
 
 def read_from(terminal):

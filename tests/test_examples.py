@@ -42,7 +42,7 @@ def gpt(tmp_path_factory):
 def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
     _, out = gpt
     assert tables(out) == 1
-    rows = dict(re.findall(r"^ +(your attention|\w+) +([\d.]+) +[\d.]+ % *$", out, re.MULTILINE))
+    rows = dict(re.findall(r"^(your attention|\w+) +([\d.]+) +[\d.]+ %$", out, re.MULTILINE))
     assert {*PARTITION, "step", "your attention"} == set(rows)
     assert sum(float(rows[region]) for region in PARTITION) == pytest.approx(float(rows["step"]), abs=0.01)
     assert 0 < float(rows["your attention"]) < float(rows["step"])

@@ -24,12 +24,12 @@ MAY_IMPORT = {
     "bench": {"torch", "numpy", "timing", "hardware"},
     "tracing": {"torch"},
     "analysis": {"numpy", "msgspec", "hardware"},
-    "report": {"msgspec", "rich", "matplotlib", "timing", "tracing", "analysis", "bench"},
+    "report": {"msgspec", "matplotlib", "timing", "tracing", "analysis", "bench"},
     "callbacks": {
-        "torch", "numpy", "msgspec", "rich", "lightning", "pytorch_lightning",
+        "torch", "numpy", "msgspec", "lightning", "pytorch_lightning",
         "timing", "hardware", "bench", "tracing", "analysis", "report",
     },
-    "cli": {"msgspec", "rich", "analysis", "report", "bench"},
+    "cli": {"msgspec", "analysis", "report", "bench"},
     "__main__": {"cli"},
     # Only on first use of a name; test_wheel.py shows that `import` alone loads none of it.
     "__init__": {"callbacks", "timing", "tracing", "analysis", "report", "hardware", "bench"},

@@ -11,7 +11,6 @@ import jsonschema
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
-from rich.console import Console
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.analysis.pipeline import analyze
@@ -22,6 +21,7 @@ from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import summary_json, write_file, write_reports
 from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code_cell, plain, prose, short, short_kernel_name
 from tests.models import Classifier, loader
 from tests.samples import ADD, GEMM, sample_analysis
@@ -65,9 +65,9 @@ def hostile(ranks=1):
     )
 
 
-def printed(analysis, width=80, **options):
+def printed(analysis, *, terminal=False, **options):
     text = io.StringIO()
-    print_analysis(analysis, Console(file=text, width=width), **options)
+    print_analysis(analysis, Screen(text, width=80, terminal=terminal, colours=False), **options)
     return text.getvalue()
 
 
@@ -103,7 +103,7 @@ def test_findings_come_with_share_and_advice_and_the_rest_in_a_line_each():
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_no_table_needs_more_than_80_columns_nor_loses_a_number(ranks):
-    text = printed(sample_analysis(ranks), operators=5)
+    text = printed(sample_analysis(ranks), operators=5, terminal=True)
     tables = text[: text.index("\ncompute ")]
     assert max(map(len, tables.splitlines())) <= 80
     assert not re.search(r"\d…", re.sub(r"(?m)^[^ ].*?…", "", tables)), "only names are shortened"
@@ -136,18 +136,17 @@ def test_as_many_kernels_and_operators_as_asked_for():
 def test_colours_only_on_a_terminal():
     assert "\x1b" not in printed(sample_analysis(2))
     text = io.StringIO()
-    print_analysis(sample_analysis(2), Console(file=text, width=80, force_terminal=True))
+    print_analysis(sample_analysis(2), Screen(text, width=80, terminal=True, colours=True))
     assert "\x1b[1" in text.getvalue()
 
 
 def test_sentences_are_broken_on_a_terminal_alone_and_between_words():
     [whole] = [line for line in printed(sample_analysis(1)).splitlines() if line.startswith("compute ")]
     assert len(whole) > 80, "in a file, a line is a line"
-    text = io.StringIO()
-    print_analysis(sample_analysis(1), Console(file=text, width=80, force_terminal=True, color_system=None))
-    lines = text.getvalue().splitlines()
+    lines = printed(sample_analysis(1), terminal=True).splitlines()
     [first] = [number for number, line in enumerate(lines) if line.startswith("compute ")]
-    assert f"{lines[first].rstrip()} {lines[first + 1].rstrip()}" == whole
+    assert f"{lines[first]} {lines[first + 1].strip()}" == whole
+    assert lines[first + 1].startswith(" " * len("compute    ")), "beside its name"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -155,7 +154,7 @@ def test_names_cannot_steer_the_terminal(ranks):
     text = printed(hostile(ranks), operators=5)
     assert CONTROLS.search(text) is None
     assert "evil" in text
-    assert "[l](javascript:x)" in text, "square brackets are text, not rich's markup"
+    assert "[l](javascript:x)" in text, "square brackets are text, not markup"
 
 
 def test_without_ranks_or_findings_there_is_still_a_verdict():

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from lightning_forge_profiling.analysis.results import Hint
 from lightning_forge_profiling.callbacks.evidence import run_compute
 from lightning_forge_profiling.report.run_table import RunReport, print_run
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.throughput import RunLedger
@@ -27,12 +27,12 @@ def books(*left_out, samples=8.0):
     return ledger.summary(steps=len(left_out), before_first_s=0.5, wall_s=2.0)
 
 
-def printed(run, trace=None, log_folder=None, **options):
+def printed(run, trace=None, log_folder=None, *, terminal=False, **options):
     text = io.StringIO()
     report = RunReport(
         run, trace, **{"device": "cpu", "on_device": False, "replicas": 1, **options}, log_folder=log_folder
     )
-    print_run(report, Console(file=text, width=100))
+    print_run(report, Screen(text, width=100, terminal=terminal, colours=False))
     return text.getvalue()
 
 
@@ -60,7 +60,7 @@ def test_on_a_terminal_sentences_wrap_between_words_and_paths_stay_whole(tmp_pat
         gpu="[red]no[/] driver " + "word " * 30,
     )
     text = io.StringIO()
-    print_run(report, Console(file=text, width=60, force_terminal=True, color_system=None))
+    print_run(report, Screen(text, width=60, terminal=True, colours=False))
     lines = text.getvalue().splitlines()
     assert any(str(path) in line for line in lines)
     [first] = [line for line in lines if line.startswith("gpu ")]
@@ -142,7 +142,7 @@ def test_hints_stand_before_the_verdict():
 
 def test_the_table_ends_in_the_verdict_and_what_else_there_is():
     analysis = replace(sample_analysis(), hints=(), differences=("recorded steps took 53.27 ms, live ones 40.00 ms",))
-    lines = printed(books(None), analysis=analysis).rstrip().splitlines()
+    lines = printed(books(None), analysis=analysis, terminal=True).rstrip().splitlines()
     text = " ".join(" ".join(lines).split())
     assert (
         "difference recorded steps took 53.27 ms, live ones 40.00 ms verdict input-bound: the GPU waits 8.5 ms" in text
@@ -158,6 +158,11 @@ def test_names_from_a_trace_cannot_reach_the_terminal():
     text = printed(books(None), analysis=analysis)
     assert "\x1b" not in text
     assert "gone [red]not markup[/red]" in text
+
+
+def test_in_a_file_a_line_is_a_line():
+    [verdict] = [line for line in printed(books(None), analysis=sample_analysis()).splitlines() if "verdict" in line]
+    assert verdict.endswith("persistent_workers=True.")
 
 
 def test_the_report_is_named_where_it_is(tmp_path):

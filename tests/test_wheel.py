@@ -1,14 +1,19 @@
 """What a user installs: the wheel, on its own, away from the checkout."""
 
+import json
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
+import venv
 import zipfile
+from email.parser import BytesParser
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 CHECKOUT = Path(__file__).parents[1]
 PACKAGE = "lightning_forge_profiling"
@@ -93,3 +98,93 @@ print(all(module.__file__.startswith({str(installed)!r})
           for name, module in sys.modules.items() if name.startswith("{PACKAGE}")))
 """
     assert run_away_from_the_checkout(installed, program, tmp_path) == ["True"]
+
+
+# --- beside Lightning, and nothing that an environment for development has besides ------------------------------------
+
+
+def with_what_they_require(requirements):
+    """The distributions that pip would install, by the metadata of those that are installed here."""
+    found = {}
+    waiting = [(Requirement(text), "") for text in requirements]
+    while waiting:
+        requirement, of_extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": of_extra}):
+            continue
+        for extra in requirement.extras or {""}:
+            if (requirement.name, extra) not in found:
+                found[requirement.name, extra] = installed = distribution(requirement.name)
+                waiting += [(Requirement(text), extra) for text in installed.requires or ()]
+    return found.values()
+
+
+def new_environment(folder, requirements):
+    """A virtual environment with these requirements and theirs, as links to what is installed here."""
+    venv.create(folder, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    for installed in with_what_they_require(requirements):
+        for name in {path.parts[0] for path in installed.files} - {"..", "__pycache__"}:
+            link = packages / name
+            if not link.is_symlink():  # several share a namespace such as nvidia/
+                link.symlink_to(installed.locate_file(name))
+    return folder / "bin" / "python", packages
+
+
+def requirements_of(wheel):
+    """What `pip install` of the wheel brings."""
+    [metadata] = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA")]
+    found = BytesParser().parsebytes(zipfile.ZipFile(wheel).read(metadata)).get_all("Requires-Dist")
+    return [text for text in found if "extra ==" not in text]
+
+
+@pytest.fixture(scope="module")
+def lightning_alone(tmp_path_factory):
+    python, _ = new_environment(tmp_path_factory.mktemp("lightning"), ["lightning"])
+    return python
+
+
+@pytest.fixture(scope="module")
+def lightning_and_wheel(wheel, tmp_path_factory):
+    python, packages = new_environment(tmp_path_factory.mktemp("wheel"), requirements_of(wheel))
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(packages), str(wheel)]
+    subprocess.run(install, check=True)
+    return python
+
+
+def run_in(python, cwd, *arguments):
+    """The standard output of a Python that knows of no other environment."""
+    return subprocess.run([python, "-I", *arguments], check=True, capture_output=True, text=True, cwd=cwd).stdout
+
+
+LIGHTNING = """
+import importlib.metadata, importlib.util, json, sys
+import lightning.pytorch
+loaded = sorted(sys.modules)
+trainer = lightning.pytorch.Trainer(accelerator="cpu", logger=False)
+print(json.dumps({
+    "rich": importlib.util.find_spec("rich") is not None,
+    "distributions": sorted(found.name for found in importlib.metadata.distributions()),
+    "loaded": loaded,
+    "callbacks": [f"{type(callback).__module__}.{type(callback).__name__}" for callback in trainer.callbacks],
+}))
+"""
+
+
+def test_installing_it_changes_nothing_about_lightning(lightning_alone, lightning_and_wheel, wheel, tmp_path):
+    assert "rich" not in {Requirement(text).name.lower() for text in requirements_of(wheel)}
+    before, after = (
+        json.loads(run_in(python, tmp_path, "-c", LIGHTNING)) for python in (lightning_alone, lightning_and_wheel)
+    )
+    assert before["rich"] is after["rich"] is False, "Lightning draws another progress bar and summary where it is"
+    assert after["callbacks"] == before["callbacks"]
+    assert any("TQDMProgressBar" in name for name in after["callbacks"])
+    assert PROJECT["name"] in after["distributions"]
+    assert PROJECT["name"] not in before["distributions"]
+    # which torch.cuda imports wherever nvidia-ml-py is installed
+    assert set(after["loaded"]) ^ set(before["loaded"]) <= {"pynvml"}
+
+
+def test_a_clean_environment_is_all_that_its_reports_need(lightning_and_wheel, tmp_path):
+    trace = CHECKOUT / "tests" / "data" / "traces" / "input_bound"
+    printed = run_in(lightning_and_wheel, tmp_path, "-m", PACKAGE, "analyze", trace)
+    assert printed.startswith("input-bound: ")

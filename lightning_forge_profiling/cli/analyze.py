@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.arguments import at_least, step_range
-from lightning_forge_profiling.cli.output import Progress, stdout_console, write_json
+from lightning_forge_profiling.cli.output import Progress, write_json
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.analysis.pipeline import Result
@@ -89,7 +89,7 @@ def _print(args: argparse.Namespace, result: "Result") -> None:
     from lightning_forge_profiling.report.console import print_analysis  # noqa: PLC0415
 
     shown = args.top or _TOP_ON_TERMINAL
-    print_analysis(result.analysis, stdout_console(), kernels=shown, operators=shown if args.top or args.sort else 0)
+    print_analysis(result.analysis, kernels=shown, operators=shown if args.top or args.sort else 0)
     for written in (args.markdown, args.html):
         if written:
             sys.stdout.write(f"report     {written}\n")

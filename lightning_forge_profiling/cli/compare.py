@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from lightning_forge_profiling.cli.arguments import percentage
-from lightning_forge_profiling.cli.output import Progress, stdout_console, write_json
+from lightning_forge_profiling.cli.output import Progress, write_json
 
 __all__ = ["METRICS", "add_to"]
 
@@ -69,5 +69,5 @@ def _run(args: argparse.Namespace) -> int:
     else:
         from lightning_forge_profiling.report.comparison import print_comparison  # noqa: PLC0415
 
-        print_comparison(comparison, gates, stdout_console())
+        print_comparison(comparison, gates)
     return 0 if passed else 1

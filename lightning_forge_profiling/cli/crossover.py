@@ -3,14 +3,13 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from lightning_forge_profiling.cli.output import Progress, stdout_console, write_json
+from lightning_forge_profiling.cli.output import Progress, write_json
 from lightning_forge_profiling.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -205,35 +204,18 @@ def _measured(args: argparse.Namespace) -> "CrossoverResult":
     names, sizes = args.ops or OPERATIONS, args.sizes or _sizes(_SIZES)
     dtype, max_time_s = args.dtype or DTYPES[0], args.max_time or _MAX_TIME_S
     gpu = find_gpu()
-    with _progress(len(names) * len(sizes)) as progress:
+    total = len(names) * len(sizes)
+    numbers = iter(range(1, total + 1))
+    with Progress() as progress:
         operations = measure(
             {name: KNOWN[name] for name in names},
             sizes,
             WAYS if gpu else WAYS[:1],
             OperationTimer(dtype, gpu, max_time_s),
             longest_us=max_time_s * 1e6,
-            progress=progress,
+            progress=lambda name, size: progress(f"{name} {size} ({next(numbers)} of {total})"),
         )
     return CrossoverResult(setting=setting(dtype, gpu), operations=operations)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """Shows how far the measuring is: a bar on a terminal, lines elsewhere."""
-    if not sys.stderr.isatty():
-        with Progress() as lines:
-            done = iter(range(1, total + 1))
-            yield lambda name, size: lines(f"{name} {size} ({next(done)} of {total})")
-        return
-    from rich.console import Console  # noqa: PLC0415  (start fast)
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-    from rich.progress import Progress as Bar  # noqa: PLC0415
-
-    columns = TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        started = iter(range(total))
-        yield lambda name, size: bar.update(task, description=f"{name} {size}", completed=next(started))
 
 
 def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
@@ -257,7 +239,7 @@ def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
         if args.json == _DASH:
             write_json(crossover_json(result))
         else:
-            print_crossover(result, stdout_console())
+            print_crossover(result)
         sys.stdout.flush()
     finally:  # whoever reads the output may stop reading
         for path, content in _drawn(args, result):

@@ -1,5 +1,7 @@
 """What commands share of writing to the terminal."""
 
+import os
+import shutil
 import sys
 import threading
 from typing import TYPE_CHECKING, Self, TextIO
@@ -7,13 +9,13 @@ from typing import TYPE_CHECKING, Self, TextIO
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from rich.console import Console
-
-__all__ = ["Progress", "stdout_console", "write_json"]
+__all__ = ["Progress", "write_json"]
 
 
 class Progress:
     """Says on a stream what is being done, once that has taken a while. A context manager, and called with each text.
+
+    A terminal shows the latest text, a file has a line for each.
 
     Args:
         stream: where to, standard error by default.
@@ -28,6 +30,7 @@ class Progress:
         self._stream = stream or sys.stderr
         self._lock = threading.Lock()
         self._silent = True
+        self._redraws = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._latest = ""
         self._timer = threading.Timer(after_s, self._speak)
         self._timer.daemon = True
@@ -41,6 +44,9 @@ class Progress:
     ) -> None:
         self._timer.cancel()
         with self._lock:
+            self._latest = ""
+            if self._redraws:
+                self._write()
             self._silent = True
 
     def __call__(self, text: str) -> None:
@@ -55,20 +61,13 @@ class Progress:
             self._write()
 
     def _write(self) -> None:
-        if self._latest and not self._silent:
+        if self._silent:
+            return
+        if self._redraws:
+            self._stream.write(f"\r{self._latest[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+        elif self._latest:
             self._stream.write(f"{self._latest}\n")
-            self._stream.flush()
-
-
-def stdout_console() -> "Console":
-    """A console on standard output, with colours where that is a terminal."""
-    from rich.console import Console  # noqa: PLC0415  (start fast)
-
-    class _Console(Console):
-        def on_broken_pipe(self) -> None:  # rich would exit with 1, which here means a failed gate
-            raise BrokenPipeError
-
-    return _Console()
+        self._stream.flush()
 
 
 def write_json(content: bytes) -> None:

@@ -3,46 +3,41 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from lightning_forge_profiling.analysis.compare import Change, Comparison, Gate
-from lightning_forge_profiling.report.text import plain, short_kernel_name
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.table import Table, Text
+from lightning_forge_profiling.report.text import short_kernel_name
 from lightning_forge_profiling.report.wording import IDLE_WORDS
 
 __all__ = ["print_comparison"]
 
 _SHOWN = 10
 _NUMBERS = ("before", "now", "ms", "%")
-_NUMBERS_WIDTH = 52  # what the numbers beside a name need
-_NARROWEST_NAME = 20
+_KERNEL_LINES = 2
 
 
-def print_comparison(comparison: Comparison, gates: Sequence[Gate], console: Console) -> None:
+def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Screen | None = None) -> None:
     """Print what changed, the biggest movers first, and what the gates decided.
 
     Args:
         comparison: what to print.
         gates: decisions, none where no limit was given.
-        console: where to; it leaves out the colours where it is no terminal.
+        screen: where to; standard output by default.
     """
+    screen = screen or Screen()
     for side, source in (("before", comparison.a), ("now", comparison.b)):
-        console.print(Text(f"{side:<7} {plain(source)}"), soft_wrap=True, highlight=False)
-    room = max(_NARROWEST_NAME, console.width - _NUMBERS_WIDTH)
-    for title, table in _tables(comparison, room):
-        console.print()
-        console.print(Text(title, "bold"))
-        console.print(table)
-    console.print()
+        screen.line(source, name=side, column=len("before "), whole=True)
+    for title, table in _tables(comparison):
+        screen.line()
+        screen.line(Text(title, "bold"))
+        screen.table(table)
+    screen.line()
     for style, name, text in _lines(comparison, gates):
-        line = Text.assemble((name, style), " ", plain(text))
-        console.print(line, soft_wrap=not console.is_terminal, highlight=False)  # a terminal would break words
+        screen.line(text, name=Text(name, style))
 
 
-def _tables(comparison: Comparison, room: int) -> Iterator[tuple[str, Table]]:
-    table = _table("", *_NUMBERS, "95 % interval, ms")
+def _tables(comparison: Comparison) -> Iterator[tuple[str, Table]]:
+    table = Table("", *_NUMBERS, "95 % interval, ms")
     on_gpu = _on_gpu(comparison)
     # without GPU work all of the step would be idle, and none of it busy
     senseless = () if all(on_gpu) else ("idle",) if any(on_gpu) else comparison.metrics.keys() - {"step"}
@@ -51,7 +46,7 @@ def _tables(comparison: Comparison, room: int) -> Iterator[tuple[str, Table]]:
             continue
         known = metric.low_ms is not None and metric.high_ms is not None
         interval = f"{metric.low_ms:+.3f} to {metric.high_ms:+.3f}" if known else "too few steps"
-        table.add_row(name, *_numbers(metric.a_ms, metric.b_ms, metric.difference_ms, metric.pct), interval)
+        table.row(name, *_numbers(metric.a_ms, metric.b_ms, metric.difference_ms, metric.pct), interval)
     yield "Median step", table
     causes = tuple(replace(change, name=IDLE_WORDS.get(change.name, change.name)) for change in comparison.idle)
     for title, changes in (
@@ -62,7 +57,7 @@ def _tables(comparison: Comparison, room: int) -> Iterator[tuple[str, Table]]:
         moved = [change for change in changes if change.a_ms or change.b_ms]
         if moved:
             more = f"; the {_SHOWN} biggest movers of {len(moved)}" if len(moved) > _SHOWN else ""
-            yield title + more, _change_table(moved[:_SHOWN], room)
+            yield title + more, _change_table(moved[:_SHOWN])
 
 
 def _on_gpu(comparison: Comparison) -> tuple[bool, bool]:
@@ -70,20 +65,12 @@ def _on_gpu(comparison: Comparison) -> tuple[bool, bool]:
     return any(kind.a_ms for kind in comparison.kinds), any(kind.b_ms for kind in comparison.kinds)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(columns[0], overflow="fold")
-    for column in columns[1:]:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _change_table(changes: Sequence[Change], room: int) -> Table:
+def _change_table(changes: Sequence[Change]) -> Table:
     counted = any(change.a_calls or change.b_calls for change in changes)
-    table = _table("", *_NUMBERS, *(["calls"] if counted else []))
+    table = Table("", *_NUMBERS, *(["calls"] if counted else []), most_lines=_KERNEL_LINES if counted else None)
     for change in changes:
-        table.add_row(
-            Text(short_kernel_name(change.name, 2 * room - 4)),
+        table.row(
+            short_kernel_name(change.name),
             *_numbers(change.a_ms, change.b_ms, change.difference_ms, change.pct),
             *([_calls(change)] if counted else []),
         )

@@ -2,14 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, IDLE_CAUSES, Kernel, Operator, RankSummary
-from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, Finding
-from lightning_forge_profiling.report.text import plain, short, short_kernel_name
+from lightning_forge_profiling.analysis.results import Analysis, Finding
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.table import Table, Text
+from lightning_forge_profiling.report.text import short_kernel_name
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     all_warnings,
@@ -21,47 +18,48 @@ from lightning_forge_profiling.report.wording import (
     slowest_rank,
     steps_of,
     used_gpu,
+    verdict,
 )
 
 __all__ = ["print_analysis"]
 
 _SHOWN_KERNELS = 8
 _SHOWN_FINDINGS = 5
-_NUMBERS_WIDTH = 46  # what the numbers beside a name need
-_NARROWEST_NAME = 20
+_NAMES_WIDTH = 10
+_NAME_LINES = 2  # what tells one elementwise kernel from another comes late
 
 
-def print_analysis(analysis: Analysis, console: Console, *, kernels: int = _SHOWN_KERNELS, operators: int = 0) -> None:
+def print_analysis(
+    analysis: Analysis, screen: Screen | None = None, *, kernels: int = _SHOWN_KERNELS, operators: int = 0
+) -> None:
     """Print what an analysis found.
 
     Args:
         analysis: what to print.
-        console: where to; it leaves out the colours where it is no terminal.
+        screen: where to; standard output by default.
         kernels: how many kernels to list, those of the slowest rank.
         operators: how many of its operators to list.
 
     Example:
-        >>> analysis = Analysis(source="run", verdict="x", verdict_text="Nothing stands out.", findings=())
-        >>> print_analysis(analysis, Console(width=80))
+        >>> print_analysis(Analysis(source="run", verdict="x", verdict_text="Nothing stands out.", findings=()))
         Nothing stands out.
         <BLANKLINE>
     """
-    console.print(_verdict(analysis), highlight=False)
+    screen = screen or Screen()
+    screen.line(verdict(analysis))
     if note := findings_note(analysis):
-        console.print(Text(plain(note), "dim"), highlight=False)
-    room = max(_NARROWEST_NAME, console.width - _NUMBERS_WIDTH)
-    for title, table in _tables(analysis, kernels, operators, room):
-        console.print()
-        console.print(Text(plain(title), "bold"), highlight=False)
-        console.print(table)
-    console.print()
+        screen.line(Text(note, "dim"))
+    for title, table in _tables(analysis, kernels, operators):
+        screen.line()
+        screen.line(Text(title, "bold"))
+        screen.table(table)
+    screen.line()
     for style, name, text in _lines(analysis):
-        line = Text.assemble((f"{name:<10}", style), " ", plain(text))
-        console.print(line, soft_wrap=not console.is_terminal, highlight=False)  # a terminal would break words
+        screen.line(text, name=Text(name, style), column=_NAMES_WIDTH)
 
 
-def _tables(analysis: Analysis, kernels: int, operators: int, room: int) -> Iterator[tuple[str, Table]]:
-    """The tables and their titles; names in them are at most `room` wide."""
+def _tables(analysis: Analysis, kernels: int, operators: int) -> Iterator[tuple[str, Table]]:
+    """The titles and the tables."""
     ranks = analysis.ranks
     if ranks:
         rank = slowest_rank(ranks)
@@ -78,40 +76,25 @@ def _tables(analysis: Analysis, kernels: int, operators: int, room: int) -> Iter
         yield "Findings", _findings_table(analysis.findings[:_SHOWN_FINDINGS])
     if ranks:
         if rank.top_kernels[:kernels]:
-            yield f"Top kernels{of_rank}", _kernel_table(rank.top_kernels[:kernels], room)
+            yield f"Top kernels{of_rank}", _kernel_table(rank.top_kernels[:kernels])
         if rank.operators[:operators]:
-            yield f"Operators{of_rank}", _operator_table(rank.operators[:operators], room)
-
-
-def _verdict(analysis: Analysis) -> Text:
-    style = "bold green" if analysis.verdict == NOTHING_STANDS_OUT else "bold yellow"
-    text = Text(plain(analysis.verdict_text))
-    text.highlight_words([analysis.verdict], style=style)
-    return text
-
-
-def _table(*columns: str, texts: int = 1) -> Table:
-    """A table whose first columns, as many as `texts`, are text, and whose others are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position < texts else "right", no_wrap=True)
-    return table
+            yield f"Operators{of_rank}", _operator_table(rank.operators[:operators])
 
 
 def _regions_on_host(rank: RankSummary) -> Table:
     """What there is of a rank without GPU work."""
-    table = _table("", "host ms/step")
+    table = Table("", "host ms/step")
     for region in rank.regions:
         if region.host_ms_per_step:
-            table.add_row(plain(region.name), f"{region.host_ms_per_step:.3f}")
+            table.row(region.name, f"{region.host_ms_per_step:.3f}")
     return table
 
 
 def _one_rank(rank: RankSummary) -> Table:
-    table = _table("", "ms/step", "of step")
+    table = Table("", "ms/step", "of step")
 
     def row(name: str, ms: float, pct: float, style: str = "") -> None:
-        table.add_row(name, f"{ms:.3f}", f"{pct:.1f} %", style=style)
+        table.row(name, f"{ms:.3f}", f"{pct:.1f} %", style=style)
 
     row("step", rank.step_ms.mean, 100.0, "bold")
     row("busy", rank.gpu.busy_ms_per_step, rank.gpu.busy_pct, "bold")
@@ -128,69 +111,59 @@ def _one_rank(rank: RankSummary) -> Table:
 
 def _steps_table(ranks: Iterable[RankSummary]) -> Table:
     """What there is of the steps of ranks without GPU work."""
-    table = _table("rank", "step ms", "median")
+    table = Table("rank", "step ms", "median")
     for rank in ranks:
-        table.add_row(str(rank.rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}")
+        table.row(str(rank.rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}")
     return table
 
 
 def _busy_table(ranks: Iterable[RankSummary]) -> Table:
-    table = _table("rank", "step ms", "median", "busy", *CATEGORIES, "idle")
+    table = Table("rank", "step ms", "median", "busy", *CATEGORIES, "idle")
     for rank in ranks:
         shares: list[float] = []
         if used_gpu(rank):
             shares = [rank.gpu.busy_pct, *(rank.categories[name].pct for name in CATEGORIES), rank.gpu.idle_pct]
         times = (rank.step_ms.mean, rank.step_ms.p50)
-        table.add_row(str(rank.rank), *(f"{ms:.3f}" for ms in times), *(f"{share:.1f}" for share in shares))
+        table.row(str(rank.rank), *(f"{ms:.3f}" for ms in times), *(f"{share:.1f}" for share in shares))
     return table
 
 
 def _idle_table(analysis: Analysis) -> Table:
     waits = {wait.rank: wait.wait_ms_per_step for wait in analysis.rank_waits}
     columns = (*IDLE_CAUSES, *(["waits for others, ms"] if waits else []))
-    table = _table("rank", *columns)
+    table = Table("rank", *columns)
     for rank in analysis.ranks:
         shares = (rank.idle[cause].pct if cause in rank.idle else 0.0 for cause in IDLE_CAUSES)
         wait = [f"{waits[rank.rank]:.3f}" if rank.rank in waits else ""] if waits else []
-        table.add_row(str(rank.rank), *(f"{share:.1f}" if used_gpu(rank) else "" for share in shares), *wait)
+        table.row(str(rank.rank), *(f"{share:.1f}" if used_gpu(rank) else "" for share in shares), *wait)
     return table
 
 
 def _findings_table(findings: Iterable[Finding]) -> Table:
-    table = _table("", "of step")
-    table.add_column("what, and what to do")
+    table = Table("", "of step", "what, and what to do", align="<><")
     for position, finding in enumerate(findings):
         on_rank = "" if finding.rank is None else f"rank {finding.rank}: "
-        text = Text(plain(f"{on_rank}{finding.title}"), "bold")
+        table.row(finding.code, f"{finding.share_pct:.1f} %", Text(f"{on_rank}{finding.title}", "bold"))
         if position:  # the verdict says it of the first
-            text.append(f"\n{plain(finding.advice)}", "not bold")
-        table.add_row(Text(plain(finding.code)), f"{finding.share_pct:.1f} %", text)
+            table.row("", "", finding.advice)
     return table
 
 
-def _kernel_table(kernels: Iterable[Kernel], room: int) -> Table:
-    table = _table("kernel", "kind", "calls", "total ms", "of step", texts=2)
-    table.columns[0].no_wrap, table.columns[0].overflow = (
-        False,
-        "fold",
-    )  # two lines, for what tells one elementwise kernel from another comes late
+def _kernel_table(kernels: Iterable[Kernel]) -> Table:
+    table = Table("kernel", "kind", "calls", "total ms", "of step", align="<<", most_lines=_NAME_LINES)
     for kernel in kernels:
-        table.add_row(
-            Text(short_kernel_name(kernel.name, 2 * room - 4)),
-            Text(plain(kernel.kind)),
-            str(kernel.calls),
-            f"{kernel.total_ms:.3f}",
-            f"{kernel.pct:.1f} %",
-        )
+        numbers = str(kernel.calls), f"{kernel.total_ms:.3f}", f"{kernel.pct:.1f} %"
+        table.row(short_kernel_name(kernel.name), kernel.kind, *numbers)
     return table
 
 
-def _operator_table(operators: Iterable[Operator], room: int) -> Table:
-    table = _table("operator", "calls", "device ms", "self", "host ms", "self", "MB")
+def _operator_table(operators: Iterable[Operator]) -> Table:
+    headings = ("operator", "calls", "device ms", "self", "host ms", "self", "MB")
+    table = Table(*headings, most_lines=_NAME_LINES)
     for operator in operators:
         times = (operator.device_ms, operator.self_device_ms, operator.host_ms, operator.self_host_ms)
-        table.add_row(
-            Text(short(operator.name, room)),
+        table.row(
+            operator.name,
             str(operator.calls),
             *(f"{ms:.3f}" for ms in times),
             "" if operator.allocated_bytes is None else f"{operator.allocated_bytes / 1e6:.1f}",

@@ -1,14 +1,8 @@
 """Crossovers in words and on a terminal."""
 
 import math
-from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Final
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from lightning_forge_profiling.bench.crossover import (
     Crossover,
@@ -20,6 +14,8 @@ from lightning_forge_profiling.bench.crossover import (
     Way,
 )
 from lightning_forge_profiling.bench.result import in_unit
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.table import Table, Text
 from lightning_forge_profiling.report.text import plain
 
 __all__ = ["NO_GPU", "WAY_NAMES", "about_size", "ends", "facts", "print_crossover", "threads", "warnings", "words"]
@@ -33,7 +29,6 @@ NO_GPU: Final = "no GPU: PyTorch sees no CUDA or ROCm device here, so there is o
 
 _DIFFER: Final = 1.1
 _ABOUT: Final = "~"
-_BLANK: Final = "\N{NO-BREAK SPACE}"  # a plain one would be cut off
 
 
 def about_size(size: float) -> str:
@@ -124,38 +119,34 @@ def warnings(result: CrossoverResult) -> list[str]:
     ]
 
 
-def print_crossover(result: CrossoverResult, console: Console) -> None:
+def print_crossover(result: CrossoverResult, screen: Screen | None = None) -> None:
     """Print a table for each operation, and then from which sizes on the GPU is faster.
 
     Args:
         result: what to print.
-        console: where to; it leaves out the colours where it is no terminal.
+        screen: where to; standard output by default.
     """
+    screen = screen or Screen()
     for name, value in facts(result):
-        console.print(Text(f"{name:<8} {value}"), soft_wrap=True, highlight=False)
+        screen.line(value, name=name, column=len("PyTorch "))
     for operation in result.operations:
-        console.print()
-        title = Text.assemble((plain(operation.name), "bold"), f": {plain(operation.meaning)}")
-        console.print(title, soft_wrap=True, highlight=False)
-        console.print(_table(operation))
+        screen.line()
+        screen.line(operation.meaning, name=Text(f"{operation.name}:", "bold"))
+        screen.table(_table(operation))
         for line in ends(operation):
-            console.print(Text(line), soft_wrap=True, highlight=False)
-    console.print()
-    for style, text in _summary(result):
-        console.print(Text(text, style), soft_wrap=True, highlight=False)
+            screen.line(line)
+    screen.line()
+    _print_summary(result, screen)
     if found := warnings(result):
-        console.print(Text(f"warnings about single points: {len(found)}, listed by --json and --html"), highlight=False)
+        screen.line(f"warnings about single points: {len(found)}, listed by --json and --html")
 
 
 def _table(operation: Explored) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("n", justify="right")
-    for curve in operation.curves:
-        table.add_column(WAY_NAMES[curve.way], justify="right", no_wrap=True)
+    table = Table("n", *(WAY_NAMES[curve.way] for curve in operation.curves), align=">")
     cpu = operation.curve("cpu")
     for size in operation.sizes:
         other = None if cpu is None else cpu.at(size)
-        table.add_row(str(size), *(_cell(curve, size, other) for curve in operation.curves))
+        table.row(str(size), *(_cell(curve, size, other) for curve in operation.curves))
     return table
 
 
@@ -166,18 +157,19 @@ def _cell(curve: Curve, size: int, cpu: Point | None) -> Text:
         return Text("-")
     faster = cpu is not None and point.us < cpu.us
     about = _ABOUT if point.noisy else ""
-    return Text(f"{about}{in_unit(point.us)} {'*' if faster else _BLANK}", "green" if faster else "")
+    return Text(f"{about}{in_unit(point.us)} {'*' if faster else ' '}", "green" if faster else "")
 
 
-def _summary(result: CrossoverResult) -> Iterator[tuple[str, str]]:
+def _print_summary(result: CrossoverResult, screen: Screen) -> None:
     if any(point.noisy for one in result.operations for curve in one.curves for point in curve.points):
-        yield "", f"{_ABOUT} known to no better than 10 %, or a single sample"
+        screen.line(f"{_ABOUT} known to no better than 10 %, or a single sample")
     if not result.setting.gpu:
-        yield "bold", NO_GPU
+        screen.line(Text(NO_GPU, "bold"))
         return
-    yield "", "* faster than the CPU. From which n on the GPU is faster for good:"
+    screen.line("* faster than the CPU. From which n on the GPU is faster for good:")
     width = max((len(plain(operation.name)) for operation in result.operations), default=0)
     for operation in result.operations:
         for crossover in operation.crossovers:
-            way = WAY_NAMES[crossover.way].removeprefix("GPU, ")
-            yield "bold" if crossover.size else "", f"{plain(operation.name):<{width}}  {way:<12} {words(crossover)}"
+            style = "bold" if crossover.size else ""
+            name = f"{plain(operation.name):<{width}}  {WAY_NAMES[crossover.way].removeprefix('GPU, '):<12}"
+            screen.line(Text(words(crossover), style), name=Text(name, style))

@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from rich.console import Console
-
 from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.errors import ConfigurationError
@@ -78,7 +76,7 @@ def print_profiler_summary(
     if rank:
         return None
     result = analyze(trace)
-    print_analysis(result.analysis, Console())
+    print_analysis(result.analysis)
     paths = write_reports(result.analysis, result.timelines, folder)
     print(f"report     {paths.html}")  # noqa: T201 - it is called to print
     return result.analysis

@@ -1,23 +1,19 @@
 """The table at the end of a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
-from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, RunCompute
+from lightning_forge_profiling.analysis.results import Analysis, RunCompute
 from lightning_forge_profiling.analysis.run_findings import MIN_STEPS
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.table import Table, Text
 from lightning_forge_profiling.report.telemetry import telemetry_words
-from lightning_forge_profiling.report.text import plain
-from lightning_forge_profiling.report.wording import by_text, compute_lines, digits, window_effect_words
+from lightning_forge_profiling.report.wording import by_text, compute_lines, digits, verdict, window_effect_words
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.tracing.report import TraceReport
@@ -26,6 +22,8 @@ __all__ = ["RunReport", "print_run"]
 
 _TO_COPY: Final = frozenset({"trace", "no trace", "note", "look at it", "", "report", "memory", "no memory"})
 """Lines of paths and commands, or that may have some, which could not be copied once they are broken."""
+
+_NAMES_WIDTH: Final = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +53,42 @@ class RunReport:
     gpu: TelemetrySummary | str | None = None
 
 
-def print_run(report: RunReport, console: Console | None = None) -> None:
+def print_run(report: RunReport, screen: Screen | None = None) -> None:
     """Print the table.
 
     Args:
         report: what to print.
-        console: where to; standard output by default, with colours where that is a terminal.
+        screen: where to; standard output by default.
     """
-    console = console or Console()
-    console.print()
-    console.print(_step_table(report))
-    for name, text in _lines(report):
-        if console.is_terminal and name not in _TO_COPY:
-            line = _named_lines()
-            line.add_row(name, Text(plain(text)))
-            console.print(line)
-        else:
-            console.print(f"[bold]{name:<11}[/bold] {escape(text)}", soft_wrap=True, highlight=False)
-    console.print(_verdict(report))
-    console.print()
+    screen = screen or Screen()
+    run = report.run
+    screen.line()
+    steps = f"{run.steady.steps} of {run.steps} steps"
+    screen.line(Text(f"Where a step goes: mean of {steps} on {report.device}", "bold"))
+    screen.table(_step_table(report))
+    screen.line()
+    lines: Iterable[tuple[str, str | Text]] = chain(_lines(report), _verdict(report))
+    for name, text in lines:
+        screen.line(text, name=Text(name, "bold"), column=_NAMES_WIDTH, whole=name in _TO_COPY)
+    screen.line()
 
 
 def _step_table(report: RunReport) -> Table:
-    run, rates = report.run, report.run.steady
-    steps = f"{rates.steps} of {run.steps} steps"
-    title = f"Where a step goes: mean of {steps} on {report.device}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_style="bold", min_width=min(len(title) + 2, 78))
-    table.add_column("region")
-    for column in ("device ms", "host ms") if report.on_device else ("host ms",):
-        table.add_column(column, justify="right")
-    table.add_column("share", justify="right")
+    rates = report.run.steady
+    times = ("device ms", "host ms") if report.on_device else ("host ms",)
+    table = Table("region", *times, "share")
 
     def row(region: str, name: str, style: str = "") -> None:
         share = 100 * rates.mean_ms(region) / rates.mean_ms("step") if rates.mean_ms("step") else 0.0
         values = [rates.mean_ms(region), *([rates.mean_host_ms(region)] if report.on_device else [])]
-        table.add_row(escape(name), *(f"{value:.3f}" for value in values), f"{share:.1f} %", style=style)
+        table.row(name, *(f"{value:.3f}" for value in values), f"{share:.1f} %", style=style)
 
     for region in rates.regions:
         row(region, region)
-    table.add_section()
+    table.section()
     row("step", "step", style="bold")
     if rates.user_regions:
-        table.add_section()
+        table.section()
         for region in rates.user_regions:
             row(region, f"your {region}")
     return table
@@ -131,18 +123,10 @@ def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
         yield "note", f"all {run.steps} steps were warm-up; the figures above are over those, without the first"
     evidence = report.analysis.run if report.analysis is not None else None
     if evidence is not None and evidence.window_effect is not None:
-        yield "after window", window_effect_words(evidence.window_effect)
+        yield "window", window_effect_words(evidence.window_effect)
     if report.trace is not None:
         yield from _trace_lines(report.trace, report.log_folder)
         yield from _memory_lines(report.trace)
-
-
-def _named_lines() -> Table:
-    """Lines that wrap beside their names."""
-    lines = Table.grid(padding=(0, 1))
-    lines.add_column(width=11, style="bold")
-    lines.add_column(overflow="fold")
-    return lines
 
 
 def _throughput(report: RunReport) -> str:
@@ -202,25 +186,20 @@ def _memory_lines(trace: TraceReport) -> Iterator[tuple[str, str]]:
         yield "no memory", f"snapshot: {trace.memory_message}"
 
 
-def _verdict(report: RunReport) -> Table:
-    """What the table ends with, in sentences that wrap."""
-    lines = _named_lines()
+def _verdict(report: RunReport) -> Iterator[tuple[str, str | Text]]:
+    """What the table ends with."""
     analysis = report.analysis
     if analysis is None:
         if report.run.steps:
             steps = 0 if report.run.only_warmup else report.run.steady.steps
-            lines.add_row("verdict", f"none: {steps} steps count, and it takes {MIN_STEPS}")
-        return lines
+            yield "verdict", f"none: {steps} steps count, and it takes {MIN_STEPS}"
+        return
     hints = ((hint.rank, hint.text) for hint in analysis.hints)
     for where, text in by_text(hints, several=len(analysis.ranks) > 1):
-        lines.add_row("hint", Text(plain(where + text)))
+        yield "hint", where + text
     for difference in analysis.differences:
-        lines.add_row("difference", Text(plain(difference)))
+        yield "difference", difference
+    yield "verdict", verdict(analysis)
     also = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:]]
-    verdict = Text(plain(analysis.verdict_text))
-    style = "bold green" if analysis.verdict == NOTHING_STANDS_OUT else "bold yellow"
-    verdict.highlight_words([analysis.verdict], style=style)
-    lines.add_row("verdict", verdict)
     if also:
-        lines.add_row("also", f"{', '.join(also)} of the step")
-    return lines
+        yield "also", f"{', '.join(also)} of the step"

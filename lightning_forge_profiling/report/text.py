@@ -78,7 +78,7 @@ _NAMESPACES = re.compile(r"\b(?:\w+::)+")
 _RETURN_TYPE = re.compile(r"^(?:void|int|bool|float|double) ")
 
 
-def short_kernel_name(name: str, width: int = 60) -> str:
+def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
     """A kernel's name as people say it: without return type, namespaces and arguments, its template kept.
 
     The template says what an elementwise or reduction kernel computes, so a name too long is cut at its end.

@@ -7,7 +7,14 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
-from lightning_forge_profiling.analysis.results import Analysis, RunCompute, RunEvidence, WindowEffect
+from lightning_forge_profiling.analysis.results import (
+    NOTHING_STANDS_OUT,
+    Analysis,
+    RunCompute,
+    RunEvidence,
+    WindowEffect,
+)
+from lightning_forge_profiling.report.table import Text
 
 __all__ = [
     "IDLE_WORDS",
@@ -23,6 +30,7 @@ __all__ = [
     "steps_of",
     "timing_lines",
     "used_gpu",
+    "verdict",
     "window_effect_words",
 ]
 
@@ -62,24 +70,31 @@ def timing_lines(run: RunEvidence) -> Iterator[str]:
     if run.split_steps is not None:
         yield f"Regions are estimated from {run.split_steps} of the steps"
     if run.window_effect is not None:
-        yield f"After the window {window_effect_words(run.window_effect)}"
+        yield window_effect_words(run.window_effect)
 
 
 def window_effect_words(effect: WindowEffect) -> str:
-    """The pace after a window against that before it, and what to think of it.
+    """The pace after a window against that before it.
 
     Example:
         >>> effect = WindowEffect(
         ...     steps_before=40, steps_after=90, before_ms=5.2, after_ms=6.5, change_pct=25, low_pct=23.5, high_pct=26.2
         ... )
         >>> window_effect_words(effect)
-        'a step takes 6.50 ms, 5.20 ms before it: +25.0 % (95 %: +23.5 to +26.2 %); recording left the run slower'
+        'a step takes 6.50 ms after the window, 5.20 ms before it: +25.0 % (95 %: +23.5 to +26.2 %); recording slowed the run'
     """
     words = (
-        f"a step takes {digits(effect.after_ms)} ms, {digits(effect.before_ms)} ms before it: "
+        f"a step takes {digits(effect.after_ms)} ms after the window, {digits(effect.before_ms)} ms before it: "
         f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
     )
-    return f"{words}; recording left the run slower" if effect.low_pct > _SLOWER_PCT else words
+    return f"{words}; recording slowed the run" if effect.low_pct > _SLOWER_PCT else words
+
+
+def verdict(analysis: Analysis) -> Text:
+    """The verdict in its sentences, its name marked: in green where there is nothing to do."""
+    style = "bold green" if analysis.verdict == NOTHING_STANDS_OUT else "bold yellow"
+    name = re.search(re.escape(analysis.verdict), analysis.verdict_text, re.IGNORECASE)
+    return Text(analysis.verdict_text, style if name else "", marked=name[0] if name else "")
 
 
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:

@@ -1,0 +1,79 @@
+"""Where a report is printed: how wide it is, and whether it is a terminal, where sentences wrap and colours are."""
+
+import io
+import os
+import re
+import shutil
+import sys
+from typing import Final, TextIO
+
+from lightning_forge_profiling.report.table import Table, Text, clean, padded, width_of, wrap
+
+__all__ = ["Screen"]
+
+_NARROWEST: Final = 20
+_STYLE: Final = re.compile(r"\x1b\[[\d;]*m")
+_ASCII: Final = str.maketrans("─µ…", "-u~")
+
+
+class Screen:
+    """A stream that reports are printed on.
+
+    Args:
+        stream: standard output by default.
+        width: in columns; by default that of the terminal, and 80 where there is none.
+        terminal: whether to wrap sentences; by default whether it is a terminal.
+        colours: whether to use them; by default on a terminal, unless the environment's `NO_COLOR` or `TERM` say no.
+
+    Example:
+        >>> Screen(width=40, terminal=True).line("one two three four five six seven", name="count", column=8)
+        count    one two three four five six
+                 seven
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        width: int | None = None,
+        terminal: bool | None = None,
+        colours: bool | None = None,
+    ) -> None:
+        self._stream = stream or sys.stdout or io.StringIO()  # a process without a console has no sys.stdout
+        self._width = max(_NARROWEST, width or shutil.get_terminal_size().columns)
+        isatty = getattr(self._stream, "isatty", None)  # what stands in for sys.stdout may have `write` alone
+        self._terminal = (isatty is not None and isatty()) if terminal is None else terminal
+        allowed = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._colours = (self._terminal and allowed) if colours is None else colours
+
+    def line(self, text: str | Text = "", *, name: str | Text = "", column: int = 0, whole: bool = False) -> None:
+        """Print a line, which on a terminal is wrapped beside its name.
+
+        Args:
+            text: what it says.
+            name: what stands before it.
+            column: how wide the names of such lines are.
+            whole: never wrap it: a path or a command could not be copied once it is broken.
+        """
+        text, name = clean(text), clean(name)
+        start = padded(name.text, column) + " " if name.text or column else ""
+        room = max(_NARROWEST // 2, self._width - width_of(start))
+        first, *others = wrap(text.text, room) if self._terminal and not whole else [text.text]
+        self._write(name.painted(start) + text.painted(first))
+        for line in others:
+            self._write(" " * width_of(start) + text.painted(line))
+
+    def table(self, table: Table) -> None:
+        """Print a table."""
+        for line in table.lines(self._width):
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        if not self._colours:
+            line = _STYLE.sub("", line)
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            line.encode(encoding)
+        except UnicodeEncodeError:
+            line = line.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+        self._stream.write(f"{line}\n")

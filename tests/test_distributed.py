@@ -93,6 +93,16 @@ def test_rates_are_logged_for_the_job_and_for_one_device(finished):
         assert sum(row[f"time/{region}_ms"] for region in PARTITION) == pytest.approx(row["time/step_ms"])
 
 
+def test_the_clocks_of_both_ranks_come_to_rank_0(finished):
+    folder, _ = finished
+    [path] = folder.rglob("summary.json")
+    summary = json.loads(path.read_text())
+    assert [clock["rank"] for clock in summary["run"]["clocks"]] == [0, 1]
+    for clock in summary["run"]["clocks"]:
+        assert clock["host_ms"] + clock["between_ms"] == pytest.approx(clock["step_ms"], rel=0.05)
+    assert not list(path.parent.glob(".*")), "they were handed over in files, which are gone"
+
+
 def test_one_rank_alone_may_record(tmp_path):
     done = run(tmp_path, "ddp", "rank0")
     assert done.returncode == 0, done.stderr

@@ -14,10 +14,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.multi_gpu]
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_both_ranks_record_one_window_and_the_rates_add_up(tmp_path, strategy):
+def train(*arguments):
     done = subprocess.run(
-        [sys.executable, ROOT / "tests/scripts/multi_gpu.py", strategy, tmp_path],
+        [sys.executable, ROOT / "tests/scripts/multi_gpu.py", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
@@ -26,6 +25,12 @@ def test_both_ranks_record_one_window_and_the_rates_add_up(tmp_path, strategy):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     print(done.stdout)
+    return done
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_both_ranks_record_one_window_and_the_rates_add_up(tmp_path, strategy):
+    done = train(strategy, tmp_path)
     assert done.stdout.count("Where a step goes") == 1
     traces = sorted(tmp_path.rglob("rank?.trace.json.gz"))
     assert [path.name for path in traces] == ["rank0.trace.json.gz", "rank1.trace.json.gz"]
@@ -43,3 +48,28 @@ def test_both_ranks_record_one_window_and_the_rates_add_up(tmp_path, strategy):
     assert summary["throughput/samples_per_sec"] == pytest.approx(2 * summary["throughput/device/samples_per_sec"])
     regions = ("data", "transfer", "forward", "backward", "optimizer", "other")
     assert sum(summary[f"time/{name}_ms"] for name in regions) == pytest.approx(summary["time/step_ms"])
+
+
+def test_a_late_host_is_named_and_what_recording_added_is_not_blamed(tmp_path):
+    """Recording slows both hosts by more than the 8 ms that rank 1 sleeps in each step."""
+    train("ddp", tmp_path, "late")
+    [path] = tmp_path.rglob("summary.json")
+    summary = json.loads(path.read_text())
+    live_ms = summary["run"]["step_ms"]["mean"]
+    early, late = summary["run"]["clocks"]
+    found = {found["code"]: found for found in summary["findings"]}
+    print(json.dumps({"clocks": [early, late], "differences": summary["differences"]}, indent=1))
+    print({code: (round(each["share_pct"], 1), each["title"]) for code, each in found.items()})
+    assert late["host_ms"] - early["host_ms"] > 3, "the hosts themselves differ by a few ms on some machines"
+    straggler = found["straggler"]
+    assert (straggler["rank"], straggler["source"]) == (1, "run")
+    assert straggler["share_pct"] * live_ms / 100 <= 8 + 4
+    waits_ms = sum(
+        found[code]["share_pct"] * live_ms / 100
+        for code in ("straggler", "launch-bound", "sync-bound", "slow-optimizer")
+        if code in found
+    )
+    compute_ms = min(
+        rank["gpu"]["busy_ms_per_step"] - rank["categories"]["comm"]["ms_per_step"] for rank in summary["ranks"]
+    )
+    assert waits_ms <= 1.1 * (live_ms - compute_ms), "no more than the GPUs idle in a live step"

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Final
 
+from lightning_forge_profiling.analysis.late_rank import GPU_IS_SLOWER, late_host, steady_steps, work_ms
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
+from lightning_forge_profiling.analysis.rule import in_ms
 from lightning_forge_profiling.analysis.run_findings import (
     MIN_STEPS,
     NAMED_FROM_PCT,
@@ -62,15 +64,17 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     if evidence is None or evidence.steps < MIN_STEPS:
         return replace(analysis, run=evidence)
     recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
+    analysis, late = _by_clocks(analysis, evidence)
     if recorded is not None and recorded.gpu.busy_ms_per_step:
-        findings, differences = _merge(analysis.findings, _judged(recorded, analysis), evidence)
+        late_ms = sum(found.share_pct for found in late) * evidence.step_ms.mean / 100
+        findings, differences = _merge(analysis.findings, _judged(recorded, analysis), evidence, late_ms)
     elif any(rank.gpu.busy_ms_per_step for rank in analysis.ranks):  # of others than the one that the run is of
         known = {found.code for found in analysis.findings}
         findings = [*analysis.findings, *(found for found in run_findings(evidence) if found.code not in known)]
         differences = []
     else:
         findings, differences = _of_blind(analysis.findings, recorded.rank if recorded else 0, evidence)
-    ranked = by_gain(findings)
+    ranked = by_gain([*findings, *late])
     verdict, text = decide(ranked, gpu=evidence.on_device)
     return replace(
         analysis,
@@ -81,6 +85,15 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         run=evidence,
         differences=(*analysis.differences, *differences),
     )
+
+
+def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tuple[Finding, ...]]:
+    """Whose host is late, the ranks' own clocks decide: the trace without what it says of that, and what they say."""
+    if not evidence.clocks:
+        return analysis, ()
+    traced = tuple(found for found in analysis.findings if found.code != "straggler" or GPU_IS_SLOWER in found.title)
+    found = None if any(found.code == "straggler" for found in traced) else late_host(analysis, evidence)
+    return replace(analysis, findings=traced), () if found is None else (found,)
 
 
 def _of_run(evidence: RunEvidence) -> Analysis:
@@ -116,14 +129,15 @@ def _of_blind(traced: tuple[Finding, ...], rank: int, evidence: RunEvidence) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """The steps of the lowest rank that the trace's findings are over, in milliseconds.
+    """The recorded steps that the trace's findings are over, in milliseconds.
 
     Attributes:
-        rank: its number.
+        rank: the lowest rank's number; what follows is of its steps, but for `work_ms`.
         idle_pct: how much of all recorded steps its GPU was idle.
         step_ms: their mean.
         median_ms: their median.
-        busy_ms: how much of the mean the GPU was busy.
+        busy_ms: how much of the mean step the GPU was busy, the mean over the ranks.
+        work_ms: the same without waiting for other ranks, which depends on the hosts.
         words: what they are.
     """
 
@@ -132,20 +146,27 @@ class _Judged:
     step_ms: float
     median_ms: float
     busy_ms: float
+    work_ms: float
     words: str
 
 
 def _judged(recorded: RankSummary, analysis: Analysis) -> _Judged:
-    rank, idle_pct = recorded.rank, recorded.gpu.idle_pct
-    steps = recorded.per_step[1:]
-    if not analysis.findings_note or not steps:
-        times = recorded.step_ms
-        return _Judged(rank, idle_pct, times.mean, times.p50, recorded.gpu.busy_ms_per_step, "recorded steps")
-    times_ms, busy_ms = [step.ms for step in steps], fmean(step.busy_ms for step in steps)
-    return _Judged(rank, idle_pct, fmean(times_ms), median(times_ms), busy_ms, "recorded steps but the first")
+    steps = steady_steps(recorded, analysis)
+    times_ms = [step.ms for step in steps]
+    return _Judged(
+        recorded.rank,
+        recorded.gpu.idle_pct,
+        fmean(times_ms),
+        median(times_ms),
+        fmean(step.busy_ms for rank in analysis.ranks for step in steady_steps(rank, analysis)),
+        fmean(work_ms(analysis).values()),
+        "recorded steps" if len(steps) == len(recorded.per_step) else "recorded steps but the first",
+    )
 
 
-def _merge(traced: tuple[Finding, ...], judged: _Judged, evidence: RunEvidence) -> tuple[list[Finding], list[str]]:
+def _merge(
+    traced: tuple[Finding, ...], judged: _Judged, evidence: RunEvidence, late_ms: float
+) -> tuple[list[Finding], list[str]]:
     """Findings of both, and where they differ. The trace has GPU work, the run enough steps."""
     differences: list[str] = []
     as_recorded = traced
@@ -157,7 +178,8 @@ def _merge(traced: tuple[Finding, ...], judged: _Judged, evidence: RunEvidence) 
             f"({100 * (judged.step_ms / evidence.step_ms.mean - 1):+.0f} %): recording slows the host, so "
             "launch and host figures of the trace are inflated; the findings' shares are of the live step"
         )
-        converted = [_of_live_step(found, judged, evidence) for found in traced]
+    if slowed or late_ms:  # a late host's own GPU is idle too, which is no second cause
+        converted = [_of_live_step(found, judged, evidence, late_ms) for found in traced]
         differences += [
             f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
             "live ones, too little to be named"
@@ -204,18 +226,29 @@ def _slowed(judged: _Judged, evidence: RunEvidence) -> bool:
     )
 
 
-def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence) -> Finding:
-    """A trace's finding with its share converted from the recorded step to the live one."""
-    recorded_ms, live_ms, busy_ms = judged.step_ms, evidence.step_ms.mean, judged.busy_ms
+def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_ms: float) -> Finding:
+    """A trace's finding of the live step: what recording added to a wait for the host is taken off.
+
+    Args:
+        found: the finding, of the recorded step.
+        judged: the recorded steps.
+        evidence: the live ones.
+        late_ms: how long GPUs wait for a late host in a live step, which is another finding's.
+    """
+    recorded_ms, live_ms = judged.step_ms, evidence.step_ms.mean
     share = found.share_pct * recorded_ms / live_ms
+    title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %"
     if found.code in _HOST_WAITS:
-        idle_recorded, idle_live = recorded_ms - busy_ms, max(live_ms - busy_ms, 0.0)
-        share *= idle_live / idle_recorded if idle_recorded > 0 else 0.0
-    share = min(share, 100.0)
+        idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
+        share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
+        title = (
+            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host. Recorded, "
+            f"which slows the host: {found.title}"
+        )
     return replace(
         found,
-        share_pct=share,
-        title=f"{found.title}; of a live step it is {share:.0f} %",
+        share_pct=min(share, 100.0),
+        title=title,
         evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from lightning_forge_profiling.analysis.late_rank import GPU_IS_SLOWER
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import Finding, RankWait
 from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, Rule, Seen, in_ms
@@ -68,7 +69,7 @@ def _straggler(seen: Sequence[Seen]) -> Finding | None:
         return None
     rank = last.rank.rank
     others_compute = sum(one.compute_ms for one in others) / len(others)
-    why = "its GPU computes longer" if last.compute_ms - others_compute > cost / 2 else "its host is late"
+    why = GPU_IS_SLOWER if last.compute_ms - others_compute > cost / 2 else "its host is late"
     return Finding(
         code="straggler",
         share_pct=100 * cost / step,

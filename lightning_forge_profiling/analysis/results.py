@@ -16,6 +16,7 @@ __all__ = [
     "Collective",
     "Finding",
     "Hint",
+    "RankClock",
     "RankWait",
     "RunEvidence",
     "RunRegion",
@@ -131,6 +132,24 @@ class RunCompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankClock:
+    """One rank's steps by its own host's clock, without a profiler.
+
+    Attributes:
+        rank: its number.
+        step_ms: mean of the steps.
+        host_ms: how long its host works on a step: from the fetch to the end of the batch.
+        between_ms: the rest, from the end of a batch to the next fetch. In a run of several processes Lightning
+            synchronizes them there, so that the ranks whose hosts are early wait for the one whose host is late.
+    """
+
+    rank: int
+    step_ms: float
+    host_ms: float
+    between_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEffect:
     """The pace of a run after its recorded window, against that before it.
 
@@ -172,6 +191,7 @@ class RunEvidence:
         split_steps: in how many of the steps the regions were timed; they are estimated from those. None for all.
         overhead_us: what timing took of a step on the host.
         window_effect: whether the recorded window left the run slower; None without 20 steps on each side of it.
+        clocks: each rank's own clock, where several ranks recorded a window; empty otherwise.
     """
 
     steps: int
@@ -186,6 +206,7 @@ class RunEvidence:
     split_steps: int | None = None
     overhead_us: float | None = None
     window_effect: WindowEffect | None = None
+    clocks: tuple[RankClock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

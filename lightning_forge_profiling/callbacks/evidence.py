@@ -8,7 +8,7 @@ import msgspec
 
 from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import Analysis, RunCompute, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.results import Analysis, RankClock, RunCompute, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.analysis.window_effect import window_effect
 from lightning_forge_profiling.report.files import summary_json, write_file
@@ -47,6 +47,7 @@ def run_evidence(
     world_size: int,
     telemetry: TelemetrySummary | None = None,
     compute: Sequence[RunCompute] = (),
+    clocks: Sequence[RankClock] = (),
 ) -> RunEvidence | None:
     """The evidence in a run's books, None where no step counts: warm-up steps are typical of nothing.
 
@@ -56,6 +57,7 @@ def run_evidence(
         world_size: how many processes trained.
         telemetry: what the GPU's sensors said, None where nothing did.
         compute: how fast a device computed.
+        clocks: each rank's own clock, where several recorded.
     """
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
@@ -75,6 +77,7 @@ def run_evidence(
         compute=tuple(compute),
         split_steps=steady.split_steps if steady.split_steps < steady.steps else None,
         overhead_us=steady.own_us / steady.steps,
+        clocks=tuple(clocks),
         window_effect=window_effect(run.before_window_ms, run.after_window_ms),
     )
 

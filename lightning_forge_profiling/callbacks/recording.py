@@ -11,12 +11,11 @@ from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
-from lightning_forge_profiling.callbacks.evidence import analysis_of, recorded_analysis, run_compute, run_evidence
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
 from lightning_forge_profiling.callbacks.work import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.report.run_table import RunReport, print_run
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
@@ -261,12 +260,12 @@ class RecordingCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The run is coming down: no other hook will be called, and other ranks may be elsewhere."""
         self._end(trainer, interrupted=True)
-        self._close(trainer)
+        self._close(trainer, interrupted=True)
 
     @guarded
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The fit is over."""
-        self._close(trainer)
+        self._close(trainer, interrupted=False)
 
     # -- the rest ------------------------------------------------------------------------------------------------
 
@@ -300,37 +299,16 @@ class RecordingCallback(Callback):
             if trainer.profiler is standing:
                 trainer.profiler = standing.inner
         self.end(trainer, interrupted=interrupted)
+        if self._peers[-1] is self and not interrupted and self._recorder is not None:
+            leave_clock(trainer, self._recorder, self._peers)
 
-    def _close(self, trainer: Trainer) -> None:
+    def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
         self.finish(trainer)
         recorder = self._recorder
         if self._peers[-1:] == (self,) and recorder is not None and trainer.is_global_zero and recorder.began:
-            trace = next((report for peer in self._peers if (report := peer.trace_report()) is not None), None)
-            run, on_device = recorder.summary(), recorder.timers.on_device
-            gpu = next((told for peer in self._peers if (told := peer.telemetry(run)) is not None), None)
-            measured = gpu if isinstance(gpu, TelemetrySummary) else None
-            recorded = recorded_analysis(trace)
-            rates = [found for peer in self._peers for found in peer.compute(trainer, run, trace, recorded)]
-            compute = tuple(run_compute(found) for found in rates)
-            evidence = run_evidence(
-                run, on_device=on_device, world_size=trainer.world_size, telemetry=measured, compute=compute
-            )
-            analysis = analysis_of(trace, recorded, evidence)
+            analysis = report_run(trainer, recorder, self._peers, interrupted=interrupted)
             for peer in self._peers:
                 peer._analysis = analysis  # noqa: SLF001  (one of us)
-            print_run(
-                RunReport(
-                    run,
-                    trace,
-                    device=lightning_api.device_name(trainer),
-                    on_device=on_device,
-                    replicas=lightning_api.replicas(trainer),
-                    log_folder=lightning_api.logger_folder(trainer),
-                    analysis=analysis,
-                    compute=compute,
-                    gpu=gpu,
-                )
-            )
         self._recorder = None
 
     def _work_counter(self, module: LightningModule) -> WorkCounter:

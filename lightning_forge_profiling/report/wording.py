@@ -81,13 +81,13 @@ def window_effect_words(effect: WindowEffect) -> str:
         ...     steps_before=40, steps_after=90, before_ms=5.2, after_ms=6.5, change_pct=25, low_pct=23.5, high_pct=26.2
         ... )
         >>> window_effect_words(effect)
-        'a step takes 6.50 ms after the window, 5.20 ms before it: +25.0 % (95 %: +23.5 to +26.2 %); recording slowed the run'
+        'a step takes 6.50 ms after the window, 5.20 ms before it: +25.0 % (95 %: +23.5 to +26.2 %); still slowed down'
     """
     words = (
         f"a step takes {digits(effect.after_ms)} ms after the window, {digits(effect.before_ms)} ms before it: "
         f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
     )
-    return f"{words}; recording slowed the run" if effect.low_pct > _SLOWER_PCT else words
+    return f"{words}; still slowed down" if effect.low_pct > _SLOWER_PCT else words
 
 
 def verdict(analysis: Analysis) -> Text:

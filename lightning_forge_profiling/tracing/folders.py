@@ -7,6 +7,7 @@ from pathlib import Path
 
 __all__ = [
     "claim",
+    "clock_path",
     "numbered_folders",
     "plugin_path",
     "report_path",
@@ -35,6 +36,11 @@ def summary_path(folder: Path) -> Path:
 def report_path(folder: Path) -> Path:
     """The same for a browser."""
     return folder / "report.html"
+
+
+def clock_path(folder: Path, rank: int) -> Path:
+    """What a rank's steps took by its own clock, until the rank that prints has read it."""
+    return folder / f".rank{rank}.clock"
 
 
 def claim(folders: Iterable[Path], rank: int) -> Path:

@@ -450,7 +450,7 @@ def test_a_rank_that_cannot_be_is_unknown(rank, tmp_path):
 NO_TRACES = {
     "empty": (b"", "the file is empty"),
     "blank": (b" \n\t ", "the file is empty"),
-    "packed nothing": (gzip.compress(b""), "the file is empty"),
+    "packed nothing": (gzip.compress(b"", mtime=0), "the file is empty"),
     "text": (b"Traceback (most recent call last):", "not JSON: JSON is malformed: invalid character (byte 0)"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(99), "not JSON"),
     "half a gzip header": (b"\x1f\x8b\x08", "damaged gzip data"),

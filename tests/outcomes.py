@@ -10,6 +10,8 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 REPORTS = {"summary.json", "summary.md", "report.html"}
+HANGS_S = 200
+"""What takes so long has come to a standstill. A busy machine may take a minute for what else takes a second."""
 PARTITION = ("data", "transfer", "forward", "backward", "optimizer", "other")
 
 
@@ -53,7 +55,7 @@ def tables(text):
     return len(re.findall(r"Where a step goes", text))
 
 
-def script(name, *args, cwd, timeout=120):
+def script(name, *args, cwd, **options):
     """Run a script as a process of its own."""
     command = [sys.executable, str(SCRIPTS / name), *map(str, args)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANGS_S, check=False, **options)

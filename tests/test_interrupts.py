@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.outcomes import REPORTS, SCRIPTS, recorded_steps, tables, the_trace, traces
+from tests.outcomes import HANGS_S, REPORTS, SCRIPTS, recorded_steps, tables, the_trace, traces
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
+    pytest.mark.usefixtures("_signals_act"),
+]
 
 
 @contextmanager
@@ -33,7 +36,7 @@ def announced(which, at, folder, **options):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANGS_S)
     return process.returncode, out, err
 
 
@@ -89,7 +92,7 @@ def test_a_killed_run_leaves_no_process_and_no_half_written_trace(tmp_path):
         process.kill()
         code, _, _ = ended(process)
     assert code == -signal.SIGKILL
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANGS_S
     while (busy := working_on(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert busy == []

@@ -122,7 +122,7 @@ class TelemetryPage(Page):
 
     def open_table(self):
         self.one("#telemetry summary").click()
-        wait_until(lambda: self.all("#telemetry table"), "the table is there", 10)
+        wait_until(lambda: self.all("#telemetry table"), "the table is there")
 
     def notes(self):
         return self.one("#telemetry-text").text

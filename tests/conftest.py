@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import signal
 import sys
 import threading
@@ -88,6 +89,18 @@ def _nothing_is_left_behind(request):
         time.sleep(0.05)
         found = leftovers(before, folder)
     assert not found, f"left behind: {', '.join(found)}"
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays():
+    """Variables that a test, or Lightning in it, has set are not there for the next one."""
+    before = dict(os.environ)
+    yield
+    for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -53,6 +54,27 @@ def logged(folder, name="throughput/steps_per_sec"):
 def tables(text):
     """How many tables were printed."""
     return len(re.findall(r"Where a step goes", text))
+
+
+def wait_for_processes_of(folder):
+    """Until no process has this folder in its command line."""
+    deadline = time.monotonic() + HANGS_S
+    while busy := working_on(folder):
+        assert time.monotonic() < deadline, busy
+        time.sleep(0.05)
+
+
+def working_on(folder):
+    """Processes with this folder in their command line."""
+    found = []
+    for listing in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = listing.read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in command:
+            found.append(listing.parent.name)
+    return found
 
 
 def script(name, *args, cwd, **options):

@@ -4,13 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.outcomes import HANGS_S, REPORTS, SCRIPTS, recorded_steps, tables, the_trace, traces
+from tests.outcomes import HANGS_S, REPORTS, SCRIPTS, recorded_steps, tables, the_trace, traces, wait_for_processes_of
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
@@ -92,23 +90,7 @@ def test_a_killed_run_leaves_no_process_and_no_half_written_trace(tmp_path):
         process.kill()
         code, _, _ = ended(process)
     assert code == -signal.SIGKILL
-    deadline = time.monotonic() + HANGS_S
-    while (busy := working_on(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert busy == []
+    wait_for_processes_of(tmp_path)
     assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert names == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz", *REPORTS}
-
-
-def working_on(folder):
-    """Processes with this folder in their command line."""
-    found = []
-    for listing in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = listing.read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in command:
-            found.append(listing.parent.name)
-    return found

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from urllib.parse import urlencode
 
 import pytest
 from selenium import webdriver
+
+from tests.ports import free_port
 
 PROFILER = "data/plugin/pytorch_profiler"
 
@@ -60,9 +62,23 @@ class TensorBoard:
         """What the profiler tab shows of one worker: `overview`, `operation/table`, `kernel/table`, ..."""
         return self.get_json(f"{PROFILER}/{view}", run=run, worker=worker, span="default", **query)
 
-    def scalar_tags(self) -> dict[str, dict[str, Any]]:
-        """Run -> tag -> description, once TensorBoard has read any."""
-        return wait_until(lambda: self.get_json("data/plugin/scalars/tags"), "TensorBoard lists scalars")
+    def scalar_tags(self, expected: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Run -> tag -> description, once TensorBoard has read all that are expected of a run."""
+
+        def read() -> dict[str, dict[str, Any]] | None:
+            tags = self.get_json("data/plugin/scalars/tags")
+            return tags if any(set(expected) <= set(of_run) for of_run in tags.values()) else None
+
+        return wait_until(read, f"TensorBoard lists {', '.join(expected)}")
+
+    def scalars(self, run: str, tag: str, at_least: int) -> list[tuple[int, float]]:
+        """Steps and values, once TensorBoard has read so many."""
+
+        def read() -> list[tuple[int, float]] | None:
+            values = self.get_json("data/plugin/scalars/scalars", run=run, tag=tag)
+            return [(step, value) for _, step, value in values] if len(values) >= at_least else None
+
+        return wait_until(read, f"TensorBoard has {at_least} values of {tag}")
 
 
 @contextmanager
@@ -123,7 +139,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
             f"--user-data-dir={profile}",
         ):
             options.add_argument(argument)
-        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver, port=free_port()))
         try:
             yield browser
         finally:

@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import os
+import signal
 import sys
 import threading
 import time
@@ -81,12 +83,43 @@ def _nothing_is_left_behind(request):
     before = {"threads": threads(), "children": children()}
     yield
     found = leftovers(before, folder)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while found and time.monotonic() < deadline:  # what has been told to end may need a moment
         gc.collect()
         time.sleep(0.05)
         found = leftovers(before, folder)
     assert not found, f"left behind: {', '.join(found)}"
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays():
+    """Variables that a test, or Lightning in it, has set are not there for the next one."""
+    before = dict(os.environ)
+    yield
+    for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+
+
+@pytest.fixture
+def _signals_act():
+    """Signals do what they do in a process that was started in a terminal, here and in child processes.
+
+    `nohup`, and a shell that starts a job in the background, leave some of them ignored.
+    """
+    ignored = {}
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            ignored[number] = signal.signal(number, handler)
+    yield
+    for number, handler in ignored.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 REPORTS = {"summary.json", "summary.md", "report.html"}
+HANGS_S = 200
+"""What takes so long has come to a standstill. A busy machine may take a minute for what else takes a second."""
 PARTITION = ("data", "transfer", "forward", "backward", "optimizer", "other")
 
 
@@ -53,7 +56,28 @@ def tables(text):
     return len(re.findall(r"Where a step goes", text))
 
 
-def script(name, *args, cwd, timeout=120):
+def wait_for_processes_of(folder):
+    """Until no process has this folder in its command line."""
+    deadline = time.monotonic() + HANGS_S
+    while busy := working_on(folder):
+        assert time.monotonic() < deadline, busy
+        time.sleep(0.05)
+
+
+def working_on(folder):
+    """Processes with this folder in their command line."""
+    found = []
+    for listing in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = listing.read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in command:
+            found.append(listing.parent.name)
+    return found
+
+
+def script(name, *args, cwd, **options):
     """Run a script as a process of its own."""
     command = [sys.executable, str(SCRIPTS / name), *map(str, args)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANGS_S, check=False, **options)

@@ -28,6 +28,8 @@ class Page:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self.prefer(scheme)
         browser.get(path.as_uri())
+        # what observes sizes has done so when the first frame has been drawn
+        self.run_until_done("requestAnimationFrame(() => requestAnimationFrame(done))")
 
     def prefer(self, scheme):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -46,6 +48,10 @@ class Page:
 
     def run(self, script, *arguments):
         return self.browser.execute_script(script, *arguments)
+
+    def run_until_done(self, script):
+        """Run what calls `done` later."""
+        return self.browser.execute_async_script(f"const done = () => arguments[0](); {script};")
 
     def complaints(self):
         return self.browser.get_log("browser")

@@ -30,6 +30,12 @@ VECTOR = torch.ones(8)
 LAYER = torch.nn.Linear(8, 2)
 
 
+@pytest.fixture(autouse=True)
+def _no_name_is_taken(monkeypatch):
+    """Names that other tests have given are not in the way."""
+    monkeypatch.setattr("lightning_forge_profiling.bench.benchmark._NAMES", Names())
+
+
 @pytest.fixture
 def on_a_gpu():
     with FakeTensorMode():
@@ -312,8 +318,7 @@ def names_of(calls):
     ],
     ids=["closure", "default", "instance", "method", "module", "partial"],
 )
-def test_two_functions_never_have_one_name_and_one_function_always_does(monkeypatch, make):
-    monkeypatch.setattr("lightning_forge_profiling.bench.benchmark._NAMES", Names())
+def test_two_functions_never_have_one_name_and_one_function_always_does(make):
     gone = names_of((make(n), VECTOR) for n in (2, 3, 2, 3))
     assert len(set(gone)) == 4
     assert gone[1] == f"{gone[0]} #2"

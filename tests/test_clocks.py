@@ -17,6 +17,8 @@ from lightning_forge_profiling.hardware.clocks import locked_clocks
 from lightning_forge_profiling.hardware.nvml import find_device, open_nvml
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, FakeBoard, FakeNvml
 
+pytestmark = pytest.mark.usefixtures("_signals_act")
+
 UUID = FakeBoard().uuid
 OTHER = "GPU-1d9f0b0c-5a55-4e0a-9f0e-93cf7c1e2c11"
 SLICE = "MIG-c7b2a1de-6c41-5ce3-b84e-8f0a4f1b7a01"

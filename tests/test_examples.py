@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.outcomes import PARTITION, read_trace, recorded_steps, tables, traces
+from tests.outcomes import HANGS_S, PARTITION, read_trace, recorded_steps, tables, traces
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -25,7 +25,7 @@ def example(name, *options, cwd):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=HANGS_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -320,13 +320,13 @@ class TestTimeline:
 
     def test_the_wheel_zooms_around_the_pointer(self, page):
         page.wheel(-300)
-        start, end = wait_until(lambda: page.view() != self.WHOLE and page.view(), "the wheel zooms", 10)
+        start, end = wait_until(lambda: page.view() != self.WHOLE and page.view(), "the wheel zooms")
         assert (start + end) / 2 == pytest.approx(self.WHOLE[1] / 2, rel=0.01)
         assert page.run("return scrollY") == 0
 
     def test_the_wheel_scrolls_the_page_where_there_is_nothing_to_zoom_out_of(self, page):
         page.wheel(200)
-        wait_until(lambda: page.run("return scrollY") > 0, "the page scrolls", 10)
+        wait_until(lambda: page.run("return scrollY") > 0, "the page scrolls")
         assert page.view() == self.WHOLE
 
     def test_the_keyboard_zooms_pans_and_resets(self, page):
@@ -426,7 +426,7 @@ class TestTimeline:
             lanes=(nearly_empty, busy(10), busy(60), busy(100)),
         )
         page = Page(browser, tmp_path, sample_analysis(), [timeline])
-        wait_until(lambda: page.run("return document.querySelector('canvas').width > 300"), "it is drawn", 10)
+        wait_until(lambda: page.run("return document.querySelector('canvas').width > 300"), "it is drawn")
 
         def average(lane_name):
             _, y = page.place(lane_name, 0)
@@ -503,7 +503,7 @@ class TestLooks:
             assert ends() == [False, True]
             for left, expected in ((100, [True, True]), (10_000, [True, False]), (0, [False, True])):
                 page.run("arguments[0].scrollLeft = arguments[1]", scroller, left)
-                wait_until(lambda ends=ends, expected=expected: ends() == expected, f"it fades {expected}", 10)
+                wait_until(lambda ends=ends, expected=expected: ends() == expected, f"it fades {expected}")
         assert page.complaints() == []
 
     def test_colours_follow_the_system_and_the_button(self, page):
@@ -514,13 +514,13 @@ class TestLooks:
             return page.pixels(60)[8:12]
 
         light = background()
-        light_pixel = wait_until(lambda: any(pixel()) and pixel(), "the timeline is drawn", 10)
+        light_pixel = wait_until(lambda: any(pixel()) and pixel(), "the timeline is drawn")
         page.prefer("dark")
         assert background() != light
-        wait_until(lambda: pixel() != light_pixel, "the timeline is drawn in dark colours", 10)
+        wait_until(lambda: pixel() != light_pixel, "the timeline is drawn in dark colours")
         page.one("#theme").click()
         assert background() == light
-        wait_until(lambda: pixel() == light_pixel, "the timeline is drawn in light colours", 10)
+        wait_until(lambda: pixel() == light_pixel, "the timeline is drawn in light colours")
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_text_has_contrast(self, browser, tmp_path, scheme):

@@ -24,6 +24,7 @@ from lightning_forge_profiling.hardware.telemetry import GpuReader
 from tests.browser import chromium, wait_until
 from tests.fake_nvml import GPU_IS_LOST, FakeBoard, FakeNvml
 from tests.models import Classifier, loader
+from tests.outcomes import HANGS_S
 from tests.report_page import Page
 from tests.sample_timeline import sample_timeline
 from tests.samples import sample_analysis
@@ -121,7 +122,7 @@ class TelemetryPage(Page):
 
     def open_table(self):
         self.one("#telemetry summary").click()
-        wait_until(lambda: self.all("#telemetry table"), "the table is there", 10)
+        wait_until(lambda: self.all("#telemetry table"), "the table is there")
 
     def notes(self):
         return self.one("#telemetry-text").text
@@ -138,6 +139,10 @@ class Gpu(FakeNvml):
     def __init__(self):
         super().__init__(FakeBoard(name="NVIDIA H200 <b>"))
         self.taken, self.sampled = 0, threading.Semaphore(0)
+
+    def clock_ns(self):
+        """Samples are 20 ms apart, also where the thread that takes them is held up: that would be a gap."""
+        return 20_000_000 * self.taken
 
     def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802  (NVML's name; the first that a sample asks)
         board, self.taken = self.boards[0], self.taken + 1
@@ -163,8 +168,10 @@ class Waiting(Classifier):
         self.gpu = gpu
 
     def training_step(self, batch):
+        while self.gpu.sampled.acquire(blocking=False):  # those of before
+            pass
         for _ in range(2):
-            assert self.gpu.sampled.acquire(timeout=10)
+            assert self.gpu.sampled.acquire(timeout=HANGS_S)
         return super().training_step(batch)
 
 
@@ -175,8 +182,9 @@ def report(make_trainer, monkeypatch, tmp_path):
 
     def start(callback, device, period_s):
         callback._telemetry = RunTelemetry(
-            lambda: GpuReader(gpu, find_device(gpu, environ={}), pid=1), AllocatorReading, period_s=period_s
-        )
+            lambda: GpuReader(gpu, find_device(gpu, environ={}), pid=1), AllocatorReading, period_s=period_s,
+            clock_ns=gpu.clock_ns,
+        )  # fmt: skip
         gpu.nvmlInit()
         callback._telemetry.start()
 

@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.outcomes import REPORTS, SCRIPTS, recorded_steps, tables, the_trace, traces
+from tests.outcomes import HANGS_S, REPORTS, SCRIPTS, recorded_steps, tables, the_trace, traces, wait_for_processes_of
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
+    pytest.mark.usefixtures("_signals_act"),
+]
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def announced(which, at, folder, **options):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANGS_S)
     return process.returncode, out, err
 
 
@@ -89,23 +90,7 @@ def test_a_killed_run_leaves_no_process_and_no_half_written_trace(tmp_path):
         process.kill()
         code, _, _ = ended(process)
     assert code == -signal.SIGKILL
-    deadline = time.monotonic() + 30
-    while (busy := working_on(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert busy == []
+    wait_for_processes_of(tmp_path)
     assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert names == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz", *REPORTS}
-
-
-def working_on(folder):
-    """Processes with this folder in their command line."""
-    found = []
-    for listing in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = listing.read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in command:
-            found.append(listing.parent.name)
-    return found

@@ -19,6 +19,7 @@ from lightning_forge_profiling.hardware.gpu_usage import GpuSample, throttle_rea
 from lightning_forge_profiling.hardware.nvml import find_device, open_nvml
 from lightning_forge_profiling.hardware.telemetry import GpuReader, TelemetrySampler, open_reader
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
+from tests.outcomes import HANGS_S
 
 GIB = 2**30
 FIRST, SECOND = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-1d9f0b0c-5a55-4e0a-9f0e-93cf7c1e2c11"
@@ -387,7 +388,7 @@ def test_it_samples_in_a_thread_of_its_own_until_stopped(monkeypatch):
     nvml = Signalling(samples=3)
     sampler = sampler_in_thread(nvml, monkeypatch, period_s=0.001)
     sampler.start()
-    assert nvml.reached.wait(10)
+    assert nvml.reached.wait(HANGS_S)
     sampler.stop()
     assert sampler.run().samples >= 3
     assert threading.current_thread() not in nvml.threads
@@ -399,7 +400,7 @@ def test_it_stops_at_once_however_long_the_period(monkeypatch):
     nvml = Signalling(samples=1)
     sampler = sampler_in_thread(nvml, monkeypatch, period_s=3600)
     sampler.start()
-    assert nvml.reached.wait(10)
+    assert nvml.reached.wait(HANGS_S)
     [thread] = nvml.threads
     sampler.stop()
     assert not thread.is_alive()
@@ -430,7 +431,7 @@ def test_a_failure_in_the_thread_is_logged_once_and_ends_it(monkeypatch, caplog)
     nvml.boards[0].memory_used = "much"
     sampler = sampler_in_thread(nvml, monkeypatch, period_s=0.001)
     sampler.start()
-    sampler._thread.join(10)
+    sampler._thread.join(HANGS_S)
     assert not sampler._thread.is_alive()
     sampler.stop()
     assert [record.message for record in caplog.records] == [

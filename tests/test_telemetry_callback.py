@@ -15,6 +15,7 @@ from lightning_forge_profiling.hardware.nvml import find_device
 from lightning_forge_profiling.hardware.telemetry import GpuReader
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
+from tests.outcomes import HANGS_S
 
 PERIOD_S = 0.01
 
@@ -27,6 +28,13 @@ class Gpu(FakeNvml):
         self.boards[0].utilization, self.boards[0].memory_used = 37, 100 * 2**30
         self.boards[0].milliwatts, self.boards[0].reasons = 200_000, 0x4
         self.sampled = threading.Semaphore(0)
+
+    def wait_for_samples(self):
+        """Until two have been taken from here on, of which the first may have begun before."""
+        while self.sampled.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert self.sampled.acquire(timeout=HANGS_S)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802  (NVML's name)
         handle.millijoules += 2000
@@ -42,8 +50,7 @@ class Waiting(Classifier):
         self.gpu, self.fails_at = gpu, fails_at
 
     def training_step(self, batch):
-        for _ in range(2):
-            assert self.gpu.sampled.acquire(timeout=10)
+        self.gpu.wait_for_samples()
         if self.seen == self.fails_at:
             raise ZeroDivisionError("planted")
         return super().training_step(batch)
@@ -152,8 +159,7 @@ def test_validation_does_not_count(make_trainer, gpu):
     class Validating(Waiting):
         def validation_step(self, batch):
             self.gpu.boards[0].utilization = 1
-            for _ in range(2):
-                assert self.gpu.sampled.acquire(timeout=10)
+            self.gpu.wait_for_samples()
             super().validation_step(batch)
             self.gpu.boards[0].utilization = 37
 
@@ -174,10 +180,7 @@ class Recorded(Waiting):
     def training_step(self, batch):
         for utilization in (99 if self.profiler.records_step else 37, 37):
             self.gpu.boards[0].utilization = utilization
-            while self.gpu.sampled.acquire(blocking=False):
-                pass
-            for _ in range(2):  # the first may have been read before
-                assert self.gpu.sampled.acquire(timeout=10)
+            self.gpu.wait_for_samples()
         return Classifier.training_step(self, batch)
 
 

@@ -13,6 +13,7 @@ from lightning_forge_profiling.errors import TraceError
 CASES = ("input_bound", "launch_bound", "ddp_comm_bound", "elementwise")  # the last with our callbacks' marks
 TRACES = sorted(path for case in CASES for path in Path(__file__).parent.glob(f"data/traces/{case}/*.gz"))
 RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime", "user_annotation": "cpu_op"}
+PACKED = gzip.compress(b'{"traceEvents": []}', mtime=0)  # the same bytes in every process
 
 
 def load(path):
@@ -132,19 +133,19 @@ def test_a_trace_without_events_stays_one():
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "truncated"),
-        (b"no json", "malformed"),
-        (b'{"traceEvents": [{"cat": "kernel"}', "truncated"),
-        (b'{"traceEvents": []} {}', "malformed"),
-        (b"[]", "Expected `object`"),
-        (b'{"schemaVersion": 1}', "no traceEvents"),
-        (b'{"traceEvents": {}}', "Expected `array`"),
-        (b'{"traceEvents": [1]}', "Expected `object`"),
-        (b'{"traceEvents": [{"cat": 1}]}', "Expected `str | null`"),
-        (b'{"traceEvents": [{"cat": "\xff"}]}', "decode"),
-        (gzip.compress(b'{"traceEvents": []}')[:-9], "damaged gzip"),
-        (gzip.compress(b'{"traceEvents": []}') + b"junk", "damaged gzip"),
-        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"\xff" * 30, "damaged gzip"),
+        pytest.param(b"", "truncated", id="nothing"),
+        pytest.param(b"no json", "malformed", id="text"),
+        pytest.param(b'{"traceEvents": [{"cat": "kernel"}', "truncated", id="cut"),
+        pytest.param(b'{"traceEvents": []} {}', "malformed", id="two values"),
+        pytest.param(b"[]", "Expected `object`", id="a list"),
+        pytest.param(b'{"schemaVersion": 1}', "no traceEvents", id="no events"),
+        pytest.param(b'{"traceEvents": {}}', "Expected `array`", id="events in an object"),
+        pytest.param(b'{"traceEvents": [1]}', "Expected `object`", id="an event that is a number"),
+        pytest.param(b'{"traceEvents": [{"cat": 1}]}', "Expected `str | null`", id="a category that is a number"),
+        pytest.param(b'{"traceEvents": [{"cat": "\xff"}]}', "decode", id="not UTF-8"),
+        pytest.param(PACKED[:-9], "damaged gzip", id="cut gzip"),
+        pytest.param(PACKED + b"junk", "damaged gzip", id="gzip and more"),
+        pytest.param(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"\xff" * 30, "damaged gzip", id="gzip of no block"),
     ],
 )
 def test_what_is_not_a_trace_is_refused_and_leaves_nothing(content, complaint, tmp_path):

@@ -1,6 +1,9 @@
 """What `tensorboard --logdir` on the logger's folder shows of a run with our callbacks, in a real browser too."""
 
-import statistics
+import gzip
+import json
+from statistics import fmean
+from time import perf_counter
 
 import lightning as L
 import pytest
@@ -9,17 +12,25 @@ from selenium.webdriver.common.by import By
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
 from tests.browser import chromium, tensorboard_server, wait_until
-from tests.models import Classifier, loader
+from tests.models import SLOW_MS, Classifier, loader
 
 
 class Keep(L.Callback):
-    """Keep the recorder's step times."""
+    """Keep the recorder's step times, and the time between two steps, in which the fetch lies."""
 
     def __init__(self):
         self.times = {}
+        self.between_ms = []
+        self.ended = 0.0
 
     def on_train_start(self, trainer, module):
         trainer.profiler.recorder.listeners.append(lambda times, *_: self.times.__setitem__(times.step, times))
+
+    def on_train_batch_start(self, *_):
+        self.between_ms.append((perf_counter() - self.ended) * 1e3)
+
+    def on_train_batch_end(self, *_):
+        self.ended = perf_counter()
 
 
 class WithRegion(Classifier):
@@ -42,7 +53,7 @@ def run(tmp_path_factory):
         callbacks=[forge, ThroughputCallback(warmup_steps=2), keep],
     )
     trainer.fit(WithRegion(), loader(slow="data"))
-    return logger.log_dir, keep.times, forge.trace_report()
+    return logger.log_dir, keep, forge.trace_report()
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +63,15 @@ def board(run):
 
 
 def test_the_scalars_are_there(board):
-    [tags] = board.scalar_tags().values()
-    expected = [
+    expected = {
         "throughput/samples_per_sec",
         "throughput/steps_per_sec",
         "time/step_ms",
         "time/data_ms",
         "time/mine_ms",
-    ]
-    assert set(expected) <= set(tags)
+    }
+    [tags] = board.scalar_tags(expected).values()
+    assert expected <= set(tags)
 
 
 def test_one_window_is_one_run_with_one_worker(board, run):
@@ -70,14 +81,19 @@ def test_one_window_is_one_run_with_one_worker(board, run):
 
 
 def test_the_plugin_counts_our_steps_and_our_data_time(board, run):
-    _, times, _ = run
+    _, keep, report = run
     [name] = board.profiler_runs()
     overview = board.profile("overview", name, "rank0")
     assert [row[0] for row in overview["steps"]["rows"]] == ["5", "6", "7"]
     [total] = overview["performance"]
     shown = {part["name"]: part["value"] / 1e3 for part in total["children"]}
-    ours = statistics.fmean(times[step].host_ms["data"] for step in (5, 6, 7))
-    assert shown["DataLoader"] == pytest.approx(ours, rel=0.05)
+    events = json.loads(gzip.decompress(report.path.read_bytes()))["traceEvents"]
+    fetches = [event["dur"] / 1e3 for event in events if event["name"] == "forge.data"]
+    assert len(fetches) == 3
+    assert shown["DataLoader"] == pytest.approx(fmean(fetches), abs=0.001)
+    ours = fmean(keep.times[step].host_ms["data"] for step in (5, 6, 7))
+    for mean in (shown["DataLoader"], ours):  # both are of the fetch, and of hardly anything else
+        assert 4 * SLOW_MS <= mean <= fmean(keep.between_ms[5:8])
 
 
 @pytest.mark.browser

@@ -20,6 +20,7 @@ from lightning_forge_profiling.analysis.trace_reader import read_trace
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
 from tests import trace_builder as made
+from tests.outcomes import HANGS_S
 
 AGES = (made.today, made.of_2021, made.of_2022, made.amd)
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -450,7 +451,7 @@ def test_a_rank_that_cannot_be_is_unknown(rank, tmp_path):
 NO_TRACES = {
     "empty": (b"", "the file is empty"),
     "blank": (b" \n\t ", "the file is empty"),
-    "packed nothing": (gzip.compress(b""), "the file is empty"),
+    "packed nothing": (gzip.compress(b"", mtime=0), "the file is empty"),
     "text": (b"Traceback (most recent call last):", "not JSON: JSON is malformed: invalid character (byte 0)"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(99), "not JSON"),
     "half a gzip header": (b"\x1f\x8b\x08", "damaged gzip data"),
@@ -665,7 +666,7 @@ def run_limited(code, *arguments):
     peak = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\ntry:\n    {code}\nfinally:\n    {peak}", *map(str, arguments)],
-        capture_output=True, text=True, check=False, cwd=CHECKOUT, timeout=120,
+        capture_output=True, text=True, check=False, cwd=CHECKOUT, timeout=HANGS_S,
     )  # fmt: skip
     return int(done.stdout.split()[-1]) / 1024, done.stderr
 

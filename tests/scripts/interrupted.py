@@ -23,8 +23,7 @@ class Announces(Classifier):
     def training_step(self, batch):
         if self.seen == self.at:
             print("here", flush=True)  # noqa: T201
-            deadline = time.monotonic() + 60
-            while not self.trainer.received_sigterm and time.monotonic() < deadline:  # SIGINT raises out of it
+            while not self.trainer.received_sigterm:  # SIGINT raises out of it, and SIGKILL ends a test that fails
                 time.sleep(0.01)
         return super().training_step(batch)
 

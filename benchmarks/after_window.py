@@ -118,7 +118,7 @@ def sized(name: str, *, quick: bool) -> Workload:
     if not quick:
         return workload
     model = quick_gpt if name == "gpt" else workload.model
-    return Workload(model, 36, 40, 10, options={**workload.options, "precision": "32-true"})
+    return Workload(model, 32, 32, 10, options={**workload.options, "precision": "32-true"})
 
 
 def quick_gpt() -> L.LightningModule:

@@ -163,11 +163,12 @@ def train(name: str, contender: str, folder: str, *, quick: bool) -> None:
     if contender != "none":
         again = ForgeProfilerCallback(5, 5 + WINDOW, trace_dir=folder, analyze=False, tensorboard=False)
         fit(12, again)
-        analysis, report = ours.analysis(), ours.trace_report()
+        analysis = ours.analysis()
         effect = analysis.run.window_effect if analysis is not None and analysis.run is not None else None
         result["change_pct"] = None if effect is None else effect.change_pct
-        result["attached"] = "" if report is None else report.attached
         result["kernels"] = [kernels(ours), kernels(again)]
+        reports = [report for callback in (ours, again) if (report := callback.trace_report()) is not None]
+        result["notes"] = [note for report in reports for note in (report.attached, report.message) if note]
     if run.is_global_zero:
         fresh.answer(**result)
 
@@ -199,7 +200,7 @@ def measure(name: str, contenders: Sequence[str], folder: str, args: argparse.Na
     launcher = ("torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m") if name == "ddp" else ()
     children = {}
     for key in contenders:
-        contender, teardown = CONTENDERS.get(key, (key, None))
+        contender, teardown = CONTENDERS[key]
         quick = ["--quick"] if args.quick else []
         arguments = ("benchmarks.after_window", "--child", name, key, "--folder", folder, *quick)
         children[contender] = fresh.Child(fresh.module(*launcher, *arguments), {"TEARDOWN_CUPTI": teardown})
@@ -212,8 +213,8 @@ def measure(name: str, contenders: Sequence[str], folder: str, args: argparse.Na
         outcomes,
     )
     for contender, turns in outcomes.items():
-        for why in {result["attached"] for result in fresh.results(turns) if result.get("attached")}:
-            print(f"{contender}: CUPTI stayed attached: {why}")
+        for note in sorted({note for result in fresh.results(turns) for note in result.get("notes", ())}):
+            print(f"{contender}: {note}")
     return not fresh.failed(outcomes)
 
 
@@ -238,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if found < needed:
             print(f"\n{name}: skipped, it needs {needed} GPU{'s' if needed > 1 else ''} and this machine has {found}")
             continue
-        contenders = ["none", *(key for key in args.contenders if key != "none")]
+        contenders = [key for key in CONTENDERS if key == "none" or key in args.contenders]
         with tempfile.TemporaryDirectory() as folder:
             well &= measure(name, contenders, folder, args)
     return 0 if well else 1

@@ -144,7 +144,7 @@ def kernels(callback: ForgeProfilerCallback) -> int:
 def train(name: str, contender: str, folder: str, *, quick: bool) -> None:
     """Train as this contender, and report."""
     workload = sized(name, quick=quick)
-    module = workload.model()
+    module = fresh.on_device(workload.model) if name == "gpt" else workload.model()
     first, last = workload.before, workload.before + WINDOW
     steps = last + workload.after
     ends, ours = fresh.StepEnds(), ForgeProfilerCallback(first, last, trace_dir=folder)

@@ -69,6 +69,12 @@ def module(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name, *arguments)
 
 
+def on_device(model: Callable[[], L.LightningModule]) -> L.LightningModule:
+    """Build a model on the GPU, where there is one: a large one's random weights take the CPU a second or two."""
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return model()
+
+
 def answer(**result: Any) -> None:
     """Report from a child: one line of JSON, with the machine it ran on."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

@@ -237,7 +237,7 @@ def fit(model: str, steps: int, folder: str, *, quick: bool, callbacks: Sequence
         loader = random_tokens(steps + 10, batch_size=4, length=64, vocabulary=256)
     else:
         more["precision"] = "bf16-true"
-        made, loader = GPT(), random_tokens(steps + 10)
+        made, loader = fresh.on_device(GPT), random_tokens(steps + 10)
     logger = CSVLogger(tempfile.mkdtemp(dir=folder))  # each run its own: it warns of an earlier run's files
     run = trainer(folder, steps, callbacks=list(callbacks), logger=logger, enable_checkpointing=False, **more)
     run.fit(made, loader)

@@ -52,7 +52,7 @@ def subject(name: str, steps: int, *, quick: bool) -> tuple[L.LightningModule, D
         batches = random_tokens(steps + 10, batch_size=2, length=64, vocabulary=256)
         return GPT(layers=2, width=128, length=64, vocabulary=256), batches, "32-true"
     batches = random_tokens(steps + 10, batch_size=4, length=512, vocabulary=8192)
-    return GPT(12, 768, 512, 8192), batches, "bf16-mixed"
+    return fresh.on_device(lambda: GPT(12, 768, 512, 8192)), batches, "bf16-mixed"
 
 
 def measure(name: str, key: str, folder: str, *, quick: bool) -> None:

@@ -1,23 +1,30 @@
 """What the callbacks cost beside doing nothing, and beside what others do.
 
-Every contender trains the same model in the same process, in turns, so that a slow minute hits all of them; quoted are
-medians over the turns, of the step and of the paired difference to the turn's run without any callback.
+Every contender trains the same model in a fresh process, in turns; quoted are medians over the turns, of the step and
+of the paired differences and ratios to the same turn's run without a callback, these with minimum and maximum. A step
+is wall time over the settled steps, with the GPU drained at both ends only. All contenders log to a CSV file at the
+Trainer's default interval; checkpoints are off. A second table has the regions' means under the timing budget beside
+those with every step split, from the same children. In one more process our recording is switched on and off every few
+steps.
+
+TraceML is started the way its users are told to, `traceml run SCRIPT`, which adds its callback to the Trainer; the
+child fails if it has not. Where `traceml_ai` cannot be imported this contender is skipped.
 
     python -m benchmarks.overhead            # the GPU-bound GPT and the launch-bound loop
-    python -m benchmarks.overhead --quick    # a smaller GPT, for a machine without a GPU
-    python -m benchmarks.overhead --only small
+    python -m benchmarks.overhead --only small --turns 3 --contenders throughput,split,onoff
+    python -m benchmarks.overhead --quick    # small models and few steps, for a machine without a GPU
 """
 
 import argparse
-import contextlib
-import io
-import logging
+import importlib.util
 import statistics
+import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -27,12 +34,41 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from torch.utils.data import DataLoader
 
+from benchmarks import fresh
 from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
 from lightning_forge_profiling import CUDATimerCollection, ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.recording import RecordingCallback
 from lightning_forge_profiling.timing.events import event_source
 
-NEVER = 10**9
+CONTENDERS = {
+    "none": "no callback",
+    "throughput": "ThroughputCallback (ours)",
+    "both": "both callbacks (ours)",
+    "split": "every step split (ours, overhead=None)",
+    "monitor": "ThroughputMonitor",
+    "simple": "SimpleProfiler",
+    "devicestats": "DeviceStatsMonitor",
+    "pytorch": "PyTorchProfiler",
+    "events": "events read every step",
+    "sync": "synchronizing timers",
+    "traceml": "TraceML",
+}
+ON_OFF = "onoff"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many steps to take: before the measured ones, measured, and in and of blocks switched on and off."""
+
+    warmup: int
+    measured: int
+    block: int
+    blocks: int
+
+
+# A block of the launch-bound loop is two rounds of reading results.
+SIZES = {"gpt": Size(15, 60, 8, 80), "small": Size(300, 1000, 32, 240)}
+QUICK = Size(12, 24, 4, 24)
 
 
 class Stopwatch(Callback):
@@ -41,31 +77,22 @@ class Stopwatch(Callback):
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last = first, last
         self.began = self.ended = 0.0
-        self.host_ms: list[float] = []
-        self._before = 0.0
+        self._step = 0
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Stamp the end of a batch."""
-        step = len(self.host_ms)
-        if step == self.first:
+        """Stamp the two ends."""
+        if self._step == self.first:
             drain()
             self.began = time.perf_counter()
-        elif step == self.last:
+        elif self._step == self.last:
             drain()
             self.ended = time.perf_counter()
-        now = time.perf_counter()
-        self.host_ms.append((now - self._before) * 1e3)
-        self._before = now
+        self._step += 1
 
     @property
     def step_ms(self) -> float:
         """Mean step."""
         return (self.ended - self.began) * 1e3 / (self.last - self.first)
-
-    @property
-    def median_host_ms(self) -> float:
-        """Median time between two batch ends on the host."""
-        return statistics.median(self.host_ms[self.first + 1 : self.last])
 
 
 class RegionTimers(Callback):
@@ -104,16 +131,20 @@ class RegionTimers(Callback):
 
 
 class OnAndOff(Callback):
-    """Switch our recording on and off every few steps of one run, and time the two kinds of blocks.
+    """Take our callbacks out of the run and put them back every few steps, and time the two kinds of blocks.
 
     By an event of its own at each end of a block, all read after the run, so that nothing is drained: what a block
-    takes is GPU time where the GPU is the bottleneck, and host time where the host is.
+    takes is GPU time where the GPU is the bottleneck, and host time where the host is. While off, the Trainer calls
+    none of our hooks and has the user's own profiler, and nothing is recorded; only the thread that reads the GPU's
+    sensors goes on. The last callback of the Trainer's list, so that a block ends with all of its last step.
     """
 
     def __init__(self, block: int) -> None:
         self.block = block
         self.steps = 0
         self.ends: list[tuple[bool, Any]] = []
+        self._on = True
+        self._callbacks: list[Callback] = []
         self._ours: Any = None
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -122,13 +153,24 @@ class OnAndOff(Callback):
         if self.steps % self.block:
             return
         if self._ours is None:
-            self._ours = trainer.profiler
-        on = trainer.profiler is self._ours
+            self._ours, self._callbacks = trainer.profiler, trainer.callbacks
         event: Any = event_source().new_event()
         event.record()
-        self.ends.append((on, event))
-        trainer.profiler = self._ours.inner if on else self._ours
-        self._ours.recorder._active = not on  # noqa: SLF001
+        self.ends.append((self._on, event))
+        self._on = not self._on
+        self.switch(trainer, on=self._on)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:  # noqa: ARG002
+        """Put everything back, for our callbacks to hear of the end."""
+        if self._ours is not None:
+            self.switch(trainer, on=True)
+
+    def switch(self, trainer: L.Trainer, *, on: bool) -> None:
+        """Put our part of the run in place, or take it out."""
+        others = [callback for callback in self._callbacks if not isinstance(callback, RecordingCallback)]
+        trainer.callbacks = self._callbacks if on else others
+        trainer.profiler = self._ours if on else self._ours.inner
+        self._ours.recorder._active = on  # noqa: SLF001
 
     def difference_us(self) -> tuple[float, float, int]:
         """Median microseconds per step more with our recording than without, its standard error, and the pairs."""
@@ -154,144 +196,170 @@ def batch_size(batch: torch.Tensor) -> int:
     return batch.shape[0]
 
 
-def contenders(root: str, steps: int) -> dict[str, Callable[[], dict[str, Any]]]:
-    """By name, what to hand to the Trainer. All log to a CSV file at the Trainer's default interval."""
-    return {
-        "no callback": dict,
-        "ThroughputCallback (ours)": lambda: {"callbacks": [ThroughputCallback()]},
-        "both callbacks (ours)": lambda: {
-            "callbacks": [ForgeProfilerCallback(steps + 100, steps + 101), ThroughputCallback()]
+def options(contender: str, folder: str, steps: int) -> dict[str, Any]:
+    """What to hand to the Trainer."""
+    made: dict[str, Callable[[], dict[str, Any]]] = {
+        "throughput": lambda: {"callbacks": [ThroughputCallback()]},
+        "both": lambda: {
+            "callbacks": [ForgeProfilerCallback(steps + 100, steps + 101, trace_dir=folder), ThroughputCallback()]
         },
-        "ThroughputMonitor": lambda: {"callbacks": [ThroughputMonitor(batch_size_fn=batch_size)]},
-        "SimpleProfiler": lambda: {"profiler": SimpleProfiler(dirpath=root, filename="simple")},
-        **(
-            {"DeviceStatsMonitor": lambda: {"callbacks": [DeviceStatsMonitor(cpu_stats=False)]}}
-            if torch.cuda.is_available()  # on a CPU it would need psutil
-            else {}
-        ),
-        "PyTorchProfiler": lambda: {
+        "split": lambda: {"callbacks": [ThroughputCallback(overhead=None)]},
+        "monitor": lambda: {"callbacks": [ThroughputMonitor(batch_size_fn=batch_size)]},
+        "simple": lambda: {"profiler": SimpleProfiler(dirpath=folder, filename="simple")},
+        "devicestats": lambda: {"callbacks": [DeviceStatsMonitor(cpu_stats=False)]},
+        "pytorch": lambda: {
             "profiler": PyTorchProfiler(
-                dirpath=root, filename="torch", schedule=torch.profiler.schedule(wait=steps, warmup=1, active=1)
+                dirpath=folder, filename="torch", schedule=torch.profiler.schedule(wait=steps, warmup=1, active=1)
             )
         },
-        "events read every step": lambda: {"callbacks": [RegionTimers(synchronize=False)]},
-        "synchronizing timers": lambda: {"callbacks": [RegionTimers(synchronize=True)]},
+        "events": lambda: {"callbacks": [RegionTimers(synchronize=False)]},
+        "sync": lambda: {"callbacks": [RegionTimers(synchronize=True)]},
     }
+    return made.get(contender, dict)()  # "none", and "traceml" adds itself
 
 
-def one_run(
-    root: str, module: L.LightningModule, loader: DataLoader[Any], steps: int, options: dict[str, Any]
-) -> Stopwatch:
-    """Train once; the first fifth of the steps is warm-up."""
-    watch = Stopwatch(steps // 5, steps - 1)
-    callbacks = [watch, *options.pop("callbacks", [])]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # tables and bars
-        trainer(root, steps, callbacks=callbacks, logger=CSVLogger(root), **options).fit(module, loader)
-    return watch
+def skipped(contender: str) -> str:
+    """Why a contender cannot be run here; "" where it can."""
+    if contender == "devicestats" and not torch.cuda.is_available():
+        return "it reads the GPU's memory, and there is none"
+    if contender == "traceml" and importlib.util.find_spec("traceml_ai") is None:
+        return "traceml_ai cannot be imported (pip install traceml-ai)"
+    return ""
 
 
-def measure(
-    name: str, module: L.LightningModule, loader: DataLoader[Any], *, steps: int, repeats: int, **options: Any
-) -> None:
-    """Run all contenders in turns and print their table."""
-    results: dict[str, list[Stopwatch]] = {}
-    with tempfile.TemporaryDirectory() as root:
-        runs = contenders(root, steps)
-        one_run(root, module, loader, steps, dict(options))  # nobody pays for the process's first steps
-        for turn in range(repeats):
-            order = list(runs) if turn % 2 == 0 else list(reversed(runs))
-            for contender in order:
-                results.setdefault(contender, []).append(
-                    one_run(root, module, loader, steps, {**options, **runs[contender]()})
-                )
-        inside = time_inside_hooks(root, module, loader, steps, dict(options))
-        with contextlib.redirect_stdout(io.StringIO()):
-            toggle = OnAndOff(block=8)  # two rounds of reading results
-            run_steps = toggle.block * (160 if steps < 100 else 1000)
-            trainer(root, run_steps, callbacks=[ThroughputCallback(), toggle], **options).fit(module, loader)
-    base = results["no callback"]
-    print(f"\n{name}: {steps} steps, {repeats} interleaved repeats; medians\n")
-    print("| contender | step ms | ratio | paired difference µs | host µs per step, difference |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    for contender in runs:
-        mine = results[contender]
-        ratio = statistics.median(m.step_ms / b.step_ms for m, b in zip(mine, base, strict=True))
-        paired = statistics.median((m.step_ms - b.step_ms) * 1e3 for m, b in zip(mine, base, strict=True))
-        host = statistics.median((m.median_host_ms - b.median_host_ms) * 1e3 for m, b in zip(mine, base, strict=True))
-        step = statistics.median(m.step_ms for m in mine)
-        print(f"| {contender} | {step:.3f} | {ratio:.4f} | {paired:+.1f} | {host:+.1f} |")
-    more, error, pairs = toggle.difference_us()
-    print(
-        f"\nswitched on and off every {toggle.block} steps of one run: {more:+.1f} ± {error:.1f} µs per step "
-        f"(median of {pairs} pairs and its standard error)"
-    )
-    print(f"time inside our own hooks: {inside:.1f} µs per step at the median")
-
-
-def time_inside_hooks(
-    root: str, module: L.LightningModule, loader: DataLoader[Any], steps: int, options: dict[str, Any]
-) -> float:
-    """Median microseconds per step spent in the recorder, less what reading the clock costs."""
-    spent: list[float] = []
-    calls = 0
-    originals = {name: getattr(StepRecorder, name) for name in ("enter", "exit", "end_step")}
-
-    def timed(name: str) -> Callable[..., None]:
-        original = originals[name]
-
-        def run(self: StepRecorder, *args: Any, **kwargs: Any) -> None:
-            nonlocal calls
-            began = time.perf_counter_ns()
-            original(self, *args, **kwargs)
-            spent[-1] += (time.perf_counter_ns() - began) / 1e3
-            calls += 1
-            if name == "end_step":
-                spent.append(0.0)
-
-        return run
-
-    spent.append(0.0)
-    for name in originals:
-        setattr(StepRecorder, name, timed(name))
-    try:
-        one_run(root, module, loader, steps, {**options, "callbacks": [ThroughputCallback()]})
-    finally:
-        for name, original in originals.items():
-            setattr(StepRecorder, name, original)
-    began = time.perf_counter_ns()
-    for _ in range(10_000):
-        time.perf_counter_ns()
-    clock_us = (time.perf_counter_ns() - began) / 1e3 / 10_000
-    return statistics.median(spent[steps // 5 : -1]) - clock_us * calls / max(len(spent) - 1, 1)
-
-
-def main() -> None:
-    """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("gpt", "small"), help="one of the two workloads")
-    args = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    logging.getLogger("lightning_forge_profiling").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{device}, torch {torch.__version__}, Lightning {L.__version__}")
-    if args.only == "small":
-        pass
-    elif args.quick:
-        gpt, loader = (
-            GPT(layers=2, width=128, length=64, vocabulary=256),
-            random_tokens(NEVER, batch_size=4, length=64, vocabulary=256),
-        )
-        measure("small GPT", gpt, loader, steps=30, repeats=args.repeats)
+def fit(model: str, steps: int, folder: str, *, quick: bool, callbacks: Sequence[Callback], **more: Any) -> L.Trainer:
+    """Train one of the two models."""
+    made: L.LightningModule
+    if model == "small":
+        made, loader = SmallKernels(), DataLoader(torch.randn(steps + 10, 1, 64), batch_size=None)
+    elif quick:
+        made = GPT(layers=2, width=128, length=64, vocabulary=256)
+        loader = random_tokens(steps + 10, batch_size=4, length=64, vocabulary=256)
     else:
-        measure("GPU-bound GPT", GPT(), random_tokens(NEVER), steps=60, repeats=args.repeats, precision="bf16-true")
-    if args.only == "gpt":
+        more["precision"] = "bf16-true"
+        made, loader = fresh.on_device(GPT), random_tokens(steps + 10)
+    logger = CSVLogger(tempfile.mkdtemp(dir=folder))  # each run its own: it warns of an earlier run's files
+    run = trainer(folder, steps, callbacks=list(callbacks), logger=logger, enable_checkpointing=False, **more)
+    run.fit(made, loader)
+    return run
+
+
+def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
+    """Train as one contender, and report."""
+    size = QUICK if quick else SIZES[model]
+    if contender == ON_OFF:
+        toggle = OnAndOff(size.block)
+        fit(model, size.block * size.blocks, folder, quick=quick, callbacks=[ThroughputCallback(), toggle])
+        more, error, pairs = toggle.difference_us()
+        fresh.answer(more_us=more, error_us=error, pairs=pairs, block=size.block)
         return
-    small = DataLoader(torch.randn(NEVER // 10**4, 1, 64), batch_size=None)
-    measure("launch-bound loop of small kernels", SmallKernels(), small, steps=400, repeats=args.repeats)
+    steps = size.warmup + size.measured + 1
+    watch, given = Stopwatch(size.warmup, steps - 1), options(contender, folder, steps)
+    callbacks = [watch, *given.pop("callbacks", [])]
+    run = fit(model, steps, folder, quick=quick, callbacks=callbacks, **given)
+    if contender == "traceml" and not any("TraceML" in type(callback).__name__ for callback in run.callbacks):
+        sys.exit("TraceML added no callback to the Trainer")
+    result: dict[str, Any] = {"step_ms": watch.step_ms}
+    ours = next((callback for callback in callbacks if isinstance(callback, RecordingCallback)), None)
+    analysis = ours.analysis() if ours is not None else None
+    if analysis is not None and analysis.run is not None:
+        told = analysis.run
+        result |= {"own_us": told.overhead_us, "steps": told.steps, "mean_ms": told.step_ms.mean}
+        result["split"] = told.steps if told.split_steps is None else told.split_steps
+        result["regions"] = {name: region.device_ms for name, region in told.regions.items()}
+    fresh.answer(**result)
+
+
+def child(contender: str, model: str, folder: str, *, quick: bool) -> fresh.Child:
+    """The process of a contender."""
+    arguments = ["--child", contender, model, "--folder", folder, *(["--quick"] if quick else [])]
+    if contender != "traceml":
+        return fresh.Child(fresh.module("benchmarks.overhead", *arguments))
+    script = str(Path(__file__).resolve())
+    started = ("run", script, "--mode", "summary", "--logs-dir", f"{folder}/traceml", "--args", *arguments)
+    return fresh.Child(fresh.module("traceml_ai.launcher.cli", *started))
+
+
+def row(mine: Sequence[fresh.Outcome], base: Sequence[fresh.Outcome]) -> list[str]:
+    """The cells of a contender."""
+    found = fresh.results(mine)
+    told = [result for result in found if "split" in result]
+    return [
+        fresh.middle([result["step_ms"] for result in found]),
+        fresh.spread(fresh.paired(mine, base, lambda m, b: m["step_ms"] / b["step_ms"])),
+        fresh.middle(fresh.paired(mine, base, lambda m, b: (m["step_ms"] - b["step_ms"]) * 1e3), "+.1f"),
+        fresh.middle([result["own_us"] for result in told], ".1f"),
+        f"{fresh.middle([result['split'] for result in told], '.0f')} of {told[0]['steps']}" if told else "-",
+    ]
+
+
+def print_regions(budget: Sequence[fresh.Outcome], every: Sequence[fresh.Outcome]) -> None:
+    """The regions' means under the timing budget, beside those with every step split."""
+
+    def mean_ms(result: dict[str, Any], name: str) -> float:
+        return result["regions"].get(name, float("nan"))
+
+    told = [fresh.results(outcomes) for outcomes in (budget, every)]
+    print("\n| region | budget ms | every step ms | ratio | budget share | every step share |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name in told[1][0]["regions"] if all(told) else ():
+        means = [fresh.middle([mean_ms(result, name) for result in found], ".4f") for found in told]
+        ratios = fresh.paired(budget, every, lambda b, e, name=name: mean_ms(b, name) / max(mean_ms(e, name), 1e-9))
+        shares = [
+            fresh.middle([100 * mean_ms(result, name) / result["mean_ms"] for result in found], ".1f") for found in told
+        ]
+        print(f"| {name} | {' | '.join(means)} | {fresh.spread(ratios)} | {' % | '.join(shares)} % |")
+
+
+def compare(model: str, keys: Sequence[str], folder: str, args: argparse.Namespace) -> bool:
+    """Run the contenders on one model, print what they come to and say whether all ended well."""
+    asked = ["none", *(key for key in keys if key not in {"none", ON_OFF})]
+    for key in asked:
+        if skipped(key):
+            print(f"{CONTENDERS[key]}: skipped, {skipped(key)}")
+    ran = [key for key in asked if not skipped(key)]
+    children = {CONTENDERS[key]: child(key, model, folder, quick=args.quick) for key in ran}
+    outcomes = fresh.in_turns(children, args.turns)
+    heads = ("contender", "step ms", "ratio", "paired difference µs", "reported µs per step", "steps split")
+    rows = {name: row(turns, outcomes[CONTENDERS["none"]]) for name, turns in outcomes.items()}
+    kind = "launch-bound loop of small kernels" if model == "small" else "GPU-bound GPT"
+    fresh.print_table(f"{kind}: {args.turns} turns, medians (min to max)", heads, rows, outcomes)
+    if {"throughput", "split"} <= set(ran):
+        print_regions(outcomes[CONTENDERS["throughput"]], outcomes[CONTENDERS["split"]])
+    if ON_OFF not in keys:
+        return not fresh.failed(outcomes)
+    toggled = fresh.run(child(ON_OFF, model, folder, quick=args.quick))
+    if toggled.result is None:
+        print(f"\nswitched on and off within one run: {toggled.problem}")
+    else:
+        found = toggled.result
+        print(
+            f"\nswitched on and off every {found['block']} steps of one run: {found['more_us']:+.1f} ± "
+            f"{found['error_us']:.1f} µs per step (median of {found['pairs']} pairs and its standard error)"
+        )
+    return not (fresh.failed(outcomes) or toggled.problem)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables of both models; 1 where a child ended badly."""
+    known = [*CONTENDERS, ON_OFF]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small models and few steps")
+    parser.add_argument("--turns", type=int, default=5, metavar="N", help="how often each contender trains (5)")
+    parser.add_argument("--only", choices=tuple(SIZES), help="one of the two models")
+    parser.add_argument("--contenders", type=fresh.keys(known), default=known, help=", ".join(known))
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.child:
+        measure(*args.child, args.folder, quick=args.quick)
+        return 0
+    well = True
+    for model in [args.only] if args.only else SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            well &= compare(model, args.contenders, folder, args)
+    return 0 if well else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

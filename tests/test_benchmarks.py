@@ -1,0 +1,127 @@
+"""The benchmarks that run contenders in fresh processes: each prints its table, and a crash is shown."""
+
+import json
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from benchmarks import after_window, fresh, overhead, recording
+from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
+from tests.models import Classifier, loader
+
+
+@pytest.fixture(autouse=True)
+def _on_one_core_and_no_gpu(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+def rows(text, names):
+    found = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
+    return [found[name] for name in names]
+
+
+def test_steps_after_a_window_are_compared_with_those_before(capsys):
+    asked = ["--quick", "--pairs", "1", "--workloads", "small", "--contenders", "window"]
+    assert after_window.main(asked) == 0
+    control, window = rows(capsys.readouterr().out, ["no window", "window"])
+    assert "| 1.0000 (1.0000 to 1.0000) |" in control
+    assert window.endswith("| 0, 0 |"), "two traces without kernels on a CPU"
+
+
+def test_overhead_is_compared_with_no_callback(capsys):
+    asked = ["--quick", "--turns", "1", "--only", "small", "--contenders", "throughput,devicestats"]
+    assert overhead.main(asked) == 0
+    text = capsys.readouterr().out
+    assert "DeviceStatsMonitor: skipped" in text
+    control, ours = rows(text, ["no callback", "ThroughputCallback (ours)"])
+    assert control.endswith("| 1.0000 (1.0000 to 1.0000) | +0.0 | - | - |")
+    assert ours.endswith("of 27 |")
+
+
+def test_regions_are_compared_by_mean_and_share(capsys):
+    budget, every = (
+        [fresh.Outcome({"regions": {"forward": ms}, "mean_ms": 4.0}), fresh.Outcome(None, "lost")] for ms in (1.0, 2.0)
+    )
+    overhead.print_regions(budget, every)
+    [row] = rows(capsys.readouterr().out, ["forward"])
+    assert row == "| forward | 1.0000 | 2.0000 | 0.5000 (0.5000 to 0.5000) | 25.0 % | 50.0 % |"
+
+
+def test_switched_off_the_trainer_knows_nothing_of_us(make_trainer):
+    blocks = []
+
+    class Looks(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            ours = any(isinstance(callback, ThroughputCallback) for callback in trainer.callbacks)
+            blocks.append((ours, isinstance(trainer.profiler, BoundaryProfiler)))
+
+    throughput, toggle = ThroughputCallback(), overhead.OnAndOff(4)
+    make_trainer(throughput, Looks(), toggle, logger=False, max_steps=28).fit(Classifier(), loader(4 * 40))
+    expected = [step // 4 % 2 == 0 for step in range(28)]
+    assert blocks == [(on, on) for on in expected]
+    assert [on for on, _ in toggle.ends] == expected[::4]
+    assert throughput.analysis() is not None, "it ends off, and our callback hears of the end all the same"
+    assert all(before.elapsed_time(after) > 0 for (_, before), (_, after) in pairwise(toggle.ends))
+
+
+def test_switching_on_and_off_reports_the_difference(tmp_path, capsys):
+    overhead.measure(overhead.ON_OFF, "small", str(tmp_path), quick=True)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["pairs"] == 7
+
+
+def test_recording_is_compared_by_option(capsys):
+    assert recording.main(["--quick", "--turns", "1", "--models", "small", "--options", "all,cuda"]) == 0
+    text = capsys.readouterr().out
+    assert "cuda only: skipped" in text
+    [row] = rows(text, ["all three"])
+    assert "-" not in row.split(" | ")
+
+
+def python(code, **options):
+    return fresh.Child((sys.executable, "-c", code), **options)
+
+
+def test_a_crash_is_shown_in_the_table_and_below_it(capsys):
+    outcomes = fresh.in_turns(
+        {
+            "sound": python("print('noise'); print('{\"machine\": \"M\"}'); print('a summary')"),
+            "broken": python("import os, sys; print('boom', file=sys.stderr); print({}); os._exit(3)"),
+            "killed": python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"),
+            "silent": python("pass"),
+        },
+        2,
+    )
+    fresh.print_table("title", ["name", "a", "b"], {name: ["1", "2"] for name in outcomes}, outcomes)
+    text = capsys.readouterr().out
+    assert "title; M" in text
+    assert "| sound | 1 | 2 |" in text
+    assert "| broken | crashed (exit code 3) | - |" in text
+    assert "broken, turn 2: crashed (exit code 3): boom" in text
+    assert "killed, turn 1: crashed (exit code -11): nothing on stderr" in text
+    assert "| silent | printed no result (exit code 0) | - |" in text
+    assert fresh.failed(outcomes)
+
+
+def test_a_child_that_hangs_is_ended():
+    outcome = fresh.run(python("import time; time.sleep(60)", timeout_s=0.5))
+    assert outcome.problem == "timed out after 0 s: nothing on stderr"
+
+
+def test_a_variable_is_set_or_removed_for_the_child(monkeypatch):
+    monkeypatch.setenv("REMOVED", "1")
+    code = "import json, os; print(json.dumps({name: os.environ.get(name) for name in ('ADDED', 'REMOVED')}))"
+    outcome = fresh.run(python(code, environment={"ADDED": "2", "REMOVED": None}))
+    assert outcome.result == {"ADDED": "2", "REMOVED": None}
+
+
+def test_every_other_turn_is_in_reverse_order(capsys):
+    fresh.in_turns({name: python("print({})") for name in "ab"}, 2)
+    order = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert order == ["turn 1, a", "turn 1, b", "turn 2, b", "turn 2, a"]

@@ -87,7 +87,8 @@ class Replaying(SmallKernels):
 def compiled() -> L.LightningModule:
     """The launch-bound loop, its layers compiled into CUDA graphs."""
     model = SmallKernels()
-    model.layers.compile(mode="reduce-overhead")
+    # not .compile(): dynamo passes over the frames of torch.nn that would call the layers
+    model.layers = torch.compile(model.layers, mode="reduce-overhead")
     return model
 
 

@@ -50,7 +50,8 @@ class ForgeProfilerCallback(RecordingCallback):
         record_shapes: record operators' input shapes, from which FLOPs follow.
         profile_memory: record allocations.
         with_stack: record Python stacks; slows the recorded steps.
-        with_flops: let PyTorch estimate FLOPs.
+        with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not hold them, and
+            the reports count FLOPs from the shapes.
         tensorboard: also write the copy for TensorBoard's profiler plugin.
         analyze: also analyse the traces and write the reports.
         ranks: the global ranks that record, or `"all"`. Every rank needs the callback all the same.
@@ -83,7 +84,7 @@ class ForgeProfilerCallback(RecordingCallback):
         record_shapes: bool = True,
         profile_memory: bool = True,
         with_stack: bool = False,
-        with_flops: bool = True,
+        with_flops: bool = False,
         tensorboard: bool = True,
         analyze: bool = True,
         ranks: Literal["all"] | Sequence[int] = "all",

@@ -156,8 +156,9 @@ def _end_to_end(report: RunReport) -> str:
 
 def _timing_lines(rates: Rates) -> Iterator[tuple[str, str]]:
     if rates.split_steps < rates.steps:
-        each = f"1 of {rates.steps / rates.split_steps:.0f}" if rates.split_steps else "none of the"
-        yield "timing", f"regions from {each} steps, {rates.own_us / rates.steps:.0f} µs a step on the host"
+        each = rates.steps / rates.split_steps if rates.split_steps else 0
+        some = f"1 of {each:.0f}" if each >= 2 else f"{rates.split_steps} of {rates.steps}"  # noqa: PLR2004
+        yield "timing", f"regions from {some} steps, {rates.own_us / rates.steps:.0f} µs a step on the host"
 
 
 def _trace_lines(trace: TraceReport, log_folder: Path | None) -> Iterator[tuple[str, str]]:

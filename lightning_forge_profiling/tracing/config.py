@@ -31,7 +31,8 @@ class ProfilingConfig:
         record_shapes: record operators' input shapes, from which FLOPs follow.
         profile_memory: record allocations.
         with_stack: record Python stacks; slows the recorded steps.
-        with_flops: let PyTorch estimate FLOPs.
+        with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not hold them, and
+            the reports count FLOPs from the shapes.
         tensorboard: also write a copy for TensorBoard's profiler plugin.
         analyze: also analyse the trace, and write `summary.json`, `summary.md` and `report.html` beside it.
 
@@ -52,7 +53,7 @@ class ProfilingConfig:
     record_shapes: bool = True
     profile_memory: bool = True
     with_stack: bool = False
-    with_flops: bool = True
+    with_flops: bool = False
     tensorboard: bool = True
     analyze: bool = True
 

@@ -29,7 +29,7 @@ class BareProfiler(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stall_ms = 0.0
-        self.profiler = torch.profiler.profile(record_shapes=True, profile_memory=True, with_flops=True)
+        self.profiler = torch.profiler.profile(record_shapes=True, profile_memory=True)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Prepare, start or stop."""

@@ -215,7 +215,7 @@ def test_nothing_of_ours_waits_while_training(tmp_path, monkeypatch):
 
 
 def test_region_times_agree_with_the_kernels_of_the_same_steps(tmp_path):
-    keep, forge = Keep(), ForgeProfilerCallback(20, 26, profile_memory=False, record_shapes=False, with_flops=False)
+    keep, forge = Keep(), ForgeProfilerCallback(20, 26, profile_memory=False, record_shapes=False)
     train(tmp_path, GPT(), random_tokens(40), 32, [forge, keep], precision="bf16-true")
     truth = Trace(forge.trace_report().path).region_ms_per_step(6)
     ours = {name: keep.mean(name, range(20, 26)) for name in truth}
@@ -230,8 +230,9 @@ def test_the_data_region_is_the_gpus_idle_gap_around_the_fetch(tmp_path):
     steady = {}
     for seconds in (0.0, 0.025):
         keep = Keep()
-        forge = ForgeProfilerCallback(20, 26, profile_memory=False, record_shapes=False, with_flops=False)
-        train(tmp_path, GPT(), random_tokens(60, seconds=seconds), 50, [forge, keep], precision="bf16-true")
+        forge = ForgeProfilerCallback(20, 26, profile_memory=False, record_shapes=False)
+        every = ThroughputCallback(overhead=None)  # the regions of each step are compared
+        train(tmp_path, GPT(), random_tokens(60, seconds=seconds), 50, [forge, every, keep], precision="bf16-true")
         steady[seconds] = keep
     trace = Trace(forge.trace_report().path)
     fetches = trace.spans("forge.data")

@@ -147,3 +147,32 @@ def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):
 def test_an_overhead_that_is_no_share_is_refused(overhead):
     with pytest.raises(ConfigurationError, match=r"overhead must be a share .* 0\.005 .* None .*; got"):
         ThroughputCallback(overhead=overhead)
+
+
+def test_timing_behind_queued_work_is_free_and_every_step_is_split():
+    """The recorder's host time is beyond any budget, but the GPU has work queued at each step's end."""
+    device = FakeDevice()
+
+    class Slow(CUDATimerCollection):
+        def switch(self, old, new):
+            device.pass_host_time(ms=1)
+            return super().switch(old, new)
+
+    def split_steps(device_ms):
+        timers = Slow((), events=device, clock_ns=device.host_clock_ns)
+        recorder = StepRecorder(timers, budget=TimingBudget(TIGHT), clock_ns=device.host_clock_ns)
+        recorder.start()
+        for _ in range(200):
+            for name in ("forward", "backward", "optimizer"):
+                recorder.enter(name)
+                device.pass_host_time(ms=1)
+                device.enqueue(device_ms)
+                recorder.exit(name)
+            device.run(ms=5)
+            recorder.end_step(StepWork(optimizer_steps=1))
+            device.run(ms=5)
+        recorder.finish(wait=True)
+        return recorder.steady().split_steps
+
+    assert split_steps(device_ms=5) == 200, "15 ms of work queued in each 10 ms"
+    assert split_steps(device_ms=0.001) < 40, "the GPU waits for the host"

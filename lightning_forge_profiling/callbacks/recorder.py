@@ -79,6 +79,7 @@ class StepRecorder:
         self._split = True
         self._chosen = True
         self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
+        self._host_is_ahead = False
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
         self._active = self._began = False
@@ -224,6 +225,8 @@ class StepRecorder:
             # host all through forward and backward.
             caught_up = timers.passed(self._update or self._since) if self._asks and self._split else None
             self._update = None
+            if caught_up is not None:
+                self._host_is_ahead = not caught_up
             split, chosen = self._split, self._chosen
             self._split = self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1)
             self._chosen = not ends_epoch
@@ -236,7 +239,10 @@ class StepRecorder:
             timing = StepTiming(caught_up, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6)
             self._completed.expect(EndedStep(self.step, work, left_out, timing, complete))
             if left_out != "recorded":
-                self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=self._own_ns, split=split)
+                # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in
+                # the GPU's queue, which is no work of ours
+                own_ns = 0 if self._host_is_ahead else self._own_ns
+                self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split)
             self._own_ns = self._before_fetch_ns = 0
             self._stepped_ns = began_ns
             self.step += 1

@@ -68,8 +68,7 @@ class _Sums:
     def steps(self) -> int:
         return sum(times.steps for times in self.times)
 
-    def add(self, times: StepTimes, work: StepWork, timing: StepTiming) -> None:
-        took_ms = times.step_ms
+    def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         self.latest_ms.append(took_ms)
         self.shortest_ms = min(self.shortest_ms, took_ms)
         self.longest_ms = max(self.longest_ms, took_ms)
@@ -233,12 +232,13 @@ class RunLedger:
         timing = timing or StepTiming()
         self._samples = _sum(self._samples, work.samples)
         self.add_excluded(times)
+        took_ms = times.step_ms
         if times.step == 0:
             self._first_step_s = sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, WHOLE, *EXCLUDED)) / 1e3
         if left_out != "recorded":
-            self._add_beside_window(times)
+            self._add_beside_window(times.step, took_ms)
         if left_out is None:
-            self._untaken.add(times, work, timing)
+            self._untaken.add(times, took_ms, work, timing)
             return
         self._left_out[left_out] += 1
         if left_out == "recorded":
@@ -246,14 +246,14 @@ class RunLedger:
             if work.tokens is not None:
                 self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
-            (self._warmup if times.step else self._first).add(times, work, timing)
+            (self._warmup if times.step else self._first).add(times, took_ms, work, timing)
 
-    def _add_beside_window(self, times: StepTimes) -> None:
+    def _add_beside_window(self, step: int, took_ms: float) -> None:
         if not self._window_ended:
-            if times.step >= _SETTLED:
-                self._before_window.append(times.step_ms)
-        elif times.step >= self._window_ended + _SETTLED and len(self._after_window) < _BESIDE_WINDOW:
-            self._after_window.append(times.step_ms)
+            if step >= _SETTLED:
+                self._before_window.append(took_ms)
+        elif step >= self._window_ended + _SETTLED and len(self._after_window) < _BESIDE_WINDOW:
+            self._after_window.append(took_ms)
 
     def add_excluded(self, times: StepTimes) -> None:
         """Enter only what is no part of a step."""

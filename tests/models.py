@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lightning_forge_profiling import region
+from lightning_forge_profiling import ThroughputCallback, region
 
 torch.set_num_threads(1)  # for models this small further threads only get into each other's way
 
@@ -23,6 +23,11 @@ def busy(ms=SLOW_MS):
     end = time.thread_time() + ms / 1e3
     while time.thread_time() < end:
         pass
+
+
+def every_step(*arguments, **options):
+    """A ThroughputCallback that splits every step into regions: its budget may not allow that in steps of 1 ms."""
+    return ThroughputCallback(*arguments, overhead=None, **options)
 
 
 class Samples(Dataset):

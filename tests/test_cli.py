@@ -429,16 +429,19 @@ def test_a_terminal_without_unicode_gets_what_looks_like_it():
 
 
 def test_progress_is_said_only_after_a_while():
-    late, soon = io.StringIO(), io.StringIO()
+    late, soon, at_once = io.StringIO(), io.StringIO(), io.StringIO()
     with Progress(late, after_s=3600.0) as progress:
         progress("reading a")
-    with Progress(soon, after_s=0.0) as progress:
+    with Progress(soon, after_s=0.001) as progress:
         progress("reading a")
         progress._timer.join()
         progress("reading b")
     progress("reading c")
+    with Progress(at_once, after_s=0) as progress:
+        progress("timing a")
     assert late.getvalue() == ""
     assert soon.getvalue() == "reading a\nreading b\n"
+    assert at_once.getvalue() == "timing a\n"
 
 
 def test_the_command_is_installed_under_its_name():

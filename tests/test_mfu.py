@@ -18,7 +18,7 @@ from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback,
 from lightning_forge_profiling.analysis.flops import Flops
 from lightning_forge_profiling.analysis.rank_summary import Kind
 from lightning_forge_profiling.analysis.results import RunCompute
-from lightning_forge_profiling.callbacks import lightning_api, peak, recording, throughput
+from lightning_forge_profiling.callbacks import lightning_api, peak, run_report, throughput
 from lightning_forge_profiling.callbacks.recorded_compute import recorded_compute
 from lightning_forge_profiling.hardware.flop_count import count_flops
 from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak
@@ -708,7 +708,7 @@ def test_no_operations_or_no_steps_give_no_rate():
 def run_with_window(monkeypatch, make_trainer, rank, flops_per_batch=None, peak_flops=1e12):
     """The metrics of a run whose recorded window gave this: a CPU's trace has no kernels."""
     analysis = replace(sample_analysis(), ranks=(rank,))
-    monkeypatch.setattr(recording, "recorded_analysis", lambda trace: analysis)
+    monkeypatch.setattr(run_report, "recorded_analysis", lambda trace: analysis)
     callback = ThroughputCallback(warmup_steps=0, flops_per_batch=flops_per_batch, peak_flops=peak_flops)
     make_trainer(ForgeProfilerCallback(1, 2, analyze=False), callback).fit(Classifier(), loader())
     return callback.summary()

@@ -6,13 +6,13 @@ from functools import partial
 import lightning as L
 import pytest
 
-from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
+from lightning_forge_profiling import ForgeProfilerCallback, region
 from lightning_forge_profiling.callbacks import recording
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from tests import models
-from tests.models import SLOW_MS, Classifier, Samples, Stream, busy, loader
+from tests.models import SLOW_MS, Classifier, Samples, Stream, busy, every_step, loader
 from tests.outcomes import PARTITION, logged, recorded_steps, spans, tables, the_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -58,7 +58,7 @@ def test_time_goes_to_the_region_in_which_it_passed(tmp_path, make_trainer, kind
     model = kind(slow)
     if slow == "optimizer" and kind in {models.Manual, models.ManualClosure}:
         model.configure_optimizers = model.slow_sgd
-    trainer = make_trainer(ThroughputCallback(warmup_steps=1), max_steps=16, max_epochs=-1)
+    trainer = make_trainer(every_step(warmup_steps=1), max_steps=16, max_epochs=-1)
     trainer.fit(model, loader(32, 4, slow=slow))
     rows = logged(tmp_path)
     assert least(rows, slow) >= SLOW_MS
@@ -97,7 +97,7 @@ class Clock(L.Callback):
     ],
 )
 def test_the_regions_tile_the_step_without_gap_or_overlap(make_trainer, kind, options):
-    before, after, throughput = Clock(), Clock(), ThroughputCallback(warmup_steps=1)
+    before, after, throughput = Clock(), Clock(), every_step(warmup_steps=1)
     trainer = make_trainer(before, throughput, after, **{"max_epochs": 2} | options)
     trainer.fit(kind(), loader())
     metrics = throughput.summary()
@@ -109,7 +109,7 @@ def test_the_regions_tile_the_step_without_gap_or_overlap(make_trainer, kind, op
 
 @pytest.mark.parametrize("interval", [2, 3, 8])
 def test_validation_is_no_part_of_a_step(make_trainer, capsys, interval):
-    before, after, throughput = Clock(), Clock(), ThroughputCallback(warmup_steps=1)
+    before, after, throughput = Clock(), Clock(), every_step(warmup_steps=1)
     trainer = make_trainer(before, throughput, after, max_epochs=2, val_check_interval=interval, num_sanity_val_steps=0)
     trainer.fit(Classifier("validation"), loader(), loader(32))
     # from after ours has seen it start until before ours sees it end
@@ -128,7 +128,7 @@ def test_with_accumulation_the_optimizer_only_works_in_the_batches_that_step(tmp
     model = models.Manual("optimizer") if manual else Classifier("optimizer")
     model.configure_optimizers = model.slow_sgd
     model.accumulate = 4
-    throughput = ThroughputCallback(warmup_steps=0)
+    throughput = every_step(warmup_steps=0)
     trainer = make_trainer(throughput, max_epochs=3, **({} if manual else {"accumulate_grad_batches": 4}))
     trainer.fit(model, loader(32))
     assert trainer.global_step == 6
@@ -148,7 +148,7 @@ def test_with_accumulation_a_trace_shows_one_optimizer_step_for_several_batches(
 
 
 def test_two_optimizers_in_a_batch_are_one_step(make_trainer):
-    throughput = ThroughputCallback(warmup_steps=0)
+    throughput = every_step(warmup_steps=0)
     make_trainer(throughput).fit(models.GAN(), loader())
     metrics = throughput.summary()
     assert metrics["throughput/optimizer_steps_per_sec"] == pytest.approx(metrics["throughput/steps_per_sec"])
@@ -169,7 +169,7 @@ SITUATIONS = {
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_step_and_every_sample_is_counted(tmp_path, make_trainer, capsys, situation):
     kind, data, options, steps, samples = SITUATIONS[situation]
-    throughput = ThroughputCallback(warmup_steps=0)
+    throughput = every_step(warmup_steps=0)
     trainer = make_trainer(ForgeProfilerCallback(2, 4, tensorboard=False), throughput, **options)
     trainer.fit(kind(), loader(32, **data), loader(8))
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
@@ -177,7 +177,7 @@ def test_every_step_and_every_sample_is_counted(tmp_path, make_trainer, capsys, 
     # the window's two steps and its warm-up step; where the profiler stops is a step that counts
     assert f"of {steps} steps" in " ".join(out.split())
     assert "3 steps with the profiler on" in out
-    make_trainer(alone := ThroughputCallback(warmup_steps=0), **options).fit(kind(), loader(32, **data), loader(8))
+    make_trainer(alone := every_step(warmup_steps=0), **options).fit(kind(), loader(32, **data), loader(8))
     metrics = alone.summary()
     counted = metrics["throughput/samples_per_sec"] * metrics["time/step_ms"] / 1e3 * steps
     assert counted == pytest.approx(samples)
@@ -185,7 +185,7 @@ def test_every_step_and_every_sample_is_counted(tmp_path, make_trainer, capsys, 
 
 
 def test_an_iterable_dataset_without_length(tmp_path, make_trainer):
-    throughput = ThroughputCallback(warmup_steps=0)
+    throughput = every_step(warmup_steps=0)
     trainer = make_trainer(ForgeProfilerCallback(2, 4), throughput, max_epochs=2)
     trainer.fit(Classifier(), models.DataLoader(Stream(32), 4))
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
@@ -201,7 +201,7 @@ def test_a_loader_without_prefetching_is_timed_in_data(tmp_path, make_trainer):
                 busy()
                 yield samples.x, samples.y
 
-    make_trainer(ThroughputCallback(warmup_steps=1)).fit(Classifier(), Own())
+    make_trainer(every_step(warmup_steps=1)).fit(Classifier(), Own())
     assert least(logged(tmp_path)[:-1], "data") >= SLOW_MS
 
 
@@ -209,7 +209,7 @@ def test_a_loader_without_prefetching_is_timed_in_data(tmp_path, make_trainer):
 def test_a_region_that_is_not_asked_for_falls_into_other(tmp_path, make_trainer, left_out):
     regions = [region for region in PARTITION if region != left_out]
     model = Classifier(left_out)
-    trainer = make_trainer(ForgeProfilerCallback(90, 91, regions=regions), ThroughputCallback(warmup_steps=1))
+    trainer = make_trainer(ForgeProfilerCallback(90, 91, regions=regions), every_step(warmup_steps=1))
     trainer.fit(model, loader(slow=left_out))
     rows = logged(tmp_path)
     assert least(rows, "other") >= SLOW_MS
@@ -218,7 +218,7 @@ def test_a_region_that_is_not_asked_for_falls_into_other(tmp_path, make_trainer,
 
 
 def test_a_region_of_the_users_is_logged_and_lies_over_the_built_in_ones(tmp_path, make_trainer, capsys):
-    make_trainer(ThroughputCallback(warmup_steps=1)).fit(Classifier(), loader(), loader(8))
+    make_trainer(every_step(warmup_steps=1)).fit(Classifier(), loader(), loader(8))
     for row in logged(tmp_path):
         assert 0 < row["time/attention_ms"] <= row["time/forward_ms"]
     assert "your attention" in capsys.readouterr().out
@@ -239,7 +239,7 @@ def test_one_region_object_may_serve_a_whole_module_also_inside_itself(tmp_path,
                 busy()
             return super().training_step(batch)
 
-    make_trainer(ForgeProfilerCallback(2, 4), ThroughputCallback(warmup_steps=0)).fit(Shared(), loader())
+    make_trainer(ForgeProfilerCallback(2, 4), every_step(warmup_steps=0)).fit(Shared(), loader())
     rows = logged(tmp_path)
     assert least(rows, "part") >= SLOW_MS
     assert all(row["time/part_ms"] <= row["time/forward_ms"] for row in rows)

@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, SimpleProfiler
 from torch import nn
 
-from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
+from lightning_forge_profiling import ForgeProfilerCallback, region
 from tests import models
-from tests.models import Classifier, Fails, loader
+from tests.models import Classifier, Fails, every_step, loader
 from tests.outcomes import logged, read_trace, recorded_steps, script, spans, tables, the_trace, traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -23,7 +23,7 @@ OWN = ("ForgeProfilerCallback", "ThroughputCallback")
 
 
 def both(start=2, end=4, **options):
-    return ForgeProfilerCallback(start, end, **options), ThroughputCallback(warmup_steps=1)
+    return ForgeProfilerCallback(start, end, **options), every_step(warmup_steps=1)
 
 
 # -- the user's own profiler -------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from tests.models import Classifier, Samples, loader
+from lightning_forge_profiling import ForgeProfilerCallback
+from tests.models import Classifier, Samples, every_step, loader
 from tests.outcomes import PARTITION, logged, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -36,7 +36,7 @@ def scalars(folder):
 
 
 def test_the_names_are_these(tmp_path, make_trainer):
-    make_trainer(ThroughputCallback(warmup_steps=2)).fit(Classifier(), loader())
+    make_trainer(every_step(warmup_steps=2)).fit(Classifier(), loader())
     for row in logged(tmp_path):
         assert row.keys() == RATES | TIMES | {"step"}
         assert row["throughput/samples_per_sec"] == row["throughput/device/samples_per_sec"]
@@ -44,7 +44,7 @@ def test_the_names_are_these(tmp_path, make_trainer):
 
 
 def test_with_a_token_count_there_are_tokens_per_second(tmp_path, make_trainer):
-    callback = ThroughputCallback(warmup_steps=0, tokens_fn=lambda batch: batch[0].numel())
+    callback = every_step(warmup_steps=0, tokens_fn=lambda batch: batch[0].numel())
     make_trainer(callback).fit(Classifier(), loader())
     for row in logged(tmp_path):
         tokens = row["throughput/tokens_per_sec"] / row["throughput/samples_per_sec"]
@@ -56,7 +56,7 @@ def test_with_a_token_count_there_are_tokens_per_second(tmp_path, make_trainer):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_x_axis_is_that_of_self_log(tmp_path, make_trainer, every, own, accumulate):
-    callback = ThroughputCallback(warmup_steps=0, log_every_n_steps=every if own else None)
+    callback = every_step(warmup_steps=0, log_every_n_steps=every if own else None)
     options = {"log_every_n_steps": 1 if own else every, "accumulate_grad_batches": accumulate, "max_epochs": 2}
     make_trainer(callback, **options).fit(Classifier(), loader(48))
     mine = [row["step"] for row in logged(tmp_path)]
@@ -71,7 +71,7 @@ def test_the_x_axis_is_that_of_self_log(tmp_path, make_trainer, every, own, accu
 
 @pytest.mark.parametrize("every", [1, 3, 100])
 def test_every_step_is_in_exactly_one_row(tmp_path, make_trainer, every):
-    make_trainer(ThroughputCallback(warmup_steps=0), log_every_n_steps=every).fit(Classifier(), loader(30, 4))
+    make_trainer(every_step(warmup_steps=0), log_every_n_steps=every).fit(Classifier(), loader(30, 4))
     rows = logged(tmp_path)
     # 7 batches of 4 and one of 2: each row's steps follow from its rate of steps, its samples from its rate of samples
     if every == 1:
@@ -88,7 +88,7 @@ def test_batches_of_any_size_are_counted_as_they_are(tmp_path, make_trainer):
     sizes = [1, 7, 3, 5, 2, 6]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     batches = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
-    throughput = ThroughputCallback(warmup_steps=0)
+    throughput = every_step(warmup_steps=0)
     make_trainer(throughput).fit(Classifier(), DataLoader(Samples(24), batch_sampler=batches))
     assert [round(samples_of(row), 6) for row in logged(tmp_path)] == sizes
     assert samples_of(throughput.summary(), steps=len(sizes)) == pytest.approx(sum(sizes))
@@ -97,7 +97,7 @@ def test_batches_of_any_size_are_counted_as_they_are(tmp_path, make_trainer):
 def test_warm_up_steps_do_not_count(tmp_path, make_trainer, capsys):
     sizes = [1, 1, 1, 5, 6, 7]
     batches = [[i] * size for i, size in enumerate(sizes)]
-    throughput = ThroughputCallback(warmup_steps=3)
+    throughput = every_step(warmup_steps=3)
     make_trainer(throughput).fit(Classifier(), DataLoader(Samples(24), batch_sampler=batches))
     assert [round(samples_of(row), 6) for row in logged(tmp_path)] == [5, 6, 7]
     assert samples_of(throughput.summary(), steps=3) == pytest.approx(18)
@@ -110,13 +110,13 @@ def test_steps_with_the_profiler_on_do_not_count(tmp_path, make_trainer):
     sizes = [1, 1, 1, 1, 5, 6]
     batches = [[i] * size for i, size in enumerate(sizes)]
     # the profiler runs in step 0, its warm-up, to step 3
-    trainer = make_trainer(ForgeProfilerCallback(1, 4), ThroughputCallback(warmup_steps=0))
+    trainer = make_trainer(ForgeProfilerCallback(1, 4), every_step(warmup_steps=0))
     trainer.fit(Classifier(), DataLoader(Samples(24), batch_sampler=batches))
     assert [round(samples_of(row), 6) for row in logged(tmp_path)] == [5, 6]
 
 
 def test_a_run_of_nothing_but_warm_up_steps_logs_them_without_the_first(tmp_path, make_trainer, capsys):
-    throughput = ThroughputCallback()  # 10 warm-up steps
+    throughput = every_step()  # 10 warm-up steps
     make_trainer(throughput).fit(Classifier(), loader(20))
     [row] = logged(tmp_path)
     assert samples_of(row, steps=4) == pytest.approx(16)
@@ -126,7 +126,7 @@ def test_a_run_of_nothing_but_warm_up_steps_logs_them_without_the_first(tmp_path
 
 
 def test_a_run_of_one_step_logs_that_one_and_says_so(tmp_path, make_trainer, capsys):
-    throughput = ThroughputCallback()
+    throughput = every_step()
     make_trainer(throughput, ForgeProfilerCallback()).fit(Classifier(), loader(4))
     [row] = logged(tmp_path)
     assert samples_of(row, steps=1) == pytest.approx(4)
@@ -138,7 +138,7 @@ def test_a_run_of_one_step_logs_that_one_and_says_so(tmp_path, make_trainer, cap
 
 def test_both_loggers_get_the_same(tmp_path, make_trainer):
     loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="tb")]
-    make_trainer(ThroughputCallback(warmup_steps=1), logger=loggers).fit(Classifier(), loader())
+    make_trainer(every_step(warmup_steps=1), logger=loggers).fit(Classifier(), loader())
     rows = logged(tmp_path)
     shown = scalars(tmp_path / "tb" / "version_0")
     assert shown.keys() >= RATES | TIMES
@@ -149,16 +149,14 @@ def test_both_loggers_get_the_same(tmp_path, make_trainer):
 
 
 def test_tensorboard_alone(tmp_path, make_trainer):
-    make_trainer(ThroughputCallback(warmup_steps=1), logger=TensorBoardLogger(tmp_path, name="tb")).fit(
-        Classifier(), loader()
-    )
+    make_trainer(every_step(warmup_steps=1), logger=TensorBoardLogger(tmp_path, name="tb")).fit(Classifier(), loader())
     shown = scalars(tmp_path / "tb" / "version_0")
     assert shown.keys() >= RATES | TIMES
     assert {step for step, _ in shown["time/step_ms"]} <= {step for step, _ in shown["loss"]}
 
 
 def test_without_a_logger_the_table_and_the_summary_are_there(make_trainer, capsys):
-    throughput = ThroughputCallback(warmup_steps=1)
+    throughput = every_step(warmup_steps=1)
     make_trainer(throughput, logger=False).fit(Classifier(), loader())
     assert throughput.summary().keys() == RATES | TIMES
     out = capsys.readouterr().out
@@ -168,7 +166,7 @@ def test_without_a_logger_the_table_and_the_summary_are_there(make_trainer, caps
 
 @pytest.mark.parametrize("every", [0, 2])
 def test_log_every_n_steps_of_the_callback_wins(tmp_path, make_trainer, every):
-    make_trainer(ThroughputCallback(warmup_steps=0, log_every_n_steps=every)).fit(Classifier(), loader(32))
+    make_trainer(every_step(warmup_steps=0, log_every_n_steps=every)).fit(Classifier(), loader(32))
     assert len(logged(tmp_path)) == {0: 1, 2: 5}[every], "8 steps, and a last row for what is left"
 
 
@@ -191,7 +189,7 @@ BAD_COUNTS = {
 def test_a_count_that_is_no_number_costs_that_rate_and_one_warning(tmp_path, make_trainer, caplog, name, kind):
     function, message = BAD_COUNTS[kind]
     model = Classifier()
-    make_trainer(ThroughputCallback(warmup_steps=0, **{name: function})).fit(model, loader())
+    make_trainer(every_step(warmup_steps=0, **{name: function})).fit(model, loader())
     assert model.seen == 8
     [warning] = warnings_of(caplog)
     assert message in warning
@@ -205,9 +203,7 @@ def test_a_count_that_is_no_number_costs_that_rate_and_one_warning(tmp_path, mak
 
 
 def test_a_count_may_be_a_tensor_or_a_float(tmp_path, make_trainer):
-    callback = ThroughputCallback(
-        warmup_steps=0, batch_size_fn=lambda batch: torch.tensor(6), tokens_fn=lambda batch: 2.5
-    )
+    callback = every_step(warmup_steps=0, batch_size_fn=lambda batch: torch.tensor(6), tokens_fn=lambda batch: 2.5)
     make_trainer(callback).fit(Classifier(), loader())
     assert {round(samples_of(row), 6) for row in logged(tmp_path)} == {6}
     assert {round(r["throughput/tokens_per_sec"] / r["throughput/steps_per_sec"], 6) for r in logged(tmp_path)} == {2.5}
@@ -222,12 +218,12 @@ class Texts(Classifier):
 
 def test_a_batch_without_a_tensor_names_what_to_do(tmp_path, make_trainer, caplog):
     texts = DataLoader(["a", "b", "c", "d"] * 4, 4)
-    make_trainer(ThroughputCallback(warmup_steps=0)).fit(Texts(), texts)
+    make_trainer(every_step(warmup_steps=0)).fit(Texts(), texts)
     [warning] = warnings_of(caplog)
     assert "batch_size_fn" in warning
     assert all("throughput/samples_per_sec" not in row for row in logged(tmp_path))
     caplog.clear()
-    make_trainer(ThroughputCallback(warmup_steps=0, batch_size_fn=len)).fit(Texts(), texts)
+    make_trainer(every_step(warmup_steps=0, batch_size_fn=len)).fit(Texts(), texts)
     assert warnings_of(caplog) == []
 
 
@@ -235,7 +231,7 @@ def test_a_batch_without_a_tensor_names_what_to_do(tmp_path, make_trainer, caplo
     ("sizes", "shown"), [(None, "throughput/samples_per_sec"), (raises, "throughput/steps_per_sec")]
 )
 def test_the_progress_bar_shows_the_rate_and_the_time(make_trainer, capsys, sizes, shown):
-    callback = ThroughputCallback(warmup_steps=1, prog_bar=True, batch_size_fn=sizes)
+    callback = every_step(warmup_steps=1, prog_bar=True, batch_size_fn=sizes)
     trainer = make_trainer(callback, TQDMProgressBar(), enable_progress_bar=True)
     trainer.fit(Classifier(), loader())
     captured = capsys.readouterr()
@@ -245,6 +241,6 @@ def test_the_progress_bar_shows_the_rate_and_the_time(make_trainer, capsys, size
 
 
 def test_without_prog_bar_the_progress_bar_is_left_alone(make_trainer):
-    trainer = make_trainer(ThroughputCallback(warmup_steps=1), enable_progress_bar=True)
+    trainer = make_trainer(every_step(warmup_steps=1), enable_progress_bar=True)
     trainer.fit(Classifier(), loader())
     assert not any(name.startswith(("throughput", "time")) for name in trainer.progress_bar_metrics)

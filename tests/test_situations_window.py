@@ -8,8 +8,8 @@ import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from tests.models import Classifier, Fails, loader
+from lightning_forge_profiling import ForgeProfilerCallback
+from tests.models import Classifier, Fails, every_step, loader
 from tests.outcomes import REPORTS, read_trace, recorded_steps, spans, tables, the_trace, traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -166,7 +166,7 @@ def test_without_the_plugins_copy_there_is_no_tensorboard_folder(tmp_path, make_
 
 def test_without_the_analysis_there_are_no_reports_and_the_runs_verdict_stays(tmp_path, make_trainer, capsys):
     callback = ForgeProfilerCallback(1, 2, analyze=False)
-    make_trainer(callback, ThroughputCallback(warmup_steps=2)).fit(Classifier(), loader(40, slow="data"))
+    make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(40, slow="data"))
     assert not REPORTS & {p.name for p in tmp_path.rglob("*")}
     report = callback.trace_report()
     assert (report.status, report.summary_path, report.report_path) == ("written", None, None)
@@ -175,7 +175,7 @@ def test_without_the_analysis_there_are_no_reports_and_the_runs_verdict_stays(tm
 
 def test_the_reports_tell_of_the_trace_and_of_the_whole_run(tmp_path, make_trainer, capsys):
     callback = ForgeProfilerCallback(4, 7)
-    make_trainer(callback, ThroughputCallback(warmup_steps=2)).fit(Classifier(), loader(80, slow="data"))
+    make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(80, slow="data"))
     analysis = callback.analysis()
     assert analysis.verdict == "input-bound"
     assert (analysis.ranks[0].steps, analysis.run.steps) == (3, 14)
@@ -219,7 +219,7 @@ class OddError(Exception):
 @pytest.mark.parametrize(("at", "steps"), [(0, ()), (4, ()), (5, (5,)), (6, (5, 6)), (8, (5, 6, 7)), (11, (5, 6, 7))])
 def test_an_exception_comes_out_as_it_is_and_the_trace_holds_what_there_was(tmp_path, make_trainer, capsys, at, steps):
     error = OddError("mine")
-    forge, throughput = ForgeProfilerCallback(5, 8), ThroughputCallback()
+    forge, throughput = ForgeProfilerCallback(5, 8), every_step()
     trainer = make_trainer(forge, throughput)
     with pytest.raises(OddError) as caught:
         trainer.fit(Fails(at, error), loader(64))

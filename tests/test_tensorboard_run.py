@@ -10,9 +10,9 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 from selenium.webdriver.common.by import By
 
-from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
+from lightning_forge_profiling import ForgeProfilerCallback, region
 from tests.browser import chromium, tensorboard_server, wait_until
-from tests.models import SLOW_MS, Classifier, loader
+from tests.models import SLOW_MS, Classifier, every_step, loader
 
 
 class Keep(L.Callback):
@@ -50,7 +50,7 @@ def run(tmp_path_factory):
         logger=logger,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[forge, ThroughputCallback(warmup_steps=2), keep],
+        callbacks=[forge, every_step(warmup_steps=2), keep],
     )
     trainer.fit(WithRegion(), loader(slow="data"))
     return logger.log_dir, keep, forge.trace_report()

@@ -206,7 +206,7 @@ def _measured(args: argparse.Namespace) -> "CrossoverResult":
     gpu = find_gpu()
     total = len(names) * len(sizes)
     numbers = iter(range(1, total + 1))
-    with Progress() as progress:
+    with Progress(after_s=0) as progress:
         operations = measure(
             {name: KNOWN[name] for name in names},
             sizes,

@@ -19,7 +19,7 @@ class Progress:
 
     Args:
         stream: where to, standard error by default.
-        after_s: how long to stay silent, in seconds.
+        after_s: how long to stay silent, in seconds; 0 for work that always takes long.
 
     Example:
         >>> with Progress() as progress:
@@ -29,14 +29,15 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, *, after_s: float = 1.0) -> None:
         self._stream = stream or sys.stderr
         self._lock = threading.Lock()
-        self._silent = True
+        self._silent = after_s > 0
         self._redraws = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._latest = ""
         self._timer = threading.Timer(after_s, self._speak)
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        self._timer.start()
+        if self._silent:
+            self._timer.start()
         return self
 
     def __exit__(

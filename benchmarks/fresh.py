@@ -118,7 +118,8 @@ def in_turns(children: Mapping[str, Child], turns: int) -> dict[str, list[Outcom
             outcome = run(children[name])
             outcomes[name].append(outcome)
             spent = f"{time.perf_counter() - began:.0f} s"
-            print(f"turn {turn + 1}, {name}: {outcome.problem or spent}", file=sys.stderr, flush=True)
+            found = outcome.problem or json.dumps(outcome.result)  # a run that is cut off leaves its figures
+            print(f"turn {turn + 1}, {name}: {spent}, {found}", file=sys.stderr, flush=True)
     return outcomes
 
 

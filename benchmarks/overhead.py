@@ -311,13 +311,14 @@ def print_regions(budget: Sequence[fresh.Outcome], every: Sequence[fresh.Outcome
         print(f"| {name} | {' | '.join(means)} | {fresh.spread(ratios)} | {' % | '.join(shares)} % |")
 
 
-def compare(model: str, keys: Sequence[str], folder: str, args: argparse.Namespace) -> bool:
-    """Run the contenders on one model, print what they come to and say whether all ended well."""
-    asked = ["none", *(key for key in keys if key not in {"none", ON_OFF})]
-    for key in asked:
+def compare_contenders(
+    model: str, keys: Sequence[str], folder: str, args: argparse.Namespace
+) -> dict[str, list[fresh.Outcome]]:
+    """Run contenders and the control in turns, and print their table."""
+    ran = [key for key in ("none", *keys) if not skipped(key)]
+    for key in keys:
         if skipped(key):
             print(f"{CONTENDERS[key]}: skipped, {skipped(key)}")
-    ran = [key for key in asked if not skipped(key)]
     children = {CONTENDERS[key]: child(key, model, folder, quick=args.quick) for key in ran}
     outcomes = fresh.in_turns(children, args.turns)
     heads = ("contender", "step ms", "ratio", "paired difference µs", "reported µs per step", "steps split")
@@ -326,6 +327,13 @@ def compare(model: str, keys: Sequence[str], folder: str, args: argparse.Namespa
     fresh.print_table(f"{kind}: {args.turns} turns, medians (min to max)", heads, rows, outcomes)
     if {"throughput", "split"} <= set(ran):
         print_regions(outcomes[CONTENDERS["throughput"]], outcomes[CONTENDERS["split"]])
+    return outcomes
+
+
+def compare(model: str, keys: Sequence[str], folder: str, args: argparse.Namespace) -> bool:
+    """Run the contenders on one model, print what they come to and say whether all ended well."""
+    others = [key for key in keys if key not in {"none", ON_OFF}]
+    outcomes = compare_contenders(model, others, folder, args) if others or ON_OFF not in keys else {}
     if ON_OFF not in keys:
         return not fresh.failed(outcomes)
     toggled = fresh.run(child(ON_OFF, model, folder, quick=args.quick))

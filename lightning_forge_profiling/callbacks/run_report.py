@@ -1,6 +1,7 @@
 """What is said at the end of a run: the evidence of its steps, the analysis of run and trace, and the table."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from lightning_forge_profiling.analysis.results import Analysis, RankClock
@@ -37,7 +38,8 @@ def leave_clock(trainer: Trainer, recorder: StepRecorder, callbacks: Sequence[Re
     """Called on every rank: which of them is late shows in their live steps alone, and rank 0 prints."""
     run, trace = recorder.summary(), _trace(callbacks)
     if trainer.world_size > 1 and not run.only_warmup and trace is not None and trace.path is not None:
-        write_clock(trace.path.parent, rank_clock(trainer.global_rank, run.steady))
+        with suppress(OSError):  # without it the trace alone says who is late
+            write_clock(trace.path.parent, rank_clock(trainer.global_rank, run.steady))
 
 
 def report_run(

@@ -6,8 +6,9 @@ from lightning_forge_profiling import ConfigurationError, ThroughputCallback
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.rates import StepWork
-from lightning_forge_profiling.timing.steps import PARTITION
+from lightning_forge_profiling.timing.rates import StepTiming, StepWork
+from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
+from lightning_forge_profiling.timing.throughput import RunLedger
 from tests.fakes import FakeDevice
 from tests.models import Classifier, loader
 from tests.outcomes import logged
@@ -99,6 +100,26 @@ def test_a_step_after_validation_or_at_an_epochs_start_is_split_and_speaks_for_i
     rates = recorder.steady()
     assert rates.mean_ms("other") == pytest.approx(39 * 50 / 400, rel=0.05), "not 50 ms in each of the split ones"
     assert rates.mean_ms("forward") == pytest.approx(5.03, rel=0.03)
+
+
+def ledger_of(*steps):
+    """Steps of 10 ms: `plain`, `chosen`, or `singular` with half of its time in the fetch."""
+    ledger = RunLedger()
+    times = {"plain": {"step": 10.0}, "chosen": {"forward": 10.0}, "singular": {"data": 5.0, "forward": 5.0}}
+    for number, kind in enumerate(steps):
+        work = StepWork(samples=1, optimizer_steps=1)
+        ledger.add(StepTimes(number, times[kind], times[kind]), work, None, StepTiming(chosen=kind != "singular"))
+    return ledger
+
+
+def test_a_row_without_a_step_like_the_others_has_no_regions():
+    metrics = ledger_of("singular", "plain", "plain").take().metrics()
+    assert metrics["time/step_ms"] == 10
+    assert "time/forward_ms" not in metrics, "the first step after a validation run says nothing of those after it"
+    metrics = ledger_of("singular", "plain", "chosen").take().metrics()
+    assert (metrics["time/data_ms"], metrics["time/forward_ms"]) == pytest.approx((5 / 3, 25 / 3))
+    assert ledger_of("singular").take().metrics()["time/data_ms"] == 5
+    assert "time/forward_ms" not in ledger_of("plain", "plain").take().metrics()
 
 
 def test_users_regions_and_spans_follow_the_same_rhythm():

@@ -83,9 +83,10 @@ def _step_table(report: RunReport) -> Table:
         values = [rates.mean_ms(region), *([rates.mean_host_ms(region)] if report.on_device else [])]
         table.row(name, *(f"{value:.3f}" for value in values), f"{share:.1f} %", style=style)
 
-    for region in rates.regions:
-        row(region, region)
-    table.section()
+    if rates.split_steps or not rates.steps:
+        for region in rates.regions:
+            row(region, region)
+        table.section()
     row("step", "step", style="bold")
     if rates.user_regions:
         table.section()

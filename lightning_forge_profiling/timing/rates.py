@@ -61,6 +61,7 @@ class Rates:
         own_us: microseconds that timing itself took on the host.
         before_fetch_ms: in the split steps, the host's time from a step's beginning to its fetch, which is in `other`.
             In a run of several processes Lightning synchronizes them there.
+        atypical: whether the regions of most steps are taken from steps unlike them, for want of others.
     """
 
     steps: int = 0
@@ -74,6 +75,7 @@ class Rates:
     split_steps: int = 0
     own_us: float = 0.0
     before_fetch_ms: float = 0.0
+    atypical: bool = False
 
     @property
     def total_ms(self) -> float:
@@ -122,8 +124,9 @@ class Rates:
         Returns:
             `throughput/...` per second, `time/NAME_ms` and `time_host/NAME_ms` in milliseconds per step, and
             `profiling/overhead_us`, what timing took of a step. A rate that is unknown is left out, and so are regions
-            where none of the steps was split into them. With FLOPs `throughput/tflops_per_device`, and with a peak too
-            `throughput/mfu`, a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix B).
+            where no step like the others was split into them. With FLOPs `throughput/tflops_per_device`, and with a
+            peak too `throughput/mfu`, a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix
+            B).
 
         Example:
             >>> times = {"forward": 30.0, "backward": 50.0}
@@ -151,7 +154,8 @@ class Rates:
             metrics["throughput/tflops_per_device"] = flops_per_second / devices_per_batch / 1e12
             if peak_flops is not None:
                 metrics["throughput/mfu"] = flops_per_second / devices_per_batch / peak_flops
-        for region in ("step", *((*self.regions, *self.user_regions) if self.split_steps else ())):
+        known = self.split_steps and not self.atypical
+        for region in ("step", *((*self.regions, *self.user_regions) if known else ())):
             metrics[f"time/{region}_ms"] = self.mean_ms(region)
             if on_device:
                 metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)

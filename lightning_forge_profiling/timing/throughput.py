@@ -105,7 +105,8 @@ class _Sums:
         kinds = list(zip(self.chosen, self.plain, strict=True))
         if any(plain.steps and not chosen.steps for chosen, plain in kinds):  # nothing speaks for one of them alone
             kinds = [(_merged(self.chosen), _merged(self.plain))]
-        if not any(chosen.steps for chosen, _ in kinds):
+        atypical = any(plain.steps for plain in self.plain) and not any(chosen.steps for chosen in self.chosen)
+        if atypical:
             kinds, singular = [(singular, _merged(self.plain))], _Times()
         whole = _merged([_spoken_for(chosen, plain) for chosen, plain in kinds] + [singular])
         return Rates(
@@ -120,6 +121,7 @@ class _Sums:
             self.steps - sum(plain.steps for plain in self.plain),
             self.own_us,
             self.before_fetch_ms,
+            atypical,
         )
 
     def spread(self) -> Spread:

@@ -8,6 +8,7 @@ import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.analysis.window_effect import FEWEST_STEPS, window_effect
+from lightning_forge_profiling.report.wording import window_effect_words
 from lightning_forge_profiling.tracing.collector import detached_at_stop, why_attached
 from tests.models import Classifier, loader
 
@@ -76,7 +77,7 @@ def test_the_table_and_the_summary_compare_the_steps_on_both_sides(make_trainer,
     report = forge.trace_report()
     written = json.loads(report.summary_path.read_text())["run"]["window_effect"]
     assert written["change_pct"] == effect.change_pct
-    assert "a step takes" in report.summary_path.with_suffix(".md").read_text()
+    assert "the median step takes" in report.summary_path.with_suffix(".md").read_text()
 
 
 def test_a_window_too_early_to_compare_is_not_compared(make_trainer, capsys):
@@ -91,7 +92,9 @@ def test_a_slower_run_is_seen_and_an_equal_one_is_not_called_slower():
     slower = window_effect(before, [1.25 * ms for ms in before])
     assert slower.change_pct == pytest.approx(25)
     assert slower.low_pct > 20
+    assert window_effect_words(slower).endswith("%); still slowed down")
     same = window_effect(before, before[::-1])
     assert same.low_pct <= 0 <= same.high_pct
+    assert "slowed" not in window_effect_words(same)
     assert window_effect(before[: FEWEST_STEPS - 1], before) is None
     assert window_effect(before, []) is None

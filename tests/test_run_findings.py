@@ -160,7 +160,7 @@ def test_too_few_steps_give_no_verdict_and_say_so():
     run = evidence(100, (12.0, 12.0), IDLE, IDLE, IDLE, IDLE, IDLE, steps=MIN_STEPS - 1)
     analysis = combine(None, run)
     assert analysis.verdict == NOTHING_STANDS_OUT
-    assert analysis.verdict_text == "No verdict: 4 steps count, and it takes 5."
+    assert analysis.verdict_text == "No verdict: 4 steady steps, at least 5 needed."
 
 
 def test_with_several_processes_a_long_backward_is_not_called_compute():
@@ -341,7 +341,7 @@ def test_a_slow_dataset_ends_in_its_verdict_with_throughput_callback_alone(make_
 
 def test_a_short_run_says_why_there_is_no_verdict(make_trainer, capsys):
     make_trainer(ThroughputCallback(), logger=False).fit(Classifier(), loader(16))
-    assert "verdict     none: 0 steps count, and it takes 5" in capsys.readouterr().out
+    assert "verdict     none: 0 steady steps, at least 5 needed" in capsys.readouterr().out
 
 
 def test_both_callbacks_give_one_verdict_also_where_no_trace_is_recorded(make_trainer, capsys, tmp_path):

@@ -176,7 +176,7 @@ def test_the_report_is_named_where_it_is(tmp_path):
 
 @pytest.mark.parametrize(("left_out", "steps"), [((None,) * 4, 4), (("warm-up",) * 9, 0)])
 def test_too_few_steps_for_a_verdict_are_said(left_out, steps):
-    assert f"verdict     none: {steps} steps count, and it takes 5" in printed(books(*left_out))
+    assert f"verdict     none: {steps} steady steps, at least 5 needed" in printed(books(*left_out))
 
 
 def test_a_peak_is_named_once_and_without_the_address_of_its_source():

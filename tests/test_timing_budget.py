@@ -153,7 +153,7 @@ def test_on_a_real_run_the_step_is_exact_and_regions_are_left_out_where_none_wer
     assert run.split_steps < run.steps / 4
     assert run.overhead_us > 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("timing")]
-    assert f"regions from 1 of {run.steps / run.split_steps:.0f} steps" in line
+    assert f"regions from 1 in {run.steps / run.split_steps:.0f} steps" in line
 
 
 def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):

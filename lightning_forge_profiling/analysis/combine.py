@@ -100,7 +100,7 @@ def _of_run(evidence: RunEvidence) -> Analysis:
     findings = by_gain(run_findings(evidence))
     verdict, text = decide(findings, gpu=evidence.on_device)
     if evidence.steps < MIN_STEPS:
-        verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steps count, and it takes {MIN_STEPS}."
+        verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steady steps, at least {MIN_STEPS} needed."
     return Analysis(
         source="the run",
         verdict=verdict,

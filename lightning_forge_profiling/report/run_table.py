@@ -158,7 +158,7 @@ def _end_to_end(report: RunReport) -> str:
 def _timing_lines(rates: Rates) -> Iterator[tuple[str, str]]:
     if rates.split_steps < rates.steps:
         each = rates.steps / rates.split_steps if rates.split_steps else 0
-        some = f"1 of {each:.0f}" if each >= 2 else f"{rates.split_steps} of {rates.steps}"  # noqa: PLR2004
+        some = f"1 in {each:.0f}" if each >= 2 else f"{rates.split_steps} of {rates.steps}"  # noqa: PLR2004
         yield "timing", f"regions from {some} steps, {rates.own_us / rates.steps:.0f} µs a step on the host"
 
 
@@ -194,7 +194,7 @@ def _verdict(report: RunReport) -> Iterator[tuple[str, str | Text]]:
     if analysis is None:
         if report.run.steps:
             steps = 0 if report.run.only_warmup else report.run.steady.steps
-            yield "verdict", f"none: {steps} steps count, and it takes {MIN_STEPS}"
+            yield "verdict", f"none: {steps} steady steps, at least {MIN_STEPS} needed"
         return
     hints = ((hint.rank, hint.text) for hint in analysis.hints)
     for where, text in by_text(hints, several=len(analysis.ranks) > 1):

@@ -31,7 +31,7 @@ class StepTiming:
 
     Attributes:
         caught_up: whether the GPU had caught up with the host at its end; None if unknown.
-        chosen: whether its regions were timed by choice, so that it speaks for steps whose regions were not; False
+        chosen: whether its regions were timed by choice, so that it can represent steps that were not split; False
             where it had to be split, as the first step after a validation run.
         own_us: microseconds that timing it took on the host.
         before_fetch_ms: the host's time from its beginning to its fetch, where its regions were timed.
@@ -50,7 +50,7 @@ class Rates:
     Attributes:
         steps: how many steps.
         optimizer_steps: in how many of them the weights changed.
-        samples: their samples; None where a batch size was not found.
+        samples: their samples; None if a batch size was not found.
         tokens: their tokens; None where nobody counts them.
         device_ms: device time by region (host time where there is no GPU), the user's regions included. Where the
             regions were timed in some of the steps only, it is estimated from those, and sums to what all steps took.

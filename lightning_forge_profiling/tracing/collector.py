@@ -2,7 +2,7 @@
 
 Kineto, the collector behind `torch.profiler`, leaves CUPTI attached when it stops, and kernel launches then stay slower
 to the end of the process (pytorch/pytorch#144455). It detaches it where the environment variable `TEARDOWN_CUPTI` is
-"1" at the stop. PyTorch itself does so from no version on by default (pytorch/kineto#1264, #1539).
+"1" at the stop. No released PyTorch that we know of does so by default (pytorch/kineto#1264, #1539).
 """
 
 import contextlib

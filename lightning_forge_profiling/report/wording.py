@@ -84,7 +84,10 @@ def window_effect_words(effect: WindowEffect) -> str:
         'the median step takes 5.30 ms after the window, 5.20 ms before it: +1.9 % (95 %: -1.0 to +4.0 %)'
     """
     before, after = digits(effect.before_ms), digits(effect.after_ms)
-    words = f"the median step takes {after} ms after the window, {before} ms before it: {effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
+    words = (
+        f"the median step takes {after} ms after the window, {before} ms before it: "
+        f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
+    )
     return f"{words}; still slowed down" if effect.low_pct > _SLOWER_PCT else words
 
 

@@ -40,7 +40,7 @@ def test_without_a_gpu_it_says_so_and_gives_the_cpus_times(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("no GPU") == 1
     assert "sum of two n by n matrices" in done.stdout
-    assert re.search(r"^ *32 +[\d.]+ [nµm]s", done.stdout, re.MULTILINE)
+    assert re.search(r"^ *32 +~?[\d.]+ [nµm]s", done.stdout, re.MULTILINE)
     assert "1 thread\n" in done.stdout
     assert all(str(path) in done.stdout for path in written)
     assert sorted(tmp_path.iterdir()) == sorted(written)

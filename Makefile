@@ -16,7 +16,8 @@ USES_LIGHTNING = $(shell grep -lE 'lightning as L|pytorch_lightning|Callback|Ste
 # threads in a process would only get in each other's way. $(1) is set for them, $(2) narrows them, $(3) are the files.
 define tests
 $(1) $(RUN) -m pytest -m "(gpu or multi_gpu) $(2)" $(3)
-$(1) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu $(2)" --numprocesses auto --dist loadfile $(3)
+$(1) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu $(2)" --numprocesses auto --dist loadfile \
+	--no-loadscope-reorder $(3)
 endef
 
 .DEFAULT_GOAL := help

@@ -15,6 +15,16 @@ PROC = Path("/proc/self")
 # multiprocessing, torch and MPI keep these for the life of the process
 PERMANENT = ("resource_tracker", "forkserver", "compile_worker", "orted", "addr2line")
 PERMANENT_THREADS = ("TMonitor", "InductorSubproc", "subproc_worker_timer", "Dummy")
+# few tests that take minutes, most of it in processes of their own: begun last, one core would wait for the other
+SLOWEST = ("test_distributed", "test_interrupts", "test_situations_lightning", "test_crossover_page",
+           "test_crossover_command", "test_collection", "test_situations_guards", "test_wheel", "test_benchmarks",
+           "test_examples")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """The slowest files first: pytest-xdist hands them out in this order (`--no-loadscope-reorder`)."""
+    order = {name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_runtest_setup(item):

@@ -68,9 +68,10 @@ PLACES = ["{}", "**Verdict:** {}", "- {}", "1. **a**: {}\n   - {}", "| a | b |\n
 NAMES = [
     "@octocat", "NVIDIA @octocat/team", "(@a)", "@a,@b", "a@example.com", "git@github.com:o/r.git",
     "https://example.com", "see www.example.com.", "ftp://a.b/c", "xmpp:a@b.c", "#12", "(#12)", "o/r#12", "GH-12",
-    "gh-12", "o@deadbeef", "deadbeefcafe", "9f2c1d7", "TICKET-7", "CVE-2026-1234", "GHSA-w37p-236h-pfx3", ":smile:", "a:+1:b",
-    "$x$", "$`x`$", "<b>x</b>", "<!-- x -->", "<script>alert(1)</script>", "&lt;", "&#64;octocat", "[a](b)", "![a](b)",
-    "[^1]", "[ ] x", "*a*", "__a__", "~~a~~", "a|b", "\\|", "\\", "`", "``` a", "~~~ a", "`@a`", "``@a", "@a`|`@b\\|@c",
+    "gh-12", "o@deadbeef", "deadbeefcafe", "9f2c1d7", "TICKET-7", "CVE-2026-1234", "GHSA-w37p-236h-pfx3", ":smile:",
+    "a:+1:b", "$x$", "$`x`$", "<b>x</b>", "<!-- x -->", "<script>alert(1)</script>", "&lt;", "&#64;octocat", "[a](b)",
+    "![a](b)", "[^1]", "[ ] x", "*a*", "__a__", "~~a~~", "a|b", "\\|", "\\", "`", "``` a", "~~~ a", "`@a`",
+    "``@a", "@a`|`@b\\|@c",
     "# x", "- x", "+ x", "* x", "> x", "1. x", "12) x", "===", "---", "    x", "\tx", "a\n\n# b", "a\r\n- @b",
     "\u202e@octocat", "@\u200boctocat", "\x1b[31m@a", "a  ", "|---|", "@a\u00a0@b", "C:\\a\\@b",
 ]  # fmt: skip

@@ -1,12 +1,11 @@
 """`forge-profiling analyze`."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.arguments import at_least, step_range
-from lightning_forge_profiling.cli.output import Progress, write_json
+from lightning_forge_profiling.cli.output import Progress, say, write_json
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.analysis.pipeline import Result
@@ -92,4 +91,4 @@ def _print(args: argparse.Namespace, result: "Result") -> None:
     print_analysis(result.analysis, kernels=shown, operators=shown if args.top or args.sort else 0)
     for written in (args.markdown, args.html):
         if written:
-            sys.stdout.write(f"report     {written}\n")
+            say(f"report     {written}")

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lightning_forge_profiling.cli import analyze, compare, crossover, schema, tensorboard, view
+from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, schema, tensorboard, view
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.report.text import plain
@@ -89,6 +89,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (analyze, compare, tensorboard, view, crossover, schema):
+    for command in (analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)
     return parser

@@ -14,7 +14,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, region
 from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.analysis.redaction import Redaction
 from tests.models import Classifier, loader
-from tests.test_cli import INPUT_BOUND, TRACES, fails, forge, without_progress
+from tests.test_cli import CHECKOUT, INPUT_BOUND, TRACES, fails, forge, without_progress
 
 SYNC_STACK = TRACES / "sync_stack" / "rank0.trace.json.gz"
 USER, HOST, PID, THREAD = "adalovelace", "gpu-node-17", 543_210, 543_987
@@ -248,3 +248,18 @@ def test_it_replaces_no_trace_and_leaves_nothing_where_there_is_none(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     assert fails(forge("anonymize", tmp_path / "bad.json", "--out", tmp_path / "out"), "no trace")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_commands_in_the_documentation_do_what_it_says(tmp_path):
+    telling_trace(tmp_path / "lightning_logs" / "version_0")
+    page = (CHECKOUT / "docs" / "sharing.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^forge-profiling (.+)$", page, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        done = forge(*command.split(), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    shared = {path.name: path.read_bytes() for path in (tmp_path / "share").iterdir()}
+    assert sorted(shared) == ["report.html", "summary.md", "trace1.trace.json.gz"]
+    shared["trace1.trace.json.gz"] = gzip.decompress(shared["trace1.trace.json.gz"])
+    for content in shared.values():
+        assert tells_nothing(content.decode(), str(tmp_path), "version_0")

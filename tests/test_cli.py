@@ -225,7 +225,7 @@ def test_wrong_arguments_are_exit_code_2_with_usage(arguments):
     assert done.stderr.startswith("usage: forge-profiling")
 
 
-@pytest.mark.parametrize("command", ["", "analyze", "compare", "tensorboard", "view", "schema"])
+@pytest.mark.parametrize("command", ["", "analyze", "compare", "tensorboard", "view", "anonymize", "schema"])
 def test_help_has_examples_of_commands_that_parse(command):
     done = forge(*command.split(), "--help")
     assert done.returncode == 0

@@ -113,6 +113,11 @@ def test_a_code_span_is_one_span_whatever_it_holds(name):
         assert not {"markup", "em", "strong", "del", "ul", "ol", "hr", "pre"} & set(page.tags)
 
 
+def test_a_long_name_takes_no_long_time():
+    for text in ("a", "a-", ":a", "`", "a@", "0", "\\", "|", "_", ".,", "www."):
+        prose(text * (100_000 // len(text)))
+
+
 HARM = "@octocat https://evil.example/x o/r#12 GH-7 deadbeefcafe :bug: $x$ <img src=x> [a](b) |\n# b \u202e`"
 
 

@@ -1,5 +1,6 @@
 """A copy of a trace that can be shared: its times and names, without who recorded it and where."""
 
+import contextlib
 import getpass
 import gzip
 import json
@@ -137,11 +138,11 @@ class _Known:
 def _identities_here() -> set[str]:
     """This user and host, who may have recorded the trace too."""
     host = socket.gethostname()
-    found = {host, host.partition(".")[0], Path.home().name}
-    try:
-        return found | {getpass.getuser()}
-    except (OSError, KeyError, ImportError):  # an id without an account, as in containers
-        return found
+    found = {host, host.partition(".")[0]}
+    for name in (getpass.getuser, lambda: Path.home().name):
+        with contextlib.suppress(OSError, KeyError, ImportError, RuntimeError):  # no account, as in containers
+            found.add(name())
+    return found
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ _TELLING: Final = re.compile(
     re.IGNORECASE,
 )
 
-_HOME: Final = re.compile(r"(?:[/\\]+(?:home|Users)[/\\]+|torchinductor_)([\w.-]+)")
+_HOME: Final = re.compile(r"(?:[/\\](?:home|Users)[/\\]+|torchinductor_)([\w.-]+)")
 _SHORTEST: Final = 3
 # Accounts that are nobody's, and words without which a trace could not be read.
 _NOBODYS: Final = frozenset({

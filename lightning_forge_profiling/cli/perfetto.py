@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
             size = os.fstat(file.fileno()).st_size
             self._send_head(200, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
             sent = self.connection.sendfile(file)
-        server.fetched = sent == size and self._has_arrived()
+        server.fetched = sent >= size and self._has_arrived()
 
     def do_OPTIONS(self) -> None:
         """Answer what a browser asks before it lets a page of the internet connect to this machine."""

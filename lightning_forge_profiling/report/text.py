@@ -37,7 +37,7 @@ def plain(text: str) -> str:
 
 # What GitHub makes a link, a notification or a picture of in text, but not in a code span: mentions, addresses,
 # issues (#1, GH-1, TICKET-1, CVE-2026-1), emoji (:bug:), mathematics ($x$), commits.
-_LIVE = re.compile(r"[@#]\w|\$|://|www\.|[^\W\d]\w*-\d|:[\w+-]+:|(?<![^\W_])[0-9a-f]{7,40}(?![^\W_])", re.IGNORECASE)
+_LIVE = re.compile(r"[@#]\w|\$|://|www\.|\w-\d|:[\w+-]+:|(?<![^\W_])[0-9a-f]{7,40}(?![^\W_])", re.IGNORECASE)
 _WORD = re.compile(r"[^\s|]+")  # without pipes, which end a table's cell even in a code span
 # An underscore inside a word is no markup, and setting names are full of them.
 _MARKUP = re.compile(r"[\\`*\[\]|~#]|(?<![^\W_])_|_(?![^\W_])")

@@ -7,7 +7,7 @@ INSTALL := $(RUN) -m pip --disable-pip-version-check install -qq
 READY := $(VENV)/.ready
 
 # The lowest Lightning that pyproject.toml claims, read from there so that the two cannot drift apart.
-FLOOR := $(shell sed -n 's/^ *"lightning>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+FLOOR := $(shell sed -n 's/^ *"lightning>=\([0-9.]*\)[,"].*/\1/p' pyproject.toml)
 LOWEST := build/lightning-$(FLOOR)
 # What reads traces or times functions is the same with any Lightning.
 USES_LIGHTNING = $(shell grep -lE 'lightning as L|pytorch_lightning|Callback|StepRecorder|tests.outcomes|train_gpt' tests/test_*.py)

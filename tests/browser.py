@@ -115,8 +115,8 @@ def tensorboard_server(logdir: Path) -> Iterator[TensorBoard]:
 
 
 @contextmanager
-def chromium() -> Iterator[webdriver.Chrome]:
-    """A headless Chromium with an empty profile; skips the test where there is none."""
+def chromium(*arguments: str) -> Iterator[webdriver.Chrome]:
+    """A headless Chromium with an empty profile, and with these arguments too; skips the test where there is none."""
     binary, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if binary is None or driver is None:
         reason = "Chromium or chromedriver is missing: apt-get install chromium chromium-driver"
@@ -137,6 +137,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
             "--disable-sync",
             "--window-size=1400,900",
             f"--user-data-dir={profile}",
+            *arguments,
         ):
             options.add_argument(argument)
         browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver, port=free_port()))

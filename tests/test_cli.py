@@ -6,12 +6,9 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tomllib
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import jsonschema
@@ -149,6 +146,60 @@ def test_a_name_in_an_error_cannot_steer_the_terminal(tmp_path):
     assert fails(forge("analyze", tmp_path / "a\x1b[2Jb"), "/ab: no such file")
 
 
+HARM = "x\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ry"
+
+
+def harmless(done):
+    """What a command wrote, in which nothing is for a terminal to obey."""
+    for text in (done.stdout, done.stderr):
+        assert all(line.isprintable() for line in text.split("\n")), text
+    return done
+
+
+def test_no_name_of_a_file_steers_the_terminal(tmp_path):
+    folder = tmp_path / HARM
+    folder.mkdir()
+    trace = folder / f"rank0{HARM}.trace.json.gz"
+    trace.write_bytes(INPUT_BOUND.read_bytes())
+    (folder / f"{HARM}.trace.json").write_text("nothing")
+    outputs = ("--html", folder / f"{HARM}.html", "--markdown", folder / f"{HARM}.md")
+    for arguments in (
+        ["analyze", trace, *outputs],
+        ["analyze", folder, "--json"],
+        ["compare", trace, folder],
+        ["compare", trace, folder, "--json"],
+        ["tensorboard", folder, "--out", folder / f"out{HARM}"],
+        ["view", folder / f"{HARM}.html", "--no-browser"],
+    ):
+        done = harmless(forge(*arguments, encoding="utf-8"))
+        assert done.returncode == 0, done.stderr
+    for arguments in (
+        ["analyze", folder / f"none{HARM}"],
+        ["analyze", trace, "--html", folder / HARM / "none"],
+        ["tensorboard", trace, "--out", trace],
+        ["view", "--perfetto", folder],
+        ["analyze", trace, HARM],
+        ["analyze", trace, f"--{HARM}"],
+        ["analyze", trace, "--sort", HARM],
+        ["crossover", "--ops", HARM],
+        ["crossover", "--from", trace],
+        [HARM],
+    ):
+        assert harmless(forge(*arguments, encoding="utf-8")).returncode == 2
+
+
+def test_json_on_a_terminal_cannot_steer_it_and_says_the_same(tmp_path):
+    trace = json.loads(gzip.decompress(INPUT_BOUND.read_bytes()))
+    name = "NVIDIA \u009b31m\u202e\x7f\U000e0041 Köln"
+    for device in trace["deviceProperties"]:
+        device["name"] = name
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    done = harmless(forge("analyze", path, "--json", encoding="utf-8"))
+    assert json.loads(done.stdout)["ranks"][0]["device"] == name
+    assert "Köln" in done.stdout
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -174,7 +225,7 @@ def test_wrong_arguments_are_exit_code_2_with_usage(arguments):
     assert done.stderr.startswith("usage: forge-profiling")
 
 
-@pytest.mark.parametrize("command", ["", "analyze", "compare", "tensorboard", "view", "schema"])
+@pytest.mark.parametrize("command", ["", "analyze", "compare", "tensorboard", "view", "anonymize", "schema"])
 def test_help_has_examples_of_commands_that_parse(command):
     done = forge(*command.split(), "--help")
     assert done.returncode == 0
@@ -331,61 +382,6 @@ def test_no_browser_opens_none(browser):
     assert not opened.exists()
 
 
-@pytest.fixture
-def serving():
-    """`view --perfetto` at work on a free port, and its port."""
-    process = subprocess.Popen(
-        [*COMMAND, "view", "--perfetto", "--port", "0", "--no-browser", str(INPUT_BOUND)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-    )  # fmt: skip
-    port = int(process.stdout.readline().split("127.0.0.1:")[1].split()[0])
-    try:
-        yield process, port
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def refused(port, path, **headers):
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers))
-    with caught.value as answer:
-        return answer.code == 404
-
-
-def test_perfetto_gets_that_one_trace_once(serving):
-    process, port = serving
-    assert process.stdout.readline() == "https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/rank0.trace.json.gz\n"
-    assert refused(port, "/")
-    assert refused(port, "/../rank0.trace.json.gz")
-    assert refused(port, "/rank0.trace.json.gz", Host="rebound.example")
-
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/rank0.trace.json.gz") as answer:
-        assert answer.headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
-        assert answer.read() == INPUT_BOUND.read_bytes()
-
-    assert process.wait(timeout=HANGS_S) == 0
-    assert process.stderr.read() == ""
-
-
-@pytest.mark.usefixtures("_signals_act")
-def test_control_c_ends_it_quietly_with_130(serving):
-    process, _ = serving
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=HANGS_S) == 130
-    assert process.stderr.read() == ""
-
-
-def test_perfetto_shows_one_trace_and_says_which_there_are(tmp_path):
-    assert fails(forge("view", "--perfetto", TRACES / "ddp"), "rank0.trace.json.gz, rank1.trace.json.gz")
-    assert fails(forge("view", "--perfetto", tmp_path / "none.json"), "none.json: no such file")
-
-
-def test_a_port_that_is_taken_is_said(serving):
-    _, port = serving
-    assert fails(forge("view", "--perfetto", "--port", port, INPUT_BOUND), f"port {port}: ")
-
-
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
@@ -438,10 +434,10 @@ def test_progress_is_said_only_after_a_while():
         progress("reading b")
     progress("reading c")
     with Progress(at_once, after_s=0) as progress:
-        progress("timing a")
+        progress(f"timing {HARM}")
     assert late.getvalue() == ""
     assert soon.getvalue() == "reading a\nreading b\n"
-    assert at_once.getvalue() == "timing a\n"
+    assert at_once.getvalue() == "timing x y\n"
 
 
 def test_the_command_is_installed_under_its_name():

@@ -89,6 +89,31 @@ def test_importing_it_loads_neither_torch_nor_lightning(installed, tmp_path):
     assert run_away_from_the_checkout(installed, program, tmp_path) == [""]
 
 
+def test_it_asks_for_no_lightning_that_was_malicious(wheel):
+    """2.6.2 and 2.6.3 stole credentials when imported (GHSA-w37p-236h-pfx3)."""
+    [lightning] = [found for found in map(Requirement, requirements_of(wheel)) if found.name == "lightning"]
+    versions = ["2.4.0", "2.5.0", "2.6.1", "2.6.2", "2.6.3", "2.6.4", "2.6.6", "3.0"]
+    assert list(lightning.specifier.filter(versions)) == ["2.5.0", "2.6.1", "2.6.4", "2.6.6", "3.0"]
+
+
+def test_what_make_installs_is_what_is_asked_for(wheel):
+    lines = (CHECKOUT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    names = {name.lower(): version for name, version in pinned.items()}
+    extras = [text for texts in PROJECT["optional-dependencies"].values() for text in texts]
+    for requirement in map(Requirement, [*requirements_of(wheel), *extras]):
+        if requirement.name != PROJECT["name"]:
+            assert requirement.specifier.contains(names[requirement.name.lower()]), requirement
+    assert names["pytorch-lightning"] == names["lightning"], "which comes with it"
+
+
+def test_make_lowest_takes_the_lowest_lightning_asked_for(wheel):
+    show = ["make", "--silent", "--no-print-directory", "--eval", "floor: ; @echo $(FLOOR)", "floor"]
+    floor = subprocess.run(show, check=True, capture_output=True, text=True, cwd=CHECKOUT).stdout.strip()
+    [lightning] = [found for found in map(Requirement, requirements_of(wheel)) if found.name == "lightning"]
+    assert f">={floor}" in {str(part) for part in lightning.specifier}
+
+
 def test_every_public_name_can_be_used(installed, tmp_path):
     program = f"""
 import {PACKAGE}

@@ -1,12 +1,16 @@
 """`forge-profiling analyze`."""
 
 import argparse
-import sys
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from lightning_forge_profiling.analysis.trace_files import find_traces
+from lightning_forge_profiling.cli.anonymize import write_copies
 from lightning_forge_profiling.cli.arguments import at_least, step_range
-from lightning_forge_profiling.cli.output import Progress, write_json
+from lightning_forge_profiling.cli.output import Progress, say, warn, write_json
+from lightning_forge_profiling.errors import TraceError
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.analysis.pipeline import Result
@@ -25,6 +29,7 @@ examples:
   forge-profiling analyze rank0.trace.json.gz --json | jq '.ranks[0].gpu.busy_pct'
   forge-profiling analyze lightning_logs/ --html report.html --markdown summary.md
   forge-profiling analyze lightning_logs/ --rank 3 --steps 6:8 --sort self_host --top 30
+  forge-profiling analyze lightning_logs/ --anonymize --html report.html        for somebody else's eyes
 """
 
 
@@ -47,21 +52,15 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument(
         "--top", type=at_least(1), metavar="N", help=f"how many kernels and operators (default: {_TOP} in the reports)"
     )
+    parser.add_argument(
+        "--anonymize", action="store_true", help="without hosts, users, paths and process ids, for sharing"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
-
     with Progress() as progress:
-        result = analyze(
-            args.path,
-            rank=args.rank,
-            steps=args.steps,
-            top=args.top or _TOP,
-            sort=args.sort or "device",
-            progress=progress,
-        )
+        result = (_analyzed_anonymously if args.anonymize else _analyzed)(args, args.path, progress)
         _write_files(args, result)
     if args.json:
         from lightning_forge_profiling.report.files import summary_json  # noqa: PLC0415
@@ -70,6 +69,31 @@ def _run(args: argparse.Namespace) -> int:
     else:
         _print(args, result)
     return 0
+
+
+def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":
+    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
+
+    return analyze(
+        path, rank=args.rank, steps=args.steps, top=args.top or _TOP, sort=args.sort or "device", progress=progress
+    )
+
+
+def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":
+    """The analysis of anonymous copies: what is not in them cannot get into a report."""
+    sources, notes = find_traces(path)
+    for note in notes:
+        warn(note)
+    with TemporaryDirectory(prefix="forge-profiling-") as folder:
+        copies = Path(folder) / "traces"
+        copies.mkdir()
+        _, problems = write_copies(sources, copies, progress)
+        try:
+            result = _analyzed(args, copies, progress)
+        except TraceError as exc:
+            raise TraceError(str(exc).replace(f"{folder}/", "")) from exc
+    warnings = (*problems, *(warning.replace(f"{folder}/", "") for warning in result.analysis.warnings))
+    return replace(result, analysis=replace(result.analysis, source=copies.name, warnings=warnings))
 
 
 def _write_files(args: argparse.Namespace, result: "Result") -> None:
@@ -92,4 +116,4 @@ def _print(args: argparse.Namespace, result: "Result") -> None:
     print_analysis(result.analysis, kernels=shown, operators=shown if args.top or args.sort else 0)
     for written in (args.markdown, args.html):
         if written:
-            sys.stdout.write(f"report     {written}\n")
+            say(f"report     {written}")

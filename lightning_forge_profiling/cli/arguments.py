@@ -4,7 +4,9 @@ import argparse
 import math
 from collections.abc import Callable
 
-__all__ = ["at_least", "percentage", "step_range"]
+__all__ = ["at_least", "percentage", "port", "step_range"]
+
+_LAST_PORT = 65_535
 
 
 def at_least(lowest: int) -> Callable[[str], int]:
@@ -35,6 +37,19 @@ def percentage(text: str) -> float:
         value = -1.0
     if value < 0 or not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage")
+    return value
+
+
+def port(text: str) -> int:
+    """A number of a TCP port, 0 for any that is free.
+
+    Example:
+        >>> port("9001")
+        9001
+    """
+    value = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_PORT)) else -1
+    if not 0 <= value <= _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to {_LAST_PORT}")
     return value
 
 

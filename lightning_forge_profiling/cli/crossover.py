@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from lightning_forge_profiling.cli.output import Progress, write_json
+from lightning_forge_profiling.cli.output import Progress, say, write_json
 from lightning_forge_profiling.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -245,7 +245,8 @@ def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
         for path, content in _drawn(args, result):
             write(path, content)
     if args.json != _DASH:
-        sys.stdout.writelines(f"written    {path}\n" for path in written)
+        for path in written:
+            say(f"written    {path}")
     if failed:
         raise OSError("; ".join(failed))
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy
+from lightning_forge_profiling.report.text import plain
 
 __all__ = ["main"]
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             publish(args.plugin, args.ranks, wait_s)
     except Exception as exc:
         what = "TensorBoard's copy of the trace" if args.final.exists() else "the trace"
-        sys.stderr.write(f"{what} could not be written: {type(exc).__name__}: {exc}\n")
+        sys.stderr.write(plain(f"{what} could not be written: {type(exc).__name__}: {exc}"))
         _part(args.final).unlink(missing_ok=True)
         if args.plugin is not None:
             _part(args.plugin).unlink(missing_ok=True)
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             analyze(args.final, args.ranks, wait_s)
         except Exception as exc:
-            sys.stderr.write(f"the trace could not be analysed: {type(exc).__name__}: {exc}\n")
+            sys.stderr.write(plain(f"the trace could not be analysed: {type(exc).__name__}: {exc}"))
             return 1
     return 0
 

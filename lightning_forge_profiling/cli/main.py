@@ -14,9 +14,12 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from lightning_forge_profiling.cli import analyze, compare, crossover, schema, tensorboard, view
+from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, schema, tensorboard, view
+from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
+from lightning_forge_profiling.report.text import plain
 
 __all__ = ["main"]
 
@@ -67,14 +70,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    from lightning_forge_profiling.report.text import plain  # noqa: PLC0415  (start fast)
-
-    sys.stderr.write(f"forge-profiling: {plain(message)}\n")
+    warn(message)
     return _BAD_INPUT
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments, which may be names of files."""
+        super().error(plain(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="forge-profiling",
         description="Say what bounds a PyTorch run, from the traces that torch.profiler wrote, "
         "and from which size on a GPU is faster.",
@@ -82,6 +89,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (analyze, compare, tensorboard, view, crossover, schema):
+    for command in (analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)
     return parser

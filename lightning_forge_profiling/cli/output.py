@@ -1,15 +1,19 @@
-"""What commands share of writing to the terminal."""
+"""What commands share of writing to the terminal, where no name of a file may steer it."""
 
+import json
 import os
+import re
 import shutil
 import sys
 import threading
 from typing import TYPE_CHECKING, Self, TextIO
 
+from lightning_forge_profiling.report.text import plain
+
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Progress", "write_json"]
+__all__ = ["Progress", "say", "warn", "write_json"]
 
 
 class Progress:
@@ -53,7 +57,7 @@ class Progress:
     def __call__(self, text: str) -> None:
         """Take note of what is being done now."""
         with self._lock:
-            self._latest = text
+            self._latest = plain(text)
             self._write()
 
     def _speak(self) -> None:
@@ -71,6 +75,21 @@ class Progress:
         self._stream.flush()
 
 
+def say(text: str) -> None:
+    """Write a line on standard output."""
+    sys.stdout.write(f"{plain(text)}\n")
+
+
+def warn(text: str) -> None:
+    """Write a line on standard error."""
+    sys.stderr.write(f"forge-profiling: {plain(text)}\n")
+
+
 def write_json(content: bytes) -> None:
-    """Write JSON on standard output, and nothing else."""
-    sys.stdout.buffer.write(content if content.endswith(b"\n") else content + b"\n")
+    """Write JSON on standard output, and nothing else; as ASCII what a terminal would obey or not show."""
+    text = re.sub(r"[^\n -~]", _escaped, content.decode())
+    sys.stdout.buffer.write(text.removesuffix("\n").encode() + b"\n")
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return character[0] if plain(character[0]) == character[0] else json.dumps(character[0])[1:-1]

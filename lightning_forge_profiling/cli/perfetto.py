@@ -1,24 +1,31 @@
 """One trace for ui.perfetto.dev, from this machine to this machine."""
 
-import shutil
+import contextlib
+import os
+import re
+import socket
 import sys
+from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any, Self, cast
-from urllib.parse import quote
 
 __all__ = ["TraceServer"]
 
 _ORIGIN = "https://ui.perfetto.dev"
 _PERFETTO_PORT = 9001  # the only one on 127.0.0.1 that the page's content security policy lets it connect to
 _LOOPBACK = "127.0.0.1"
+_CLOSING_S = 10.0  # how long a client that has been sent everything may keep its connection open
 
 
 class TraceServer:
     """Serves one file on the loopback interface, to the page of Perfetto alone, until it has been fetched.
 
     Perfetto's page loads a trace from the address in its own, as described at
-    https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui. A context manager, which closes the port.
+    https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui. Every user of this machine can connect to the
+    port and every web page can send requests to it, so the path holds a secret and the request's origin has to be
+    Perfetto's. A context manager, which closes the port.
 
     Args:
         trace: the file.
@@ -36,6 +43,7 @@ class TraceServer:
             raise OSError(exc.errno, f"{exc.strerror} (is another trace being served?)", f"port {port}") from exc
         self.port = self._server.server_port
         self.link = f"{_ORIGIN}/#!/?url=http://{_LOOPBACK}:{_PERFETTO_PORT}{self._server.address_path}"
+        """What to open in a browser. Whoever reads it can fetch the trace."""
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +63,8 @@ class _Server(ThreadingHTTPServer):  # threads, for browsers open connections th
     def __init__(self, trace: Path, port: int) -> None:
         super().__init__((_LOOPBACK, port), _Handler)
         self.trace = trace
-        self.address_path = f"/{quote(trace.name)}"
+        # The name is for the page to show; browsers and Python do not encode the same characters of one.
+        self.address_path = f"/{token_urlsafe(32)}/{re.sub(r'[^A-Za-z0-9.-]+', '_', trace.name)}"
         self.fetched = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -66,21 +75,57 @@ class _Server(ThreadingHTTPServer):  # threads, for browsers open connections th
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        """Send the trace."""
+        if not self._is_allowed():
+            return
         server = cast("_Server", self.server)
+        with server.trace.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._send_head(200, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
+            sent = self.connection.sendfile(file)
+        server.fetched = sent >= size and self._has_arrived()
+
+    def do_OPTIONS(self) -> None:
+        """Answer what a browser asks before it lets a page of the internet connect to this machine."""
+        if not self._is_allowed():
+            return
+        headers = {"Access-Control-Allow-Methods": "GET"}
+        if self.headers.get("Access-Control-Request-Private-Network") == "true":
+            headers["Access-Control-Allow-Private-Network"] = "true"
+        self._send_head(204, headers)
+
+    def _is_allowed(self) -> bool:
+        """Whether the request is from Perfetto's page, opened with our link; otherwise it is refused."""
+        path, expected = self.path.encode(), cast("_Server", self.server).address_path.encode()
         # The host is checked so that no other site can get here by pointing its own name at this machine.
         host = self.headers.get("Host", "").partition(":")[0]
-        if self.path != server.address_path or host not in {_LOOPBACK, "localhost"}:
+        if not compare_digest(path, expected) or host not in {_LOOPBACK, "localhost"}:
             self.send_error(404)
-            return
-        with server.trace.open("rb") as file:
-            self.send_response(200)
-            self.send_header("Access-Control-Allow-Origin", _ORIGIN)
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Content-Type", "application/octet-stream")
-            self.send_header("Content-Length", str(server.trace.stat().st_size))
-            self.end_headers()
-            shutil.copyfileobj(file, self.wfile)
-        server.fetched = True
+        elif self.headers.get_all("Origin") != [_ORIGIN]:
+            self.send_error(403)
+        else:
+            return True
+        return False
+
+    def _send_head(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        common = {"Access-Control-Allow-Origin": _ORIGIN, "Vary": "Origin", "Cache-Control": "no-store"}
+        for name, value in (common | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _has_arrived(self) -> bool:
+        """Whether the client took all that was sent: it closes then, where one that went away resets.
+
+        Raises:
+            ConnectionError: it went away.
+        """
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.settimeout(_CLOSING_S)
+        with contextlib.suppress(TimeoutError):
+            while self.connection.recv(1 << 10):
+                pass
+        return True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name for it)
         """Say nothing of each request."""

@@ -1,13 +1,12 @@
 """`forge-profiling tensorboard`."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
 from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name
-from lightning_forge_profiling.cli.output import Progress
+from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 
 __all__ = ["add_to"]
@@ -36,7 +35,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _run(args: argparse.Namespace) -> int:
     from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy  # noqa: PLC0415  (start fast)
-    from lightning_forge_profiling.report.text import plain  # noqa: PLC0415
 
     sources, notes = find_traces(args.path)
     copies = _targets(sources, args.out)
@@ -52,10 +50,10 @@ def _run(args: argparse.Namespace) -> int:
     if len(failures) == len(copies):
         raise failures[0]
     for remark in (*notes, *(f"left out: {failure}" for failure in failures)):
-        sys.stderr.write(f"forge-profiling: {plain(remark)}\n")
+        warn(remark)
     written = len(copies) - len(failures)
-    sys.stdout.write(f"{written} {'copy' if written == 1 else 'copies'} in {args.out}; to look at: ")
-    sys.stdout.write(f"tensorboard --logdir {quote(str(args.out))}    (tab PyTorch Profiler)\n")
+    copies_made = f"{written} {'copy' if written == 1 else 'copies'} in {args.out}"
+    say(f"{copies_made}; to look at: tensorboard --logdir {quote(str(args.out))}    (tab PyTorch Profiler)")
     return 0
 
 

@@ -4,11 +4,12 @@ import argparse
 import sys
 import tempfile
 import webbrowser
+from html import escape
 from pathlib import Path
 
 from lightning_forge_profiling.analysis.trace_files import find_traces
-from lightning_forge_profiling.cli.arguments import at_least
-from lightning_forge_profiling.cli.output import Progress
+from lightning_forge_profiling.cli.arguments import port
+from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError
 
 __all__ = ["add_to"]
@@ -39,7 +40,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--perfetto", action="store_true", help="show the trace itself, at https://ui.perfetto.dev")
     parser.add_argument(
         "--port",
-        type=at_least(0),
+        type=port,
         metavar="N",
         default=9001,
         help="where to serve for --perfetto; the page connects to 9001 only, so another one has to be forwarded to it",
@@ -52,10 +53,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.perfetto:
         return _perfetto(_one_trace(args.path), args.port, browser=not args.no_browser)
     report = _report(args.path).resolve()
-    sys.stdout.write(f"{report}\n")
+    say(f"{report}")
     sys.stdout.flush()
     if not args.no_browser and not webbrowser.open(report.as_uri()):
-        sys.stderr.write("forge-profiling: no browser found; open the file above in one\n")
+        warn("no browser found; open the file above in one")
     return 0
 
 
@@ -94,11 +95,26 @@ def _one_trace(path: Path) -> Path:
 def _perfetto(trace: Path, port: int, *, browser: bool) -> int:
     from lightning_forge_profiling.cli.perfetto import TraceServer  # noqa: PLC0415  (start fast)
 
-    with TraceServer(trace, port) as server:
-        sys.stdout.write(f"serving {trace} on 127.0.0.1:{server.port} until it has been fetched, or Ctrl-C\n")
-        sys.stdout.write(f"{server.link}\n")
+    with TraceServer(trace, port) as server, tempfile.TemporaryDirectory(prefix="forge-profiling-") as folder:
+        say(f"serving {trace} on 127.0.0.1:{server.port} until it has been fetched, or Ctrl-C")
+        say(server.link)
         sys.stdout.flush()
-        if browser and not webbrowser.open(server.link):
-            sys.stderr.write("forge-profiling: no browser found; open the address above in one\n")
+        if browser and not webbrowser.open(_redirect(server.link, Path(folder))):
+            warn("no browser found; open the address above in one")
         server.serve_once()
     return 0
+
+
+def _redirect(link: str, folder: Path) -> str:
+    """The address of a page that only this user can read and that leads to a link.
+
+    A browser's arguments can be read by every user of the machine, and the link holds a secret.
+    """
+    page = folder / "perfetto.html"
+    address = escape(link)
+    page.write_text(
+        f'<!DOCTYPE html><meta charset="utf-8"><title>Perfetto</title>'
+        f'<meta http-equiv="refresh" content="0; url={address}"><a href="{address}">{address}</a>\n',
+        encoding="utf-8",
+    )
+    return page.as_uri()

@@ -9,6 +9,7 @@ from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.tracing.folders import writable_folder_problem
 
 __all__ = ["print_profiler_summary"]
@@ -78,5 +79,5 @@ def print_profiler_summary(
     result = analyze(trace)
     print_analysis(result.analysis)
     paths = write_reports(result.analysis, result.timelines, folder)
-    print(f"report     {paths.html}")  # noqa: T201 - it is called to print
+    Screen().line(f"report     {paths.html}", whole=True)
     return result.analysis

@@ -35,16 +35,41 @@ def plain(text: str) -> str:
     )
 
 
+# What GitHub makes a link, a notification or a picture of in text, but not in a code span: mentions, addresses,
+# issues (#1, GH-1, TICKET-1, CVE-2026-1), emoji (:bug:), mathematics ($x$), commits.
+_LIVE = re.compile(r"[@#]\w|\$|://|www\.|\w-\d|:[\w+-]+:|(?<![^\W_])[0-9a-f]{7,40}(?![^\W_])", re.IGNORECASE)
+_WORD = re.compile(r"[^\s|]+")  # without pipes, which end a table's cell even in a code span
+# An underscore inside a word is no markup, and setting names are full of them.
+_MARKUP = re.compile(r"[\\`*\[\]|~#]|(?<![^\W_])_|_(?![^\W_])")
+_LIST = re.compile(r"^(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+=]))")  # or the line below a heading
+
+
 def prose(text: str) -> str:
-    r"""Text for a line or a table's cell of Markdown, shown as it is: no markup, no HTML, no new line or column.
+    r"""Text for a line or a table's cell of Markdown that GitHub shows as it is and does nothing with.
+
+    There is no markup, no HTML, no new line, column or list in it. A word that GitHub would link, or that would notify
+    somebody, becomes a code span.
 
     Example:
         >>> prose("set num_workers | <b>*4*</b>")
         'set num_workers \\| &lt;b&gt;\\*4\\*&lt;/b&gt;'
+        >>> prose("ask @octocat, see GH-12 or https://example.com")
+        'ask `@octocat`, see `GH-12` or `https://example.com`'
     """
-    text = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # An underscore inside a word is no markup, and setting names are full of them.
-    return re.sub(r"[\\`*\[\]|~#$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+    text = plain(text).strip()
+    pieces: list[str] = []
+    shown = 0
+    for word in _WORD.finditer(text):
+        if _LIVE.search(word[0]):
+            live = word[0].rstrip(".,;!?") or word[0]
+            pieces += [_escaped(text[shown : word.start()]), code(live)]
+            shown = word.start() + len(live)
+    return _LIST.sub(r"\g<0>\\", "".join([*pieces, _escaped(text[shown:])]))
+
+
+def _escaped(text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def code(text: str) -> str:

@@ -1,0 +1,100 @@
+"""`forge-profiling anonymize`."""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name, windows_by_rank
+from lightning_forge_profiling.cli.output import Progress, say, warn
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
+
+__all__ = ["add_to", "write_copies"]
+
+_EXAMPLES = """\
+examples:
+  forge-profiling anonymize lightning_logs/ --out share           then look through share/, and attach what is in it
+  forge-profiling anonymize rank0.trace.json.gz --out share
+  forge-profiling analyze share --html share/report.html          a report of the copies alone
+
+What is taken out, and what a copy still tells, is in docs/sharing.md.
+"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "anonymize",
+        help="make copies of traces that can be shared",
+        description="Write copies of traces without names of hosts and users, absolute paths, process ids,\n"
+        "identifiers of GPUs, command lines and environment. Names of operators, kernels, modules,\n"
+        "functions and regions stay.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the folder to write to, made if needed")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    sources, notes = find_traces(args.path)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with Progress() as progress:
+        written, problems = write_copies(sources, args.out, progress)
+    for remark in (*notes, *problems):
+        warn(remark)
+    say(f"{written} {'copy' if written == 1 else 'copies'} in {args.out}; names that you chose are still in there:")
+    say("modules, functions, regions. Look before you share.")
+    return 0
+
+
+def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str], None]) -> tuple[int, list[str]]:
+    """Write an anonymous copy of each trace.
+
+    Args:
+        sources: the traces.
+        folder: where to; there has to be such a folder.
+        progress: is told what is being done.
+
+    Returns:
+        How many there are, and what is wrong with which copy.
+
+    Raises:
+        TraceError: none of them is a trace.
+        ConfigurationError: a copy would replace a trace.
+        OSError: a file could not be read or written.
+    """
+    from lightning_forge_profiling.analysis.anonymous_copy import write_anonymous_copy  # noqa: PLC0415  (start fast)
+
+    copies = [(source, folder / name) for source, name in _names(sources)]
+    for source, target in copies:
+        if target.exists() and any(target.samefile(trace) for trace in sources):
+            raise ConfigurationError(f"{source}: a copy would replace a trace; give --out another folder")
+    problems: list[str] = []
+    failures: list[TraceError] = []
+    for source, target in copies:
+        progress(f"copying {source}")
+        try:
+            problems += (f"{target.name}: {problem}" for problem in write_anonymous_copy(source, target))
+        except TraceError as exc:
+            failures.append(exc)
+            problems.append(f"{target.name} is left out: {str(exc).removeprefix(f'{source}: ')}")
+    if len(failures) == len(copies):
+        raise failures[0]
+    return len(copies) - len(failures), problems
+
+
+def _names(sources: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Each trace and its copy's name: the rank, or a number where the name gives none, and which window it is.
+
+    The copies are grouped to windows of a rank as the traces are.
+    """
+    for number, windows in enumerate(windows_by_rank(sources), start=1):
+        rank = rank_in_name(windows[0])
+        for window, source in enumerate(windows, start=1):
+            if rank is not None:
+                yield source, f"rank{rank}{f'_{window}' if window > 1 else ''}.trace.json.gz"
+            elif len(windows) > 1:
+                yield source, f"trace{number}.{window:010}.pt.trace.json.gz"
+            else:
+                yield source, f"trace{number}.trace.json.gz"

@@ -6,7 +6,7 @@ from typing import Literal
 
 from lightning_forge_profiling.tracing.folders import report_path, summary_path
 
-__all__ = ["Status", "TraceReport", "finished"]
+__all__ = ["Status", "TraceReport", "finished", "handed_over"]
 
 Status = Literal["waiting", "recording", "written", "not reached", "stood aside", "failed"]
 
@@ -22,6 +22,8 @@ class TraceReport:
         steps: the steps that were recorded, whole or in part.
         path: the trace, None unless written.
         plugin_path: the copy for TensorBoard, None unless written.
+        pending: whether the fit came down before trace, copy and reports were complete: a process beside it goes on
+            with them, and they appear once they are.
         stall_ms: how long the training loop was held up at the end of the window.
         start_stall_ms: how long it was held up where the profiler was started.
         attached: why CUPTI stays attached to the process after the window, which slows kernel launches, and what to
@@ -37,6 +39,7 @@ class TraceReport:
     steps: tuple[int, ...] = ()
     path: Path | None = None
     plugin_path: Path | None = None
+    pending: bool = False
     stall_ms: float = 0.0
     start_stall_ms: float = 0.0
     attached: str = ""
@@ -44,6 +47,18 @@ class TraceReport:
     report_path: Path | None = None
     memory_path: Path | None = None
     memory_message: str = ""
+
+
+def handed_over(report: TraceReport) -> TraceReport:
+    """The report where nobody waits for the child process any longer.
+
+    Args:
+        report: as it was when the child was told to go on.
+    """
+    if report.status != "written" or report.path is None:
+        return report
+    message = "the run ended before trace and reports were complete: they are still being written"
+    return replace(report, pending=True, message=message)
 
 
 def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
@@ -59,11 +74,12 @@ def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceRepor
         return path if path is not None and path.exists() else None
 
     path = there(report.path)
+    lost = report.status == "written" and path is None
     reports = path.parent if path is not None and analyzed else None
     return replace(
         report,
-        status="failed" if problem and path is None else report.status,
-        message=problem or report.message,
+        status="failed" if lost or (problem and path is None) else report.status,
+        message=problem or (f"{report.path} was removed" if lost else report.message),
         path=path,
         plugin_path=there(report.plugin_path),  # another rank's child may publish it, or have yet to
         summary_path=there(summary_path(reports)) if reports else None,

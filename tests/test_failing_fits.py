@@ -87,14 +87,22 @@ def test_with_workers_about_a_fit_that_fails_near_the_warm_up_step_ends(tmp_path
     assert not (tmp_path / "profiler_traces").exists() or not list((tmp_path / "profiler_traces").iterdir())
 
 
-def test_with_workers_about_a_loop_that_fails_in_the_warm_up_step_ends(tmp_path):
-    config = ProfilingConfig(enable=True, start_step=5, end_step=8, trace_dir=tmp_path / "traces")
-    began = time.monotonic()
-    with pytest.raises(OddError), build_profiler(config) as profiler:
+def fail_in_the_warm_up_step(profiler):
+    """A loop with workers that were forked after the child process, and are still about."""
+    workers = None
+    with profiler:
         for _ in range(4):
             profiler.step()
-        for _ in DataLoader(Samples(8), num_workers=2):
-            raise OddError
+        workers = iter(DataLoader(Samples(8), num_workers=2))
+        raise OddError(workers)
+
+
+def test_with_workers_about_a_loop_that_fails_in_the_warm_up_step_ends(tmp_path):
+    config = ProfilingConfig(enable=True, start_step=5, end_step=8, trace_dir=tmp_path / "traces")
+    profiler = build_profiler(config)
+    began = time.monotonic()
+    with pytest.raises(OddError):
+        fail_in_the_warm_up_step(profiler)
     assert time.monotonic() - began < PATIENCE_S
     assert profiler.report.status == "not reached"
     assert not list(tmp_path.rglob("*.json*"))

@@ -22,8 +22,6 @@ class TraceReport:
         steps: the steps that were recorded, whole or in part.
         path: the trace, None unless written.
         plugin_path: the copy for TensorBoard, None unless written.
-        pending: whether the fit came down before trace, copy and reports were complete: a process beside it goes on
-            with them, and they appear once they are.
         stall_ms: how long the training loop was held up at the end of the window.
         start_stall_ms: how long it was held up where the profiler was started.
         attached: why CUPTI stays attached to the process after the window, which slows kernel launches, and what to
@@ -32,6 +30,8 @@ class TraceReport:
         report_path: the same for a browser, None without one.
         memory_path: PyTorch's memory snapshot, None unless written.
         memory_message: why there is none, where one was asked for and due.
+        pending: whether the run came down before trace, copy and reports were complete: a process beside it goes on
+            with them, and they appear once they are.
     """
 
     status: Status = "waiting"
@@ -39,7 +39,6 @@ class TraceReport:
     steps: tuple[int, ...] = ()
     path: Path | None = None
     plugin_path: Path | None = None
-    pending: bool = False
     stall_ms: float = 0.0
     start_stall_ms: float = 0.0
     attached: str = ""
@@ -47,6 +46,7 @@ class TraceReport:
     report_path: Path | None = None
     memory_path: Path | None = None
     memory_message: str = ""
+    pending: bool = False
 
 
 def handed_over(report: TraceReport) -> TraceReport:

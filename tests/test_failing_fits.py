@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ProfilingConfig, ThroughputCallback, build_profiler
+from lightning_forge_profiling.tracing.collector import let_gpu_settle
 from tests.models import Classifier, Fails, Samples, loader
 from tests.outcomes import HANGS_S, recorded_steps, tables, the_trace, traces, wait_for_processes_of, working_on
 
@@ -208,3 +209,25 @@ def test_a_trace_that_somebody_has_removed_is_said_so(tmp_path, make_trainer, ca
     assert (report.status, report.path) == ("failed", None)
     assert report.message
     assert "no trace    failed: " in capsys.readouterr().out
+
+
+class NeverDone:
+    """An event behind work that does not end, as in a collective that another rank will never join."""
+
+    def __init__(self, device):
+        assert device == "cuda"
+
+    def record(self):
+        pass
+
+    def query(self):
+        return False
+
+
+@pytest.mark.parametrize(("world_size", "seconds"), [(1, 4), (2, 1)])
+def test_a_gpu_that_stays_busy_is_given_up(monkeypatch, world_size, seconds):
+    monkeypatch.setattr(torch, "Event", NeverDone)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=f"still busy {seconds} s after"):
+        let_gpu_settle(world_size)
+    assert time.monotonic() - began < PATIENCE_S

@@ -3,14 +3,17 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from lightning_forge_profiling.cli.finish import OTHERS_WAIT_S
 from tests.outcomes import (
+    HANGS_S,
     PARTITION,
     REPORTS,
+    SCRIPTS,
     logged,
     read_trace,
     recorded_steps,
@@ -19,6 +22,7 @@ from tests.outcomes import (
     tables,
     traces,
     wait_for_processes_of,
+    working_on,
 )
 from tests.ports import free_port
 
@@ -133,20 +137,49 @@ def test_one_rank_alone_may_record(tmp_path):
     assert tables(done.stdout) == 1
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_exception_on_one_rank_ends_the_job_as_without_the_callbacks(tmp_path, rank):
+@pytest.mark.parametrize(("strategy", "rank"), [("ddp", 0), ("ddp", 1), ("ddp_spawn", 0), ("ddp_fork", 1)])
+def test_an_exception_on_one_rank_ends_the_job_as_without_the_callbacks(tmp_path, strategy, rank):
     (tmp_path / "plain").mkdir()
     (tmp_path / "ours").mkdir()
-    plain = run(tmp_path / "plain", "ddp", f"fails={rank}", "plain")
-    ours = run(tmp_path / "ours", "ddp", f"fails={rank}")
+    plain = run(tmp_path / "plain", strategy, f"fails={rank}", "plain")
+    ours = run(tmp_path / "ours", strategy, f"fails={rank}")
     assert exit_code(ours) == exit_code(plain) != 0
     assert "RuntimeError: mine" in ours.stderr
     assert "done" not in ours.stdout
     wait_for_processes_of(tmp_path)  # where a rank was killed, the one that finishes its trace goes on
     # the rank that failed wrote what it had
     assert recorded_steps(read_trace(traces(tmp_path / "ours", rank)[0])) == [2, 3, 4]
+    if rank == 0:
+        assert tables(ours.stdout) == 1
     for trace in traces(tmp_path / "ours", 0):
         assert waited(trace) < OTHERS_WAIT_S, "it waited for the trace of a rank that cannot come"
+
+
+def test_no_rank_of_a_job_that_comes_down_waits_for_its_trace(tmp_path):
+    # started by ourselves: Lightning's launcher may kill rank 0 before it can say anything
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+    command = [sys.executable, SCRIPTS / "distributed.py", "ddp", tmp_path, "fails=1", "stopped"]
+    first, second = (
+        subprocess.Popen(
+            command, env={**shared, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    )
+    try:
+        (out, err), _ = first.communicate(timeout=HANGS_S), second.communicate(timeout=HANGS_S)
+        assert first.returncode == 1, err
+        assert tables(out) == 1
+        assert "being written" in out
+        assert traces(tmp_path) == []
+    finally:
+        for pid in working_on(tmp_path):
+            os.kill(int(pid), signal.SIGCONT)
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+    wait_for_processes_of(tmp_path)
+    for rank in range(2):
+        assert recorded_steps(read_trace(traces(tmp_path, rank)[0])) == [2, 3, 4]
 
 
 def test_all_ranks_refuse_a_folder_that_rank_0_cannot_write(tmp_path):

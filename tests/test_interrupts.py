@@ -51,6 +51,7 @@ def test_ctrl_c_ends_the_run_with_the_trace_of_what_there_was(tmp_path, at, step
     assert "went on" not in out
     assert tables(out) == 1
     if steps:
+        wait_for_processes_of(tmp_path)
         assert recorded_steps(the_trace(tmp_path)) == steps
         assert "no trace" not in out
     else:
@@ -70,6 +71,7 @@ def test_ctrl_c_from_a_terminal_reaches_the_whole_group_and_the_trace_is_written
         os.killpg(process.pid, signal.SIGINT)  # the child that compresses may still be at work
         code, _, err = ended(process)
     assert code == 1, err
+    wait_for_processes_of(tmp_path)
     assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
 
 
@@ -82,6 +84,7 @@ def test_sigterm_ends_the_run_as_it_does_without(tmp_path, at):
             codes[which], _, err = ended(process)
     assert codes["with"] == codes["without"], err
     if at:
+        wait_for_processes_of(tmp_path)
         assert recorded_steps(the_trace(tmp_path)) == [2, 3]
 
 

@@ -15,7 +15,7 @@ import torch
 from lightning_forge_profiling import ConfigurationError, ProfilingConfig, build_profiler
 from lightning_forge_profiling.cli.finish import analyze, publish
 from lightning_forge_profiling.tracing.window import Phase, StepWindow
-from tests.outcomes import HANGS_S, REPORTS
+from tests.outcomes import HANGS_S, REPORTS, wait_for_processes_of
 
 
 def train(profiler, steps, fails_in=None):
@@ -111,6 +111,7 @@ def test_an_exception_goes_through_and_what_there_was_is_written(tmp_path):
     with pytest.raises(RuntimeError, match="mine"):
         train(profiler, steps=9, fails_in=3)
     assert profiler.report.steps == (1, 2, 3)
+    wait_for_processes_of(tmp_path)  # on a busy machine it may take longer than the end of a failed loop waits
     assert annotated(profiler.report) == [1, 2, 3]
 
 

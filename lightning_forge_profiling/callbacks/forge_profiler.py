@@ -222,20 +222,18 @@ class ForgeProfilerCallback(RecordingCallback):
         if self._session is not None:
             self._session.stop(interrupted=interrupted)
 
-    @guarded
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def failing(self, exception: BaseException) -> None:
         """Write what is in memory, if that was the matter, before anything else is done about it."""
         if self._memory is not None:
             self._memory.on_exception(exception)
-        super().on_exception(trainer, pl_module, exception)
 
-    def finish(self, trainer: Trainer) -> None:
+    def finish(self, *, interrupted: bool) -> None:
         """Wait for the child process."""
         if self._memory is not None:
             self._memory.close()
         if self._session is not None:
             self._session.stop()  # again, for a fit that had nothing to train
-            self._session.finish()
+            self._session.finish(interrupted=interrupted)
 
     def _memory_of(self, device: str, path: Path) -> MemorySnapshot | None:
         if self.memory_snapshot is None:

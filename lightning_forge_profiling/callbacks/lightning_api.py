@@ -1,6 +1,7 @@
 """Everything the callbacks need of Lightning beyond its documented interface, in one place."""
 
 from collections import Counter
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +46,7 @@ __all__ = [
     "replicas",
     "uses_pytorch_profiler",
     "validation_begins",
+    "watch_training_loop",
 ]
 
 
@@ -65,6 +67,37 @@ def action_regions(trainer: Trainer, module: LightningModule) -> dict[str, str]:
 def validation_begins(module: LightningModule) -> str:
     """The action name that Lightning announces before it sets the validation loop up."""
     return f"[LightningModule]{type(module).__name__}.on_validation_model_zero_grad"
+
+
+def watch_training_loop(trainer: Trainer, failed: Callable[[BaseException], None]) -> Callable[[], None]:
+    """Be called with an exception that ends the training loop, which is then raised on as it is.
+
+    The hook `on_exception` does not come to ranks that were spawned or forked, only to the process that did that, nor
+    to a callback that stands behind one whose own `on_exception` raises.
+
+    Args:
+        trainer: about to run its loop.
+        failed: must not raise.
+
+    Returns:
+        What ends it.
+    """
+    loop = trainer.fit_loop
+    run = loop.run
+
+    def watched() -> Any:
+        try:
+            return run()
+        except BaseException as exc:
+            failed(exc)
+            raise
+
+    def unwatch() -> None:
+        if loop.__dict__.get("run") is watched:
+            del loop.run
+
+    loop.run = watched
+    return unwatch
 
 
 def is_accumulating(trainer: Trainer) -> bool:

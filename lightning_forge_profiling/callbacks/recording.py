@@ -50,7 +50,7 @@ Self_ = TypeVar("Self_", bound="RecordingCallback")
 
 def guarded(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
     """Keep a hook's failure out of the training: log it once and from then on call the closing hooks only."""
-    closes = hook.__name__ in {"on_train_end", "on_exception", "teardown"}
+    closes = hook.__name__ in {"on_train_end", "come_down", "teardown"}
 
     @functools.wraps(hook)
     def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -93,6 +93,7 @@ class RecordingCallback(Callback):
         self._previous_sink: RegionSink | None = None
         self._global_step = 0
         self._counter: WorkCounter | None = None
+        self._unwatch: Callable[[], None] | None = None
         self._failed = False
         self._analysis: Analysis | None = None
 
@@ -137,7 +138,10 @@ class RecordingCallback(Callback):
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """The training loop has ended."""
 
-    def finish(self, trainer: Trainer) -> None:
+    def failing(self, exception: BaseException) -> None:
+        """The run is coming down, and nothing else has been done about it yet."""
+
+    def finish(self, *, interrupted: bool) -> None:
         """The fit is over; the table comes next."""
 
     def compute(
@@ -169,6 +173,7 @@ class RecordingCallback(Callback):
         """Find the other callbacks of this package, and refuse what cannot work."""
         if stage != "fit" or not self.enabled:
             return
+        self._stop_watching()
         self._forget()
         peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, RecordingCallback) and peer.enabled)
         twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
@@ -186,6 +191,7 @@ class RecordingCallback(Callback):
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
                 budget=TimingBudget(overhead),
             )
+            self._unwatch = lightning_api.watch_training_loop(trainer, functools.partial(self._loop_failed, trainer))
         else:
             self._recorder = peers[0]._recorder  # noqa: SLF001  (one of us)
         self.prepare(trainer)
@@ -256,16 +262,21 @@ class RecordingCallback(Callback):
         """The training loop has ended."""
         self._end(trainer, interrupted=False)
 
-    @guarded
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The run is coming down: no other hook will be called, and other ranks may be elsewhere."""
-        self._end(trainer, interrupted=True)
-        self._close(trainer, interrupted=True)
+        """No other hook will be called. Where it was the training loop that failed, that is known already."""
+        self.come_down(trainer, exception)
 
     @guarded
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The fit is over."""
         self._close(trainer, interrupted=False)
+
+    @guarded
+    def come_down(self, trainer: Trainer, exception: BaseException) -> None:
+        """The run is coming down: other ranks may be elsewhere, and nothing may be waited for."""
+        self.failing(exception)
+        self._end(trainer, interrupted=True)
+        self._close(trainer, interrupted=True)
 
     # -- the rest ------------------------------------------------------------------------------------------------
 
@@ -289,6 +300,16 @@ class RecordingCallback(Callback):
             if idle or ours is theirs:
                 setattr(self, name, None)
 
+    def _loop_failed(self, trainer: Trainer, exception: BaseException) -> None:
+        if self._recorder is not None and self._recorder.began:  # it is ours, and not a tuner's before it
+            for peer in self._peers:
+                peer.come_down(trainer, exception)
+
+    def _stop_watching(self) -> None:
+        unwatch, self._unwatch = self._unwatch, None
+        if unwatch is not None:
+            unwatch()
+
     def _end(self, trainer: Trainer, *, interrupted: bool) -> None:
         for name in _BATCH_HOOKS:
             self.__dict__.pop(name, None)
@@ -303,7 +324,8 @@ class RecordingCallback(Callback):
             leave_clock(trainer, self._recorder, self._peers)
 
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
-        self.finish(trainer)
+        self._stop_watching()
+        self.finish(interrupted=interrupted)
         recorder = self._recorder
         if self._peers[-1:] == (self,) and recorder is not None and trainer.is_global_zero and recorder.began:
             analysis = report_run(trainer, recorder, self._peers, interrupted=interrupted)

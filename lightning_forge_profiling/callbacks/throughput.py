@@ -247,7 +247,7 @@ class ThroughputCallback(RecordingCallback):
             rates = run.steady if run.only_warmup else rates
             self._log(trainer, rates, run.steady, max(lightning_api.logger_step(trainer) - 1, 0))
 
-    def finish(self, trainer: Trainer) -> None:
+    def finish(self, *, interrupted: bool) -> None:
         """Nothing is left running, whatever became of the rest."""
         if self._telemetry is not None:
             self._telemetry.stop()

@@ -1,13 +1,15 @@
 """What the child process does with a freshly exported trace: compress it, copy it for TensorBoard, analyse it.
 
 Not a user's command. It runs beside the training, at low priority and without torch, one process a rank; it is started
-with the profiler and waits for a line on standard input, which says that the raw trace is there.
+with the profiler and waits for a line on standard input, which says whether the raw trace is there. It may outlive the
+training, which after an exception does not wait for it.
 """
 
 import argparse
 import contextlib
 import gzip
 import os
+import select
 import shutil
 import sys
 import time
@@ -22,6 +24,7 @@ __all__ = ["main"]
 
 COMPRESS_LEVEL = 4  # a third of level 9's time for some 10 % more bytes
 OTHERS_WAIT_S = 15.0
+LOOK_S = 1.0
 PART = ".part"
 
 
@@ -29,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it.
 
     Args:
-        argv: the raw trace, the final path, the ranks that record, for TensorBoard's copy its path, and whether to
-            analyse the traces of all ranks.
+        argv: the raw trace, the final path, the training process, the ranks that record, for TensorBoard's copy its
+            path, and whether to analyse the traces of all ranks.
 
     Returns:
         0, or 1 after one line on stderr.
@@ -38,13 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("raw", type=Path)
     parser.add_argument("final", type=Path)
+    parser.add_argument("--training", type=int, required=True)
     parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
     parser.add_argument("--plugin", type=Path)
     parser.add_argument("--analyze", action="store_true")
     args = parser.parse_args(argv)
     os.nice(10)
-    word = sys.stdin.readline().strip()
-    if not word:  # the window came to nothing, or the training process is gone
+    word = _word(args.training)
+    if word not in {"go", "alone"}:  # the window came to nothing, or the training process is gone
         _clean_up(args.raw)
         return 0
     wait_s = 0.0 if word == "alone" else OTHERS_WAIT_S
@@ -55,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             publish(args.plugin, args.ranks, wait_s)
     except Exception as exc:
         what = "TensorBoard's copy of the trace" if args.final.exists() else "the trace"
-        sys.stderr.write(plain(f"{what} could not be written: {type(exc).__name__}: {exc}"))
+        _say(f"{what} could not be written: {type(exc).__name__}: {exc}")
         _part(args.final).unlink(missing_ok=True)
         if args.plugin is not None:
             _part(args.plugin).unlink(missing_ok=True)
@@ -66,9 +70,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             analyze(args.final, args.ranks, wait_s)
         except Exception as exc:
-            sys.stderr.write(plain(f"the trace could not be analysed: {type(exc).__name__}: {exc}"))
+            _say(f"the trace could not be analysed: {type(exc).__name__}: {exc}")
             return 1
     return 0
+
+
+def _word(training: int) -> str:
+    """What the training process, our parent, says; "" where it is gone.
+
+    The end of the pipe alone does not tell: processes that were forked from it, as a DataLoader's workers, have the
+    other end open too.
+    """
+    while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+        if os.getppid() != training:
+            return ""
+    return sys.stdin.readline().strip()
+
+
+def _say(problem: str) -> None:
+    with contextlib.suppress(OSError):  # the training process may have ended
+        sys.stderr.write(plain(problem) + "\n")
 
 
 def _clean_up(raw: Path) -> None:
@@ -107,6 +128,8 @@ def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     finals = [own.with_name(f"rank{rank}.pt.trace.json.gz") for rank in ranks]
     deadline = time.monotonic() + wait_s
     while not all(_part(final).exists() or final.exists() for final in finals):
+        if not (_part(own).exists() or own.exists()):  # it was removed, and with it the folder as a rule
+            return
         if finals[0].exists():  # the first rank has given up waiting for this one
             finals = [own]
         elif own != finals[0]:
@@ -135,7 +158,8 @@ def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
 
     traces = {rank: own.with_name(f"rank{rank}.trace.json.gz") for rank in ranks}
     deadline = time.monotonic() + wait_s
-    while not all(trace.exists() for trace in traces.values()) and time.monotonic() < deadline:
+    # without its own trace, which somebody has removed, there is nothing to wait for
+    while own.exists() and not all(trace.exists() for trace in traces.values()) and time.monotonic() < deadline:
         time.sleep(0.05)
     missing = [f"rank {rank}'s trace was not there in time" for rank, trace in traces.items() if not trace.exists()]
     result = pipeline.analyze(own.parent)

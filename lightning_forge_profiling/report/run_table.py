@@ -71,6 +71,7 @@ def print_run(report: RunReport, screen: Screen | None = None) -> None:
     for name, text in lines:
         screen.line(text, name=Text(name, "bold"), column=_NAMES_WIDTH, whole=name in _TO_COPY)
     screen.line()
+    screen.flush()
 
 
 def _step_table(report: RunReport) -> Table:
@@ -171,7 +172,8 @@ def _trace_lines(trace: TraceReport, log_folder: Path | None) -> Iterator[tuple[
     if trace.attached:
         yield "note", f"CUPTI stays attached after the window, and kernel launches slower: {trace.attached}"
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
-    size = f"{trace.path.stat().st_size / 1e6:.1f} MB" if trace.path.exists() else "moved away"
+    missing = "being written" if trace.pending else "moved away"
+    size = f"{trace.path.stat().st_size / 1e6:.1f} MB" if trace.path.exists() else missing
     yield "trace", f"{trace.path} ({steps}, {size}; training was held up {trace.stall_ms:.0f} ms)"
     if trace.plugin_path is not None:
         folder = log_folder if log_folder is not None and log_folder in trace.path.parents else trace.path.parent

@@ -68,6 +68,12 @@ class Screen:
         for line in table.lines(self._width):
             self._write(line)
 
+    def flush(self) -> None:
+        """Have it out, also where the process is about to be killed."""
+        flush = getattr(self._stream, "flush", None)
+        if flush is not None:
+            flush()
+
     def _write(self, line: str) -> None:
         if not self._colours:
             line = _STYLE.sub("", line)

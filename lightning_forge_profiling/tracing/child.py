@@ -1,20 +1,37 @@
 """The process that finishes a trace beside the training."""
 
 import contextlib
+import importlib.util
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lightning_forge_profiling.tracing.folders import plugin_path, trace_path
+from lightning_forge_profiling.tracing.patience import ctrl_c_ends
 
 __all__ = ["FinishingChild"]
 
-# The package is found the way this process found it, whatever the working directory and PYTHONPATH are by now.
+_PACKAGES = ("numpy", "msgspec", __name__.partition(".")[0])
+"""What it imports besides the standard library."""
+
 _CODE = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "import sys; end = 2 + int(sys.argv[1]); sys.path += sys.argv[2:end]; del sys.argv[1:end]; "
     "from lightning_forge_profiling.cli.finish import main; sys.exit(main())"
 )
+
+
+_LEAST_S = 0.1
+"""It takes a look to learn whether a process has ended, and less is too short for that."""
+
+
+class _Process(subprocess.Popen[bytes]):
+    """A process that may outlive its object, which is no leak: Python reaps it when it next starts one."""
+
+    def __del__(self) -> None:
+        super().__del__(_warn=lambda *_, **__: None)  # type: ignore[call-arg]
 
 
 class FinishingChild:
@@ -32,20 +49,30 @@ class FinishingChild:
     """
 
     def __init__(self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool) -> None:
-        command = [sys.executable, "-c", _CODE, str(Path(__file__).resolve().parents[2])]
-        command += [str(raw), str(trace_path(raw.parent, rank)), "--ranks", ",".join(map(str, ranks))]
+        folders = list(dict.fromkeys(_folders(_PACKAGES)))
+        # Isolated and without `site`: neither the working directory nor the environment nor site-packages' .pth files
+        # put anything before the standard library, and the packages are found where this process found them.
+        command = [sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+        command += ["-c", _CODE, str(len(folders)), *folders]
+        command += [str(raw), str(trace_path(raw.parent, rank)), "--training", str(os.getpid())]
+        command += ["--ranks", ",".join(map(str, ranks))]
         if tensorboard:
             command += ["--plugin", str(plugin_path(raw.parent, rank))]
         if analyze and rank == ranks[0]:
             command.append("--analyze")
         # a session of its own: Ctrl-C ends the training, not the writing of its trace
-        self._process = subprocess.Popen(
+        self._process = _Process(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     def go(self, *, alone: bool = False) -> None:
         """The raw trace is there.
@@ -57,10 +84,10 @@ class FinishingChild:
 
     def dismiss(self) -> None:
         """There will be none."""
-        self._tell(b"")
+        self._tell(b"dismiss\n")
 
     def wait(self, timeout_s: float) -> str:
-        """Wait until it is done.
+        """Wait until it is done. Ctrl-C comes through, and it goes on alone.
 
         Args:
             timeout_s: after this many seconds it is killed.
@@ -69,11 +96,35 @@ class FinishingChild:
             What went wrong, "" when nothing did.
         """
         try:
-            _, stderr = self._process.communicate(timeout=timeout_s)
+            return self._problem(timeout_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self.pid, signal.SIGKILL)  # with the processes that read other ranks' traces for it
             self._process.communicate()
             return f"finishing the trace took longer than {timeout_s:.0f} s"
+        except KeyboardInterrupt:
+            self._let_go()
+            raise
+
+    def leave(self, patience_s: float) -> str | None:
+        """Wait for a while, which Ctrl-C ends, and then let it go on alone.
+
+        Args:
+            patience_s: for how long.
+
+        Returns:
+            What went wrong, "" when nothing did; None where it is still at work.
+        """
+        with ctrl_c_ends(), contextlib.suppress(subprocess.TimeoutExpired):
+            return self._problem(max(patience_s, _LEAST_S))
+        self._let_go()
+        return None
+
+    def _let_go(self) -> None:
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def _problem(self, timeout_s: float) -> str:
+        _, stderr = self._process.communicate(timeout=timeout_s)
         if not self._process.returncode:
             return ""
         return stderr.decode(errors="replace").strip() or f"the process ended with code {self._process.returncode}"
@@ -86,3 +137,13 @@ class FinishingChild:
                 stdin.flush()
             with contextlib.suppress(BrokenPipeError):
                 stdin.close()
+
+
+def _folders(packages: Sequence[str]) -> Iterator[str]:
+    """The folders, or archives, that this process has packages from."""
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise ModuleNotFoundError(f"{name} is not installed", name=name)
+        # not resolved: a link to a package may lead to a folder with another name
+        yield str(Path(spec.submodule_search_locations[0]).absolute().parent)

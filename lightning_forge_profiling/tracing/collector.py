@@ -13,9 +13,12 @@ from typing import Final
 
 import torch
 
+from lightning_forge_profiling.tracing.patience import ctrl_c_ends, patience_s
+
 __all__ = ["detached_at_stop", "let_gpu_settle", "why_attached"]
 
-_GPU_SETTLES_S: Final = 20.0
+_GPU_SETTLES_S: Final = 1.0
+"""What a rank allows the GPU also among others: while that is busy, the profiler's stop would block."""
 
 _VARIABLE: Final = "TEARDOWN_CUPTI"
 
@@ -72,12 +75,21 @@ def detached_at_stop() -> Iterator[str]:
         os.environ.pop(_VARIABLE, None)
 
 
-def let_gpu_settle() -> None:
-    """Give what is queued on the GPU some time to complete, without blocking on it; TimeoutError if it does not."""
+def let_gpu_settle(world_size: int) -> None:
+    """Give what is queued on the GPU some time to complete, without blocking on it.
+
+    Args:
+        world_size: how many processes the run has.
+
+    Raises:
+        TimeoutError: it is still busy.
+    """
     event = torch.Event("cuda")
     event.record()
-    deadline = perf_counter() + _GPU_SETTLES_S
-    while not event.query():
-        if perf_counter() > deadline:
-            raise TimeoutError(f"the GPU was still busy {_GPU_SETTLES_S:.0f} s after the exception")
-        sleep(0.005)
+    seconds = max(patience_s(world_size), _GPU_SETTLES_S)
+    deadline = perf_counter() + seconds
+    with ctrl_c_ends():
+        while not event.query() and perf_counter() < deadline:
+            sleep(0.005)
+    if not event.query():
+        raise TimeoutError(f"the GPU was still busy {seconds:.0f} s after the exception")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from lightning_forge_profiling.tracing.folders import report_path, summary_path
 
-__all__ = ["Status", "TraceReport", "finished"]
+__all__ = ["Status", "TraceReport", "finished", "handed_over"]
 
 Status = Literal["waiting", "recording", "written", "not reached", "stood aside", "failed"]
 
@@ -30,6 +30,8 @@ class TraceReport:
         report_path: the same for a browser, None without one.
         memory_path: PyTorch's memory snapshot, None unless written.
         memory_message: why there is none, where one was asked for and due.
+        pending: whether the run came down before trace, copy and reports were complete: a process beside it goes on
+            with them, and they appear once they are.
     """
 
     status: Status = "waiting"
@@ -44,6 +46,19 @@ class TraceReport:
     report_path: Path | None = None
     memory_path: Path | None = None
     memory_message: str = ""
+    pending: bool = False
+
+
+def handed_over(report: TraceReport) -> TraceReport:
+    """The report where nobody waits for the child process any longer.
+
+    Args:
+        report: as it was when the child was told to go on.
+    """
+    if report.status != "written" or report.path is None:
+        return report
+    message = "the run ended before trace and reports were complete: they are still being written"
+    return replace(report, pending=True, message=message)
 
 
 def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
@@ -59,11 +74,12 @@ def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceRepor
         return path if path is not None and path.exists() else None
 
     path = there(report.path)
+    lost = report.status == "written" and path is None
     reports = path.parent if path is not None and analyzed else None
     return replace(
         report,
-        status="failed" if problem and path is None else report.status,
-        message=problem or report.message,
+        status="failed" if lost or (problem and path is None) else report.status,
+        message=problem or (f"{report.path} was removed" if lost else report.message),
         path=path,
         plugin_path=there(report.plugin_path),  # another rank's child may publish it, or have yet to
         summary_path=there(summary_path(reports)) if reports else None,

@@ -27,7 +27,8 @@ from lightning_forge_profiling.tracing.folders import (
 )
 from lightning_forge_profiling.tracing.metadata import trace_metadata
 from lightning_forge_profiling.tracing.others import active_profiler, scheduled_profiler
-from lightning_forge_profiling.tracing.report import TraceReport, finished
+from lightning_forge_profiling.tracing.patience import patience_s
+from lightning_forge_profiling.tracing.report import TraceReport, finished, handed_over
 from lightning_forge_profiling.tracing.window import Phase
 
 __all__ = ["TraceSession", "build_profiler"]
@@ -40,8 +41,8 @@ class TraceSession:
 
     A context manager with `step()`. At the end of the window the loop waits for the collector's stop and the export
     of the raw file, no longer; a child process that imports no torch compresses it, writes the copy for TensorBoard and
-    analyses it, and leaving the context waits for that child. An exception inside is not touched: what was recorded is
-    written.
+    analyses it, and leaving the context waits for that child, after an exception for some seconds only. An exception
+    inside is not touched: what was recorded is written.
 
     Args:
         config: what to record.
@@ -153,7 +154,7 @@ class TraceSession:
         try:
             if self._profiler is not None:
                 if interrupted and "cuda" in self._activities:
-                    let_gpu_settle()
+                    let_gpu_settle(self._world_size)
                 self._end_window(alone=interrupted)
             elif self._report.status == "waiting":
                 steps = max(self._next_step - (0 if self._begun else 1), 0)
@@ -166,11 +167,13 @@ class TraceSession:
             self._fail(exc)
         self._phase = Phase.DONE
 
-    def finish(self, timeout_s: float = 600) -> TraceReport:
-        """Wait until the trace is compressed, in place and analysed.
+    def finish(self, timeout_s: float = 600, *, interrupted: bool = False) -> TraceReport:
+        """Wait until the trace is compressed, in place and analysed. Ctrl-C leaves that to the child process.
 
         Args:
             timeout_s: after this many seconds the child process is given up and the raw file stays.
+            interrupted: the run ended by an exception: the wait is a few seconds at most, with several ranks none, and
+                then the child process goes on alone.
 
         Returns:
             The final report.
@@ -178,10 +181,12 @@ class TraceSession:
         child, self._child = self._child, None
         if child is None:
             return self._report
-        problem = child.wait(timeout_s)
+        report, self._report = self._report, handed_over(self._report)
+        problem = child.leave(patience_s(self._world_size)) if interrupted else child.wait(timeout_s)
         if problem:
             _log.warning("%s", problem)
-        self._report = finished(self._report, problem, analyzed=self._analyzes)
+        if problem is not None:
+            self._report = finished(report, problem, analyzed=self._analyzes)
         return self._report
 
     def __enter__(self) -> Self:
@@ -192,8 +197,9 @@ class TraceSession:
     ) -> None:
         if exc_type is not None:
             self.begun()
-        self.stop(interrupted=exc_type is not None)
-        report = self.finish()
+        interrupted = exc_type is not None
+        self.stop(interrupted=interrupted)
+        report = self.finish(interrupted=interrupted)
         if report.status == "written":
             _log.info("Trace: %s; report: %s", report.path, report.report_path or "none")
         else:

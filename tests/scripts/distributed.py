@@ -1,6 +1,8 @@
-"""Train with two CPU processes: STRATEGY, the folder, and any of `plain`, `rank0`, `fails=RANK`, `file`."""
+"""Train with two CPU processes: STRATEGY, the folder, and any of `plain`, `rank0`, `fails=RANK`, `file`, `stopped`."""
 
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,14 +15,24 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from tests.models import Classifier, loader
 
 
+def stop_child():
+    """Stop the process that will finish this one's trace, as a machine without a free processor would."""
+    for listing in Path("/proc/self/task").glob("*/children"):
+        for pid in listing.read_text().split():
+            if b"cli.finish" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(int(pid), signal.SIGSTOP)
+
+
 class FailsOnOneRank(Classifier):
     """Raises in its step 4 on the given rank."""
 
-    def __init__(self, rank):
+    def __init__(self, rank, *, stopped):
         super().__init__()
-        self.rank = rank
+        self.rank, self.stopped = rank, stopped
 
     def training_step(self, batch):
+        if self.seen == 4 and self.stopped:
+            stop_child()
         if self.seen == 4 and self.global_rank == self.rank:
             raise RuntimeError("mine")
         return super().training_step(batch)
@@ -45,7 +57,7 @@ def main(strategy, folder, *options):
         enable_model_summary=False,
         callbacks=[] if "plain" in chosen else [forge, ThroughputCallback(warmup_steps=1)],
     )
-    trainer.fit(FailsOnOneRank(int(chosen.get("fails", -1))), loader(80))
+    trainer.fit(FailsOnOneRank(int(chosen.get("fails", -1)), stopped="stopped" in chosen), loader(80))
     print("done")  # noqa: T201
 
 

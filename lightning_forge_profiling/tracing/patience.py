@@ -1,0 +1,36 @@
+"""How long anything here may wait where a run is coming down."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+__all__ = ["PATIENCE_S", "ctrl_c_ends", "patience_s"]
+
+PATIENCE_S: Final = 4.0
+
+
+def patience_s(world_size: int) -> float:
+    """Seconds for each wait; none with several ranks, of which Lightning kills all within 5 s of the first's end.
+
+    Args:
+        world_size: how many processes the run has.
+    """
+    return PATIENCE_S if world_size == 1 else 0.0
+
+
+@contextmanager
+def ctrl_c_ends() -> Iterator[None]:
+    """Let Ctrl-C end the wait inside, and no more: also where Lightning ignores it, as it does after the first."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    ignored = in_main_thread and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    try:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

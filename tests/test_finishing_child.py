@@ -1,0 +1,172 @@
+"""The process that finishes a trace: from where it takes its code, and when it ends."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import lightning_forge_profiling
+from lightning_forge_profiling.cli.finish import analyze, publish
+from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.tracing.child import FinishingChild
+from tests.outcomes import HANGS_S, REPORTS, SCRIPTS, wait_for_processes_of
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
+
+PACKAGE = Path(lightning_forge_profiling.__file__).parent
+PLANTED = "open({marker!r}, 'a').write(__name__ + '\\n')\nraise ImportError('planted: ' + __name__)\n"
+
+
+def plant(folder, marker, *names):
+    """Modules that leave a trace of their own and fail."""
+    for name in names:
+        (folder / f"{name}.py").write_text(PLANTED.format(marker=str(marker)))
+
+
+def record(package, tmp_path, *options, cwd=None, flags=()):
+    """Record a window with the package from a folder or an archive, in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, *flags, str(SCRIPTS / "window.py"), str(package), str(tmp_path / "traces"), *options]
+    done = subprocess.run(
+        command, cwd=cwd or tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "status='written'" in done.stdout, done.stdout
+    names = {path.name for path in (tmp_path / "traces").rglob("*") if path.is_file()}
+    assert names == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz", *REPORTS}, done.stdout
+
+
+STANDARD = ("argparse", "gzip", "shutil", "select", "pathlib", "sitecustomize", "usercustomize")
+
+
+@pytest.mark.parametrize(("options", "flags"), [((), ("-P",)), (("here",), ())], ids=["-P", "PYTHONPATH"])
+def test_modules_in_the_working_directory_are_not_run(tmp_path, options, flags):
+    here, marker = tmp_path / "here", tmp_path / "marker"
+    here.mkdir()
+    plant(here, marker, *STANDARD, "numpy", "msgspec", "typing_extensions", "lightning_forge_profiling")
+    record(PACKAGE.parent, tmp_path, *options, cwd=here, flags=flags)
+    assert not marker.exists(), marker.read_text()
+
+
+def test_what_is_installed_beside_the_package_does_not_take_the_place_of_the_standard_library(tmp_path):
+    installed, marker = tmp_path / "installed", tmp_path / "marker"
+    shutil.copytree(PACKAGE, installed / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    plant(installed, marker, *STANDARD[:-2])  # `pathlib` is on PyPI
+    record(installed, tmp_path, "append")
+    assert not marker.exists(), marker.read_text()
+
+
+@pytest.mark.parametrize(("kind", "option"), [("link", ("hook",)), ("archive", ())], ids=["link-hook", "archive"])
+def test_it_finds_the_package_where_the_training_did(tmp_path, kind, option):
+    if kind == "link":
+        place = tmp_path / "packages"
+        place.mkdir()
+        (tmp_path / "other name").symlink_to(PACKAGE)
+        (place / PACKAGE.name).symlink_to(tmp_path / "other name")
+    else:
+        copy = tmp_path / "copy" / PACKAGE.name
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        place = Path(shutil.make_archive(str(tmp_path / "packages"), "zip", copy.parent))
+    record(place, tmp_path, *option)
+
+
+def start(folder):
+    raw = folder / ".rank0.raw.json"
+    raw.write_text("")
+    return FinishingChild(raw, 0, ranks=[0], tensorboard=True, analyze=True), raw
+
+
+@pytest.fixture
+def forked():
+    """Fork a process that keeps everything open that this one has, as a DataLoader's workers do."""
+    pids = []
+
+    def fork():
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+            os._exit(0)
+        pids.append(pid)
+
+    yield fork
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_dismissed_one_ends_whoever_has_its_pipe_open(tmp_path, forked):
+    child, raw = start(tmp_path)
+    forked()
+    child.dismiss()
+    assert child.wait(HANGS_S) == ""
+    assert not raw.exists()
+
+
+def test_it_ends_with_a_training_process_that_is_killed_whoever_has_its_pipe_open(tmp_path):
+    folder = tmp_path / "window"
+    folder.mkdir()
+    script = f"""
+import os, signal
+from tests.test_finishing_child import Path, start
+start(Path({str(folder)!r}))
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=PACKAGE.parent, stdout=subprocess.PIPE) as process:
+        survivor = int(process.stdout.readline())
+        try:
+            assert process.wait(HANGS_S) == -signal.SIGKILL
+            deadline = time.monotonic() + HANGS_S
+            while folder.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            os.kill(survivor, signal.SIGKILL)
+
+
+def test_ctrl_c_ends_the_wait_for_it_also_where_lightning_ignores_it(tmp_path):
+    child, raw = start(tmp_path)
+    os.kill(child.pid, signal.SIGSTOP)
+    before, over = signal.signal(signal.SIGINT, signal.SIG_IGN), threading.Event()
+
+    def press():
+        while not over.wait(0.05):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    keys = threading.Thread(target=press)
+    keys.start()
+    try:
+        began = time.monotonic()
+        assert child.leave(HANGS_S) is None
+        assert time.monotonic() - began < HANGS_S / 2
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        over.set()
+        keys.join()
+        signal.signal(signal.SIGINT, before)
+        os.kill(child.pid, signal.SIGCONT)
+    wait_for_processes_of(tmp_path)
+    assert not raw.exists(), "it went on alone"
+
+
+def test_one_that_takes_too_long_is_killed(tmp_path):
+    child, _ = start(tmp_path)
+    os.kill(child.pid, signal.SIGSTOP)
+    assert child.wait(0.01) == "finishing the trace took longer than 0 s"
+
+
+def test_a_folder_that_was_removed_is_not_waited_for(tmp_path):
+    gone, began = tmp_path / "gone", time.monotonic()
+    publish(gone / "rank0.pt.trace.json.gz", [0, 1], wait_s=HANGS_S)
+    with pytest.raises(TraceError, match="no such file or folder"):
+        analyze(gone / "rank0.trace.json.gz", [0, 1], wait_s=HANGS_S)
+    assert time.monotonic() - began < HANGS_S / 2

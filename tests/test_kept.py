@@ -14,10 +14,9 @@ from torch import nn
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
-from tests.models import Classifier, Samples, every_step, loader
+from tests.models import Classifier, every_step, loader
 from tests.outcomes import logged, recorded_steps, script, tables, the_trace
 from tests.ports import free_port
-from tests.test_telemetry_callback import gpu  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -153,12 +152,6 @@ def test_they_pickle_before_between_and_after_fits_and_the_results_come_with_the
         assert found[1] is found[2] is not None
         callbacks = unpickled(callbacks)
         assert results(callbacks) == found
-
-
-def test_after_a_fit_with_telemetry_they_pickle_too(make_trainer, gpu):  # noqa: F811
-    callback = every_step(warmup_steps=1, telemetry_period_s=0.01)
-    make_trainer(callback).fit(Classifier(), loader())
-    assert unpickled(callback).analysis().run.steps == callback.analysis().run.steps
 
 
 def test_a_refused_fit_leaves_callbacks_that_pickle(tmp_path):

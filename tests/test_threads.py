@@ -119,7 +119,7 @@ class Nested(torch.autograd.Function):
     From 60 on PyTorch goes on in threads of its own, as it does from the start for the part of a GPU.
     """
 
-    threads: set = set()
+    threads = None
 
     @staticmethod
     def forward(ctx, x, depth):
@@ -129,7 +129,8 @@ class Nested(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         with region("backward of mine"):
-            Nested.threads.add(threading.get_ident())
+            if Nested.threads is not None:
+                Nested.threads.add(threading.get_ident())
             if ctx.depth:
                 with torch.enable_grad():
                     Nested.apply(torch.ones(1, requires_grad=True), ctx.depth - 1).sum().backward()
@@ -144,8 +145,8 @@ class NestedBackward(Classifier):
         return Nested.apply(super().training_step(batch), 70)
 
 
-def test_a_region_in_backward_is_the_fits_in_autograds_own_threads_too(make_trainer, caplog):
-    Nested.threads.clear()
+def test_a_region_in_backward_is_the_fits_in_autograds_own_threads_too(make_trainer, caplog, monkeypatch):
+    monkeypatch.setattr(Nested, "threads", set())
     throughput = every_step(warmup_steps=0)
     make_trainer(throughput, logger=False).fit(NestedBackward(), loader())
     assert len(Nested.threads) > 1, "autograd has used a thread of its own"

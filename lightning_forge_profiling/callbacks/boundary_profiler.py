@@ -224,17 +224,17 @@ class StandIn:
             trained: whether it had a training step.
         """
         self.follow(trainer)
-        profiler: BoundaryProfiler = trainer.profiler
-        saw = not self._replaced and (profiler.saw_training or not trained)
-        self._replaced = profiler.saw_training = False
+        ours = self._ours
+        assert ours is not None  # noqa: S101  (take_place came before)
+        saw = not self._replaced and (ours.saw_training or not trained)
+        self._replaced = ours.saw_training = False
         self._lost = 0 if saw else self._lost + 1
         if self._lost == _LOST_IN_A_ROW and not self._warned:
             self._warned = True
             _log.warning(
-                "trainer.profiler was assigned anew in %d steps in a row, last a %s: regions of such steps are not "
-                "timed, only the whole step. Assign it once, or before the fit.",
+                "trainer.profiler was assigned in each of %d steps in a row: of such steps no regions are timed, only "
+                "the whole step. Assign it once, or before the fit.",
                 self._lost,
-                type(profiler.inner).__name__,
             )
         return saw
 

@@ -171,6 +171,27 @@ def fit_and_forget_refused(callbacks, folder):
     return {"module": weakref.ref(model), "trainer": weakref.ref(trainer)}
 
 
+class RaisesToo(L.Callback):
+    """Keeps everybody behind it in the list from hearing of an exception."""
+
+    def on_exception(self, *args):
+        raise ConnectionError("too")
+
+
+def test_a_fit_that_ended_without_a_word_to_the_callbacks_is_ended_by_the_next_one(tmp_path, make_trainer, capsys):
+    callbacks = ForgeProfilerCallback(2, 4, tensorboard=False), every_step(warmup_steps=1)
+    trainer = make_trainer(RaisesToo(), *callbacks)
+    own = trainer.profiler
+    with pytest.raises(ConnectionError, match="too"):
+        trainer.fit(Large(3, fails), loader())
+    assert unpickled(callbacks)[0].trace_report().status == "recording"
+    trainer.fit(Classifier(), loader())
+    assert trainer.profiler is own
+    assert callbacks[0].trace_report().status == "written"
+    assert tables(capsys.readouterr().out) == 1
+    assert callbacks[1].summary()["time/attention_ms"] > 0
+
+
 def test_spawned_processes_fit_after_a_fit_of_this_one(tmp_path):
     done = script("refit.py", tmp_path, cwd=tmp_path, env={**os.environ, "MASTER_PORT": str(free_port())})
     assert done.returncode == 0, done.stderr

@@ -5,8 +5,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import lightning as L
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
@@ -221,3 +223,38 @@ def test_a_forked_worker_of_a_loader_times_nothing():
         made = list(DataLoader(data, 4, num_workers=1, multiprocessing_context="fork"))
         assert [sent for batch in made for pid, sent in batch.tolist() if pid != os.getpid()] == [0] * 8
         assert [sent for batch in DataLoader(data, 4) for _, sent in batch.tolist()] == [2] * 8
+
+
+@pytest.mark.gpu
+def test_regions_in_the_backward_pass_of_a_gpu_are_the_fits(tmp_path, caplog):
+    """A function's own backward, and a forward that checkpointing runs again there: in a thread of autograd's."""
+    computed_in = set()
+
+    class Checkpointed(Classifier):
+        def block(self, x):
+            computed_in.add(threading.get_ident())
+            with region("block"):
+                return self.inner(x).relu()
+
+        def forward(self, x):
+            return self.head(checkpoint(self.block, x, use_reentrant=False))
+
+        def training_step(self, batch):
+            return Nested.apply(super().training_step(batch), 0)
+
+    throughput = every_step(warmup_steps=0)
+    L.Trainer(
+        accelerator="gpu",
+        devices=1,
+        max_epochs=1,
+        callbacks=[throughput],
+        logger=False,
+        default_root_dir=tmp_path,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Checkpointed(), loader())
+    assert computed_in > {threading.get_ident()}, "autograd has a thread of its own"
+    assert user_regions(throughput) == {"block", "backward of mine", "the innermost"}
+    assert throughput.summary()["time/block_ms"] > 0
+    assert warnings_of(caplog) == []

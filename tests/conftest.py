@@ -82,8 +82,8 @@ def leftovers(before, folder):
     if "torch" in sys.modules and sys.modules["torch"]._C._autograd._profiler_enabled():
         found.append("a running torch profiler")
     region = sys.modules.get("lightning_forge_profiling.timing.region")
-    if region is not None and region._sink is not None:
-        found.append(f"a sink for regions: {region._sink}")
+    if region is not None and region._sinks:
+        found.append(f"sinks for regions: {region._sinks}")
     return found
 
 

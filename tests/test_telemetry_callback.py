@@ -1,6 +1,7 @@
 """Telemetry in a fit: its thread ends with it, its figures are logged and in the table, and it changes nothing."""
 
 import csv
+import pickle
 import re
 import threading
 
@@ -202,3 +203,11 @@ def test_steps_under_the_profiler_do_not_count(make_trainer, gpu, profiler_first
 def test_a_period_that_cannot_be_is_refused(period):
     with pytest.raises(ConfigurationError, match="telemetry_period_s must be"):
         ThroughputCallback(telemetry_period_s=period)
+
+
+def test_the_callback_pickles_after_a_fit_and_its_figures_come_with_it(make_trainer, gpu):
+    callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
+    make_trainer(callback).fit(Waiting(gpu), loader(40))
+    again = pickle.loads(pickle.dumps(callback))  # noqa: S301  (our own)
+    assert again.summary() == callback.summary()
+    assert again.analysis().run.telemetry.device == "NVIDIA H200"

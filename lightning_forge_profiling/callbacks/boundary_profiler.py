@@ -5,14 +5,21 @@ Lightning wraps every hook in `trainer.profiler.profile(name)` and announces fet
 data fetch and of the transfer to the device.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final
 
+from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 
-__all__ = ["BoundaryProfiler"]
+__all__ = ["BoundaryProfiler", "StandIn"]
+
+_log = logging.getLogger(__name__)
+
+_LOST_IN_A_ROW: Final = 3
+"""A profiler that is assigned once or twice costs a step or two; from so many on it is not to be followed."""
 
 
 class _Nothing:
@@ -53,6 +60,20 @@ class _Boundary:
         self._recorder.exit(self._region)
         if self._inner is not None:
             self._inner.__exit__(exc_type, exc, tb)
+
+
+class _TrainingStep(_Boundary):
+    """The region of the training step, which no step goes without."""
+
+    __slots__ = ("_profiler",)
+
+    def __init__(self, profiler: "BoundaryProfiler", region: str, inner: AbstractContextManager[Any] | None) -> None:
+        super().__init__(profiler.recorder, region, inner)
+        self._profiler = profiler
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._profiler.saw_training = True
 
 
 class _ValidationBegins(_Nothing):
@@ -101,18 +122,20 @@ class BoundaryProfiler:
         validation_begins: the action name that comes first of all when validation does.
     """
 
-    _OWN: Final = frozenset({"inner", "recorder", "profile", "_boundaries", "_validation_begins"})
+    _OWN: Final = frozenset({"inner", "recorder", "profile", "saw_training", "_boundaries", "_validation_begins"})
 
     def __init__(self, inner: Any, recorder: StepRecorder, boundaries: dict[str, str], validation_begins: str) -> None:
         self.inner = inner
         self.recorder = recorder
+        self.saw_training = False
+        """Whether a training step was announced, until somebody sets it back."""
         self._boundaries = boundaries
         self._validation_begins = validation_begins
         self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
         """A context manager around the action of that name."""
         if type(inner).__name__ == "PassThroughProfiler":
             known: dict[str, AbstractContextManager[Any]] = {
-                name: _Boundary(recorder, region) for name, region in boundaries.items()
+                name: self._boundary(region) for name, region in boundaries.items()
             }
             known[validation_begins] = _ValidationBegins(recorder)
             self.profile = _Contexts(inner, known).__getitem__
@@ -122,7 +145,10 @@ class BoundaryProfiler:
             self.recorder.enter_validation()
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)
         region = self._boundaries.get(action_name)
-        return inner if region is None else _Boundary(self.recorder, region, inner)
+        return inner if region is None else self._boundary(region, inner)
+
+    def _boundary(self, region: str, inner: AbstractContextManager[Any] | None = None) -> _Boundary:
+        return _TrainingStep(self, region, inner) if region == "forward" else _Boundary(self.recorder, region, inner)
 
     def start(self, action_name: str) -> None:
         """The action begins."""
@@ -148,3 +174,72 @@ class BoundaryProfiler:
             object.__setattr__(self, name, value)
         else:
             setattr(self.inner, name, value)
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        """A copy, as of a Trainer in the middle of a fit, is one of the user's profiler."""
+        return _itself, (self.inner,)
+
+
+def _itself(profiler: Any) -> Any:
+    return profiler
+
+
+class StandIn:
+    """Keeps a `BoundaryProfiler` in `trainer.profiler` while a training loop runs, whatever else is assigned to it.
+
+    Args:
+        recorder: who is told of the boundaries.
+        boundaries: which of Lightning's action names begin and end which region.
+        validation_begins: the action name that comes first of all when validation does.
+    """
+
+    def __init__(self, recorder: StepRecorder, boundaries: dict[str, str], validation_begins: str) -> None:
+        self._recorder = recorder
+        self._boundaries = boundaries
+        self._validation_begins = validation_begins
+        self._ours: BoundaryProfiler | None = None
+        self._replaced = self._warned = False
+        self._lost = 0
+
+    def take_place(self, trainer: Trainer) -> None:
+        """Stand in front of the Trainer's profiler."""
+        if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.recorder is self._recorder):
+            self.leave(trainer)  # one of a fit that ended without a word to us
+            trainer.profiler = BoundaryProfiler(
+                trainer.profiler, self._recorder, self._boundaries, self._validation_begins
+            )
+        self._ours = trainer.profiler
+
+    def follow(self, trainer: Trainer) -> None:
+        """Stand in front of another profiler that was assigned to `trainer.profiler` since the last look."""
+        if trainer.profiler is not self._ours and self._recorder.active:
+            self._replaced = True
+            self.take_place(trainer)
+
+    def saw_step(self, trainer: Trainer, *, trained: bool) -> bool:
+        """Called at the end of a step: whether its boundaries were all announced to our profiler.
+
+        Args:
+            trainer: whose step it was.
+            trained: whether it had a training step.
+        """
+        self.follow(trainer)
+        ours = self._ours
+        assert ours is not None  # noqa: S101  (take_place came before)
+        saw = not self._replaced and (ours.saw_training or not trained)
+        self._replaced = ours.saw_training = False
+        self._lost = 0 if saw else self._lost + 1
+        if self._lost == _LOST_IN_A_ROW and not self._warned:
+            self._warned = True
+            _log.warning(
+                "trainer.profiler was assigned in each of %d steps in a row: of such steps no regions are timed, only "
+                "the whole step. Assign it once, or before the fit.",
+                self._lost,
+            )
+        return saw
+
+    @staticmethod
+    def leave(trainer: Trainer) -> None:
+        """Put the user's newest profiler back."""
+        while isinstance(trainer.profiler, BoundaryProfiler):
+            trainer.profiler = trainer.profiler.inner

@@ -69,6 +69,8 @@ class CompletedSteps:
         while self._ended and self._ended[0].step <= times.step:
             step, work, left_out, timing, complete = self._ended.popleft()
             if step == times.step and complete:
+                if not timing.saw_all:
+                    times = times.whole()
                 self._ledger.add(times, work, left_out, timing)
                 for listener in self.listeners:
                     listener(times, work, left_out)

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from torch.profiler import supported_activities
 
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
-from lightning_forge_profiling.callbacks.recording import RecordingCallback, guarded
+from lightning_forge_profiling.callbacks.recording import RecordingCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.hardware.memory_snapshot import MemorySnapshot, refuse_unless_moment
 from lightning_forge_profiling.timing.steps import PARTITION
@@ -72,6 +73,11 @@ class ForgeProfilerCallback(RecordingCallback):
         lightning_forge_profiling.errors.ConfigurationError: end_step must be greater than start_step: ...
     """
 
+    _session: TraceSession | None = None
+    _memory: MemorySnapshot | None = None
+    _report: TraceReport | None = None
+    """What became of the window, once there is no session any more."""
+
     def __init__(
         self,
         start_step: int = 5,
@@ -115,12 +121,6 @@ class ForgeProfilerCallback(RecordingCallback):
             analyze=analyze,
         )
         self._default_dir = trace_dir is None
-        self._session: TraceSession | None = None
-        self._deferred = False
-        self._refusal: TraceReport | None = None
-        self._memory: MemorySnapshot | None = None
-        self._no_memory = ""
-        self._ended_steps = 0
         if enabled:
             unknown = [region for region in self.regions if region not in PARTITION]
             if unknown:
@@ -142,17 +142,21 @@ class ForgeProfilerCallback(RecordingCallback):
         Returns:
             Its status, the recorded steps, the paths and how long training was held up.
         """
-        report = self._refusal or (self._session.report if self._session is not None else None)
-        if report is None:
-            return None
+        if self._session is None:
+            return self._report
         if self._memory is None:
-            return replace(report, memory_message=self._no_memory)
-        return replace(report, memory_path=self._memory.written, memory_message=self._memory.problem)
+            return replace(self._session.report, memory_message=self._no_memory)
+        return replace(self._session.report, memory_path=self._memory.written, memory_message=self._memory.problem)
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._report = self.trace_report()
+        self._session, self._deferred = None, False
+        self._memory, self._no_memory, self._ended_steps = None, "", 0
 
     def prepare(self, trainer: Trainer) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
-        self._session, self._refusal, self._deferred = None, None, False
-        self._memory, self._no_memory, self._ended_steps = None, "", 0
+        self._report = None
         if lightning_api.is_trial_run(trainer):
             self._stand_aside("fast_dev_run is only a trial")
             return
@@ -281,8 +285,8 @@ class ForgeProfilerCallback(RecordingCallback):
             recorder.split()  # a trace shows the regions of each of its steps
 
     def _stand_aside(self, reason: str) -> None:
-        self._refusal = TraceReport("stood aside", reason)
-        self._no_memory = "" if self.memory_snapshot is None else reason
+        no_memory = "" if self.memory_snapshot is None else reason
+        self._report = TraceReport("stood aside", reason, memory_message=no_memory)
         what = "trace" if self.memory_snapshot is None else "trace and no memory snapshot"
         _log.warning("No %s will be recorded: %s.", what, reason)
 

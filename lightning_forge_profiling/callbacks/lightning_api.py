@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = [
     "Callback",
     "LightningModule",
     "Trainer",
+    "WatchedLoop",
     "action_regions",
     "compute_dtype",
     "device_name",
@@ -46,7 +48,6 @@ __all__ = [
     "replicas",
     "uses_pytorch_profiler",
     "validation_begins",
-    "watch_training_loop",
 ]
 
 
@@ -69,8 +70,8 @@ def validation_begins(module: LightningModule) -> str:
     return f"[LightningModule]{type(module).__name__}.on_validation_model_zero_grad"
 
 
-def watch_training_loop(trainer: Trainer, failed: Callable[[BaseException], None]) -> Callable[[], None]:
-    """Be called with an exception that ends the training loop, which is then raised on as it is.
+class WatchedLoop:
+    """A Trainer's training loop, of which we are called with an exception that ends it. That is raised on as it is.
 
     The hook `on_exception` does not come to ranks that were spawned or forked, only to the process that did that, nor
     to a callback that stands behind one whose own `on_exception` raises.
@@ -78,26 +79,28 @@ def watch_training_loop(trainer: Trainer, failed: Callable[[BaseException], None
     Args:
         trainer: about to run its loop.
         failed: must not raise.
-
-    Returns:
-        What ends it.
     """
-    loop = trainer.fit_loop
-    run = loop.run
 
-    def watched() -> Any:
+    def __init__(self, trainer: Trainer, failed: Callable[[BaseException], None]) -> None:
+        self._loop, self._failed, self._run = trainer.fit_loop, failed, trainer.fit_loop.run
+        trainer.fit_loop.run = self
+
+    def __call__(self) -> Any:
         try:
-            return run()
+            return self._run()
         except BaseException as exc:
-            failed(exc)
+            self._failed(exc)
             raise
 
-    def unwatch() -> None:
-        if loop.__dict__.get("run") is watched:
-            del loop.run
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[], Any]:
+        """A copy of the loop is run as if nobody watched this one."""
+        loop = memo[id(self._loop)]
+        return partial(type(loop).run, loop)
 
-    loop.run = watched
-    return unwatch
+    def release(self) -> None:
+        """Watch it no more."""
+        if self._loop.__dict__.get("run") is self:
+            del self._loop.run
 
 
 def is_accumulating(trainer: Trainer) -> bool:
@@ -233,8 +236,14 @@ def log_folder(trainer: Trainer) -> Path:
 def logger_folder(trainer: Trainer) -> Path | None:
     """Where TensorBoard's logger writes, else the first with files, None without one. For rank 0; no collective."""
     loggers = sorted(trainer.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
-    folders = (getattr(logger, "log_dir", None) or logger.save_dir for logger in loggers)
-    return next((Path(folder) for folder in folders if folder), None)
+    return next((Path(folder) for folder in map(_folder, loggers) if folder), None)
+
+
+def _folder(logger: Any) -> Any:
+    try:
+        return getattr(logger, "log_dir", None) or logger.save_dir
+    except Exception:  # a server's, which may be gone by the end of the fit
+        return None
 
 
 def _is_tensorboard(logger: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection
+from threading import Lock
 from time import perf_counter_ns
 from typing import Final
 
@@ -89,6 +90,7 @@ class StepRecorder:
         self._update: Mark | None = None
         self._stack: list[tuple[str, record_function | None]] = []
         self._depth: dict[str, int] = {}
+        self._user_regions = Lock()  # autograd has a thread for each device
         self._ledger = RunLedger(tuple(name for name in PARTITION if name in timed))
         self._completed = CompletedSteps(self._ledger)
         self._dropped = 0
@@ -203,13 +205,16 @@ class StepRecorder:
             except Exception as exc:
                 self._fail(exc)
 
-    def end_step(self, work: StepWork, *, recorded: bool = False, ends_epoch: bool = False) -> None:
+    def end_step(
+        self, work: StepWork, *, recorded: bool = False, ends_epoch: bool = False, saw_all: bool = True
+    ) -> None:
         """The step under way has ended; the next one begins at the same instant.
 
         Args:
             work: what it worked through.
             recorded: whether the profiler ran, in which case the step does not count.
             ends_epoch: whether the next one is the first of an epoch, and so unlike others.
+            saw_all: whether all boundaries of the step came.
         """
         if not self._active:
             return
@@ -223,7 +228,7 @@ class StepRecorder:
             # step's last region, some 50 us of Python ago. After an update of the weights it is the update's beginning:
             # its few large kernels keep the GPU busy longer than they take to launch, also where it has waited for the
             # host all through forward and backward.
-            caught_up = timers.passed(self._update or self._since) if self._asks and self._split else None
+            caught_up = timers.passed(self._update or self._since) if self._asks and self._split and saw_all else None
             self._update = None
             if caught_up is not None:
                 self._host_is_ahead = not caught_up
@@ -236,7 +241,7 @@ class StepRecorder:
                 timers.relabel("other", self._base)
             self._label = self._base
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
-            timing = StepTiming(caught_up, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6)
+            timing = StepTiming(caught_up, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
             self._completed.expect(EndedStep(self.step, work, left_out, timing, complete))
             if left_out != "recorded":
                 # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in
@@ -297,13 +302,14 @@ class StepRecorder:
         if not self._active or self._validating or not self._split:
             return None
         try:
-            depth = self._depth.get(name, 0)
-            if not depth:
-                if name not in self._depth and len(self._depth) >= MAX_USER_REGIONS:
-                    return None
-                self.timers.add_region(name)
-                self.timers.start(name)
-            self._depth[name] = depth + 1
+            with self._user_regions:
+                depth = self._depth.get(name, 0)
+                if not depth:
+                    if name not in self._depth and len(self._depth) >= MAX_USER_REGIONS:
+                        return None
+                    self.timers.add_region(name)
+                    self.timers.start(name)
+                self._depth[name] = depth + 1
             if not self.tracing:
                 return self
             span = record_function(name)
@@ -318,9 +324,10 @@ class StepRecorder:
         try:
             if isinstance(token, record_function):
                 token.__exit__(None, None, None)
-            self._depth[name] -= 1
-            if not self._depth[name] and self._active:
-                self.timers.stop(name)
+            with self._user_regions:
+                self._depth[name] -= 1
+                if not self._depth[name] and self._active:
+                    self.timers.stop(name)
         except Exception as exc:
             self._fail(exc)
 

@@ -1,16 +1,16 @@
 """What both callbacks have in common: one recorder for the two of them, driven by whichever comes first."""
 
-import functools
-import logging
 from collections.abc import Callable, Collection
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
+from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
+from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
@@ -27,8 +27,6 @@ from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["DEFAULT_WARMUP_STEPS", "RecordingCallback"]
 
-_log = logging.getLogger(__name__)
-
 DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
@@ -43,28 +41,8 @@ _BATCH_HOOKS = (
     "on_validation_batch_end",
 )
 _MANUAL_HOOKS = ("on_before_backward", "on_after_backward")
-
-P = ParamSpec("P")
-Self_ = TypeVar("Self_", bound="RecordingCallback")
-
-
-def guarded(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
-    """Keep a hook's failure out of the training: log it once and from then on call the closing hooks only."""
-    closes = hook.__name__ in {"on_train_end", "come_down", "teardown"}
-
-    @functools.wraps(hook)
-    def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self._recorder is None or (self._failed and not closes):
-            return
-        try:
-            hook(self, *args, **kwargs)
-        except Exception as exc:
-            if not self._failed:
-                self._failed = True
-                _log.warning("%s failed and is switched off: %s: %s", type(self).__name__, type(exc).__name__, exc)
-                _log.debug("", exc_info=exc)
-
-    return run
+_OF_THE_MODULE = ("log", "log_dict")
+"""What Lightning gives each callback of the module at the start of a run, and never takes away."""
 
 
 class RecordingCallback(Callback):
@@ -84,18 +62,28 @@ class RecordingCallback(Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._forget()
+        self._analysis: Analysis | None = None
+        self._let_go()
 
-    def _forget(self) -> None:
+    def _let_go(self) -> None:
+        """Hold nothing of a fit any more but what came of it. Ends nothing that runs: it also makes copies idle."""
         self._peers: tuple[RecordingCallback, ...] = ()
         self._recorder: StepRecorder | None = None
-        self._boundary_profiler: BoundaryProfiler | None = None
+        self._stand_in: StandIn | None = None
         self._previous_sink: RegionSink | None = None
         self._global_step = 0
         self._counter: WorkCounter | None = None
-        self._unwatch: Callable[[], None] | None = None
+        self._watched: lightning_api.WatchedLoop | None = None
         self._failed = False
-        self._analysis: Analysis | None = None
+        for name in _BATCH_HOOKS:
+            self.__dict__.pop(name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was asked for and what came of it: a copy takes no part in a fit that is under way."""
+        idle = object.__new__(type(self))
+        idle.__dict__.update(self.__dict__)
+        idle._let_go()
+        return {name: value for name, value in idle.__dict__.items() if name not in _OF_THE_MODULE}
 
     def analysis(self) -> Analysis | None:
         """What bounds the last fit, and what to change first: the verdict that its table ends with, and all behind it.
@@ -109,8 +97,7 @@ class RecordingCallback(Callback):
     @property
     def counts_flops(self) -> bool:
         """Whether anybody says how many operations a batch asks for."""
-        counter = self._peers[0]._counter if self._peers else None  # noqa: SLF001  (one of us)
-        return counter is not None and counter.counts_flops
+        return bool(self._peers and (counter := self._peers[0]._counter) and counter.counts_flops)  # noqa: SLF001
 
     # -- what the subclasses add ---------------------------------------------------------------------------------
 
@@ -174,7 +161,9 @@ class RecordingCallback(Callback):
         if stage != "fit" or not self.enabled:
             return
         self._stop_watching()
-        self._forget()
+        self._abandon(trainer)
+        self._let_go()
+        self._analysis = None
         peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, RecordingCallback) and peer.enabled)
         twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
         if len(twins) > 1:
@@ -191,7 +180,7 @@ class RecordingCallback(Callback):
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
                 budget=TimingBudget(overhead),
             )
-            self._unwatch = lightning_api.watch_training_loop(trainer, functools.partial(self._loop_failed, trainer))
+            self._watched = lightning_api.WatchedLoop(trainer, partial(self._loop_failed, trainer))
         else:
             self._recorder = peers[0]._recorder  # noqa: SLF001  (one of us)
         self.prepare(trainer)
@@ -204,13 +193,9 @@ class RecordingCallback(Callback):
         if self._leads:
             self._global_step = lightning_api.optimizer_steps(trainer)
             self._counter = self._work_counter(pl_module)
-            self._boundary_profiler = BoundaryProfiler(
-                trainer.profiler,
-                recorder,
-                lightning_api.action_regions(trainer, pl_module),
-                lightning_api.validation_begins(pl_module),
-            )
-            trainer.profiler = self._boundary_profiler
+            boundaries = lightning_api.action_regions(trainer, pl_module)
+            self._stand_in = StandIn(recorder, boundaries, lightning_api.validation_begins(pl_module))
+            self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(recorder)
             recorder.start()
         self._skip_hooks(manual=self._leads and not pl_module.automatic_optimization)
@@ -234,9 +219,12 @@ class RecordingCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A step has ended."""
-        if self._leads and self._recorder is not None:
+        if self._recorder is not None and self._stand_in is not None:
             self._recorder.end_step(
-                self._work(trainer, batch), recorded=self.profiled, ends_epoch=lightning_api.ends_epoch(trainer)
+                self._work(trainer, batch),
+                recorded=self.profiled,
+                ends_epoch=lightning_api.ends_epoch(trainer),
+                saw_all=self._stand_in.saw_step(trainer, trained=batch is not None),
             )
         self.after_step(trainer)
         if self._peers[-1] is self:
@@ -246,18 +234,19 @@ class RecordingCallback(Callback):
     @guarded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation is no part of a step."""
-        if self._leads and self._recorder is not None:
+        if self._recorder is not None and self._stand_in is not None:
+            self._stand_in.follow(trainer)
             self._recorder.enter_validation()
         self.pause()
 
     @guarded
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training goes on."""
-        if self._leads and self._recorder is not None:
+        if self._recorder is not None and self._stand_in is not None:
+            self._stand_in.follow(trainer)
             self._recorder.exit_validation()
         self.resume()
 
-    @guarded
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The training loop has ended."""
         self._end(trainer, interrupted=False)
@@ -266,15 +255,13 @@ class RecordingCallback(Callback):
         """No other hook will be called. Where it was the training loop that failed, that is known already."""
         self.come_down(trainer, exception)
 
-    @guarded
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The fit is over."""
+        """The fit is over, or what else the Trainer ran."""
         self._close(trainer, interrupted=False)
 
-    @guarded
     def come_down(self, trainer: Trainer, exception: BaseException) -> None:
         """The run is coming down: other ranks may be elsewhere, and nothing may be waited for."""
-        self.failing(exception)
+        self._note(exception)
         self._end(trainer, interrupted=True)
         self._close(trainer, interrupted=True)
 
@@ -306,32 +293,56 @@ class RecordingCallback(Callback):
                 peer.come_down(trainer, exception)
 
     def _stop_watching(self) -> None:
-        unwatch, self._unwatch = self._unwatch, None
-        if unwatch is not None:
-            unwatch()
+        if self._watched is not None:
+            self._watched.release()
 
+    @guarded
+    def _note(self, exception: BaseException) -> None:
+        self.failing(exception)
+
+    @guarded
     def _end(self, trainer: Trainer, *, interrupted: bool) -> None:
         for name in _BATCH_HOOKS:
             self.__dict__.pop(name, None)
-        standing, self._boundary_profiler = self._boundary_profiler, None
-        if standing is not None:  # the leader's, once its training loop has begun
-            standing.recorder.finish(wait=not interrupted)
-            set_region_sink(self._previous_sink)
-            if trainer.profiler is standing:
-                trainer.profiler = standing.inner
+        self._step_back(trainer, wait=not interrupted)
         self.end(trainer, interrupted=interrupted)
         if self._peers[-1] is self and not interrupted and self._recorder is not None:
             leave_clock(trainer, self._recorder, self._peers)
 
+    def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
+        """Time nothing any more, and put back what the leader took over when its training loop began."""
+        standing, self._stand_in = self._stand_in, None
+        if standing is None or self._recorder is None:
+            return
+        standing.leave(trainer)
+        set_region_sink(self._previous_sink)
+        self._recorder.finish(wait=wait)  # last: Ctrl-C may end the wait
+
+    @guarded
+    def _abandon(self, trainer: Trainer) -> None:
+        """End what is left of a fit that ended without a word to us."""
+        self._step_back(trainer, wait=False)
+        self.finish(interrupted=True)
+
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
         self._stop_watching()
+        self._conclude(trainer, interrupted=interrupted)
+        for name in _OF_THE_MODULE:
+            self.__dict__.pop(name, None)
+
+    @guarded
+    def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
+        StandIn.leave(trainer)  # again: who kept ours may have assigned it since
         self.finish(interrupted=interrupted)
-        recorder = self._recorder
-        if self._peers[-1:] == (self,) and recorder is not None and trainer.is_global_zero and recorder.began:
-            analysis = report_run(trainer, recorder, self._peers, interrupted=interrupted)
-            for peer in self._peers:
+        recorder, peers, self._recorder = self._recorder, self._peers, None
+        if peers[-1:] != (self,):
+            return
+        if recorder is not None and trainer.is_global_zero and recorder.began:
+            analysis = report_run(trainer, recorder, peers, interrupted=interrupted)
+            for peer in peers:
                 peer._analysis = analysis  # noqa: SLF001  (one of us)
-        self._recorder = None
+        for peer in peers:
+            peer._let_go()  # noqa: SLF001  (one of us)
 
     def _work_counter(self, module: LightningModule) -> WorkCounter:
         first, last = self._peers[0], self._peers[-1]  # one of each kind at most

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from math import inf
-from numbers import Real
 from typing import Any, Final
 
 import torch
@@ -11,8 +10,14 @@ import torch
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.arguments import refuse_unless_between, refuse_unless_positive
+from lightning_forge_profiling.callbacks.arguments import (
+    refuse_unless_between,
+    refuse_unless_function,
+    refuse_unless_operations,
+    refuse_unless_steps,
+)
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.peak import run_peak
 from lightning_forge_profiling.callbacks.recorded_compute import (
     GIVE_FLOPS,
@@ -111,20 +116,13 @@ class ThroughputCallback(RecordingCallback):
         overhead: float | None = DEFAULT_SHARE,
     ) -> None:
         super().__init__()
-        every = 0 if log_every_n_steps is None else log_every_n_steps
-        for name, value in (("warmup_steps", warmup_steps), ("log_every_n_steps", every)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigurationError(f"{name} must be an integer from 0 on, got {value!r}.")
-        for name, function in (("batch_size_fn", batch_size_fn), ("tokens_fn", tokens_fn)):
-            if function is not None and not callable(function):
-                raise ConfigurationError(f"{name} must be a function of the batch, got {function!r}.")
+        refuse_unless_steps("warmup_steps", warmup_steps)
+        refuse_unless_steps("log_every_n_steps", 0 if log_every_n_steps is None else log_every_n_steps)
+        refuse_unless_function("batch_size_fn", batch_size_fn)
+        refuse_unless_function("tokens_fn", tokens_fn)
         if not callable(flops_per_batch):
-            refuse_unless_positive("flops_per_batch", flops_per_batch)
-            if isinstance(flops_per_batch, Real) and flops_per_batch < _FEWEST_FLOPS:
-                raise ConfigurationError(f"flops_per_batch is in operations, as 2.5e12; got {flops_per_batch!r}.")
-        refuse_unless_positive("peak_flops", peak_flops)
-        if peak_flops is not None and peak_flops < _LOWEST_PEAK:
-            raise ConfigurationError(f"peak_flops is in operations a second, as 989e12; got {peak_flops!r}.")
+            refuse_unless_operations("flops_per_batch", flops_per_batch, _FEWEST_FLOPS, "operations, as 2.5e12")
+        refuse_unless_operations("peak_flops", peak_flops, _LOWEST_PEAK, "operations a second, as 989e12")
         if measured_peak is not None and not isinstance(measured_peak, MeasuredPeak):
             raise ConfigurationError(
                 f"measured_peak takes what measure_peak() returns, got {measured_peak!r}; a number goes to peak_flops."
@@ -155,8 +153,12 @@ class ThroughputCallback(RecordingCallback):
         self._summary: dict[str, float] = {}
         self._peak: Peak | None = None
         self._sought_peak = self._logged_peak = self._advised = False
+
+    def _let_go(self) -> None:
+        super()._let_go()
         self._telemetry: RunTelemetry | None = None
         self._no_telemetry = ""
+        self._loggers = Loggers()
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, of the run under way or else the last one; {} before any.
@@ -169,12 +171,9 @@ class ThroughputCallback(RecordingCallback):
 
     def prepare(self, trainer: Trainer) -> None:
         """Forget the last fit."""
-        if self._telemetry is not None:  # it may have ended without a word to us
-            self._telemetry.stop()
         self._summary = {}
         self._peak = None
         self._sought_peak = self._logged_peak = self._advised = False
-        self._telemetry, self._no_telemetry = None, ""
 
     def begin(self, trainer: Trainer) -> None:
         """Start to read the GPU's sensors, and find what the run's rate is compared with."""
@@ -249,6 +248,7 @@ class ThroughputCallback(RecordingCallback):
 
     def finish(self, *, interrupted: bool) -> None:
         """Nothing is left running, whatever became of the rest."""
+        self._loggers.close()
         if self._telemetry is not None:
             self._telemetry.stop()
 
@@ -310,8 +310,9 @@ class ThroughputCallback(RecordingCallback):
         self._summary |= metrics
         if "throughput/mfu" in metrics and recorded[0].peak.flops is not None:
             metrics["throughput/peak_tflops"] = recorded[0].peak.flops / 1e12
-        for logger in trainer.loggers if metrics else ():
-            logger.log_metrics(metrics, step=max(lightning_api.logger_step(trainer) - 1, 0))
+        if metrics:
+            self._loggers.log(trainer.loggers, metrics, max(lightning_api.logger_step(trainer) - 1, 0))
+            self._loggers.close()
 
     def _metrics(self, trainer: Trainer, rates: Rates) -> dict[str, float]:
         on_device = self._recorder is not None and self._recorder.timers.on_device
@@ -344,5 +345,4 @@ class ThroughputCallback(RecordingCallback):
             self._logged_peak = True
             metrics["throughput/peak_tflops"] = self._peak.flops / 1e12
         if trainer.is_global_zero:
-            for logger in trainer.loggers:  # not self.log: it would put each number on the device first
-                logger.log_metrics(metrics, step=step)
+            self._loggers.log(trainer.loggers, metrics, step)

@@ -1,6 +1,7 @@
 """What a batch is worth: samples, tokens and floating-point operations."""
 
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from math import isfinite
@@ -41,7 +42,7 @@ class WorkCounter:
         self._batch_size_fn: Callable[[Any], float | None] = batch_size_fn or batch_size
         self._tokens_fn = tokens_fn
         self._flops_name, self._flops_fn = _flops_function(flops_per_batch, module)
-        self._module, self._began = module, False
+        self._module, self._began = weakref.ref(module), False
         self._problems: dict[str, tuple[str, int]] = {}
         self._batches = 0
 
@@ -66,7 +67,7 @@ class WorkCounter:
         if not self._began:
             self._began = True
             if self._flops_fn is None:  # the module may have learnt it since the callbacks' hooks came
-                self._flops_name, self._flops_fn = _flops_function(None, self._module)
+                self._flops_name, self._flops_fn = _flops_function(None, self._module())
         self._batches += 1
         return StepWork(
             samples=self._count("batch_size_fn", self._batch_size_fn, batch),
@@ -102,7 +103,9 @@ class WorkCounter:
         return None
 
 
-def _flops_function(given: FlopsPerBatch, module: LightningModule) -> tuple[str, Callable[[Any], float | None] | None]:
+def _flops_function(
+    given: FlopsPerBatch, module: LightningModule | None
+) -> tuple[str, Callable[[Any], float | None] | None]:
     """Who counts the operations, by name and as a function of the batch."""
     if callable(given):
         return "flops_per_batch", given
@@ -110,7 +113,8 @@ def _flops_function(given: FlopsPerBatch, module: LightningModule) -> tuple[str,
         return "flops_per_batch", lambda _batch: given
     if _MODULE_ATTRIBUTE in dir(module):  # hasattr would run a property, which may not be ready yet
         # read each time, as Lightning's ThroughputMonitor does: a property may follow the batch
-        return f"{type(module).__name__}.flops_per_batch", lambda _batch: module.flops_per_batch  # type: ignore[return-value]
+        held: Callable[[], Any] = weakref.ref(module)
+        return f"{type(module).__name__}.flops_per_batch", lambda _batch: held().flops_per_batch
     return "", None
 
 

@@ -35,12 +35,14 @@ class StepTiming:
             where it had to be split, as the first step after a validation run.
         own_us: microseconds that timing it took on the host.
         before_fetch_ms: the host's time from its beginning to its fetch, where its regions were timed.
+        saw_all: whether all of its boundaries were seen; otherwise its regions say nothing, only the whole step does.
     """
 
     caught_up: bool | None = None
     chosen: bool = True
     own_us: float = 0.0
     before_fetch_ms: float = 0.0
+    saw_all: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
 """`region("attention")`: name a part of your own model and see its time beside the built-in regions."""
 
 import functools
+import os
+import threading
+import weakref
 from collections.abc import Callable
+from threading import get_ident
 from types import TracebackType
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 
@@ -26,18 +30,42 @@ class RegionSink(Protocol):
         """The region that `open_region` returned `token` for ends. Must not raise."""
 
 
-_sink: RegionSink | None = None
+_sinks: Final[dict[int, weakref.ref[RegionSink]]] = {}
+"""By the thread whose regions they are sent."""
+
+if hasattr(os, "register_at_fork"):  # a loader's worker process has the thread's number, and must not touch its GPU
+    os.register_at_fork(after_in_child=_sinks.clear)
 
 
 def set_region_sink(sink: RegionSink | None) -> RegionSink | None:
-    """Send the regions of this process to `sink`; None switches them off. For the callbacks.
+    """Send the regions of this thread to `sink`, which is held weakly; None switches them off. For the callbacks.
 
     Returns:
         Where they went before, to be put back.
     """
-    global _sink
-    before, _sink = _sink, sink
-    return before
+    before = _sinks.pop(get_ident(), None)
+    if sink is not None:
+        _sinks[get_ident()] = weakref.ref(sink)
+    return None if before is None else before()
+
+
+def _region_sink() -> RegionSink | None:
+    """Where the regions of this thread go."""
+    if not _sinks:
+        return None
+    sink = _sinks.get(get_ident())
+    if sink is None and len(_sinks) == 1 and _works_for_autograd():
+        sink = next(iter(_sinks.copy().values()), None)
+    return None if sink is None else sink()
+
+
+def _works_for_autograd() -> bool:
+    """Whether this is a thread of autograd's own in a backward pass, as a GPU's part of it has one."""
+    if torch._C._current_graph_task_id() == -1:  # noqa: SLF001  (no public way to ask)
+        return False
+    # whoever else has a backward pass in a Python thread is no business of the fit's
+    started = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))  # noqa: SLF001  (as `threading` takes in what others started)
+    return get_ident() not in {thread.ident for thread in started}
 
 
 class region:  # noqa: N801  (used like a function, as torch.no_grad is)
@@ -47,6 +75,11 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
     it as a `record_function` span. At all other times it does nothing. Regions may nest; a region inside one of the
     same name is part of the outer one. Inside a `torch.compile`d function and while a CUDA graph is captured there is
     nothing to time: the region is skipped and breaks neither.
+
+    A region belongs to the fit of the thread that enters it. Fits in several threads each have their own regions. In a
+    thread that runs no fit, as a pool's or a loader's, and in a loader's worker process it is skipped; but in a thread
+    that autograd has of its own, as for the backward pass on a GPU, it belongs to the fit, as long as that is the only
+    one in the process.
 
     Args:
         name: what to call it.
@@ -71,20 +104,27 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
                 f"choose one that is not among {', '.join(sorted(RESERVED))}."
             )
         self.name = name
-        self._open: list[tuple[RegionSink, object] | None] = []  # an object may be entered inside itself
+        # by thread, innermost last: an object may serve several threads, and be entered inside itself
+        self._open: dict[int, list[tuple[RegionSink, object] | None]] = {}
 
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
             return
-        token = None if _sink is None else _sink.open_region(self.name)
-        self._open.append(None if _sink is None or token is None else (_sink, token))
+        sink = _region_sink()
+        token = None if sink is None else sink.open_region(self.name)
+        self._open.setdefault(get_ident(), []).append(None if sink is None or token is None else (sink, token))
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if torch.compiler.is_compiling() or not self._open:
+        if torch.compiler.is_compiling():
             return
-        opened = self._open.pop()
+        entered = self._open.get(get_ident())
+        if not entered:
+            return
+        opened = entered.pop()
+        if not entered:
+            del self._open[get_ident()]
         if opened is not None:
             sink, token = opened
             sink.close_region(self.name, token)
@@ -99,3 +139,7 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
                 return function(*args, **kwargs)
 
         return timed
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        """A copy, as of a module that has it, is entered nowhere."""
+        return type(self), (self.name,)

@@ -1,7 +1,7 @@
 """From intervals to steps: which names partition a step, and the times of one step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lightning_forge_profiling.timing.interval import Interval
@@ -54,6 +54,15 @@ class StepTimes:
     def split(self) -> bool:
         """Whether the regions of the whole step were timed."""
         return WHOLE not in self.device_ms
+
+    def whole(self) -> "StepTimes":
+        """The same step in one piece, with what is no part of it and without regions, the user's included."""
+        device_ms, host_ms = (
+            {name: ms for name, ms in by.items() if name in EXCLUDED} for by in (self.device_ms, self.host_ms)
+        )
+        return replace(
+            self, device_ms={**device_ms, WHOLE: self.step_ms}, host_ms={**host_ms, WHOLE: self.host_step_ms}
+        )
 
 
 def _within_step(by_region: Mapping[str, float]) -> float:

@@ -1,16 +1,22 @@
 """Other torch profilers in the process: only one can run at a time, and the user's goes first."""
 
 import gc
+from threading import Lock
+from typing import Final
 
 import torch
 from torch.profiler import ProfilerAction, profile
 
-__all__ = ["active_profiler", "scheduled_profiler"]
+__all__ = ["RECORDING", "active_profiler", "scheduled_profiler"]
+
+RECORDING: Final = Lock()
+"""Held by whoever of us records. PyTorch tells of its own thread's profilers alone, and two at once end the process."""
 
 
 def active_profiler() -> str:
     """Why no profiler can be started now; "" when one can."""
-    if torch._C._autograd._profiler_enabled():  # noqa: SLF001  (no public way to ask)
+    # the first is this thread's, the second the process's
+    if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001  (no public way to ask)
         return "another torch profiler is active in this process"
     return ""
 

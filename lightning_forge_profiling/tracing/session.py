@@ -26,7 +26,7 @@ from lightning_forge_profiling.tracing.folders import (
     writable_folder_problem,
 )
 from lightning_forge_profiling.tracing.metadata import trace_metadata
-from lightning_forge_profiling.tracing.others import active_profiler, scheduled_profiler
+from lightning_forge_profiling.tracing.others import RECORDING, active_profiler, scheduled_profiler
 from lightning_forge_profiling.tracing.patience import patience_s
 from lightning_forge_profiling.tracing.report import TraceReport, finished, handed_over
 from lightning_forge_profiling.tracing.window import Phase
@@ -75,6 +75,7 @@ class TraceSession:
         self._next_step = 0
         self._phase = Phase.WAIT
         self._profiler: profile | None = None
+        self._claimed = False
         self._annotation: record_function | None = None
         self._begun = False
         self._raw: Path | None = None
@@ -136,7 +137,7 @@ class TraceSession:
                 self._profiler.start_trace()
                 if other:  # which attaches CUPTI itself: detaching it now could take its kernels away
                     self._profiler.stop_trace()
-                    self._profiler = None
+                    self._release()
                     self._discard_raw()
                     self._stand_aside(other)
             if phase is Phase.RECORD and self._profiler is not None:
@@ -207,8 +208,9 @@ class TraceSession:
 
     def _start_profiler(self, *, recording: bool) -> None:
         other = active_profiler() or scheduled_profiler(until=self._window.end_step - self._next_step + 1)
-        if other:
-            self._stand_aside(other)
+        self._claimed = not other and RECORDING.acquire(blocking=False)
+        if not self._claimed:
+            self._stand_aside(other or "another fit in this process records at the same time")
             return
         began = perf_counter()
         config = self._config
@@ -234,8 +236,13 @@ class TraceSession:
     def _stop_profiler(self, profiler: profile) -> None:
         with detached_at_stop() if "cuda" in self._activities else nullcontext("") as why_attached:
             profiler.stop_trace()
-        self._profiler = None
+        self._release()
         self._report = replace(self._report, attached=why_attached)
+
+    def _release(self) -> None:
+        self._profiler, claimed, self._claimed = None, self._claimed, False
+        if claimed:
+            RECORDING.release()
 
     def _annotate(self, step: int) -> None:
         self._close_annotation()
@@ -296,9 +303,11 @@ class TraceSession:
 
     def _fail(self, exc: Exception) -> None:
         profiler, self._profiler = self._profiler, None
-        if profiler is not None and self._report.status == "recording" and not isinstance(exc, TimeoutError):
-            with suppress(Exception):  # it may have been what failed
-                self._stop_profiler(profiler)
+        if not isinstance(exc, TimeoutError):
+            if profiler is not None and self._report.status == "recording":
+                with suppress(Exception):  # it may have been what failed
+                    self._stop_profiler(profiler)
+            self._release()
         self._discard_raw()
         self._report = replace(self._report, status="failed", message=f"{type(exc).__name__}: {exc}", path=None)
         _log.warning("Recording failed, training goes on without a trace: %s: %s", type(exc).__name__, exc)

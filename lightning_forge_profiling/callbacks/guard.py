@@ -1,0 +1,45 @@
+"""What keeps a failure of a callback's own out of the training."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+__all__ = ["Guarded", "guarded"]
+
+_log = logging.getLogger(__name__)
+
+_CLOSING: Final = frozenset({"_note", "_end", "_conclude", "_abandon"})
+
+
+class Guarded(Protocol):
+    """A callback with hooks that must not fail."""
+
+    _failed: bool
+
+    @property
+    def _recorder(self) -> object | None:
+        """None outside of a fit."""
+
+
+P = ParamSpec("P")
+Self_ = TypeVar("Self_", bound=Guarded)
+
+
+def guarded(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
+    """Keep a hook's failure out of the training: log it once and from then on do only what closes the fit."""
+    closes = hook.__name__ in _CLOSING
+
+    @functools.wraps(hook)
+    def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self._recorder is None or (self._failed and not closes):
+            return
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as exc:
+            if not self._failed:
+                self._failed = True
+                _log.warning("%s failed and is switched off: %s: %s", type(self).__name__, type(exc).__name__, exc)
+                _log.debug("", exc_info=exc)
+
+    return run

@@ -1,0 +1,68 @@
+"""Rows of metrics for the Trainer's loggers, of which one that raises costs the others nothing."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["Loggers"]
+
+_log = logging.getLogger(__name__)
+
+_FAILURES: Final = 3
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What became of the rows for one logger."""
+
+    logger: str
+    failures: int = 0
+    """In a row, up to now."""
+    lost: int = 0
+    """So far unreported."""
+    problem: str = ""
+
+
+class Loggers:
+    """Gives each row to every logger, and leaves one alone that has raised three times in a row.
+
+    A logger that loses rows has one warning: when it is left alone, else at the end of the fit.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Rows] = {}  # by id: a logger is the user's, and is not held
+
+    def log(self, loggers: Iterable[Any], metrics: Mapping[str, float], step: int) -> None:
+        """Log one row.
+
+        Args:
+            loggers: the Trainer's. Not `self.log`: it would put each number on the device first.
+            metrics: the values by name.
+            step: the x-axis.
+        """
+        for logger in loggers:
+            rows = self._rows.setdefault(id(logger), _Rows(type(logger).__name__))
+            if rows.failures == _FAILURES:
+                continue
+            try:
+                logger.log_metrics(dict(metrics), step=step)
+            except Exception as exc:
+                rows.failures += 1
+                rows.lost += 1
+                rows.problem = f"{type(exc).__name__}: {exc}"
+                _log.debug("", exc_info=exc)
+                if rows.failures == _FAILURES:
+                    self._warn(rows, f"failed {_FAILURES} times in a row and gets no more rows in this fit")
+            else:
+                rows.failures = 0
+
+    def close(self) -> None:
+        """The fit is over: report rows that were lost without a warning."""
+        for rows in self._rows.values():
+            if rows.lost:
+                self._warn(rows, f"did not take {rows.lost} row{'' if rows.lost == 1 else 's'} of metrics")
+
+    def _warn(self, rows: _Rows, what: str) -> None:
+        rows.lost = 0
+        _log.warning("The logger %s %s: %s", rows.logger, what, rows.problem)

@@ -86,6 +86,7 @@ class WatchedLoop:
         trainer.fit_loop.run = self
 
     def __call__(self) -> Any:
+        """Run the loop."""
         try:
             return self._run()
         except BaseException as exc:

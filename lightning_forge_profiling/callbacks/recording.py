@@ -293,8 +293,9 @@ class RecordingCallback(Callback):
                 peer.come_down(trainer, exception)
 
     def _stop_watching(self) -> None:
-        if self._watched is not None:
-            self._watched.release()
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.release()
 
     @guarded
     def _note(self, exception: BaseException) -> None:

@@ -178,17 +178,18 @@ class RaisesToo(L.Callback):
         raise ConnectionError("too")
 
 
-def test_a_fit_that_ended_without_a_word_to_the_callbacks_is_ended_by_the_next_one(tmp_path, make_trainer, capsys):
+def test_a_fit_whose_exception_no_hook_tells_them_of_is_ended_all_the_same(tmp_path, make_trainer, capsys):
     callbacks = ForgeProfilerCallback(2, 4, tensorboard=False), every_step(warmup_steps=1)
     trainer = make_trainer(RaisesToo(), *callbacks)
     own = trainer.profiler
     with pytest.raises(ConnectionError, match="too"):
         trainer.fit(Large(3, fails), loader())
-    assert unpickled(callbacks)[0].trace_report().status == "recording"
+    assert unpickled(callbacks)[0].trace_report().status == "written"
+    assert trainer.profiler is own
     trainer.fit(Classifier(), loader())
     assert trainer.profiler is own
     assert callbacks[0].trace_report().status == "written"
-    assert tables(capsys.readouterr().out) == 1
+    assert tables(capsys.readouterr().out) == 2
     assert callbacks[1].summary()["time/attention_ms"] > 0
 
 

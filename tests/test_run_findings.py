@@ -15,7 +15,8 @@ from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
-from lightning_forge_profiling.timing.throughput import MEDIAN_OVER, RunLedger
+from lightning_forge_profiling.timing.sums import MEDIAN_OVER
+from lightning_forge_profiling.timing.throughput import RunLedger
 from tests.fakes import FakeDevice
 from tests.models import Classifier, loader
 
@@ -317,7 +318,7 @@ def test_the_spread_is_over_the_steps_that_count_and_bounded_in_memory():
     spread = ledger.summary(steps=0, before_first_s=0, wall_s=1).step_ms
     assert (spread.p50, spread.min, spread.max) == (5.0, 1.0, 9.0)
     ledger.take()
-    assert len(ledger._steady.latest_ms) == MEDIAN_OVER
+    assert len(ledger._steady.latest) == MEDIAN_OVER
 
 
 def test_a_run_of_warm_up_steps_is_no_evidence():

@@ -33,6 +33,9 @@ DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
+_LONGEST_CYCLE = 64
+"""Where the module accumulates gradients by itself, the first cycle ends within so many steps, or none ever does."""
+
 _BATCH_HOOKS = (
     "on_train_batch_start",
     "on_before_zero_grad",
@@ -199,10 +202,7 @@ class RecordingCallback(Callback):
             self._global_step = lightning_api.optimizer_steps(trainer)
             self._counter = self._work_counter(pl_module)
             self._boundary_profiler = BoundaryProfiler(
-                trainer.profiler,
-                recorder,
-                lightning_api.action_regions(trainer, pl_module),
-                lightning_api.validation_begins(pl_module),
+                trainer.profiler, recorder, lightning_api.actions(trainer, pl_module)
             )
             trainer.profiler = self._boundary_profiler
             self._previous_sink = set_region_sink(recorder)
@@ -240,15 +240,11 @@ class RecordingCallback(Callback):
     @guarded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation is no part of a step."""
-        if self._leads and self._recorder is not None:
-            self._recorder.enter_validation()
         self.pause()
 
     @guarded
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training goes on."""
-        if self._leads and self._recorder is not None:
-            self._recorder.exit_validation()
         self.resume()
 
     @guarded
@@ -319,5 +315,13 @@ class RecordingCallback(Callback):
     def _work(self, trainer: Trainer, batch: Any) -> StepWork:
         before, self._global_step = self._global_step, lightning_api.optimizer_steps(trainer)
         assert self._counter is not None  # noqa: S101  (on_train_start made it)
-        # several optimizers in one batch are one change of the weights
-        return self._counter.count(batch, optimizer_steps=int(self._global_step != before))
+        changed = self._global_step != before  # several optimizers in one batch are one change of the weights
+        return self._counter.count(batch, optimizer_steps=int(changed), ends_cycle=self._ends_cycle(trainer, changed))
+
+    def _ends_cycle(self, trainer: Trainer, changed: bool) -> bool:
+        """Whether the batch that has just ended is the last of an accumulation cycle."""
+        if trainer.lightning_module.automatic_optimization:
+            return trainer.accumulate_grad_batches == 1 or not lightning_api.is_accumulating(trainer)
+        # a module may step an optimizer that Lightning does not know of
+        never = not self._global_step and self._recorder is not None and self._recorder.step >= _LONGEST_CYCLE
+        return changed or never

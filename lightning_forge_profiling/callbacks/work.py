@@ -56,12 +56,13 @@ class WorkCounter:
         problem, batches = self._problems.get(self._flops_name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
-    def count(self, batch: Any, *, optimizer_steps: int) -> StepWork:
+    def count(self, batch: Any, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:
         """What one step worked through.
 
         Args:
             batch: its batch, as `on_train_batch_end` gets it.
             optimizer_steps: 1 when the weights changed in it, else 0.
+            ends_cycle: whether it is the last of an accumulation cycle.
         """
         if not self._began:
             self._began = True
@@ -73,6 +74,7 @@ class WorkCounter:
             tokens=None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch),
             optimizer_steps=optimizer_steps,
             flops=None if self._flops_fn is None else self._count(self._flops_name, self._flops_fn, batch),
+            ends_cycle=ends_cycle,
         )
 
     def _count(self, name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:

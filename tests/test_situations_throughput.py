@@ -216,8 +216,8 @@ class Texts(Classifier):
         return super().training_step((torch.ones(len(batch), 8), torch.ones(len(batch), dtype=torch.long)))
 
 
-def test_a_batch_without_a_tensor_names_what_to_do(tmp_path, make_trainer, caplog):
-    texts = DataLoader(["a", "b", "c", "d"] * 4, 4)
+def test_a_batch_of_unknown_size_names_what_to_do(tmp_path, make_trainer, caplog):
+    texts = DataLoader([["a", "b", "c", "d"]] * 4, batch_size=None)
     make_trainer(every_step(warmup_steps=0)).fit(Texts(), texts)
     [warning] = warnings_of(caplog)
     assert "batch_size_fn" in warning

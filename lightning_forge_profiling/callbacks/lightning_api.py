@@ -1,7 +1,7 @@
 """Everything the callbacks need of Lightning beyond its documented interface, in one place."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,10 +30,12 @@ Trainer: TypeAlias = Any
 
 __all__ = [
     "Actions",
+    "BatchSource",
     "Callback",
     "LightningModule",
     "Trainer",
     "actions",
+    "batch_source",
     "batches_per_row",
     "compute_dtype",
     "device_name",
@@ -50,7 +52,6 @@ __all__ = [
     "optimizer_steps",
     "replicas",
     "restarted_workers",
-    "train_loaders",
     "uses_pytorch_profiler",
 ]
 
@@ -155,15 +156,33 @@ def may_be_last(trainer: Trainer) -> bool:
     return bool(trainer.is_last_batch and last_epoch)
 
 
-def train_loaders(trainer: Trainer) -> list[Any]:
-    """What the training batches come from: mostly one DataLoader."""
-    combined = trainer.fit_loop._combined_loader  # noqa: SLF001
-    return [] if combined is None else list(combined.flattened)
+class BatchSource(NamedTuple):
+    """Where a training batch is from."""
+
+    loaders: Sequence[Any]
+    """All training loaders, mostly one DataLoader."""
+    ends_epoch: bool = False
+    """Whether the batch is the last of its epoch."""
+    one_a_step: bool = True
+    """Whether it is all that its step fetched, as always where Lightning does the fetching."""
+
+
+def batch_source(trainer: Trainer) -> BatchSource:
+    """Where the batch that has just ended is from."""
+    loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
+    fetcher = loop._data_fetcher  # noqa: SLF001
+    own = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
+    return BatchSource(
+        loop._combined_loader.flattened,  # noqa: SLF001
+        ends_epoch(trainer),
+        not own or fetcher.fetched == progress.current.ready,
+    )
 
 
 def restarted_workers(trainer: Trainer) -> int:
     """How many worker processes the training loaders end and start between epochs."""
-    loaders = [each for each in train_loaders(trainer) if isinstance(each, DataLoader)]
+    combined = trainer.fit_loop._combined_loader  # noqa: SLF001
+    loaders = [each for each in combined.flattened if isinstance(each, DataLoader)] if combined is not None else []
     return sum(loader.num_workers for loader in loaders if not loader.persistent_workers)
 
 

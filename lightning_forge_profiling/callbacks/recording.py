@@ -316,9 +316,11 @@ class RecordingCallback(Callback):
         before, self._global_step = self._global_step, lightning_api.optimizer_steps(trainer)
         assert self._counter is not None  # noqa: S101  (on_train_start made it)
         changed = self._global_step != before  # several optimizers in one batch are one change of the weights
-        return self._counter.count(batch, optimizer_steps=int(changed), ends_cycle=self._ends_cycle(trainer, changed))
+        source = lightning_api.batch_source(trainer)
+        ends_cycle = self._ends_cycle(trainer, changed=changed)
+        return self._counter.count(batch, source, optimizer_steps=int(changed), ends_cycle=ends_cycle)
 
-    def _ends_cycle(self, trainer: Trainer, changed: bool) -> bool:
+    def _ends_cycle(self, trainer: Trainer, *, changed: bool) -> bool:
         """Whether the batch that has just ended is the last of an accumulation cycle."""
         if trainer.lightning_module.automatic_optimization:
             return trainer.accumulate_grad_batches == 1 or not lightning_api.is_accumulating(trainer)

@@ -70,7 +70,7 @@ class ThroughputCallback(RecordingCallback):
     Args:
         warmup_steps: steps at the start of a fit that do not count: compilation, autotuning, the allocator's first
             blocks, and the batches a loader had prefetched.
-        batch_size_fn: samples in a batch; None takes the length of its first tensor.
+        batch_size_fn: samples in a batch; None takes what the DataLoader's `batch_size` and the batches agree on.
         tokens_fn: tokens in a batch; None logs no tokens. Neither function should return a tensor on the GPU.
         log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`.
         prog_bar: also show samples/s (or steps/s) and the step's time in the progress bar.

@@ -41,12 +41,6 @@ __all__ = ["ThroughputCallback"]
 
 _log = logging.getLogger(__name__)
 
-_LOWEST_PEAK: Final = 1e9
-"""No device is slower; a lower number is in TFLOP/s."""
-
-_FEWEST_FLOPS: Final = 1e3
-"""No batch that is worth a GPU has fewer; a lower number is in TFLOP."""
-
 _SHORTEST_PERIOD_S: Final = 0.01
 """NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""
 
@@ -117,8 +111,8 @@ class ThroughputCallback(RecordingCallback):
         refuse_unless_function("batch_size_fn", batch_size_fn)
         refuse_unless_function("tokens_fn", tokens_fn)
         if not callable(flops_per_batch):
-            refuse_unless_operations("flops_per_batch", flops_per_batch, _FEWEST_FLOPS, "operations, as 2.5e12")
-        refuse_unless_operations("peak_flops", peak_flops, _LOWEST_PEAK, "operations a second, as 989e12")
+            refuse_unless_operations("flops_per_batch", flops_per_batch)
+        refuse_unless_operations("peak_flops", peak_flops)
         if measured_peak is not None and not isinstance(measured_peak, MeasuredPeak):
             raise ConfigurationError(
                 f"measured_peak takes what measure_peak() returns, got {measured_peak!r}; a number goes to peak_flops."
@@ -240,18 +234,15 @@ class ThroughputCallback(RecordingCallback):
         if self._telemetry is not None:
             self._telemetry.stop()
         if self._recorder is not None:
-            run, rates, step = (
-                self._recorder.summary(),
-                self._recorder.ledger.take(),
-                lightning_api.last_logger_step(trainer),
-            )
-            of_row = lightning_api.batches_per_row(trainer, self.log_every_n_steps)
+            run, rates = self._recorder.summary(), self._recorder.ledger.take()
+            step = lightning_api.last_logger_step(trainer)
             if self._logged_at < 0:
-                self._log(trainer, rates if rates.steps else run.steady, run.steady, step)
-            elif step > self._logged_at and 2 * rates.steps >= of_row:
-                self._log(trainer, rates, run.steady, step)
-            else:
-                self._summarize(trainer, run.steady)
+                rates = rates if rates.steps else run.steady
+            elif step <= self._logged_at or 2 * rates.steps < lightning_api.batches_per_row(
+                trainer, self.log_every_n_steps
+            ):
+                rates = Rates()
+            self._log(trainer, rates, run.steady, step)
 
     def finish(self, trainer: Trainer) -> None:
         """Nothing is left running, whatever became of the rest."""
@@ -332,21 +323,19 @@ class ThroughputCallback(RecordingCallback):
             metrics["throughput/mfu_measured"] = metrics["throughput/tflops_per_device"] * 1e12 / reached
         return metrics
 
-    def _summarize(self, trainer: Trainer, steady: Rates) -> None:
-        self._summary = self._metrics(trainer, steady)
-        if self._telemetry is not None:
-            self._summary |= self._telemetry.run_metrics(steady.per_second(steady.samples))
-
     def _log(self, trainer: Trainer, rates: Rates, steady: Rates, step: int) -> None:
         if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth
             self._find_peak(trainer)
-        if not rates.steps:
+        metrics = self._metrics(trainer, rates) if rates.steps else {}
+        if metrics and self._telemetry is not None:
+            metrics |= self._telemetry.metrics(rates.per_second(rates.samples))
+        if steady.steps:
+            self._summary = self._metrics(trainer, steady)
+            if self._telemetry is not None:
+                self._summary |= self._telemetry.run_metrics(steady.per_second(steady.samples))
+        if not metrics:
             return
         self._logged_at = step
-        metrics = self._metrics(trainer, rates)
-        if self._telemetry is not None:
-            metrics |= self._telemetry.metrics(rates.per_second(rates.samples))
-        self._summarize(trainer, steady)
         if self.prog_bar:
             shown = ("throughput/samples_per_sec", "throughput/steps_per_sec")
             rate = next((name for name in shown if name in metrics), "time/step_ms")

@@ -59,8 +59,10 @@ class BatchSize:
         >>> import torch
         >>> source = BatchSource([DataLoader(range(20), batch_size=8)])
         >>> count = BatchSize(source.loaders)
-        >>> [count({"scale": torch.tensor(2.0), "ids": torch.zeros(size, 5)}, source) for size in (8, 8, 4)]
-        [8, 8, 4]
+        >>> count({"scale": torch.tensor(2.0), "ids": torch.zeros(8, 5)}, source)
+        8
+        >>> count({"scale": torch.tensor(2.0), "ids": torch.zeros(4, 5)}, source._replace(ends_epoch=True))
+        4
         >>> BatchSize(source.loaders)(torch.zeros(3, 224, 224), source)
         Traceback (most recent call last):
         ...

@@ -129,8 +129,8 @@ def _worker_restarts(evidence: RunEvidence) -> Finding | None:
         evidence,
         WORKER_RESTARTS,
         100 * restarts.device_ms / step.mean,
-        f"the DataLoader ends its {workers} and starts {them} anew each epoch: {_ms(each_ms)} each time until the first "
-        f"batch is there, {_ms(restarts.device_ms)} of each {_ms(step.mean)} step",
+        f"the DataLoader ends its {workers} and starts {them} anew each epoch: {_ms(each_ms)} each time until the "
+        f"first batch is there, {_ms(restarts.device_ms)} of each {_ms(step.mean)} step",
         "Set persistent_workers=True in the DataLoader: its workers then stay from epoch to epoch. With "
         "Trainer(reload_dataloaders_every_n_epochs=...) they cannot: reload less often, or make epochs longer.",
         restarts=restarts.count,

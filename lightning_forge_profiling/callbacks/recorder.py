@@ -31,10 +31,9 @@ _DELIVER_ABOVE: Final = 1024
 """So many intervals are read at once at the most: a region in each layer of a large model makes hundreds a step."""
 
 _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
-"""What Lightning does between the fetch and the transfer, before a closure's forward and between forward and backward
-is a few lines of Python: as long as it stays below this limit it counts to what follows, which saves three of a step's
-ten events. Likewise what comes between the last region of a step and its end counts to the next step; no GPU work does.
-"""
+"""Between the fetch and the transfer, before a closure's forward and between forward and backward are a few lines of
+Python: below this limit they count to what follows, which saves three of a step's ten events. Likewise what comes between
+the last region of a step and its end counts to the next step; no GPU work does."""
 _ABSORBED_BELOW_NS: Final = 100_000
 
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
@@ -233,10 +232,8 @@ class StepRecorder:
                 self._pop()
             timers = self.timers
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
-            # An event that was recorded an instant ago is never complete, so an earlier mark is asked: the end of the
-            # step's last region, some 50 us of Python ago. After an update of the weights it is the update's beginning:
-            # its few large kernels keep the GPU busy longer than they take to launch, also where it has waited for the
-            # host all through forward and backward.
+            # The event of this instant is never complete yet: the end of the last region is asked, some 50 us ago, or
+            # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
             caught_up = timers.passed(self._update or self._since) if self._asks and self._split else None
             self._update = None
             if caught_up is not None:

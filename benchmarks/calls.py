@@ -24,6 +24,7 @@ from benchmarks.overhead import OnAndOff
 from benchmarks.workloads import SmallKernels, trainer
 from lightning_forge_profiling import CUDATimerCollection, ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
+from lightning_forge_profiling.callbacks.lightning_api import Actions
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 
 
@@ -78,7 +79,7 @@ def event_on_the_gpu(calls: int = 200) -> None:
 
 def context_managers() -> None:
     """Lightning's pass-through profiler and what we put in its place."""
-    ours = BoundaryProfiler(PassThroughProfiler(), StepRecorder(CUDATimerCollection((), device="cpu")), {}, "")
+    ours = BoundaryProfiler(PassThroughProfiler(), StepRecorder(CUDATimerCollection((), device="cpu")), Actions())
 
     def enter(profiler: Any) -> None:
         with profiler.profile("[Callback]X.on_train_batch_start"):

@@ -77,11 +77,7 @@ def _not_of_steps(marks, steps, work):
     for mark in marks:
         if mark.name not in {"forge.validation", "forge.checkpoint"}:
             continue
-        start = mark.start
-        if mark.name == "forge.validation":  # it is prepared before it is announced
-            before = [other.end for other in marks if other.name.startswith("forge.") and other.end <= start]
-            start = max(before + [step.start for step in steps if step.start <= start], default=start)
-        found.append((_reached(start, work), _reached(mark.end, work)))
+        found.append((_reached(mark.start, work), _reached(mark.end, work)))
     return found
 
 

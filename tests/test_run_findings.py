@@ -7,7 +7,7 @@ import pytest
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, RunEvidence, RunRegion, WorkerRestarts
 from lightning_forge_profiling.analysis.run_findings import MIN_STEPS, run_findings, run_hints
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks.evidence import run_evidence
@@ -15,9 +15,11 @@ from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
-from lightning_forge_profiling.timing.throughput import MEDIAN_OVER, RunLedger
+from lightning_forge_profiling.timing.sums import MEDIAN_OVER
+from lightning_forge_profiling.timing.throughput import RunLedger
 from tests.fakes import FakeDevice
 from tests.models import Classifier, loader
+from tests.samples import sample_analysis
 
 
 def evidence(drained_pct, *times, on_device=True, world_size=1, steps=48, p50=None):
@@ -317,7 +319,7 @@ def test_the_spread_is_over_the_steps_that_count_and_bounded_in_memory():
     spread = ledger.summary(steps=0, before_first_s=0, wall_s=1).step_ms
     assert (spread.p50, spread.min, spread.max) == (5.0, 1.0, 9.0)
     ledger.take()
-    assert len(ledger._steady.latest_ms) == MEDIAN_OVER
+    assert len(ledger._steady.latest) == MEDIAN_OVER
 
 
 def test_a_run_of_warm_up_steps_is_no_evidence():
@@ -363,3 +365,32 @@ def test_allocations_in_every_step_are_not_called_compute():
     assert "recorded window" in next(hint.text for hint in found.hints if hint.code == "cuda-malloc-steady")
     rarely = replace(run, telemetry=TelemetrySummary(device="NVIDIA H200", device_allocs_per_step=0.2))
     assert combine(None, rarely).verdict == "compute-bound"
+
+
+class TestWorkerRestarts:
+    """Of the wait for data, what ending and starting workers takes is a cause of its own."""
+
+    RUN = replace(
+        evidence(50, (6.0, 7.0), IDLE, (6.0, 6.0), (7.0, 7.0), (0.5, 0.5), (0.5, 0.5), p50=14.0),
+        worker_restarts=WorkerRestarts(count=12, workers=4, device_ms=4.0, host_ms=5.0),
+        like_ms=16.0,
+    )
+
+    def test_it_is_named_with_its_figures_and_input_bound_is_of_the_rest(self):
+        found = the("worker-restarts", self.RUN)
+        assert found.title == (
+            "the DataLoader ends its 4 workers and starts them anew each epoch: 20.0 ms each time until the first "
+            "batch is there, 4.00 ms of each 20.0 ms step"
+        )
+        assert found.share_pct == pytest.approx(20)
+        assert "persistent_workers=True" in found.advice
+        assert the("input-bound", self.RUN).share_pct == pytest.approx(10)
+
+    def test_it_makes_no_steps_uneven(self):
+        assert "uneven-steps" not in {hint.code for hint in run_hints(self.RUN)}, "20 ms less 4, where 16 are usual"
+        assert "uneven-steps" in {hint.code for hint in run_hints(replace(self.RUN, worker_restarts=None))}
+
+    def test_a_trace_that_does_not_know_of_it_does_not_hide_it(self):
+        recorded = sample_analysis()
+        both = combine(recorded, replace(self.RUN, step_ms=replace(self.RUN.step_ms, mean=53.3, p50=53.3)))
+        assert "worker-restarts" in {found.code for found in both.findings}

@@ -17,6 +17,7 @@ from lightning_forge_profiling.analysis.rule import in_ms
 from lightning_forge_profiling.analysis.run_findings import (
     MIN_STEPS,
     NAMED_FROM_PCT,
+    WORKER_RESTARTS,
     run_findings,
     run_hints,
     share_pct,
@@ -188,6 +189,8 @@ def _merge(
         ]
         traced = tuple(found for found in converted if found.share_pct >= NAMED_FROM_PCT)
     findings = [found for found in traced if found.code not in _MEASURED]
+    restarts = live.get(WORKER_RESTARTS)
+    findings += [] if restarts is None else [restarts]
     for code, region in _MEASURED.items():
         of_trace = [found for found in traced if found.code == code]
         if region not in evidence.regions:  # nobody timed it
@@ -204,7 +207,8 @@ def _merge(
             mine = [found for found in as_recorded if found.code == code and found.rank in {None, judged.rank}]
             converted_pct = in_trace if slowed and shares else None
             differences.append(_told(code, mine, in_run, evidence, converted_pct))
-        run_decides = not of_trace or more or (less and slowed)
+        # a window may contain the restart of workers, which then is no part of this finding
+        run_decides = not of_trace or more or (less and (slowed or restarts is not None))
         findings += [live[code]] if run_decides and code in live else [] if run_decides else of_trace
     differences += _contradictions(findings, live, judged, evidence)
     return findings, differences

@@ -21,6 +21,7 @@ __all__ = [
     "RunEvidence",
     "RunRegion",
     "WindowEffect",
+    "WorkerRestarts",
 ]
 
 NOTHING_STANDS_OUT: Final = "nothing stands out"
@@ -173,6 +174,23 @@ class WindowEffect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRestarts:
+    """Ends and starts of the DataLoader's workers between epochs, each until its first batch is there.
+
+    Attributes:
+        count: how many there were in the steps.
+        workers: how many processes ended and started each time.
+        device_ms: what the GPU waited for it, per step; host time without a GPU. It is part of the region `data`.
+        host_ms: host time of it, per step.
+    """
+
+    count: int
+    workers: int
+    device_ms: float
+    host_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
     """What the callbacks measured over a whole run, without any trace.
 
@@ -192,6 +210,9 @@ class RunEvidence:
         overhead_us: what timing took of a step on the host.
         window_effect: whether the recorded window left the run slower; None without 20 steps on each side of it.
         clocks: each rank's own clock, where several ranks recorded a window; empty otherwise.
+        worker_restarts: ends and starts of the loader's workers; None where it keeps them, or has none.
+        like_ms: what the mean step would take if each took the median time of those like it: that change the weights,
+            or that only accumulate gradients. None if unknown.
     """
 
     steps: int
@@ -207,6 +228,8 @@ class RunEvidence:
     overhead_us: float | None = None
     window_effect: WindowEffect | None = None
     clocks: tuple[RankClock, ...] = ()
+    worker_restarts: WorkerRestarts | None = None
+    like_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,13 @@ from lightning_forge_profiling.analysis.results import Finding, Hint, RunEvidenc
 from lightning_forge_profiling.analysis.rule import HANDED_OVER_MS, NAMED_FROM_PCT, SMALL_BATCHES
 from lightning_forge_profiling.analysis.telemetry_findings import telemetry_hints
 
-__all__ = ["MIN_STEPS", "NAMED_FROM_PCT", "run_findings", "run_hints", "share_pct"]
+__all__ = ["MIN_STEPS", "NAMED_FROM_PCT", "WORKER_RESTARTS", "run_findings", "run_hints", "share_pct"]
 
 MIN_STEPS: Final = 5
 """One odd step in fewer would decide over the mean."""
+
+WORKER_RESTARTS: Final = "worker-restarts"
+"""The one cause that only the run shows: epochs end in few windows, and one restart there would count too much."""
 
 _MOSTLY_PCT: Final = 50.0
 """The GPU waits for the host when it had caught up at most batch ends. On an H200 this was 92 to 100 % wherever Python,
@@ -54,7 +57,7 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
     Returns:
         The findings in no particular order; none where there are fewer than `MIN_STEPS` steps. On a CPU only
-        `input-bound` is looked for: there is no second timeline that would tell who waits.
+        `input-bound` and `worker-restarts` are looked for: there is no second timeline that would tell who waits.
 
     Example:
         >>> from lightning_forge_profiling.analysis.rank_summary import Distribution
@@ -79,7 +82,7 @@ def run_hints(evidence: RunEvidence) -> tuple[Hint, ...]:
 
 
 def share_pct(evidence: RunEvidence, *regions: str) -> float:
-    """What the device times of some regions are of the step, in percent."""
+    """What the device times of some regions are of the step, in percent. Worker restarts are no part of `data` here."""
     total = sum(_region(evidence, name).device_ms for name in regions)
     return 100 * total / evidence.step_ms.mean if evidence.step_ms.mean > 0 else 0.0
 
@@ -113,6 +116,28 @@ def _input_bound(evidence: RunEvidence) -> Finding | None:
         advice,
         exposed_wait_ms_per_step=data.device_ms,
         host_wait_ms_per_step=data.host_ms,
+    )
+
+
+def _worker_restarts(evidence: RunEvidence) -> Finding | None:
+    restarts, step = evidence.worker_restarts, evidence.step_ms
+    if restarts is None:
+        return None
+    each_ms = restarts.host_ms * evidence.steps / restarts.count
+    workers, them = (f"{restarts.workers} workers", "them") if restarts.workers > 1 else ("worker", "it")
+    return _finding_of(
+        evidence,
+        WORKER_RESTARTS,
+        100 * restarts.device_ms / step.mean,
+        f"the DataLoader ends its {workers} and starts {them} anew each epoch: {_ms(each_ms)} each time until the "
+        f"first batch is there, {_ms(restarts.device_ms)} of each {_ms(step.mean)} step",
+        "Set persistent_workers=True in the DataLoader: its workers then stay from epoch to epoch. With "
+        "Trainer(reload_dataloaders_every_n_epochs=...) they cannot: reload less often, or make epochs longer.",
+        restarts=restarts.count,
+        workers=restarts.workers,
+        restart_ms=each_ms,
+        exposed_wait_ms_per_step=restarts.device_ms,
+        host_wait_ms_per_step=restarts.host_ms,
     )
 
 
@@ -202,19 +227,21 @@ def _compute_bound(evidence: RunEvidence) -> Finding | None:
     )
 
 
-_CPU_RULES: Final[tuple[Callable[[RunEvidence], Finding | None], ...]] = (_input_bound,)
-_DEVICE_RULES: Final = (_input_bound, _transfer_bound, _slow_optimizer, _launch_bound, _compute_bound)
+_CPU_RULES: Final[tuple[Callable[[RunEvidence], Finding | None], ...]] = (_input_bound, _worker_restarts)
+_DEVICE_RULES: Final = (_input_bound, _worker_restarts, _transfer_bound, _slow_optimizer, _launch_bound, _compute_bound)
 
 
 def _hints(evidence: RunEvidence) -> Iterator[Hint]:
     step = evidence.step_ms
-    if step.mean > _UNEVEN * step.p50:
+    restarts_ms = 0.0 if evidence.worker_restarts is None else evidence.worker_restarts.device_ms
+    like_ms = step.p50 if evidence.like_ms is None else evidence.like_ms
+    if step.mean - restarts_ms > _UNEVEN * like_ms:
         yield Hint(
             code="uneven-steps",
             rank=0,
             text=f"Steps are uneven: {_ms(step.mean)} in the mean, {_ms(step.p50)} in the median, {_ms(step.max)} the "
-            "longest. With gradient accumulation that is as it should be; else something comes now and then: workers "
-            "that start anew each epoch (persistent_workers=True), or that deliver their batches at the same time.",
+            "longest, beyond what gradient accumulation and workers' restarts make of it. Something comes now and "
+            "then: a callback or a logger, or workers that deliver their batches at the same time.",
         )
     # where forward, say, is not told apart, it is in there
     if evidence.regions.keys() >= {"data", "transfer", *_COMPUTE} and share_pct(evidence, "other") >= _OTHER_PCT:
@@ -266,7 +293,12 @@ def _backward_is_heavy(evidence: RunEvidence) -> bool:
 
 
 def _region(evidence: RunEvidence, name: str) -> RunRegion:
-    return evidence.regions.get(name, _NO_REGION)
+    region, restarts = evidence.regions.get(name, _NO_REGION), evidence.worker_restarts
+    if name != "data" or name not in evidence.regions or restarts is None:
+        return region
+    return RunRegion(
+        device_ms=max(region.device_ms - restarts.device_ms, 0.0), host_ms=max(region.host_ms - restarts.host_ms, 0.0)
+    )
 
 
 def _ms(ms: float) -> str:
@@ -283,7 +315,12 @@ def _finding(
     weight: float = 1.0,
     **numbers: float,
 ) -> Finding | None:
-    share = weight * share_pct(evidence, *regions)
+    return _finding_of(evidence, code, weight * share_pct(evidence, *regions), title, advice, **numbers)
+
+
+def _finding_of(
+    evidence: RunEvidence, code: str, share: float, title: str, advice: str, **numbers: float
+) -> Finding | None:
     if share < NAMED_FROM_PCT:
         return None
     numbers |= {"step_ms": evidence.step_ms.mean, "median_step_ms": evidence.step_ms.p50, "steps": evidence.steps}

@@ -14,9 +14,7 @@ from lightning_forge_profiling.analysis.trace import Ints, Trace
 __all__ = ["Steps", "find_steps"]
 
 _STEP: Final = re.compile(r"ProfilerStep#\d{1,18}")
-_REGION: Final = "forge."
-_VALIDATION: Final = "forge.validation"
-_NO_STEP: Final = (_VALIDATION, "forge.checkpoint", "forge.profiler")
+_NO_STEP: Final = ("forge.validation", "forge.checkpoint", "forge.profiler")
 """Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
 
 _LAUNCHES_DONE: Final = 0.9
@@ -126,7 +124,7 @@ def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = Non
     start, end = _windows(trace, links, host_start, host_end, same)
     whole = _whole(trace, links, host_start, host_end)
     chosen = np.ones(len(number), bool) if numbers is None else (number >= numbers[0]) & (number < numbers[1])
-    not_host, not_gpu = _no_step(trace, links, host_start)
+    not_host, not_gpu = _no_step(trace, links)
     number, host_start, host_end = number[chosen], host_start[chosen], host_end[chosen]
     start, end, whole = start[chosen], end[chosen], whole[chosen]
     scope, scope_step = _scope(start, end, not_gpu)
@@ -185,19 +183,13 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
     return done >= _LAUNCHES_DONE * asked
 
 
-def _no_step(trace: Trace, links: Links, host_start: Ints) -> tuple[Intervals, Intervals]:
+def _no_step(trace: Trace, links: Links) -> tuple[Intervals, Intervals]:
     """The time of validation and checkpoints, on the host and on the GPU."""
     if not len(trace.annotations):
         return Intervals.of([], []), Intervals.of([], [])
     annotations = trace.annotations
     marks = np.array([name in _NO_STEP for name in trace.names])[annotations.name]
-    # Lightning prepares a validation before it announces it: that begins where what came before it ended
-    regions = np.array([name.startswith(_REGION) for name in trace.names])[annotations.name]
-    ends = np.sort(np.concatenate((annotations.end[regions], host_start)))
-    prepared = np.array([trace.names[name] == _VALIDATION for name in annotations.name[marks].tolist()], bool)
-    before = np.searchsorted(ends, annotations.start[marks], side="right") - 1
-    begins = np.where(prepared & (before >= 0), ends[before], annotations.start[marks])
-    host = Intervals.of(begins, annotations.end[marks])
+    host = Intervals.of(annotations.start[marks], annotations.end[marks])
     # on the GPU such a span begins when both the host is there and the work before it is done, and ends likewise
     order = np.argsort(links.time, kind="stable")
     order = order[links.linked[order]]

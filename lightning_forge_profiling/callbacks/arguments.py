@@ -2,22 +2,18 @@
 
 from math import isfinite
 from numbers import Real
+from typing import Final
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["refuse_unless_between", "refuse_unless_function", "refuse_unless_operations", "refuse_unless_steps"]
+__all__ = ["refuse_unless_between", "refuse_unless_function", "refuse_unless_integer", "refuse_unless_operations"]
 
 
-def refuse_unless_steps(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is a number of steps."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigurationError(f"{name} must be an integer from 0 on, got {value!r}.")
-
-
-def refuse_unless_function(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is None or can be called with a batch."""
-    if value is not None and not callable(value):
-        raise ConfigurationError(f"{name} must be a function of the batch, got {value!r}.")
+_OPERATIONS: Final = {
+    "flops_per_batch": (1e3, "operations, as 2.5e12"),
+    "peak_flops": (1e9, "operations a second, as 989e12"),
+}
+"""No batch that is worth a GPU has fewer, and no device does fewer; then how the number is to be given."""
 
 
 def refuse_unless_between(lowest: float, value: object, above: float, rule: str) -> None:
@@ -28,12 +24,25 @@ def refuse_unless_between(lowest: float, value: object, above: float, rule: str)
         raise ConfigurationError(f"{rule}; got {value!r}.")
 
 
-def refuse_unless_operations(name: str, value: object, fewest: float, unit: str) -> None:
-    """Raise ConfigurationError unless a value is None or a number of operations, and not of TFLOP."""
+def refuse_unless_function(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is None or can be called with a batch."""
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"{name} must be a function of the batch, got {value!r}.")
+
+
+def refuse_unless_integer(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is an integer from 0 on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigurationError(f"{name} must be an integer from 0 on, got {value!r}.")
+
+
+def refuse_unless_operations(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is None or a number of operations, and not one in tera."""
     if value is None:
         return
     if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
         got = f"a {type(value).__name__}: give its .total" if hasattr(value, "total") else repr(value)
         raise ConfigurationError(f"{name} must be a number of operations above 0, got {got}.")
+    fewest, unit = _OPERATIONS[name]
     if value < fewest:
         raise ConfigurationError(f"{name} is in {unit}; got {value!r}.")

@@ -8,15 +8,19 @@ data fetch and of the transfer to the device.
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.timing.steps import LOADER_START
 
 __all__ = ["BoundaryProfiler", "StandIn"]
 
 _log = logging.getLogger(__name__)
+
+_EVERY_STEP_HAS: Final = "forward"
 
 _LOST_IN_A_ROW: Final = 3
 """A profiler that is assigned once or twice costs a step or two; from so many on it is not to be followed."""
@@ -39,53 +43,77 @@ class _Nothing:
 _NOTHING: Final = _Nothing()
 
 
-class _Boundary:
-    """A region of the recorder's around what Lightning does, inside the user's profiler where there is one."""
+class _Boundary(NamedTuple):
+    """What is called right before and right after something that Lightning announces."""
 
-    __slots__ = ("_inner", "_recorder", "_region")
+    before: Callable[[], object]
+    after: Callable[[], object]
 
-    def __init__(self, recorder: StepRecorder, region: str, inner: AbstractContextManager[Any] | None = None) -> None:
+
+def _boundaries(recorder: StepRecorder, actions: Actions) -> dict[str, _Boundary]:
+    found = {
+        name: _Boundary(partial(recorder.enter, region), partial(recorder.exit, region))
+        for name, region in actions.regions.items()
+    }
+    checkpoint = _Checkpoint(recorder)
+    found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
+    found |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
+    found |= dict.fromkeys(actions.loader_starts, _Boundary(recorder.enter_loader_start, _nothing))
+    found |= dict.fromkeys(actions.loader_started, _Boundary(partial(recorder.exit, LOADER_START), _nothing))
+    found |= dict.fromkeys(actions.validation_begins, _Boundary(recorder.enter_validation, _nothing))
+    found |= dict.fromkeys(actions.validation_ends, _Boundary(_nothing, recorder.exit_validation))
+    return found
+
+
+class _Checkpoint:
+    """From where a checkpoint is saved to the end of the hook that does so, which removes older ones after that."""
+
+    def __init__(self, recorder: StepRecorder) -> None:
         self._recorder = recorder
-        self._region = region
+        self._in_hook = self._open = False
+
+    def save(self) -> None:
+        if not self._open:
+            self._open = True
+            self._recorder.enter("checkpoint")
+
+    def saved(self) -> None:
+        if self._open and not self._in_hook:
+            self._open = False
+            self._recorder.exit("checkpoint")
+
+    def enter_hook(self) -> None:
+        self._in_hook = True
+
+    def leave_hook(self) -> None:
+        self._in_hook = False
+        self.saved()
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Announced:
+    """Calls at a boundary, inside the user's profiler where there is one."""
+
+    __slots__ = ("_after", "_before", "_inner")
+
+    def __init__(self, boundary: _Boundary, inner: AbstractContextManager[Any] | None = None) -> None:
+        self._before, self._after = boundary
         self._inner = inner
 
     def __enter__(self) -> None:
         if self._inner is not None:
             self._inner.__enter__()
-        self._recorder.enter(self._region)
+        self._before()
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._recorder.exit(self._region)
+        self._after()
         if self._inner is not None:
             self._inner.__exit__(exc_type, exc, tb)
-
-
-class _TrainingStep(_Boundary):
-    """The region of the training step, which no step goes without."""
-
-    __slots__ = ("_profiler",)
-
-    def __init__(self, profiler: "BoundaryProfiler", region: str, inner: AbstractContextManager[Any] | None) -> None:
-        super().__init__(profiler.recorder, region, inner)
-        self._profiler = profiler
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._profiler.saw_training = True
-
-
-class _ValidationBegins(_Nothing):
-    """The first that is heard of a validation run."""
-
-    __slots__ = ("_recorder",)
-
-    def __init__(self, recorder: StepRecorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        self._recorder.enter_validation()
 
 
 class _Contexts(dict[str, AbstractContextManager[Any]]):
@@ -118,50 +146,49 @@ class BoundaryProfiler:
     Args:
         inner: the profiler the Trainer had.
         recorder: who is told.
-        boundaries: which of Lightning's action names begin and end which region.
-        validation_begins: the action name that comes first of all when validation does.
+        actions: what Lightning calls its actions.
     """
 
-    _OWN: Final = frozenset({"inner", "recorder", "profile", "saw_training", "_boundaries", "_validation_begins"})
+    _OWN: Final = frozenset({"inner", "recorder", "profile", "saw_training", "_boundaries"})
 
-    def __init__(self, inner: Any, recorder: StepRecorder, boundaries: dict[str, str], validation_begins: str) -> None:
+    def __init__(self, inner: Any, recorder: StepRecorder, actions: Actions) -> None:
         self.inner = inner
         self.recorder = recorder
         self.saw_training = False
         """Whether a training step was announced, until somebody sets it back."""
-        self._boundaries = boundaries
-        self._validation_begins = validation_begins
+        self._boundaries = _boundaries(recorder, actions)
+        for name, region in actions.regions.items():
+            if region == _EVERY_STEP_HAS:
+                self._boundaries[name] = _Boundary(self._training_begins, self._boundaries[name].after)
         self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
         """A context manager around the action of that name."""
         if type(inner).__name__ == "PassThroughProfiler":
             known: dict[str, AbstractContextManager[Any]] = {
-                name: self._boundary(region) for name, region in boundaries.items()
+                name: _Announced(boundary) for name, boundary in self._boundaries.items()
             }
-            known[validation_begins] = _ValidationBegins(recorder)
             self.profile = _Contexts(inner, known).__getitem__
 
     def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
-        if action_name == self._validation_begins:
-            self.recorder.enter_validation()
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)
-        region = self._boundaries.get(action_name)
-        return inner if region is None else self._boundary(region, inner)
+        boundary = self._boundaries.get(action_name)
+        return inner if boundary is None else _Announced(boundary, inner)
 
-    def _boundary(self, region: str, inner: AbstractContextManager[Any] | None = None) -> _Boundary:
-        return _TrainingStep(self, region, inner) if region == "forward" else _Boundary(self.recorder, region, inner)
+    def _training_begins(self) -> None:
+        self.recorder.enter(_EVERY_STEP_HAS)
+        self.saw_training = True
 
     def start(self, action_name: str) -> None:
         """The action begins."""
         self.inner.start(action_name)
-        region = self._boundaries.get(action_name)
-        if region is not None:
-            self.recorder.enter(region)
+        boundary = self._boundaries.get(action_name)
+        if boundary is not None:
+            boundary.before()
 
     def stop(self, action_name: str) -> None:
         """The action ends."""
-        region = self._boundaries.get(action_name)
-        if region is not None:
-            self.recorder.exit(region)
+        boundary = self._boundaries.get(action_name)
+        if boundary is not None:
+            boundary.after()
         self.inner.stop(action_name)
 
     def __getattr__(self, name: str) -> Any:
@@ -189,14 +216,12 @@ class StandIn:
 
     Args:
         recorder: who is told of the boundaries.
-        boundaries: which of Lightning's action names begin and end which region.
-        validation_begins: the action name that comes first of all when validation does.
+        actions: what Lightning calls its actions.
     """
 
-    def __init__(self, recorder: StepRecorder, boundaries: dict[str, str], validation_begins: str) -> None:
+    def __init__(self, recorder: StepRecorder, actions: Actions) -> None:
         self._recorder = recorder
-        self._boundaries = boundaries
-        self._validation_begins = validation_begins
+        self._actions = actions
         self._ours: BoundaryProfiler | None = None
         self._replaced = self._warned = False
         self._lost = 0
@@ -205,9 +230,7 @@ class StandIn:
         """Stand in front of the Trainer's profiler."""
         if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.recorder is self._recorder):
             self.leave(trainer)  # one of a fit that ended without a word to us
-            trainer.profiler = BoundaryProfiler(
-                trainer.profiler, self._recorder, self._boundaries, self._validation_begins
-            )
+            trainer.profiler = BoundaryProfiler(trainer.profiler, self._recorder, self._actions)
         self._ours = trainer.profiler
 
     def follow(self, trainer: Trainer) -> None:

@@ -52,6 +52,11 @@ class CompletedSteps:
             times = self._assembler.add(interval)
             if times is not None:
                 self._enter(times)
+        # a step that has ended on the host and has left nothing to wait for is complete without a later one behind it
+        if self._ended and self._ended[-1].step == self._assembler.step and not timers.backlog:
+            last = self._assembler.flush()
+            if last is not None:
+                self._enter(last)
 
     def flush(self, unfinished: int) -> None:
         """The run is over: enter what is left.
@@ -74,3 +79,5 @@ class CompletedSteps:
                 self._ledger.add(times, work, left_out, timing)
                 for listener in self.listeners:
                     listener(times, work, left_out)
+            else:
+                self._ledger.skip(work)

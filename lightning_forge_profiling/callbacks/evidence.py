@@ -8,12 +8,20 @@ import msgspec
 
 from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import Analysis, RankClock, RunCompute, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.results import (
+    Analysis,
+    RankClock,
+    RunCompute,
+    RunEvidence,
+    RunRegion,
+    WorkerRestarts,
+)
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.analysis.window_effect import window_effect
 from lightning_forge_profiling.report.files import summary_json, write_file
 from lightning_forge_profiling.report.html import replace_summary
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 from lightning_forge_profiling.tracing.report import TraceReport
@@ -48,6 +56,7 @@ def run_evidence(
     telemetry: TelemetrySummary | None = None,
     compute: Sequence[RunCompute] = (),
     clocks: Sequence[RankClock] = (),
+    workers: int = 0,
 ) -> RunEvidence | None:
     """The evidence in a run's books, None where no step counts: warm-up steps are typical of nothing.
 
@@ -58,6 +67,7 @@ def run_evidence(
         telemetry: what the GPU's sensors said, None where nothing did.
         compute: how fast a device computed.
         clocks: each rank's own clock, where several recorded.
+        workers: how many processes the training loader ends and starts between epochs.
     """
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
@@ -79,6 +89,19 @@ def run_evidence(
         overhead_us=steady.own_us / steady.steps,
         clocks=tuple(clocks),
         window_effect=window_effect(run.before_window_ms, run.after_window_ms),
+        worker_restarts=_worker_restarts(steady, workers),
+        like_ms=spread.like,
+    )
+
+
+def _worker_restarts(steady: Rates, workers: int) -> WorkerRestarts | None:
+    if not workers or not steady.loader_starts:
+        return None
+    return WorkerRestarts(
+        count=steady.loader_starts,
+        workers=workers,
+        device_ms=steady.loader_start_ms / steady.steps,
+        host_ms=steady.loader_start_host_ms / steady.steps,
     )
 
 

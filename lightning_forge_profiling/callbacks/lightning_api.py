@@ -1,15 +1,17 @@
 """Everything the callbacks need of Lightning beyond its documented interface, in one place."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lightning_forge_profiling.hardware.precision import dtype_name, parameter_dtype
 
@@ -28,17 +30,22 @@ else:
 Trainer: TypeAlias = Any
 
 __all__ = [
+    "Actions",
+    "BatchSource",
     "Callback",
     "LightningModule",
     "Trainer",
     "WatchedLoop",
-    "action_regions",
+    "actions",
+    "batch_source",
+    "batches_per_row",
     "compute_dtype",
     "device_name",
     "devices_per_batch",
     "ends_epoch",
     "is_accumulating",
     "is_trial_run",
+    "last_logger_step",
     "log_folder",
     "logger_folder",
     "logger_step",
@@ -46,28 +53,57 @@ __all__ = [
     "may_be_last",
     "optimizer_steps",
     "replicas",
+    "restarted_workers",
     "uses_pytorch_profiler",
-    "validation_begins",
 ]
 
 
-def action_regions(trainer: Trainer, module: LightningModule) -> dict[str, str]:
-    """Which of the action names that Lightning hands to `trainer.profiler` delimit which region."""
-    strategy = type(trainer.strategy).__name__
-    return {
-        "[_TrainingEpochLoop].train_dataloader_next": "data",
-        f"[Strategy]{strategy}.batch_to_device": "transfer",
-        f"[Strategy]{strategy}.training_step": "forward",
-        f"[Strategy]{strategy}.backward": "backward",
-        f"[LightningModule]{type(module).__name__}.optimizer_step": "optimizer",
-        "optimizer_step": "optimizer",  # manual optimization
-        "save_checkpoint": "checkpoint",
-    }
+class Actions(NamedTuple):
+    """What Lightning calls its actions where it announces them to `trainer.profiler`, by what they delimit."""
+
+    regions: Mapping[str, str] = MappingProxyType({})
+    """From its beginning to its end, a region."""
+    saves: Collection[str] = ()
+    """Saving a checkpoint."""
+    may_save: Collection[str] = ()
+    """Hooks of callbacks that save checkpoints, and remove others after that."""
+    loader_starts: Collection[str] = ()
+    """Followed by the loop's making its loader or the loader's iterator anew."""
+    loader_started: Collection[str] = ()
+    """The first to come after that, beside regions."""
+    validation_begins: Collection[str] = ()
+    validation_ends: Collection[str] = ()
 
 
-def validation_begins(module: LightningModule) -> str:
-    """The action name that Lightning announces before it sets the validation loop up."""
-    return f"[LightningModule]{type(module).__name__}.on_validation_model_zero_grad"
+def actions(trainer: Trainer, module: LightningModule) -> Actions:
+    """What this run's actions are called."""
+    of_module, of_strategy = (
+        f"[LightningModule]{type(module).__name__}.",
+        f"[Strategy]{type(trainer.strategy).__name__}.",
+    )
+    of_data = f"[LightningDataModule]{type(trainer.datamodule).__name__}."
+    return Actions(
+        regions={
+            "[_TrainingEpochLoop].train_dataloader_next": "data",
+            f"{of_strategy}batch_to_device": "transfer",
+            f"{of_strategy}training_step": "forward",
+            f"{of_strategy}backward": "backward",
+            f"{of_module}optimizer_step": "optimizer",
+            "optimizer_step": "optimizer",  # manual optimization
+        },
+        saves=("save_checkpoint",),
+        may_save=tuple(
+            f"[Callback]{callback.state_key}.{hook}"
+            for callback in trainer.checkpoint_callbacks
+            for hook in ("on_train_batch_end", "on_train_epoch_end", "on_validation_end")
+        ),
+        # an epoch begins with the loader's iterator; with reload_dataloaders_every_n_epochs another is made before
+        loader_starts=("run_training_epoch", f"{of_module}train_dataloader", f"{of_data}train_dataloader"),
+        loader_started=(f"[Callback]{trainer.callbacks[0].state_key}.on_train_epoch_start",),
+        # the second where gradients go on being accumulated, which the first would delete
+        validation_begins=(f"{of_module}on_validation_model_zero_grad", f"{of_module}on_validation_model_eval"),
+        validation_ends=(f"{of_strategy}on_validation_end",),
+    )
 
 
 class WatchedLoop:
@@ -109,6 +145,12 @@ def is_accumulating(trainer: Trainer) -> bool:
     return bool(trainer.fit_loop._should_accumulate())  # noqa: SLF001
 
 
+def batches_per_row(trainer: Trainer, every_n_steps: int | None) -> int:
+    """How many batches lie between two rows that `logs_now` asks for."""
+    interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
+    return int(interval * trainer.accumulate_grad_batches)
+
+
 def ends_epoch(trainer: Trainer) -> bool:
     """Whether the batch that has just ended is its epoch's last."""
     return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)  # `trainer.is_last_batch`, in fewer calls
@@ -127,6 +169,11 @@ def logger_step(trainer: Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)  # noqa: SLF001
 
 
+def last_logger_step(trainer: Trainer) -> int:
+    """The x-axis of `self.log` in the last training batch, once the training loop has ended."""
+    return max(logger_step(trainer) - 1, 0)
+
+
 def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
     """Whether Lightning would log at the end of this batch, at its own interval or at `every_n_steps`."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
@@ -143,6 +190,36 @@ def may_be_last(trainer: Trainer) -> bool:
         return True
     last_epoch = trainer.max_epochs not in {None, -1} and trainer.current_epoch + 1 >= trainer.max_epochs
     return bool(trainer.is_last_batch and last_epoch)
+
+
+class BatchSource(NamedTuple):
+    """Where a training batch is from."""
+
+    loaders: Sequence[Any]
+    """All training loaders, mostly one DataLoader."""
+    ends_epoch: bool = False
+    """Whether the batch is the last of its epoch."""
+    one_a_step: bool = True
+    """Whether it is all that its step fetched, as always where Lightning does the fetching."""
+
+
+def batch_source(trainer: Trainer) -> BatchSource:
+    """Where the batch that has just ended is from."""
+    loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
+    fetcher = loop._data_fetcher  # noqa: SLF001
+    own = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
+    return BatchSource(
+        loop._combined_loader.flattened,  # noqa: SLF001
+        ends_epoch(trainer),
+        not own or fetcher.fetched == progress.current.ready,
+    )
+
+
+def restarted_workers(trainer: Trainer) -> int:
+    """How many worker processes the training loaders end and start between epochs."""
+    combined = trainer.fit_loop._combined_loader  # noqa: SLF001
+    loaders = [each for each in combined.flattened if isinstance(each, DataLoader)] if combined is not None else []
+    return sum(loader.num_workers for loader in loaders if not loader.persistent_workers)
 
 
 def replicas(trainer: Trainer) -> int:

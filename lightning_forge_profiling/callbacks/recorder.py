@@ -13,8 +13,8 @@ from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent
 from lightning_forge_profiling.timing.interval import Mark
-from lightning_forge_profiling.timing.rates import Rates, StepTiming, StepWork
-from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, WHOLE
+from lightning_forge_profiling.timing.rates import StepTiming, StepWork
+from lightning_forge_profiling.timing.steps import EXCLUDED, LOADER_START, PARTITION, WHOLE
 from lightning_forge_profiling.timing.throughput import LeftOut, RunLedger, RunSummary
 
 __all__ = ["MAX_USER_REGIONS", "StepRecorder"]
@@ -32,10 +32,9 @@ _DELIVER_ABOVE: Final = 1024
 """So many intervals are read at once at the most: a region in each layer of a large model makes hundreds a step."""
 
 _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
-"""What Lightning does between the fetch and the transfer, before a closure's forward and between forward and backward
-is a few lines of Python: as long as it stays below this limit it counts to what follows, which saves three of a step's
-ten events. Likewise what comes between the last region of a step and its end counts to the next step; no GPU work does.
-"""
+"""Between the fetch and the transfer, before a closure's forward and between forward and backward are a few lines of
+Python: below this limit they count to what follows, which saves three of a step's ten events. Likewise what comes
+between the last region of a step and its end counts to the next step; no GPU work does."""
 _ABSORBED_BELOW_NS: Final = 100_000
 
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
@@ -75,7 +74,8 @@ class StepRecorder:
         """The step under way."""
         timed = {*regions, *EXCLUDED, "other"}
         self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
-        self._labels = {name: name if name in timed else "other" for name in (*PARTITION, *EXCLUDED)}
+        self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*PARTITION, *EXCLUDED)}
+        self._labels[LOADER_START] = LOADER_START
         self._budget = budget or TimingBudget(None)
         self._split = True
         self._chosen = True
@@ -91,11 +91,11 @@ class StepRecorder:
         self._stack: list[tuple[str, record_function | None]] = []
         self._depth: dict[str, int] = {}
         self._user_regions = Lock()  # autograd has a thread for each device
-        self._ledger = RunLedger(tuple(name for name in PARTITION if name in timed))
-        self._completed = CompletedSteps(self._ledger)
+        self.ledger = RunLedger(tuple(name for name in PARTITION if name in timed))
+        self._completed = CompletedSteps(self.ledger)
         self._dropped = 0
         self.listeners = self._completed.listeners
-        for region in (*PARTITION, *EXCLUDED, WHOLE):
+        for region in (*PARTITION, *EXCLUDED, LOADER_START, WHOLE):
             timers.add_region(region)
 
     @property
@@ -135,15 +135,19 @@ class StepRecorder:
         if not self._active or not (self._split or name in EXCLUDED):
             return
         began_ns = self._clock_ns()
-        if self._validating:
-            if name == "data":  # only training fetches so: validation ended without saying so (nothing to validate)
-                self.exit_validation()
-            elif name != "checkpoint":  # validation moves batches too, and that is part of it
+        if self._validating and self._is_of_validation(name):
+            return
+        before = self._since
+        if self._label == LOADER_START:  # Lightning does not announce its end
+            if name == "data":  # it includes the wait for the first batch, for which a worker has to be up
+                self._before_fetch_ns = began_ns - before.host_ns
+                self._stack[-1] = name, self._stack[-1][1]
                 return
+            self.exit(LOADER_START)
         try:
             span = None
             if self.tracing:
-                span = record_function(SPAN_PREFIX + name)
+                span = record_function(SPAN_PREFIX + ("data" if name == LOADER_START else name))
                 span.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append((name, span))
             label = self._labels[name]
@@ -151,13 +155,19 @@ class StepRecorder:
                 self.timers.relabel(self._label, label)
                 self._label = label
             elif label != self._label:
-                before, self._since = self._since, self.timers.switch(self._label, label)
+                self._since = self.timers.switch(self._label, label)
                 if name == "data" and not self._before_fetch_ns:
                     self._before_fetch_ns = self._since.host_ns - before.host_ns
                 self._label = label
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self._fail(exc)
+
+    def _is_of_validation(self, name: str) -> bool:
+        """Whether a region is a part of validation, which moves batches too and is one region as a whole."""
+        if name in {"data", LOADER_START}:  # training only: validation ended without saying so (nothing to validate)
+            self.exit_validation()
+        return self._validating and name != "checkpoint"
 
     def exit(self, name: str) -> None:
         """A built-in region ends, and with it whatever was left open inside it."""
@@ -180,14 +190,17 @@ class StepRecorder:
         except Exception as exc:
             self._fail(exc)
 
+    def enter_loader_start(self) -> None:
+        """The loop makes its loader or the loader's iterator anew; it lasts until the first batch is there."""
+        if self._active and self._label != LOADER_START:
+            self.split()
+            self.enter(LOADER_START)
+
     def enter_validation(self) -> None:
-        """A validation run begins. What has passed since the last batch was its preparation."""
+        """A validation run begins."""
         if not self._active or self._validating:
             return
         self.split()
-        if self._label == "other" and not self._stack:
-            self.timers.relabel("other", "validation")
-            self._label = "validation"
         self.enter("validation")
         self._validating = True
 
@@ -224,10 +237,8 @@ class StepRecorder:
                 self._pop()
             timers = self.timers
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
-            # An event that was recorded an instant ago is never complete, so an earlier mark is asked: the end of the
-            # step's last region, some 50 us of Python ago. After an update of the weights it is the update's beginning:
-            # its few large kernels keep the GPU busy longer than they take to launch, also where it has waited for the
-            # host all through forward and backward.
+            # The event of this instant is never complete yet: the end of the last region is asked, some 50 us ago, or
+            # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
             caught_up = timers.passed(self._update or self._since) if self._asks and self._split and saw_all else None
             self._update = None
             if caught_up is not None:
@@ -280,18 +291,10 @@ class StepRecorder:
         except Exception as exc:
             self._fail(exc)
 
-    def take(self) -> Rates:
-        """Sums over the steps that count and have completed since the last call."""
-        return self._ledger.take()
-
-    def steady(self) -> Rates:
-        """Sums over the steps that count so far."""
-        return self._ledger.steady()
-
     def summary(self) -> RunSummary:
         """Where the run's time went so far."""
         end_ns = self._clock_ns() if self._active else self._ended_ns
-        return self._ledger.summary(
+        return self.ledger.summary(
             steps=self.step,
             before_first_s=(self._started_ns - self._began_ns) / 1e9,
             wall_s=(end_ns - self._began_ns) / 1e9,

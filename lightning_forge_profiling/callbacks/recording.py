@@ -31,6 +31,9 @@ DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
+_LONGEST_CYCLE = 64
+"""Where the module accumulates gradients by itself, the first cycle ends within so many steps, or none ever does."""
+
 _BATCH_HOOKS = (
     "on_train_batch_start",
     "on_before_zero_grad",
@@ -193,8 +196,7 @@ class RecordingCallback(Callback):
         if self._leads:
             self._global_step = lightning_api.optimizer_steps(trainer)
             self._counter = self._work_counter(pl_module)
-            boundaries = lightning_api.action_regions(trainer, pl_module)
-            self._stand_in = StandIn(recorder, boundaries, lightning_api.validation_begins(pl_module))
+            self._stand_in = StandIn(recorder, lightning_api.actions(trainer, pl_module))
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(recorder)
             recorder.start()
@@ -236,15 +238,14 @@ class RecordingCallback(Callback):
         """Validation is no part of a step."""
         if self._recorder is not None and self._stand_in is not None:
             self._stand_in.follow(trainer)
-            self._recorder.enter_validation()
+            self._recorder.enter_validation()  # a profiler that was assigned just now has not seen it begin
         self.pause()
 
     @guarded
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training goes on."""
-        if self._recorder is not None and self._stand_in is not None:
+        if self._stand_in is not None:
             self._stand_in.follow(trainer)
-            self._recorder.exit_validation()
         self.resume()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -353,5 +354,15 @@ class RecordingCallback(Callback):
     def _work(self, trainer: Trainer, batch: Any) -> StepWork:
         before, self._global_step = self._global_step, lightning_api.optimizer_steps(trainer)
         assert self._counter is not None  # noqa: S101  (on_train_start made it)
-        # several optimizers in one batch are one change of the weights
-        return self._counter.count(batch, optimizer_steps=int(self._global_step != before))
+        changed = self._global_step != before  # several optimizers in one batch are one change of the weights
+        source = lightning_api.batch_source(trainer)
+        ends_cycle = self._ends_cycle(trainer, changed=changed)
+        return self._counter.count(batch, source, optimizer_steps=int(changed), ends_cycle=ends_cycle)
+
+    def _ends_cycle(self, trainer: Trainer, *, changed: bool) -> bool:
+        """Whether the batch that has just ended is the last of an accumulation cycle."""
+        if trainer.lightning_module.automatic_optimization:
+            return trainer.accumulate_grad_batches == 1 or not lightning_api.is_accumulating(trainer)
+        # a module may step an optimizer that Lightning does not know of
+        never = not self._global_step and self._recorder is not None and self._recorder.step >= _LONGEST_CYCLE
+        return changed or never

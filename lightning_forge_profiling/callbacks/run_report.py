@@ -68,6 +68,7 @@ def report_run(
         telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
         compute=compute,
         clocks=clocks,
+        workers=lightning_api.restarted_workers(trainer),
     )
     analysis = analysis_of(trace, recorded, evidence)
     print_run(

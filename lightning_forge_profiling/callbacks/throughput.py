@@ -13,8 +13,8 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.arguments import (
     refuse_unless_between,
     refuse_unless_function,
+    refuse_unless_integer,
     refuse_unless_operations,
-    refuse_unless_steps,
 )
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
@@ -42,12 +42,6 @@ __all__ = ["ThroughputCallback"]
 
 _log = logging.getLogger(__name__)
 
-_LOWEST_PEAK: Final = 1e9
-"""No device is slower; a lower number is in TFLOP/s."""
-
-_FEWEST_FLOPS: Final = 1e3
-"""No batch that is worth a GPU has fewer; a lower number is in TFLOP."""
-
 _SHORTEST_PERIOD_S: Final = 0.01
 """NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""
 
@@ -58,23 +52,20 @@ class ThroughputCallback(RecordingCallback):
     """Log samples, steps and tokens per second and milliseconds per region, without waiting for the GPU.
 
     Warm-up steps, steps in which the profiler ran, validation and checkpoints do not count. Rates are over device time
-    from event to event (host time without a GPU). Logged are `throughput/samples_per_sec`,
-    `throughput/steps_per_sec`, `throughput/optimizer_steps_per_sec`, with `tokens_fn` `throughput/tokens_per_sec`, the
-    same of one device under `throughput/device/`, `time/REGION_ms` and, where there is a GPU, `time_host/REGION_ms`.
-    With the operations of a batch, `throughput/tflops_per_device` and, where the device's peak is known,
-    `throughput/mfu`, a fraction, and once what it is a fraction of, `throughput/peak_tflops`. With
-    `ForgeProfilerCallback` beside it, the recorded window's operations give them at the end of fit where nobody else
-    says what a batch asks for, and `throughput/hfu` where the device carried out more.
-    Of rank 0's GPU, `gpu/...` is logged: utilization, memory, power, temperature, clocks, throttling, joules per
-    sample, read in a thread of its own, and PyTorch's allocator.
+    from event to event (host time without a GPU). Logged are rates as `throughput/NAME_per_sec`, of the job and under
+    `throughput/device/` of one device; `time/REGION_ms` and, where there is a GPU, `time_host/REGION_ms`; with the
+    operations of a batch `throughput/tflops_per_device` and, where the device's peak is known, `throughput/mfu`, a
+    fraction; and of rank 0's GPU `gpu/...`. With `ForgeProfilerCallback` beside it, its recorded window gives the
+    operations at the end of fit where nothing else does.
     Samples and tokens of rank 0 are multiplied by the data-parallel replicas: an estimate where ranks have uneven
-    batches. What is logged is what has completed: the last step or two come with the next row. At the end of fit rank 0
-    prints a table that ends in a verdict: what bounds the run, and what to change first.
+    batches. A row is of whole accumulation cycles, those that have completed since the row before: on a GPU the last
+    step or two come with the next one. At the end of fit rank 0 prints a table that ends in a verdict: what bounds the
+    run, and what to change first.
 
     Args:
         warmup_steps: steps at the start of a fit that do not count: compilation, autotuning, the allocator's first
             blocks, and the batches a loader had prefetched.
-        batch_size_fn: samples in a batch; None takes the length of its first tensor.
+        batch_size_fn: samples in a batch; None takes what the DataLoader's `batch_size` and the batches agree on.
         tokens_fn: tokens in a batch; None logs no tokens. Neither function should return a tensor on the GPU.
         log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`.
         prog_bar: also show samples/s (or steps/s) and the step's time in the progress bar.
@@ -116,13 +107,13 @@ class ThroughputCallback(RecordingCallback):
         overhead: float | None = DEFAULT_SHARE,
     ) -> None:
         super().__init__()
-        refuse_unless_steps("warmup_steps", warmup_steps)
-        refuse_unless_steps("log_every_n_steps", 0 if log_every_n_steps is None else log_every_n_steps)
+        refuse_unless_integer("warmup_steps", warmup_steps)
+        refuse_unless_integer("log_every_n_steps", 0 if log_every_n_steps is None else log_every_n_steps)
         refuse_unless_function("batch_size_fn", batch_size_fn)
         refuse_unless_function("tokens_fn", tokens_fn)
         if not callable(flops_per_batch):
-            refuse_unless_operations("flops_per_batch", flops_per_batch, _FEWEST_FLOPS, "operations, as 2.5e12")
-        refuse_unless_operations("peak_flops", peak_flops, _LOWEST_PEAK, "operations a second, as 989e12")
+            refuse_unless_operations("flops_per_batch", flops_per_batch)
+        refuse_unless_operations("peak_flops", peak_flops)
         if measured_peak is not None and not isinstance(measured_peak, MeasuredPeak):
             raise ConfigurationError(
                 f"measured_peak takes what measure_peak() returns, got {measured_peak!r}; a number goes to peak_flops."
@@ -153,6 +144,7 @@ class ThroughputCallback(RecordingCallback):
         self._summary: dict[str, float] = {}
         self._peak: Peak | None = None
         self._sought_peak = self._logged_peak = self._advised = False
+        self._logged_at = -1
 
     def _let_go(self) -> None:
         super()._let_go()
@@ -174,6 +166,7 @@ class ThroughputCallback(RecordingCallback):
         self._summary = {}
         self._peak = None
         self._sought_peak = self._logged_peak = self._advised = False
+        self._logged_at = -1
 
     def begin(self, trainer: Trainer) -> None:
         """Start to read the GPU's sensors, and find what the run's rate is compared with."""
@@ -225,7 +218,8 @@ class ThroughputCallback(RecordingCallback):
         """Log, when it is time to."""
         if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
             self._recorder.deliver()
-            self._log(trainer, self._recorder.take(), self._recorder.steady(), lightning_api.logger_step(trainer))
+            ledger = self._recorder.ledger
+            self._log(trainer, ledger.take(), ledger.steady(), lightning_api.logger_step(trainer))
 
     def before_step(self) -> None:
         """Sample what counts: neither the warm-up nor steps in which the profiler runs."""
@@ -238,13 +232,19 @@ class ThroughputCallback(RecordingCallback):
                 self._telemetry.resume()
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
-        """Log the steps since the last time, and in a run of nothing but warm-up steps those."""
+        """Log the steps since the last row, unless they are few: else a run that logged nothing logs what it has."""
         if self._telemetry is not None:
             self._telemetry.stop()
         if self._recorder is not None:
-            run, rates = self._recorder.summary(), self._recorder.take()
-            rates = run.steady if run.only_warmup else rates
-            self._log(trainer, rates, run.steady, max(lightning_api.logger_step(trainer) - 1, 0))
+            run, rates = self._recorder.summary(), self._recorder.ledger.take()
+            step = lightning_api.last_logger_step(trainer)
+            if self._logged_at < 0:
+                rates = rates if rates.steps else run.steady
+            elif step <= self._logged_at or 2 * rates.steps < lightning_api.batches_per_row(
+                trainer, self.log_every_n_steps
+            ):
+                rates = Rates()
+            self._log(trainer, rates, run.steady, step)
 
     def finish(self, *, interrupted: bool) -> None:
         """Nothing is left running, whatever became of the rest."""
@@ -311,7 +311,7 @@ class ThroughputCallback(RecordingCallback):
         if "throughput/mfu" in metrics and recorded[0].peak.flops is not None:
             metrics["throughput/peak_tflops"] = recorded[0].peak.flops / 1e12
         if metrics:
-            self._loggers.log(trainer.loggers, metrics, max(lightning_api.logger_step(trainer) - 1, 0))
+            self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
             self._loggers.close()
 
     def _metrics(self, trainer: Trainer, rates: Rates) -> dict[str, float]:
@@ -330,13 +330,16 @@ class ThroughputCallback(RecordingCallback):
     def _log(self, trainer: Trainer, rates: Rates, steady: Rates, step: int) -> None:
         if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth
             self._find_peak(trainer)
-        if not rates.steps:
-            return
-        self._summary = self._metrics(trainer, steady)
-        metrics = self._metrics(trainer, rates)
-        if self._telemetry is not None:
+        metrics = self._metrics(trainer, rates) if rates.steps else {}
+        if metrics and self._telemetry is not None:
             metrics |= self._telemetry.metrics(rates.per_second(rates.samples))
-            self._summary |= self._telemetry.run_metrics(steady.per_second(steady.samples))
+        if steady.steps:
+            self._summary = self._metrics(trainer, steady)
+            if self._telemetry is not None:
+                self._summary |= self._telemetry.run_metrics(steady.per_second(steady.samples))
+        if not metrics:
+            return
+        self._logged_at = step
         if self.prog_bar:
             shown = ("throughput/samples_per_sec", "throughput/steps_per_sec")
             rate = next((name for name in shown if name in metrics), "time/step_ms")

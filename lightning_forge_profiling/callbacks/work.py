@@ -2,31 +2,32 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
+from functools import partial
 from math import isfinite
 from typing import Any, TypeAlias
 
 import torch
 
-from lightning_forge_profiling.callbacks.lightning_api import LightningModule
+from lightning_forge_profiling.callbacks.batch_size import BatchSize, UnknownBatchSizeError
+from lightning_forge_profiling.callbacks.lightning_api import BatchSource, LightningModule
 from lightning_forge_profiling.timing.rates import StepWork
 
-__all__ = ["FlopsPerBatch", "WorkCounter", "batch_size"]
+__all__ = ["FlopsPerBatch", "WorkCounter"]
 
 _log = logging.getLogger(__name__)
 
 FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
 
+_SAMPLES = "samples"
 _MODULE_ATTRIBUTE = "flops_per_batch"
-_LOOKED_AT = 8
 
 
 class WorkCounter:
     """Counts what each batch holds, with the functions of the user. None of them can fail the training.
 
     Args:
-        batch_size_fn: samples in a batch; None takes the length of its first tensor.
+        batch_size_fn: samples in a batch; None finds them by what the loaders know.
         tokens_fn: tokens in a batch; None counts none.
         flops_per_batch: operations of a batch; None takes the module's `flops_per_batch`, if it has that.
         module: the module that trains.
@@ -39,7 +40,8 @@ class WorkCounter:
         flops_per_batch: FlopsPerBatch,
         module: LightningModule,
     ) -> None:
-        self._batch_size_fn: Callable[[Any], float | None] = batch_size_fn or batch_size
+        self._batch_size_fn = batch_size_fn
+        self._batch_size: BatchSize | None = None
         self._tokens_fn = tokens_fn
         self._flops_name, self._flops_fn = _flops_function(flops_per_batch, module)
         self._module, self._began = weakref.ref(module), False
@@ -57,12 +59,14 @@ class WorkCounter:
         problem, batches = self._problems.get(self._flops_name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
-    def count(self, batch: Any, *, optimizer_steps: int) -> StepWork:
+    def count(self, batch: Any, source: BatchSource, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:
         """What one step worked through.
 
         Args:
             batch: its batch, as `on_train_batch_end` gets it.
+            source: where that is from.
             optimizer_steps: 1 when the weights changed in it, else 0.
+            ends_cycle: whether it is the last of an accumulation cycle.
         """
         if not self._began:
             self._began = True
@@ -70,11 +74,21 @@ class WorkCounter:
                 self._flops_name, self._flops_fn = _flops_function(None, self._module())
         self._batches += 1
         return StepWork(
-            samples=self._count("batch_size_fn", self._batch_size_fn, batch),
+            samples=self._samples(batch, source),
             tokens=None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch),
             optimizer_steps=optimizer_steps,
             flops=None if self._flops_fn is None else self._count(self._flops_name, self._flops_fn, batch),
+            ends_cycle=ends_cycle,
         )
+
+    def _samples(self, batch: Any, source: BatchSource) -> float | None:
+        if self._batch_size_fn is not None:
+            return self._count("batch_size_fn", self._batch_size_fn, batch)
+        if _SAMPLES in self._problems:
+            return None
+        if self._batch_size is None or source.loaders != self._batch_size.loaders:
+            self._batch_size = BatchSize(source.loaders)
+        return self._count(_SAMPLES, partial(self._batch_size, source=source), batch)
 
     def _count(self, name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:
         """What `function` makes of the batch, None (with a warning the first time) when that is no usable number."""
@@ -86,14 +100,15 @@ class WorkCounter:
             if isinstance(counted, torch.Tensor) and counted.device.type != "cpu":
                 problem = f"{name} returned a tensor on the GPU; reading it would hold the training up every step"
             elif counted is None:
-                none = "No batch size could be found; give ThroughputCallback a batch_size_fn"
-                problem = none if function is batch_size else f"{name} returned None"
+                problem = f"{name} returned None"
             elif callable(counted):
                 problem = f"{name} is a method: make it a property or a number"
             elif not isfinite(number := float(counted)) or number < 0:
                 problem = f"{name} returned {counted!r}"
             else:
                 return number
+        except UnknownBatchSizeError as exc:
+            problem = f"The number of samples in a batch is unknown: {exc}. Give ThroughputCallback a batch_size_fn"
         except Exception as exc:
             problem = f"{name} raised {type(exc).__name__}: {exc}"
         first, batches = self._problems.get(name, (problem, 0))  # a message may differ each step
@@ -116,30 +131,3 @@ def _flops_function(
         held: Callable[[], Any] = weakref.ref(module)
         return f"{type(module).__name__}.flops_per_batch", lambda _batch: held().flops_per_batch
     return "", None
-
-
-def batch_size(batch: Any) -> int | None:
-    """The length of the first tensor in a batch.
-
-    Args:
-        batch: a tensor, or mappings, sequences and dataclasses of them.
-
-    Returns:
-        The size of the first tensor's first dimension (1 for a scalar); None where there is no tensor.
-
-    Example:
-        >>> batch_size({"text": ["a", "b"], "ids": torch.zeros(2, 7)}), batch_size(("a name", torch.zeros(3, 7)))
-        (2, 3)
-    """
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        parts: Any = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        # a list of thousands of strings or numbers holds no tensor behind its first elements
-        parts = batch if any(not isinstance(part, (str, bytes, int, float)) for part in batch[:_LOOKED_AT]) else ()
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        parts = (getattr(batch, each.name) for each in fields(batch))
-    else:
-        return None
-    return next((size for part in parts if (size := batch_size(part)) is not None), None)

@@ -17,12 +17,14 @@ class StepWork:
         tokens: tokens in the batch; None where nobody counts them.
         optimizer_steps: 1 when the weights changed in this step, else 0.
         flops: floating-point operations that the batch asks for; None where nobody counts them.
+        ends_cycle: whether it is the last of an accumulation cycle, as every step is without accumulation.
     """
 
     samples: float | None = None
     tokens: float | None = None
     optimizer_steps: int = 0
     flops: float | None = None
+    ends_cycle: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class Rates:
         before_fetch_ms: in the split steps, the host's time from a step's beginning to its fetch, which is in `other`.
             In a run of several processes Lightning synchronizes them there.
         atypical: whether the regions of most steps are taken from steps unlike them, for want of others.
+        loader_starts: in how many of the steps the loop made its loader's iterator anew.
+        loader_start_ms: device time of that and of the wait for its first batch, which is in `data`.
+        loader_start_host_ms: host time of that.
     """
 
     steps: int = 0
@@ -78,6 +83,9 @@ class Rates:
     own_us: float = 0.0
     before_fetch_ms: float = 0.0
     atypical: bool = False
+    loader_starts: int = 0
+    loader_start_ms: float = 0.0
+    loader_start_host_ms: float = 0.0
 
     @property
     def total_ms(self) -> float:
@@ -174,11 +182,14 @@ class Spread:
         p50: the median, of the latest 4096 where there are more.
         min: the shortest of all.
         max: the longest of all.
+        like: the mean, if each step took the median time of those like it: that change the weights, or that only
+            accumulate gradients.
     """
 
     p50: float = 0.0
     min: float = 0.0
     max: float = 0.0
+    like: float = 0.0
 
 
 def step_ms(by_region: Mapping[str, float]) -> float:

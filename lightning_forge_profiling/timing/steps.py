@@ -6,7 +6,7 @@ from typing import Final
 
 from lightning_forge_profiling.timing.interval import Interval
 
-__all__ = ["EXCLUDED", "PARTITION", "RESERVED", "WHOLE", "StepAssembler", "StepTimes"]
+__all__ = ["EXCLUDED", "LOADER_START", "PARTITION", "RESERVED", "WHOLE", "StepAssembler", "StepTimes"]
 
 PARTITION: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
 """The built-in regions. By self time they tile a step: their sum is the step."""
@@ -18,9 +18,13 @@ exporting a trace held the loop up for."""
 WHOLE: Final = "step"
 """A step of which only the end is timed, in one piece."""
 
-_WITHIN_STEP: Final = frozenset((*PARTITION, WHOLE))
+LOADER_START: Final = "loader start"
+"""The part of `data` between two epochs: the loop makes its loader's iterator anew, which ends workers and starts
+others, and waits for the first batch."""
 
-RESERVED: Final = frozenset((*PARTITION, *EXCLUDED, WHOLE))
+_WITHIN_STEP: Final = frozenset((*PARTITION, LOADER_START, WHOLE))
+
+RESERVED: Final = frozenset((*PARTITION, *EXCLUDED, LOADER_START, WHOLE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,8 @@ class StepAssembler:
     """
 
     def __init__(self) -> None:
-        self._step: int | None = None
+        self.step: int | None = None
+        """The one under way."""
         self._device: dict[str, float] = {}
         self._host: dict[str, float] = {}
         self._counts: dict[str, int] = {}
@@ -94,9 +99,9 @@ class StepAssembler:
         """Take one interval, in the order of their stops; returns the step it completes, if it does."""
         region, tag, device_ms, host_ms = interval
         done = None
-        if tag != self._step:
+        if tag != self.step:
             done = self.flush()
-            self._step = tag
+            self.step = tag
         if region in self._device:
             self._device[region] += device_ms
             self._host[region] += host_ms
@@ -109,6 +114,6 @@ class StepAssembler:
 
     def flush(self) -> StepTimes | None:
         """The step under way as far as it is known, if there is one."""
-        done = None if self._step is None else StepTimes(self._step, self._device, self._host, self._counts)
-        self._step, self._device, self._host, self._counts = None, {}, {}, {}
+        done = None if self.step is None else StepTimes(self.step, self._device, self._host, self._counts)
+        self.step, self._device, self._host, self._counts = None, {}, {}, {}
         return done

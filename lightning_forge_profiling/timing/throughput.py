@@ -1,162 +1,22 @@
 """The steps of a run: which count, which are left out and why, and what they come to."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Final, Literal
 
-from lightning_forge_profiling.timing.rates import Rates, Spread, StepTiming, StepWork, step_ms
-from lightning_forge_profiling.timing.steps import EXCLUDED, PARTITION, WHOLE, StepTimes
+from lightning_forge_profiling.timing.rates import Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.steps import EXCLUDED, LOADER_START, PARTITION, WHOLE, StepTimes
+from lightning_forge_profiling.timing.sums import StepSums, added
 
-__all__ = ["MEDIAN_OVER", "LeftOut", "RunLedger", "RunSummary"]
+__all__ = ["LeftOut", "RunLedger", "RunSummary"]
 
 LeftOut = Literal["warm-up", "recorded"]
-
-MEDIAN_OVER: Final = 4096
-"""The median covers at most this many recent steps, which is what is kept of them."""
 
 _SETTLED: Final = 5
 """Steps at the start of a fit, and right after a window, that say nothing about the others' pace."""
 _BESIDE_WINDOW: Final = 256
 """How many steps before a window and after it are kept, to compare them."""
-
-
-class _Times:
-    """Sums of the times of some steps."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.device_ms: dict[str, float] = {}
-        self.host_ms: dict[str, float] = {}
-
-    def add(self, steps: int, device_ms: Mapping[str, float], host_ms: Mapping[str, float]) -> None:
-        self.steps += steps
-        for sums, added in ((self.device_ms, device_ms), (self.host_ms, host_ms)):
-            for region, ms in added.items():
-                if region not in EXCLUDED:
-                    sums[region] = sums.get(region, 0.0) + ms
-
-
-class _Sums:
-    """Rates and spread under way.
-
-    Steps are of three kinds: chosen ones, whose regions were timed; plain ones, of which only the end was, and for
-    which the chosen ones speak; and those that were split because they had to be, as the first after a validation run,
-    which speak for themselves alone. Those that change the weights and those that accumulate gradients are kept apart,
-    since their regions differ most.
-    """
-
-    def __init__(self, regions: tuple[str, ...]) -> None:
-        self.regions = regions
-        self.latest_ms: deque[float] = deque(maxlen=MEDIAN_OVER)
-        self.shortest_ms, self.longest_ms = float("inf"), 0.0
-        self.caught_up = self.asked = 0
-        self.optimizer_steps = 0
-        self.samples: float | None = 0.0
-        self.tokens: float | None = 0.0
-        self.flops: float | None = 0.0
-        self.own_us = self.before_fetch_ms = 0.0
-        self.chosen, self.plain = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
-        self.singular = _Times()
-
-    @property
-    def times(self) -> tuple[_Times, ...]:
-        return (*self.chosen, *self.plain, self.singular)
-
-    @property
-    def steps(self) -> int:
-        return sum(times.steps for times in self.times)
-
-    def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
-        self.latest_ms.append(took_ms)
-        self.shortest_ms = min(self.shortest_ms, took_ms)
-        self.longest_ms = max(self.longest_ms, took_ms)
-        if timing.caught_up is not None:
-            self.caught_up += timing.caught_up
-            self.asked += 1
-        self.optimizer_steps += work.optimizer_steps
-        self.samples = _sum(self.samples, work.samples)
-        self.tokens = _sum(self.tokens, work.tokens)
-        self.flops = _sum(self.flops, work.flops)
-        self.own_us += timing.own_us
-        self.before_fetch_ms += timing.before_fetch_ms
-        changes = work.optimizer_steps > 0
-        kind = self.singular if times.split and not timing.chosen else (self.plain, self.chosen)[times.split][changes]
-        kind.add(1, times.device_ms, times.host_ms)
-
-    def merge(self, other: "_Sums") -> None:
-        self.latest_ms.extend(other.latest_ms)
-        self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
-        self.longest_ms = max(self.longest_ms, other.longest_ms)
-        self.caught_up += other.caught_up
-        self.asked += other.asked
-        self.optimizer_steps += other.optimizer_steps
-        self.samples = _sum(self.samples, other.samples)
-        self.tokens = _sum(self.tokens, other.tokens)
-        self.flops = _sum(self.flops, other.flops)
-        self.own_us += other.own_us
-        self.before_fetch_ms += other.before_fetch_ms
-        for mine, theirs in zip(self.times, other.times, strict=True):
-            mine.add(theirs.steps, theirs.device_ms, theirs.host_ms)
-
-    def read(self) -> Rates:
-        singular = self.singular
-        kinds = list(zip(self.chosen, self.plain, strict=True))
-        if any(plain.steps and not chosen.steps for chosen, plain in kinds):  # nothing speaks for one of them alone
-            kinds = [(_merged(self.chosen), _merged(self.plain))]
-        atypical = any(plain.steps for plain in self.plain) and not any(chosen.steps for chosen in self.chosen)
-        if atypical:
-            kinds, singular = [(singular, _merged(self.plain))], _Times()
-        whole = _merged([_spoken_for(chosen, plain) for chosen, plain in kinds] + [singular])
-        return Rates(
-            self.steps,
-            self.optimizer_steps,
-            self.samples,
-            self.tokens,
-            whole.device_ms,
-            whole.host_ms,
-            self.flops,
-            self.regions,
-            self.steps - sum(plain.steps for plain in self.plain),
-            self.own_us,
-            self.before_fetch_ms,
-            atypical,
-        )
-
-    def spread(self) -> Spread:
-        return Spread(median(self.latest_ms), self.shortest_ms, self.longest_ms) if self.latest_ms else Spread()
-
-    @property
-    def caught_up_pct(self) -> float | None:
-        return 100 * self.caught_up / self.asked if self.asked else None
-
-
-def _merged(several: Iterable[_Times]) -> _Times:
-    merged = _Times()
-    for times in several:
-        merged.add(times.steps, times.device_ms, times.host_ms)
-    return merged
-
-
-def _spoken_for(chosen: _Times, plain: _Times) -> _Times:
-    """The times of both: plain steps are taken to divide as the chosen ones do."""
-    both = _Times()
-    both.add(chosen.steps + plain.steps, _divided(chosen.device_ms, plain.device_ms), {})
-    both.add(0, {}, _divided(chosen.host_ms, plain.host_ms))
-    return both
-
-
-def _divided(chosen: Mapping[str, float], plain: Mapping[str, float]) -> dict[str, float]:
-    divided_ms, plain_ms = step_ms(chosen), step_ms(plain)
-    if not divided_ms:
-        return dict(plain)
-    factor = 1 + plain_ms / divided_ms
-    return {region: factor * ms for region, ms in chosen.items()}
-
-
-def _sum(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +69,12 @@ class RunLedger:
 
     def __init__(self, regions: tuple[str, ...] = PARTITION) -> None:
         self._regions = regions
-        self._steady = _Sums(regions)
-        self._untaken = _Sums(regions)
-        self._warmup = _Sums(regions)
-        self._first = _Sums(regions)
+        self._steady = StepSums(regions)
+        self._untaken = StepSums(regions)
+        self._cycle = StepSums(regions)
+        self._cycle_is_broken = False
+        self._warmup = StepSums(regions)
+        self._first = StepSums(regions)
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
@@ -232,16 +94,19 @@ class RunLedger:
             timing: how it was timed.
         """
         timing = timing or StepTiming()
-        self._samples = _sum(self._samples, work.samples)
+        self._samples = added(self._samples, work.samples)
         self.add_excluded(times)
         took_ms = times.step_ms
         if times.step == 0:
-            self._first_step_s = sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, WHOLE, *EXCLUDED)) / 1e3
+            self._first_step_s = (
+                sum(times.device_ms.get(name, 0.0) for name in (*PARTITION, LOADER_START, WHOLE, *EXCLUDED)) / 1e3
+            )
         if left_out != "recorded":
             self._add_beside_window(times.step, took_ms)
         if left_out is None:
-            self._untaken.add(times, took_ms, work, timing)
+            self._count(times, took_ms, work, timing)
             return
+        self._break_cycle(work)
         self._left_out[left_out] += 1
         if left_out == "recorded":
             self._window_ended = times.step + 1
@@ -249,6 +114,31 @@ class RunLedger:
                 self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
             (self._warmup if times.step else self._first).add(times, took_ms, work, timing)
+
+    def skip(self, work: StepWork) -> None:
+        """A step could not be timed, and is not entered."""
+        self._break_cycle(work)
+
+    def _count(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
+        """Enter a step that counts: to be taken with the others of its accumulation cycle, if all of them count."""
+        cycle = self._cycle
+        if self._cycle_is_broken:
+            self._steady.add(times, took_ms, work, timing)
+            self._cycle_is_broken = not work.ends_cycle
+        elif work.ends_cycle and not cycle.steps:  # as every step does without accumulation
+            self._untaken.add(times, took_ms, work, timing)
+        else:
+            cycle.add(times, took_ms, work, timing)
+            if work.ends_cycle:
+                self._untaken.merge(cycle)
+                self._cycle = StepSums(self._regions)
+
+    def _break_cycle(self, work: StepWork) -> None:
+        """A step does not count: the others of its cycle are never taken."""
+        self._cycle_is_broken = not work.ends_cycle
+        if self._cycle.steps:
+            self._steady.merge(self._cycle)
+            self._cycle = StepSums(self._regions)
 
     def _add_beside_window(self, step: int, took_ms: float) -> None:
         if not self._window_ended:
@@ -264,8 +154,8 @@ class RunLedger:
                 self._excluded_ms[name] += times.device_ms[name]
 
     def take(self) -> Rates:
-        """Sums over the steps that count and have come since the last call."""
-        taken, self._untaken = self._untaken, _Sums(self._regions)
+        """Sums over the steps that count and have come since the last call, in whole accumulation cycles."""
+        taken, self._untaken = self._untaken, StepSums(self._regions)
         self._steady.merge(taken)
         return taken.read()
 
@@ -273,13 +163,14 @@ class RunLedger:
         """Sums over all steps that count."""
         return self._all().read()
 
-    def _all(self) -> _Sums:
-        if not self._untaken.steps:
+    def _all(self) -> StepSums:
+        later = [sums for sums in (self._untaken, self._cycle) if sums.steps]
+        if not later:
             return self._steady
-        both = _Sums(self._regions)
-        both.merge(self._steady)
-        both.merge(self._untaken)
-        return both
+        all_ = StepSums(self._regions)
+        for sums in (self._steady, *later):
+            all_.merge(sums)
+        return all_
 
     def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
         """Close the books.

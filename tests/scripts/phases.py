@@ -70,7 +70,7 @@ def main(folder):
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        callbacks=[ForgeProfilerCallback(30, 33, trace_dir=folder), ThroughputCallback()],
+        callbacks=[ForgeProfilerCallback(30, 33, trace_dir=folder), ThroughputCallback(batch_size_fn=len)],
     )
     loaders = (DataLoader(tokens, batch_size=None) for tokens in (training, Tokens((VALIDATING, 0.0))))
     trainer.fit(Transformer(), *loaders)

@@ -1,0 +1,184 @@
+"""Sums over the steps of a run, from which its rates follow."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Final
+
+from lightning_forge_profiling.timing.rates import Rates, Spread, StepTiming, StepWork, step_ms
+from lightning_forge_profiling.timing.steps import EXCLUDED, LOADER_START, StepTimes
+
+__all__ = ["MEDIAN_OVER", "StepSums", "added"]
+
+MEDIAN_OVER: Final = 4096
+"""The median covers at most this many recent steps, which is what is kept of them."""
+
+
+class _Times:
+    """Sums of the times of some steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.device_ms: dict[str, float] = {}
+        self.host_ms: dict[str, float] = {}
+
+    def add(self, steps: int, device_ms: Mapping[str, float], host_ms: Mapping[str, float]) -> None:
+        self.steps += steps
+        for sums, more in ((self.device_ms, device_ms), (self.host_ms, host_ms)):
+            for region, ms in more.items():
+                if region not in EXCLUDED:
+                    sums[region] = sums.get(region, 0.0) + ms
+
+
+class StepSums:
+    """Rates and spread under way.
+
+    Steps are of three kinds: chosen ones, whose regions were timed; plain ones, of which only the end was, and for
+    which the chosen ones speak; and those that were split because they had to be, as the first after a validation run,
+    which speak for themselves alone. Those that change the weights and those that accumulate gradients are kept apart,
+    since their regions differ most.
+    """
+
+    def __init__(self, regions: tuple[str, ...]) -> None:
+        self.regions = regions
+        self.latest: deque[tuple[float, bool]] = deque(maxlen=MEDIAN_OVER)  # how long, and whether weights changed
+        self.shortest_ms, self.longest_ms = float("inf"), 0.0
+        self.caught_up = self.asked = 0
+        self.optimizer_steps = 0
+        self.samples: float | None = 0.0
+        self.tokens: float | None = 0.0
+        self.flops: float | None = 0.0
+        self.own_us = self.before_fetch_ms = 0.0
+        self.loader_starts = 0
+        self.chosen, self.plain = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
+        self.singular = _Times()
+
+    @property
+    def times(self) -> tuple[_Times, ...]:
+        """Those of each kind."""
+        return (*self.chosen, *self.plain, self.singular)
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return sum(times.steps for times in self.times)
+
+    def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
+        """Count a step that took so long."""
+        changes = work.optimizer_steps > 0
+        self.latest.append((took_ms, changes))
+        self.shortest_ms = min(self.shortest_ms, took_ms)
+        self.longest_ms = max(self.longest_ms, took_ms)
+        if timing.caught_up is not None:
+            self.caught_up += timing.caught_up
+            self.asked += 1
+        self.optimizer_steps += work.optimizer_steps
+        self.samples = added(self.samples, work.samples)
+        self.tokens = added(self.tokens, work.tokens)
+        self.flops = added(self.flops, work.flops)
+        self.own_us += timing.own_us
+        self.before_fetch_ms += timing.before_fetch_ms
+        self.loader_starts += LOADER_START in times.device_ms
+        kind = self.singular if times.split and not timing.chosen else (self.plain, self.chosen)[times.split][changes]
+        kind.add(1, times.device_ms, times.host_ms)
+
+    def merge(self, other: "StepSums") -> None:
+        """Count what others counted, which came later."""
+        self.latest.extend(other.latest)
+        self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
+        self.longest_ms = max(self.longest_ms, other.longest_ms)
+        self.caught_up += other.caught_up
+        self.asked += other.asked
+        self.optimizer_steps += other.optimizer_steps
+        self.samples = added(self.samples, other.samples)
+        self.tokens = added(self.tokens, other.tokens)
+        self.flops = added(self.flops, other.flops)
+        self.own_us += other.own_us
+        self.before_fetch_ms += other.before_fetch_ms
+        self.loader_starts += other.loader_starts
+        for mine, theirs in zip(self.times, other.times, strict=True):
+            mine.add(theirs.steps, theirs.device_ms, theirs.host_ms)
+
+    def read(self) -> Rates:
+        """The rates so far."""
+        singular = self.singular
+        kinds = list(zip(self.chosen, self.plain, strict=True))
+        if any(plain.steps and not chosen.steps for chosen, plain in kinds):  # nothing speaks for one of them alone
+            kinds = [(_merged(self.chosen), _merged(self.plain))]
+        atypical = any(plain.steps for plain in self.plain) and not any(chosen.steps for chosen in self.chosen)
+        if atypical:
+            kinds, singular = [(singular, _merged(self.plain))], _Times()
+        whole = _merged([_spoken_for(chosen, plain) for chosen, plain in kinds] + [singular])
+        started_ms, started_host_ms = (
+            _folded(sums, "data" if "data" in self.regions else "other") for sums in (whole.device_ms, whole.host_ms)
+        )
+        return Rates(
+            self.steps,
+            self.optimizer_steps,
+            self.samples,
+            self.tokens,
+            whole.device_ms,
+            whole.host_ms,
+            self.flops,
+            self.regions,
+            self.steps - sum(plain.steps for plain in self.plain),
+            self.own_us,
+            self.before_fetch_ms,
+            atypical,
+            self.loader_starts,
+            started_ms,
+            started_host_ms,
+        )
+
+    def spread(self) -> Spread:
+        """How the steps' times differ."""
+        if not self.latest:
+            return Spread()
+        kinds = [[ms for ms, changes in self.latest if changes is kind] for kind in (False, True)]
+        counts = (self.steps - self.optimizer_steps, self.optimizer_steps)
+        like_ms = sum(count * median(times) for count, times in zip(counts, kinds, strict=True) if times) / self.steps
+        return Spread(median(ms for ms, _ in self.latest), self.shortest_ms, self.longest_ms, like_ms)
+
+    @property
+    def caught_up_pct(self) -> float | None:
+        """In how many percent of the steps the GPU had caught up with the host; None if it was never asked."""
+        return 100 * self.caught_up / self.asked if self.asked else None
+
+
+def _merged(several: Iterable[_Times]) -> _Times:
+    merged = _Times()
+    for times in several:
+        merged.add(times.steps, times.device_ms, times.host_ms)
+    return merged
+
+
+def _spoken_for(chosen: _Times, plain: _Times) -> _Times:
+    """The times of both: plain steps are taken to divide as the chosen ones do."""
+    both = _Times()
+    both.add(chosen.steps + plain.steps, _divided(chosen.device_ms, plain.device_ms), {})
+    both.add(0, {}, _divided(chosen.host_ms, plain.host_ms))
+    return both
+
+
+def _divided(chosen: Mapping[str, float], plain: Mapping[str, float]) -> dict[str, float]:
+    divided_ms, plain_ms = step_ms(chosen), step_ms(plain)
+    if not divided_ms:
+        return dict(plain)
+    factor = 1 + plain_ms / divided_ms
+    divided = {region: factor * ms for region, ms in chosen.items()}
+    if LOADER_START in chosen or LOADER_START in plain:  # in its own step alone
+        divided[LOADER_START] = chosen.get(LOADER_START, 0.0) + plain.get(LOADER_START, 0.0)
+    return divided
+
+
+def _folded(sums: dict[str, float], into: str) -> float:
+    """Have what loader starts took count to another region; returns it."""
+    started_ms = sums.pop(LOADER_START, 0.0)
+    if started_ms:
+        sums[into] = sums.get(into, 0.0) + started_ms
+    return started_ms
+
+
+def added(one: float | None, other: float | None) -> float | None:
+    """The sum, None where a summand is unknown."""
+    return None if one is None or other is None else one + other

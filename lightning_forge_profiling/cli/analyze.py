@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_forge_profiling.analysis.trace_files import find_traces
 from lightning_forge_profiling.cli.arguments import at_least, step_range
+from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import Progress, write_json
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def _run(args: argparse.Namespace) -> int:
     from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
 
+    traces, _ = find_traces(args.path)
+    refuse_bad_outputs({"--html": args.html, "--markdown": args.markdown}, [("PATH", trace) for trace in traces])
     with Progress() as progress:
         result = analyze(
             args.path,
@@ -73,16 +77,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _write_files(args: argparse.Namespace, result: "Result") -> None:
-    from lightning_forge_profiling.report.files import write_file  # noqa: PLC0415
-
     if args.markdown:
         from lightning_forge_profiling.report.markdown import markdown  # noqa: PLC0415
 
-        write_file(args.markdown, markdown(result.analysis).encode(errors="replace"))
+        write_output(args.markdown, markdown(result.analysis).encode(errors="replace"))
     if args.html:
         from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
 
-        write_file(args.html, html_report(result.analysis, result.timelines).encode(errors="replace"))
+        write_output(args.html, html_report(result.analysis, result.timelines).encode(errors="replace"))
 
 
 def _print(args: argparse.Namespace, result: "Result") -> None:

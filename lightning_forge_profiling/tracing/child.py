@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_forge_profiling.tracing.folders import plugin_path, trace_path
+from lightning_forge_profiling.tracing.folders import plugin_path, trace_path, window_folder
 
 __all__ = ["FinishingChild"]
 
@@ -33,9 +33,10 @@ class FinishingChild:
 
     def __init__(self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool) -> None:
         command = [sys.executable, "-c", _CODE, str(Path(__file__).resolve().parents[2])]
-        command += [str(raw), str(trace_path(raw.parent, rank)), "--ranks", ",".join(map(str, ranks))]
+        folder = window_folder(raw)
+        command += [str(raw), str(trace_path(folder, rank)), "--ranks", ",".join(map(str, ranks))]
         if tensorboard:
-            command += ["--plugin", str(plugin_path(raw.parent, rank))]
+            command += ["--plugin", str(plugin_path(folder, rank))]
         if analyze and rank == ranks[0]:
             command.append("--analyze")
         # a session of its own: Ctrl-C ends the training, not the writing of its trace

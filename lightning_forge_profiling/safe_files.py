@@ -32,13 +32,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         OSError: it could not be written; what was there before still is.
 
     Example:
-        >>> path = Path(TemporaryDirectory().name)
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "file"
         >>> with whole_file(path) as file:
         ...     _ = file.write(b"content")
         ...     path.exists()
         False
-        >>> path.read_bytes(), path.unlink()
-        (b'content', None)
+        >>> path.read_bytes()
+        b'content'
     """
     part = path.with_name(f".{token_hex(8)}.tmp")  # no name of a user's, and none that anyone can guess
     before = _replaced(path)

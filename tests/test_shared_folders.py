@@ -269,11 +269,15 @@ import lightning as L
 from lightning_forge_profiling import ForgeProfilerCallback
 from tests.models import Classifier, loader
 
+together = threading.Barrier(2)
+sys.setswitchinterval(1e-6)
+
 def fits():
-    for _ in range(15):
+    for _ in range(10):
+        together.wait(timeout=60)
         callback = ForgeProfilerCallback(5, 8, trace_dir=sys.argv[1])
-        options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        L.Trainer(max_steps=1, callbacks=[callback], **options).fit(Classifier(), loader())
+        quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+        L.Trainer(accelerator="cpu", max_steps=1, callbacks=[callback], **quiet).fit(Classifier(), loader())
         print("fit")
 
 threads = [threading.Thread(target=fits) for _ in range(2)]
@@ -288,7 +292,7 @@ def test_fits_in_two_threads_do_not_get_in_each_others_way(shared):
     command = [sys.executable, "-c", TWO_THREADS, shared]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS_S, check=True)
-    assert done.stdout.split().count("fit") == 30, done.stderr
+    assert done.stdout.split().count("fit") == 20, done.stderr
     assert list(shared.iterdir()) == []
 
 

@@ -53,10 +53,10 @@ def write_output(path: Path, content: bytes) -> None:
 def _refuse_unwritable(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigurationError(f"{path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ConfigurationError(f"{path}: is a folder")
     if _may_be_planted(path):
         raise ConfigurationError(f"{path}: is a link or a pipe of another user, in a folder in which all can write")
+    if path.is_dir():
+        raise ConfigurationError(f"{path}: is a folder")
     if _is_replaced(path):
         folder = _target(path).parent
         try:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,11 +26,12 @@ def export_trace(profiler: profile, raw: Path) -> None:
     """
     with _name_for_kineto(raw) as name:
         profiler.export_chrome_trace(name)
-    with raw.open("rb") as file:
+    with suppress(FileNotFoundError), raw.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(file.tell() - 64, 0))
-        if not file.read().rstrip().endswith(b"}"):
-            raise OSError(f"the trace could not be written whole to {window_folder(raw)} (is the disk full?)")
+        if file.read().rstrip().endswith(b"}"):
+            return
+    raise OSError(f"the trace could not be written whole to {window_folder(raw)} (is the disk full?)")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ ROOT = Path(lightning_forge_profiling.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
 # Any module may import these, and they import nothing of ours.
-COMMON = {"errors"}
+COMMON = {"errors", "safe_files"}
 
 # What the modules of each layer may import besides the standard library, COMMON and their own layer.
 MAY_IMPORT = {

@@ -18,11 +18,12 @@ from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.verdict import decide
 from lightning_forge_profiling.report.console import print_analysis
-from lightning_forge_profiling.report.files import summary_json, write_file, write_reports
+from lightning_forge_profiling.report.files import summary_json, write_reports
 from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code_cell, plain, prose, short, short_kernel_name
+from lightning_forge_profiling.safe_files import write_whole
 from tests.models import Classifier, loader
 from tests.samples import ADD, GEMM, sample_analysis
 
@@ -384,7 +385,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_and_is_named(tmp_path):
     (tmp_path / "folder").mkdir()
     for target in (tmp_path / "none" / "report.md", tmp_path / "folder"):
         with pytest.raises(OSError, match=re.escape(str(target))) as caught:
-            write_file(target, b"x")
+            write_whole(target, b"x")
         assert caught.value.filename == str(target)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 
@@ -394,7 +395,7 @@ def test_writing_a_file_touches_no_other(tmp_path):
     other = tmp_path / "a.json.tmp"
     other.write_text("a user's")
     for name in ("a.json", "n" * 255):
-        write_file(tmp_path / name, b"x")
+        write_whole(tmp_path / name, b"x")
         assert (tmp_path / name).read_bytes() == b"x"
     assert other.read_text() == "a user's"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.tmp", "n" * 255]
@@ -402,7 +403,7 @@ def test_writing_a_file_touches_no_other(tmp_path):
 
 def test_a_file_has_the_rights_that_any_new_file_has(tmp_path):
     (tmp_path / "plain").touch()
-    write_file(tmp_path / "a", b"x")
+    write_whole(tmp_path / "a", b"x")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from lightning_forge_profiling.analysis.trace_bytes import unpacked
 from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.safe_files import whole_file
 
 __all__ = ["plugin_trace", "write_plugin_copy"]
 
@@ -67,15 +68,11 @@ def write_plugin_copy(source: Path, target: Path) -> None:
         [{'ph': 'X', 'cat': 'Runtime', 'name': 'cudaLaunchKernel'}]
     """
     trace = _read(source)
-    part = target.with_name(target.name + ".tmp")
     try:
-        with gzip.open(part, "wb", compresslevel=_COMPRESS_LEVEL) as file:
-            file.writelines(plugin_trace(trace))
-        part.replace(target)
+        with whole_file(target) as file, gzip.open(file, "wb", compresslevel=_COMPRESS_LEVEL) as copy:
+            copy.writelines(plugin_trace(trace))
     except TraceError as exc:
         raise TraceError(f"{source}: {exc}") from exc
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def plugin_trace(trace: bytes) -> Iterator[bytes]:

@@ -18,9 +18,10 @@ from lightning_forge_profiling.analysis.results import (
 )
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.analysis.window_effect import window_effect
-from lightning_forge_profiling.report.files import summary_json, write_file
+from lightning_forge_profiling.report.files import summary_json
 from lightning_forge_profiling.report.html import replace_summary
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.safe_files import write_whole
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.throughput import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
@@ -146,8 +147,8 @@ def analysis_of(trace: TraceReport | None, recorded: Analysis | None, evidence: 
 
 
 def _write(analysis: Analysis, summary: Path, report: Path | None) -> None:
-    write_file(summary, summary_json(analysis))
-    write_file(summary.with_suffix(".md"), markdown(analysis).encode(errors="replace"))
+    write_whole(summary, summary_json(analysis))
+    write_whole(summary.with_suffix(".md"), markdown(analysis).encode(errors="replace"))
     if report is not None:
         page = replace_summary(report.read_text(encoding="utf-8"), analysis)
-        write_file(report, page.encode(errors="replace"))
+        write_whole(report, page.encode(errors="replace"))

@@ -166,6 +166,7 @@ class ForgeProfilerCallback(RecordingCallback):
         root = Path(self.config.trace_dir)
         if self._default_dir:
             root = lightning_api.log_folder(trainer) / root
+        root = root.absolute()  # the working directory may be another one by the time of the window
         # the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(self.config.window).replace(' ', '_')}"

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from lightning_forge_profiling.analysis.results import RankClock
+from lightning_forge_profiling.safe_files import write_whole
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.tracing.folders import clock_path
 
@@ -39,10 +40,7 @@ def rank_clock(rank: int, rates: Rates) -> RankClock:
 
 def write_clock(folder: Path, clock: RankClock) -> None:
     """Put this rank's clock where `read_clocks` looks. May raise OSError."""
-    path = clock_path(folder, clock.rank)
-    part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(clock))
-    part.replace(path)
+    write_whole(clock_path(folder, clock.rank), msgspec.json.encode(clock))
 
 
 def read_clocks(folder: Path, ranks: Sequence[int], *, patience_s: float = _PATIENCE_S) -> tuple[RankClock, ...]:
@@ -60,10 +58,10 @@ def read_clocks(folder: Path, ranks: Sequence[int], *, patience_s: float = _PATI
         return ()
     deadline = monotonic() + patience_s
     paths = [clock_path(folder, rank) for rank in ranks]
-    while not all(path.exists() for path in paths) and monotonic() < deadline:
+    while not all(path.is_file() for path in paths) and monotonic() < deadline:
         sleep(0.01)
     clocks = []
-    for path in paths:
+    for path in filter(Path.is_file, paths):
         with suppress(OSError, msgspec.MsgspecError):
             clocks.append(msgspec.json.decode(path.read_bytes(), type=RankClock))
             path.unlink()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lightning_forge_profiling.analysis.trace_files import find_traces
 from lightning_forge_profiling.cli.anonymize import write_copies
 from lightning_forge_profiling.cli.arguments import at_least, step_range
+from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import Progress, say, warn, write_json
 from lightning_forge_profiling.errors import TraceError
 
@@ -59,6 +60,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(args: argparse.Namespace) -> int:
+    traces, _ = find_traces(args.path)
+    refuse_bad_outputs({"--html": args.html, "--markdown": args.markdown}, [("PATH", trace) for trace in traces])
     with Progress() as progress:
         result = (_analyzed_anonymously if args.anonymize else _analyzed)(args, args.path, progress)
         _write_files(args, result)
@@ -97,16 +100,14 @@ def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progre
 
 
 def _write_files(args: argparse.Namespace, result: "Result") -> None:
-    from lightning_forge_profiling.report.files import write_file  # noqa: PLC0415
-
     if args.markdown:
         from lightning_forge_profiling.report.markdown import markdown  # noqa: PLC0415
 
-        write_file(args.markdown, markdown(result.analysis).encode(errors="replace"))
+        write_output(args.markdown, markdown(result.analysis).encode(errors="replace"))
     if args.html:
         from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
 
-        write_file(args.html, html_report(result.analysis, result.timelines).encode(errors="replace"))
+        write_output(args.html, html_report(result.analysis, result.timelines).encode(errors="replace"))
 
 
 def _print(args: argparse.Namespace, result: "Result") -> None:

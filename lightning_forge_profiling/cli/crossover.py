@@ -4,11 +4,10 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import Progress, say, write_json
 from lightning_forge_profiling.errors import ConfigurationError
 
@@ -143,13 +142,15 @@ def _refuse_early(args: argparse.Namespace) -> None:
     asked = (args.ops, args.sizes, args.dtype, args.max_time)
     if args.source is not None and any(value is not None for value in asked):
         raise ConfigurationError("--from shows what was measured: leave out --ops, --sizes, --dtype and --max-time")
-    written = [(name, path) for name, path in _files(args) if path != _DASH]
-    for _, path in written:
-        _refuse_unwritable(path)
-    read = [] if args.source in {None, _DASH} else [("--from", args.source)]
-    for (first, path), (second, other) in combinations([*read, *written], 2):
-        if path.resolve() == other.resolve() and _is_replaced(path):
-            raise ConfigurationError(f"{first} and {second} both name {path}: one would overwrite the other")
+    refuse_bad_outputs(
+        {
+            "--json": None if args.json == _DASH else args.json,
+            "--html": args.html,
+            "--png": args.png,
+            "--svg": args.svg,
+        },
+        [] if args.source in {None, _DASH} else [("--from", args.source)],
+    )
     if args.html or args.png or args.svg:
         from lightning_forge_profiling.report.crossover_plot import rehearse  # noqa: PLC0415  (start fast)
 
@@ -157,29 +158,6 @@ def _refuse_early(args: argparse.Namespace) -> None:
             rehearse("svg")
         if args.png:
             rehearse("png")
-
-
-def _files(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """The options that name what to write, and its path."""
-    options = (("--json", args.json), ("--html", args.html), ("--png", args.png), ("--svg", args.svg))
-    return [(name, path) for name, path in options if path is not None]
-
-
-def _refuse_unwritable(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise ConfigurationError(f"{path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ConfigurationError(f"{path}: is a folder")
-    if _is_replaced(path):
-        try:
-            TemporaryFile(dir=path.parent).close()
-        except OSError as error:
-            raise ConfigurationError(f"{path}: no file can be made in {path.parent}: {error.strerror}") from error
-
-
-def _is_replaced(path: Path) -> bool:
-    """Whether a new file will be put there, where into a pipe or a device is written."""
-    return path.is_file() or not path.exists()
 
 
 def _read(path: Path) -> "CrossoverResult":
@@ -222,13 +200,12 @@ def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
     """Write and print what was asked for: the numbers first, and each whatever becomes of the others."""
     from lightning_forge_profiling.report.crossover import print_crossover  # noqa: PLC0415  (start fast)
     from lightning_forge_profiling.report.crossover_json import crossover_json  # noqa: PLC0415
-    from lightning_forge_profiling.report.files import write_file  # noqa: PLC0415
 
     written, failed = [], []
 
     def write(path: Path, content: bytes) -> None:
         try:
-            write_file(path, content)
+            write_output(path, content)
             written.append(path)
         except OSError as error:
             failed.append(f"{path}: {error.strerror}")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy
 from lightning_forge_profiling.report.text import plain
+from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, whole_file
 
 __all__ = ["main"]
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.nice(10)
     word = _word(args.training)
     if word not in {"go", "alone"}:  # the window came to nothing, or the training process is gone
-        _clean_up(args.raw)
+        discard_with_folders(args.raw)
         return 0
     wait_s = 0.0 if word == "alone" else OTHERS_WAIT_S
     try:
@@ -60,12 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as exc:
         what = "TensorBoard's copy of the trace" if args.final.exists() else "the trace"
         _say(f"{what} could not be written: {type(exc).__name__}: {exc}")
-        _part(args.final).unlink(missing_ok=True)
         if args.plugin is not None:
             _part(args.plugin).unlink(missing_ok=True)
         return 1
     finally:
-        _clean_up(args.raw)
+        discard_with_folders(args.raw)
     if args.analyze:
         try:
             analyze(args.final, args.ranks, wait_s)
@@ -92,25 +92,21 @@ def _say(problem: str) -> None:
         sys.stderr.write(plain(problem) + "\n")
 
 
-def _clean_up(raw: Path) -> None:
-    raw.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not empty: there is a trace in it, or another rank's
-        raw.parent.rmdir()
-
-
 def _part(path: Path) -> Path:
     return path.with_name(path.name + PART)
 
 
 def _compress(raw: Path, final: Path) -> None:
-    part = _part(final)
-    with raw.open("rb") as source, gzip.open(part, "wb", compresslevel=COMPRESS_LEVEL) as target:
+    with (
+        raw.open("rb") as source,
+        whole_file(final) as file,
+        gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as target,
+    ):
         shutil.copyfileobj(source, target, length=1 << 20)
-    part.replace(final)
 
 
 def _copy_for_plugin(raw: Path, plugin: Path) -> None:
-    plugin.parent.mkdir(exist_ok=True)
+    make_own_folder(plugin.parent)
     write_plugin_copy(raw, _part(plugin))
 
 

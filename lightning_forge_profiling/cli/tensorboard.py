@@ -2,10 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from shlex import quote
 
 from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name
+from lightning_forge_profiling.cli.files import same_file
 from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 
@@ -64,7 +66,7 @@ def _targets(sources: Sequence[Path], folder: Path) -> list[tuple[Path, Path]]:
     if len(set(ranks)) < len(sources):
         ranks = list(range(len(sources)))
     copies = [(source, folder / f"rank{rank}.pt.trace.json.gz") for source, rank in zip(sources, ranks, strict=True)]
-    for source, target in copies:
-        if target.exists() and target.samefile(source):
+    for source, (_, target) in product(sources, copies):
+        if same_file(source, target):
             raise ConfigurationError(f"{source}: the copy would replace the trace; give --out another folder")
     return copies

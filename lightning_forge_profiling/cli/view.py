@@ -11,6 +11,7 @@ from lightning_forge_profiling.analysis.trace_files import find_traces
 from lightning_forge_profiling.cli.arguments import port
 from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.safe_files import write_whole
 
 __all__ = ["add_to"]
 
@@ -69,13 +70,12 @@ def _report(path: Path) -> Path:
     if path.is_dir() and (written := _newest_window(path) / _REPORT).is_file():
         return written
     from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.report.files import write_file  # noqa: PLC0415
     from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
 
     with Progress() as progress:
         result = analyze(path, progress=progress)
         made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / _REPORT
-        write_file(made, html_report(result.analysis, result.timelines).encode(errors="replace"))
+        write_whole(made, html_report(result.analysis, result.timelines).encode(errors="replace"))
     return made
 
 

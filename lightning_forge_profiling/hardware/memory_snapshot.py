@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.safe_files import make_own_folder, whole_file_by_name
 
 __all__ = ["MAX_ENTRIES", "MemoryHistory", "MemorySnapshot", "Moment", "TorchMemoryHistory", "refuse_unless_moment"]
 
@@ -139,14 +139,14 @@ class MemorySnapshot:
             self._fail(exc)
 
     def _write(self) -> None:
-        partial = self._path.with_name(self._path.name + ".partial")
+        folder = self._path.parent
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._history.dump(partial)
-            self.written = partial.replace(self._path)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_own_folder(folder)
+            with whole_file_by_name(self._path) as part:
+                self._history.dump(part)
+            self.written = self._path
         except Exception as exc:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
             self._fail(exc)
 
     def _fail(self, exc: Exception) -> None:

@@ -10,6 +10,7 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.safe_files import whole_file_by_name
 from lightning_forge_profiling.tracing.folders import writable_folder_problem
 
 __all__ = ["print_profiler_summary"]
@@ -67,7 +68,8 @@ def print_profiler_summary(
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / f"rank{rank}.trace.json.gz"
     try:
-        prof.export_chrome_trace(str(trace))
+        with whole_file_by_name(trace) as part:
+            prof.export_chrome_trace(str(part))
     except RuntimeError as exc:
         if "already saved" not in str(exc):
             raise

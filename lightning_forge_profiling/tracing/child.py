@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lightning_forge_profiling.tracing.folders import plugin_path, trace_path
+from lightning_forge_profiling.tracing.folders import plugin_path, trace_path, window_folder
 from lightning_forge_profiling.tracing.patience import ctrl_c_ends
 
 __all__ = ["FinishingChild"]
@@ -54,10 +54,11 @@ class FinishingChild:
         # put anything before the standard library, and the packages are found where this process found them.
         command = [sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
         command += ["-c", _CODE, str(len(folders)), *folders]
-        command += [str(raw), str(trace_path(raw.parent, rank)), "--training", str(os.getpid())]
+        folder = window_folder(raw)
+        command += [str(raw), str(trace_path(folder, rank)), "--training", str(os.getpid())]
         command += ["--ranks", ",".join(map(str, ranks))]
         if tensorboard:
-            command += ["--plugin", str(plugin_path(raw.parent, rank))]
+            command += ["--plugin", str(plugin_path(folder, rank))]
         if analyze and rank == ranks[0]:
             command.append("--analyze")
         # a session of its own: Ctrl-C ends the training, not the writing of its trace

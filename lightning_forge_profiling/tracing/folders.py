@@ -4,6 +4,10 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryFile
+
+from lightning_forge_profiling.safe_files import make_own_folder
 
 __all__ = [
     "claim",
@@ -11,9 +15,9 @@ __all__ = [
     "numbered_folders",
     "plugin_path",
     "report_path",
-    "require_whole",
     "summary_path",
     "trace_path",
+    "window_folder",
     "writable_folder_problem",
 ]
 
@@ -44,25 +48,35 @@ def clock_path(folder: Path, rank: int) -> Path:
 
 
 def claim(folders: Iterable[Path], rank: int) -> Path:
-    """Take the first folder that holds nothing of this rank.
+    """Take the first folder that is this user's and holds nothing of this rank.
 
     Returns:
-        An empty hidden file in it, for the raw export; no other process gets the same.
+        A file to export the raw trace to, in a hidden folder in there that no other process gets and no other user can
+        enter.
 
     Raises:
         FileExistsError: all are taken.
     """
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-        if trace_path(folder, rank).exists():
-            continue
-        raw = folder / f".rank{rank}.raw.json"
+    why = FileExistsError("no folder was offered for the trace")
+    for folder in map(Path.absolute, folders):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        private = folder / f".rank{rank}.raw"
         try:
-            os.close(os.open(raw, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
+            make_own_folder(folder)
+            private.mkdir(mode=0o700)
+        except FileExistsError as exc:
+            why = exc
             continue
-        return raw
-    raise FileExistsError("every folder offered for the trace is taken")
+        if not trace_path(folder, rank).exists():
+            return private / f"{token_hex(8)}.json"
+        private.rmdir()
+        why = FileExistsError(f"{folder} holds a trace of rank {rank} already")
+    raise why
+
+
+def window_folder(raw: Path) -> Path:
+    """The folder that was claimed, of the path that `claim` returned."""
+    return raw.parents[1]
 
 
 def numbered_folders(first: Path) -> Iterator[Path]:
@@ -75,24 +89,14 @@ def numbered_folders(first: Path) -> Iterator[Path]:
 def writable_folder_problem(folder: Path) -> str:
     """Why nothing can be written into a folder that may not exist yet; "" when it can. Creates nothing."""
     existing = folder
-    while not existing.exists() and existing != existing.parent:
+    while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
     advice = "Give trace_dir a folder that can be written to."
     if not existing.is_dir():
-        return f"trace_dir {str(folder)!r}: {str(existing)!r} is a file. {advice}"
-    probe = existing / f".forge_probe_{os.getpid()}"
+        what = "a file" if existing.exists() else "a link to nothing"
+        return f"trace_dir {str(folder)!r}: {str(existing)!r} is {what}. {advice}"
     try:
-        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        probe.unlink()
+        TemporaryFile(dir=existing).close()
     except OSError as exc:
         return f"trace_dir {str(folder)!r}: {str(existing)!r} is not writable ({exc.strerror}). {advice}"
     return ""
-
-
-def require_whole(raw: Path) -> None:
-    """Raise OSError unless the exported file ends as a trace does: Kineto does not say when the disk was full."""
-    with raw.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(file.tell() - 64, 0))
-        if not file.read().rstrip().endswith(b"}"):
-            raise OSError(f"the trace could not be written whole to {raw.parent} (is the disk full?)")

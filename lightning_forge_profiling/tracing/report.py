@@ -71,7 +71,7 @@ def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceRepor
     """
 
     def there(path: Path | None) -> Path | None:
-        return path if path is not None and path.exists() else None
+        return path if path is not None and path.is_file() else None
 
     path = there(report.path)
     lost = report.status == "written" and path is None

@@ -14,15 +14,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.safe_files import discard_with_folders
 from lightning_forge_profiling.tracing.child import FinishingChild
 from lightning_forge_profiling.tracing.collector import detached_at_stop, let_gpu_settle
 from lightning_forge_profiling.tracing.config import ProfilingConfig
+from lightning_forge_profiling.tracing.export import export_trace
 from lightning_forge_profiling.tracing.folders import (
     claim,
     numbered_folders,
     plugin_path,
-    require_whole,
     trace_path,
+    window_folder,
     writable_folder_problem,
 )
 from lightning_forge_profiling.tracing.metadata import trace_metadata
@@ -275,27 +277,22 @@ class TraceSession:
         for key, value in trace_metadata(self._rank, self._world_size, self._window, self._report.steps).items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)
-        profiler.export_chrome_trace(str(raw))
-        require_whole(raw)
+        export_trace(profiler, raw)
         assert self._child is not None  # noqa: S101
         self._child.go(alone=alone)
         self._report = replace(
             self._report,
             status="written",
-            path=trace_path(raw.parent, self._rank),
-            plugin_path=plugin_path(raw.parent, self._rank) if self._config.tensorboard else None,
+            path=trace_path(window_folder(raw), self._rank),
+            plugin_path=plugin_path(window_folder(raw), self._rank) if self._config.tensorboard else None,
             stall_ms=(perf_counter() - began) * 1e3,
         )
 
     def _discard_raw(self) -> None:
         if self._child is not None:
             self._child.dismiss()
-        if self._raw is None:
-            return
-        with suppress(OSError):  # at the last line, where other ranks' files are in the folder
-            self._raw.unlink(missing_ok=True)
-            self._raw.with_name(self._raw.name + ".tmp").unlink(missing_ok=True)  # Kineto's own, on a full disk
-            self._raw.parent.rmdir()
+        if self._raw is not None:
+            discard_with_folders(self._raw)
 
     def _stand_aside(self, reason: str) -> None:
         self._report = replace(self._report, status="stood aside", message=reason)
@@ -340,7 +337,7 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
     """
     if not config.enable:
         return None
-    root = Path(config.trace_dir)
+    root = Path(config.trace_dir).absolute()  # the working directory may be another one by the time of the window
     problem = writable_folder_problem(root)
     if problem:
         raise ConfigurationError(problem)

@@ -1,0 +1,152 @@
+"""Files that appear complete or not at all, and folders of this user's, also where other users can write.
+
+Nothing that another user may have put in the way is opened: a file is written under a random name of its own and then
+takes the place of whatever has the name that was asked for, be it a link or a pipe.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, Final
+
+__all__ = ["discard_with_folders", "make_own_folder", "whole_file", "whole_file_by_name", "write_whole"]
+
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_WRITE: Final = 0o666
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write, which is at `path` once the context ends without an exception; before, nothing changes.
+
+    A file that it replaces keeps its mode.
+
+    Args:
+        path: where it will be; a link there is replaced, not followed.
+
+    Raises:
+        OSError: it could not be written; what was there before still is.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "file"
+        >>> with whole_file(path) as file:
+        ...     _ = file.write(b"content")
+        ...     path.exists()
+        False
+        >>> path.read_bytes()
+        b'content'
+    """
+    part = path.with_name(f".{token_hex(8)}.tmp")  # no name of a user's, and none that anyone can guess
+    before = _replaced(path)
+    try:
+        # never more open than what it replaces, not even while it is written
+        with os.fdopen(
+            os.open(part, _NEW, _READ_WRITE if before is None else before.st_mode & _READ_WRITE), "wb"
+        ) as file:
+            _keep_mode(file.fileno(), before)
+            yield file
+        part.replace(path)
+    except OSError as exc:
+        if exc.filename in {None, str(part)} and exc.errno is not None:  # name the file that was asked for
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc
+        raise
+    finally:
+        with suppress(OSError):  # it has become the file, or was never made
+            part.unlink()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears complete or not at all.
+
+    Args:
+        path: where to; a link there is replaced, not followed.
+        content: all of it.
+
+    Raises:
+        OSError: it could not be written; what was there before still is.
+    """
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file_by_name(path: Path) -> Iterator[Path]:
+    """`whole_file` for what writes to a name rather than to an open file.
+
+    Args:
+        path: where the file will be.
+
+    Yields:
+        What to write to, with the same ending, in a folder that no other user can enter.
+
+    Raises:
+        OSError: it could not be written; what was there before still is.
+    """
+    before = _replaced(path)
+    with TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent, ignore_cleanup_errors=True) as private:
+        part = Path(private) / f"part{path.suffix}"
+        yield part
+        with part.open("rb") as file:
+            _keep_mode(file.fileno(), before)
+        part.replace(path)
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder in which other users cannot write, unless there is one of this user's already.
+
+    Args:
+        folder: its path; the parent is there.
+
+    Raises:
+        FileExistsError: something else has its name: a file, a link, or a folder of another user's.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o775)
+        return
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise FileExistsError(f"{folder} is in the way: it is not a folder")
+    try:
+        # not our own user id: a network file system may give what we write to another user
+        with TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder, ignore_cleanup_errors=True) as probe:
+            own = Path(probe).stat().st_uid
+    except PermissionError:
+        own = None
+    if found.st_uid != own:
+        raise FileExistsError(f"{folder} belongs to another user")
+
+
+def discard_with_folders(raw: Path) -> None:
+    """Remove a raw trace, what Kineto left beside it on a full disk, and the two folders above where they are empty.
+
+    Args:
+        raw: the file, which need not be there, in a folder of its own in the window's.
+    """
+    with suppress(OSError):  # at the last line, where other ranks' files are in the window's folder
+        raw.unlink(missing_ok=True)
+        raw.with_name(raw.name + ".tmp").unlink(missing_ok=True)
+        raw.parent.rmdir()
+        raw.parents[1].rmdir()
+
+
+def _replaced(path: Path) -> os.stat_result | None:
+    """What is known of the file that a new one will replace; None where there is none."""
+    with suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode):
+            return found
+    return None
+
+
+def _keep_mode(descriptor: int, before: os.stat_result | None) -> None:
+    """Give a new file the mode of the one that it replaces; of another user's, no more than it has."""
+    if before is None:
+        return
+    now = os.fstat(descriptor)
+    kept = before.st_mode if before.st_uid == now.st_uid else before.st_mode & now.st_mode
+    os.fchmod(descriptor, kept & 0o777)

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ class Progress:
     def _write(self) -> None:
         if self._silent:
             return
-        if self._redraws:
-            self._stream.write(f"\r{self._latest[: shutil.get_terminal_size().columns - 1]}\x1b[K")
-        elif self._latest:
-            self._stream.write(f"{self._latest}\n")
-        self._stream.flush()
+        with suppress(OSError):  # nobody reads it: no reason to give up the work
+            if self._redraws:
+                self._stream.write(f"\r{self._latest[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            elif self._latest:
+                self._stream.write(f"{self._latest}\n")
+            self._stream.flush()
 
 
 def write_json(content: bytes) -> None:

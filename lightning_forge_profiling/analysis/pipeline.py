@@ -109,7 +109,7 @@ def analyze(
     verdict, text = decide(findings, gpu=on_gpu)
     left_out = any(one.steady.steps < one.summary.steps for one in done)
     analysis = Analysis(
-        source=os.fsencode(path).decode(errors="replace"),
+        source=_text(path),
         verdict=verdict,
         verdict_text=text,
         findings=findings,
@@ -118,7 +118,7 @@ def analyze(
         ranks=ranks,
         collectives=collectives,
         rank_waits=waits,
-        warnings=(*notes, *problems, *(warning for one in ranks for warning in one.warnings), *differing),
+        warnings=(*map(_text, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
     )
     return Result(analysis, tuple(one.timeline for one in done))
 
@@ -150,7 +150,7 @@ def _summarized(
         return f"{files[0]}: it has no step from {steps[0]} to before {steps[1]}" if steps else f"{files[0]}: no steps"
     rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, sort=sort, top=top)
-    summary = replace(summary, warnings=(*problems, *summary.warnings))
+    summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
     steady, steady_summary = recording, summary
     from_the_start = steps is None or recording.steps.number[0] == find_steps(trace, recording.links).number[0]
     if from_the_start and _FEW_STEPS <= len(recording.steps) <= _MANY_STEPS:
@@ -217,6 +217,11 @@ def _numbered(done: Sequence[_Rank], only: int | None) -> list[_Rank]:
             timeline=replace(one.timeline, rank=number),
         )
     return [numbered[number] for number in sorted(numbered) if only in {None, number}]
+
+
+def _text(name: Path | str) -> str:
+    """A file's name, or what it is in, as text that can be encoded."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _silent(_: str) -> None:

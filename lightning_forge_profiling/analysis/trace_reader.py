@@ -17,6 +17,7 @@ from lightning_forge_profiling.errors import TraceError
 
 __all__ = ["read_trace"]
 
+_MOST_LEFT_OUT: Final = 1_000_000
 _MOST_RANKS: Final = 2**31  # of MPI and NCCL, which count them in a C int
 
 
@@ -48,6 +49,8 @@ def read_trace(path: Path) -> Trace:
     for events in text.events():
         tables.add(events)
         count += len(events)
+        if decoder.left_out > _MOST_LEFT_OUT:
+            raise TraceError(f"{path}: no trace: over {_MOST_LEFT_OUT} entries of its list are not like an event")
     tables.drop_absurd()
     tables.begin_at_zero()
     problems = list(text.problems)

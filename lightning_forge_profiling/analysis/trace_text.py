@@ -18,6 +18,9 @@ __all__ = ["TraceText"]
 _MB: Final = 1 << 20
 _LONGEST_EVENT: Final = 64 * _MB
 _USUAL_EVENT: Final = 4096
+_FEW_EVENTS: Final = 1024
+_DEEP: Final = 500
+_MOST_DAMAGED: Final = 50_000
 _NEAR_THE_END: Final = 1 << 16
 _NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -30,7 +33,9 @@ _EVENT: Final = re.compile(rb'[^\s:]\s*(\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args
 _TOKEN: Final = re.compile(r"[-+.\w]*\s*", re.ASCII)  # a number or a word, as far as it goes
 
 _NOT_A_NUMBER: Final = re.compile(rb'"(?<!\\")\s*:(\s*[-+]?(?i:nan|inf)\w*)(?=\s*[,}\]])')  # behind a key
-_ESCAPE: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_NO_ESCAPE: Final = re.compile(rb'\\(?!["/bfnrt]|u[0-9a-fA-F]{4})')  # where no backslash escapes another
+_BRACKET: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|[\]}]', re.DOTALL)  # outside of strings
+_AT_BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _CONTROL_TO_SPACE: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 # Tells where a value ends, which msgspec does not; what the value is does not matter here.
@@ -59,6 +64,7 @@ class TraceText(Generic[T]):
     _offset: int = field(default=0, init=False)
     _is_object: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
+    _gave_up: bool = field(default=False, init=False)
 
     def events(self) -> Iterator[list[T]]:
         """The events, some thousands at a time.
@@ -78,7 +84,7 @@ class TraceText(Generic[T]):
             if events:
                 found = True
                 yield events
-            if self._ended or last:
+            if self._ended or self._gave_up or last:
                 break
             if len(text) > _LONGEST_EVENT:
                 self.problems.append(f"no event ends within {_LONGEST_EVENT // _MB} MB after byte {self._offset}")
@@ -143,22 +149,31 @@ class TraceText(Generic[T]):
         begins with an event, and is a list of whole values, can only have been cut between two events, whatever the
         order of keys, the white space, or the names inside.
         """
-        end, following = (0, 0) if last else _last_boundary(text)
+        end, following = (0, 0) if last else _last_boundary(text, 0, len(text))
         begin = _end_of(_SEPARATOR, text)
         if end > begin:
-            for repair in (memoryview, _repaired):
-                with contextlib.suppress(*_NOT_JSON):
-                    events = self.decode(b"".join((b"[", repair(text)[begin:end], b"]")))
-                    self._offset += following
-                    return events, text[following:]
-        return self._take_one_by_one(text, last=last)
+            with contextlib.suppress(*_NOT_JSON):
+                events = self.decode(b"".join((b"[", memoryview(text)[begin:end], b"]")))
+                self._offset += following
+                return events, text[following:]
+        return self._take_around_damage(text, last=last)
 
-    def _take_one_by_one(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
-        """The same by looking for the end of each event: several times slower, but it finds all that is sound."""
+    def _take_around_damage(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
+        """The same by looking for the end of each event where some at a time are not sound: it finds all that are."""
         repaired = _repaired(text)
         events: list[T] = []
-        at = 0
+        at, size = 0, len(text)
         while (at := _end_of(_SEPARATOR, repaired, at)) < len(text):
+            some, end = self._some(repaired, at, at + size)
+            if end > at:
+                events += some
+                at, size = end, 2 * size
+                continue
+            size = _FEW_EVENTS
+            if len(self.skipped) > _MOST_DAMAGED:
+                self.problems.append(f"what follows byte {self._offset + at} was not read: too many events are damaged")
+                self._gave_up = True
+                return events, b""
             if repaired[at : at + 1] == b"]":
                 self._ended = True
                 at += 1
@@ -186,6 +201,21 @@ class TraceText(Generic[T]):
             self.problems.append(f"the file ends before its list of events does, at byte {self._offset}")
         return events, text[at:]
 
+    def _some(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
+        """The events between two places, without the last, and where they end; or as far as they are JSON."""
+        for _ in range(2):
+            end, _following = _last_boundary(text, at, stop)
+            if end <= at:
+                break
+            try:
+                return self.decode(b"".join((b"[", memoryview(text)[at:end], b"]"))), end
+            except _NOT_JSON as exc:
+                damage = _AT_BYTE.search(str(exc))
+                if damage is None:
+                    break
+                stop = at + int(damage[1])
+        return [], at
+
 
 def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"]]:
     """Where the value that begins at a place ends; or where it stops to be one, and whether only more text is missing.
@@ -198,7 +228,7 @@ def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"
         try:
             return at + _scan(part)[1], "whole"
         except (ValueError, RecursionError) as exc:
-            place = getattr(exc, "pos", 0)
+            place = _deep(part) if isinstance(exc, RecursionError) else getattr(exc, "pos", 0)
             if "Unterminated" not in str(exc) and not _TOKEN.fullmatch(part, place):
                 return at + place, "damaged"
             if at + size >= len(text):
@@ -206,10 +236,20 @@ def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"
             size *= 8
 
 
-def _last_boundary(text: bytes) -> tuple[int, int]:
+def _deep(text: str) -> int:
+    """Where so many values lie in each other that no event has as many, or where they end."""
+    depth = 0
+    for match in _BRACKET.finditer(text):
+        depth += 1 if match[1] else -(match[0] in "]}")
+        if depth in {0, _DEEP}:
+            return match.end()
+    return len(text)
+
+
+def _last_boundary(text: bytes, begin: int, end: int) -> tuple[int, int]:
     """Where the last event but one seems to end and the last to begin; zeros where nothing looks like that."""
     found = (0, 0)
-    for match in _BOUNDARY.finditer(text, max(len(text) - _NEAR_THE_END, 0)):
+    for match in _BOUNDARY.finditer(text, max(end - _NEAR_THE_END, begin), end):
         found = match.span()
     return found
 
@@ -230,7 +270,8 @@ def _repaired(text: bytes) -> bytes:
     if not text.isascii():
         text = text.decode(errors="surrogateescape").encode(errors="replace")
     if b"\\" in text:
-        text = _ESCAPE.sub(lambda match: match[0] if match[1] else b"/", text)
+        # no control character is left: one that is can stand for what a pair of them escapes
+        text = _NO_ESCAPE.sub(b"/", text.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
     return _NOT_A_NUMBER.sub(lambda match: match[0].removesuffix(match[1]) + b'""'.rjust(len(match[1])), text)
 
 

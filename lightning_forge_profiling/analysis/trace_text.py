@@ -3,12 +3,13 @@
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from lightning_forge_profiling.analysis.trace_bytes import ahead, unpacked
 from lightning_forge_profiling.errors import TraceError
@@ -19,23 +20,22 @@ _MB: Final = 1 << 20
 _LONGEST_EVENT: Final = 64 * _MB
 _USUAL_EVENT: Final = 4096
 _FEW_EVENTS: Final = 1024
-_DEEP: Final = 500
 _MOST_DAMAGED: Final = 50_000
 _NEAR_THE_END: Final = 1 << 16
 _NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _OPENING: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*([\[{])")  # behind a byte order mark
 _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LAST_BOUNDARY: Final = re.compile(rb".*\}(\s*,\s*)(?=\{)", re.DOTALL)
 _SEPARATOR: Final = re.compile(rb"[\s,]*")
-_BOUNDARY: Final = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 # An object that begins like an event and is no other object's value.
 _EVENT: Final = re.compile(rb'[^\s:]\s*(\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|sf|tts|tdur|cname)"\s*:)')
 _TOKEN: Final = re.compile(r"[-+.\w]*\s*", re.ASCII)  # a number or a word, as far as it goes
 
 _NOT_A_NUMBER: Final = re.compile(rb'"(?<!\\")\s*:(\s*[-+]?(?i:nan|inf)\w*)(?=\s*[,}\]])')  # behind a key
-_NO_ESCAPE: Final = re.compile(rb'\\(?!["/bfnrt]|u[0-9a-fA-F]{4})')  # where no backslash escapes another
-_BRACKET: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|[\]}]', re.DOTALL)  # outside of strings
+_DEEP: Final = re.compile(r"(?:[^\[{]*+[\[{]){500}")  # of so many that begin, none has ended where the last is too deep
 _AT_BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_HEX: Final = np.isin(np.arange(256), list(b"0123456789abcdefABCDEF"))
 _CONTROL_TO_SPACE: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 # Tells where a value ends, which msgspec does not; what the value is does not matter here.
@@ -66,7 +66,7 @@ class TraceText(Generic[T]):
     _ended: bool = field(default=False, init=False)
     _gave_up: bool = field(default=False, init=False)
 
-    def events(self) -> Iterator[list[T]]:
+    def events(self) -> Generator[list[T]]:
         """The events, some thousands at a time.
 
         Raises:
@@ -100,7 +100,8 @@ class TraceText(Generic[T]):
     def _open(self, pieces: Iterator[bytes]) -> bytes:
         """Read up to the first event; returns the text from there on."""
         text = b""
-        for piece in pieces:
+        # as much again as there is, so that a long header is not looked at again with each piece
+        while piece := b"".join(_at_least(min(len(text), _LONGEST_EVENT + 1 - len(text)), pieces)):
             text += piece
             opening = _OPENING.match(text)
             if opening and opening[1] == b"[":
@@ -180,10 +181,7 @@ class TraceText(Generic[T]):
                 break
             end, state = _value(repaired, at)
             if state == "whole":
-                try:
-                    events += self.decode(b"[" + repaired[at:end] + b"]")
-                except _NOT_JSON:
-                    self.skipped.append(self._offset + at)
+                events += self._one(repaired, at, end)
                 at = end
                 continue
             following = None if state == "cut" else _next_event(repaired, at, end)
@@ -200,6 +198,13 @@ class TraceText(Generic[T]):
         if last and not self._ended:
             self.problems.append(f"the file ends before its list of events does, at byte {self._offset}")
         return events, text[at:]
+
+    def _one(self, text: bytes, at: int, end: int) -> list[T]:
+        try:
+            return self.decode(b"[" + text[at:end] + b"]")
+        except _NOT_JSON:
+            self.skipped.append(self._offset + at)
+            return []
 
     def _some(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
         """The events between two places, without the last, and where they end; or as far as they are JSON."""
@@ -228,7 +233,9 @@ def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"
         try:
             return at + _scan(part)[1], "whole"
         except (ValueError, RecursionError) as exc:
-            place = _deep(part) if isinstance(exc, RecursionError) else getattr(exc, "pos", 0)
+            place = getattr(exc, "pos", 0)
+            if isinstance(exc, RecursionError) and (deep := _DEEP.match(part)):
+                place = deep.end()
             if "Unterminated" not in str(exc) and not _TOKEN.fullmatch(part, place):
                 return at + place, "damaged"
             if at + size >= len(text):
@@ -236,22 +243,13 @@ def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"
             size *= 8
 
 
-def _deep(text: str) -> int:
-    """Where so many values lie in each other that no event has as many, or where they end."""
-    depth = 0
-    for match in _BRACKET.finditer(text):
-        depth += 1 if match[1] else -(match[0] in "]}")
-        if depth in {0, _DEEP}:
-            return match.end()
-    return len(text)
-
-
 def _last_boundary(text: bytes, begin: int, end: int) -> tuple[int, int]:
     """Where the last event but one seems to end and the last to begin; zeros where nothing looks like that."""
-    found = (0, 0)
-    for match in _BOUNDARY.finditer(text, max(end - _NEAR_THE_END, begin), end):
-        found = match.span()
-    return found
+    begin = max(end - _NEAR_THE_END, begin)
+    if match := _LAST_BOUNDARY.match(text, begin, end):
+        return match.span(1)
+    comma = text.rfind(b",", begin, end)  # what is in the list need not be events
+    return (comma, comma + 1) if comma > begin else (0, 0)
 
 
 def _next_event(text: bytes, after: int, place: int) -> int | None:
@@ -270,9 +268,20 @@ def _repaired(text: bytes) -> bytes:
     if not text.isascii():
         text = text.decode(errors="surrogateescape").encode(errors="replace")
     if b"\\" in text:
-        # no control character is left: one that is can stand for what a pair of them escapes
-        text = _NO_ESCAPE.sub(b"/", text.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
+        text = _without_false_escapes(text)
     return _NOT_A_NUMBER.sub(lambda match: match[0].removesuffix(match[1]) + b'""'.rjust(len(match[1])), text)
+
+
+def _without_false_escapes(text: bytes) -> bytes:
+    """The text, which has no control character, with a slash for each backslash that JSON does not allow."""
+    text = text.replace(b"\\\\", b"\0\0")  # what stands before one that is left is none
+    padded = np.frombuffer(text + bytes(5), np.uint8)
+    at = np.flatnonzero(padded == ord("\\"))
+    escapes = np.isin(padded[at + 1], list(b'"/bfnrt'))
+    escapes |= (padded[at + 1] == ord("u")) & np.all([_HEX[padded[at + n]] for n in range(2, 6)], axis=0)
+    repaired = bytearray(text)
+    np.frombuffer(repaired, np.uint8)[at[~escapes]] = ord("/")
+    return bytes(repaired).replace(b"\0\0", b"\\\\")
 
 
 def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int = 0) -> int:

@@ -76,8 +76,11 @@ def match_collectives(
     notes = []
     cost: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     waits, spent = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    for group in sorted({group for rank in ranks.values() for group in rank.groups}):
-        members = [rank for rank, own in ranks.items() if group in own.groups]
+    members_of: dict[str, list[int]] = defaultdict(list)
+    for rank, own in ranks.items():
+        for group in own.groups:
+            members_of[group].append(rank)
+    for group, members in sorted(members_of.items()):
         if len(members) < 2:  # noqa: PLR2004 - one rank alone cannot be compared
             continue
         matched = _same_calls([ranks[rank].groups[group][0] for rank in members])
@@ -90,12 +93,14 @@ def match_collectives(
             waits[rank] += int((durations[position] - shortest).sum())
             spent[rank] += int(durations[position].sum())
         steps = ranks[members[0]].steps
-        for number, call in enumerate(ranks[members[0]].groups[group][0][:matched]):
+        calls = ranks[members[0]].groups[group][0][:matched]
+        mean_waits = (durations - shortest).mean(axis=0)
+        for call, least, wait in zip(calls, shortest.tolist(), mean_waits.tolist(), strict=True):
             sums = cost[call.name, group]
             sums[0] += 1 / steps
             sums[1] += call.elements * _BYTES.get(call.dtype, 0) / 1e6 / steps
-            sums[2] += int(shortest[number]) / 1e6 / steps
-            sums[3] += float((durations[:, number] - shortest[number]).mean()) / 1e6 / steps
+            sums[2] += least / 1e6 / steps
+            sums[3] += wait / 1e6 / steps
     if not any(spent.values()):
         return (), (), tuple(notes)
     found = [

@@ -13,7 +13,7 @@ from lightning_forge_profiling.analysis.trace import Spans, Trace
 __all__ = ["ALLOCATES", "COPIES", "FREES", "HOST_ALLOCATES", "LAUNCHES", "LOADS_DATA", "WAITS", "named", "spans_of"]
 
 LAUNCHES: Final = re.compile(
-    r"(?:cuda|hip|cu|musa)(?:Ext|ExtModule|Module)?Launch(?:CooperativeKernel\w*|Kernel\w*|MultiKernel\w*)?(?:_\w+)?"
+    r"(?:cuda|hip|cu|musa)(?:Ext|ExtModule|Module)?Launch(?:(?:Cooperative|Multi)?Kernel\w*|_\w+)?"
     r"|(?:cuda|hip|cu)GraphLaunch(?:_\w+)?|hip(?:Hcc|Ext)ModuleLaunchKernel|zeCommandListAppendLaunchKernel"
 )
 """Launches of a kernel or of a graph of them."""

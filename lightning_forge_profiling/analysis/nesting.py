@@ -1,11 +1,28 @@
-"""Which range lies in which: ranges on a thread nest, as the calls they stand for do."""
+"""Which range lies in which: ranges on a thread nest, as the calls they stand for do.
+
+The time that everything here takes grows as the number of ranges does, however deep they nest: traces are not trusted.
+A range stands behind the one around it, so one pass over `parent` sees each outer range before those in it.
+"""
+
+from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.trace import Ints, Spans
 
-__all__ = ["ancestors", "enclosing", "innermost_marked", "outermost_marked", "parents", "sum_into_ancestors"]
+__all__ = [
+    "depths",
+    "enclosing",
+    "in_namesake",
+    "innermost_marked",
+    "least_around",
+    "outermost_marked",
+    "parents",
+    "sum_into_ancestors",
+]
+
+_MOST = 2**63 - 1
 
 
 def parents(spans: Spans) -> Ints:
@@ -22,21 +39,19 @@ def parents(spans: Spans) -> Ints:
         >>> parents(Spans(start=start, end=end, thread=np.zeros(4, int))).tolist()
         [-1, 0, 1, 0]
     """
-    parent = np.full(len(spans), -1)
-    if not len(spans):
-        return parent
-    rest = np.argsort(spans.thread, kind="stable")
-    # one after the other on one axis, the threads cannot overlap
-    shift = spans.thread * (int(spans.end.max()) - int(spans.start.min()) + 1)
-    start, end = spans.start + shift, spans.end + shift
-    while len(rest):
-        # the outermost of those that are left, which the next round leaves out
-        reached = np.maximum.accumulate(end[rest])
-        outermost = np.concatenate(([True], start[rest][1:] >= reached[:-1]))
-        inner = ~outermost
-        parent[rest[inner]] = rest[outermost][np.cumsum(outermost)[inner] - 1]
-        rest = rest[inner]
-    return parent
+    parent = [-1] * len(spans)
+    start, end, thread = spans.start.tolist(), spans.end.tolist(), spans.thread.tolist()
+    around: list[int] = []
+    before = -1
+    for row in np.argsort(spans.thread, kind="stable").tolist():
+        if thread[row] != before:
+            around, before = [], thread[row]
+        while around and end[around[-1]] <= start[row]:
+            around.pop()
+        if around:
+            parent[row] = around[-1]
+        around.append(row)
+    return np.array(parent, np.int64)
 
 
 def enclosing(spans: Spans, parent: Ints, time: Ints, thread: Ints) -> Ints:
@@ -51,33 +66,37 @@ def enclosing(spans: Spans, parent: Ints, time: Ints, thread: Ints) -> Ints:
     Returns:
         Positions in `spans`; -1 where there is none.
     """
-    found = np.full(len(time), -1)
+    found = [-1] * len(time)
     if not len(spans):
-        return found
-    for number in np.unique(thread):
-        rows = np.flatnonzero(spans.thread == number)
-        if not len(rows):
+        return np.array(found, np.int64)
+    count = len(spans)
+    threads, times = np.concatenate((spans.thread, thread)), np.concatenate((spans.start, time))
+    order = np.lexsort((np.arange(len(times)) >= count, times, threads))  # a range before an instant that it begins at
+    at, of, end, around = times.tolist(), threads.tolist(), spans.end.tolist(), parent.tolist()
+    row = before = -1
+    for place in order.tolist():
+        if of[place] != before:
+            row, before = -1, of[place]
+        if place < count:
+            row = place
             continue
-        asked = np.flatnonzero(thread == number)
-        last = np.searchsorted(spans.start[rows], time[asked], side="right") - 1
-        found[asked] = np.where(last >= 0, rows[last], -1)
-    while (over := (found >= 0) & (spans.end[found] < time)).any():
-        found[over] = parent[found[over]]
-    return found
+        while row >= 0 and end[row] < at[place]:
+            row = around[row]
+        found[place - count] = row
+    return np.array(found, np.int64)
 
 
-def ancestors(parent: Ints, row: int) -> list[int]:
-    """A range and those around it, from the inside out.
+def depths(parent: Ints) -> Ints:
+    """How many ranges are around each.
 
     Example:
-        >>> ancestors(np.array([-1, 0, 1, 0]), 2)
-        [2, 1, 0]
+        >>> depths(np.array([-1, 0, 1, 0])).tolist()
+        [0, 1, 2, 1]
     """
-    found = []
-    while row >= 0:
-        found.append(int(row))
-        row = parent[row]
-    return found
+    depth = [-1] * (len(parent) + 1)  # here as below the last one stands for what is around the outermost
+    for row, above in enumerate(parent.tolist()):
+        depth[row] = depth[above] + 1
+    return np.array(depth[:-1], np.int64)
 
 
 def sum_into_ancestors(parent: Ints, values: Ints) -> Ints:
@@ -87,12 +106,23 @@ def sum_into_ancestors(parent: Ints, values: Ints) -> Ints:
         >>> sum_into_ancestors(np.array([-1, 0, 1, 0]), np.array([1, 10, 100, 1000])).tolist()
         [1111, 110, 100, 1000]
     """
-    total = values.copy()
-    depth = _depth(parent)
-    for level in range(int(depth.max(initial=0)), 0, -1):
-        rows = np.flatnonzero(depth == level)
-        np.add.at(total, parent[rows], total[rows])
-    return total
+    total, around = [*values.tolist(), 0], parent.tolist()
+    for row in range(len(parent) - 1, -1, -1):
+        total[around[row]] += total[row]
+    return np.array([max(min(value, _MOST), -_MOST) for value in total[:-1]], np.int64)
+
+
+def least_around(parent: Ints, values: Ints) -> Ints:
+    """For each range the least of the values of itself and all ranges around it.
+
+    Example:
+        >>> least_around(np.array([-1, 0, 1, 0]), np.array([5, 7, 3, 9])).tolist()
+        [5, 5, 3, 5]
+    """
+    least = [*values.tolist(), _MOST]
+    for row, above in enumerate(parent.tolist()):
+        least[row] = min(least[row], least[above])
+    return np.array(least[:-1], np.int64)
 
 
 def outermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
@@ -102,15 +132,12 @@ def outermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
         >>> outermost_marked(np.array([-1, 0, 1, 0]), np.array([False, True, True, False])).tolist()
         [-1, 1, 1, -1]
     """
-    found = np.where(marked, np.arange(len(parent)), -1)
-    if not marked.any():
-        return found
-    depth = _depth(parent)
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        rows = np.flatnonzero(depth == level)
-        above = found[parent[rows]]
-        found[rows] = np.where(above >= 0, above, found[rows])
-    return found
+    found = [*np.where(marked, np.arange(len(parent)), -1).tolist(), -1]
+    if marked.any():
+        for row, above in enumerate(parent.tolist()):
+            if found[above] >= 0:
+                found[row] = found[above]
+    return np.array(found[:-1], np.int64)
 
 
 def innermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
@@ -120,22 +147,24 @@ def innermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
         >>> innermost_marked(np.array([-1, 0, 1, 0]), np.array([True, False, True, False])).tolist()
         [0, 0, 2, 0]
     """
-    found = np.where(marked, np.arange(len(parent)), -1)
-    depth = _depth(parent)
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        rows = np.flatnonzero((depth == level) & ~marked)
-        found[rows] = found[parent[rows]]
+    found = [*np.where(marked, np.arange(len(parent)), -1).tolist(), -1]
+    if marked.any():
+        for row, above in enumerate(parent.tolist()):
+            if found[row] < 0:
+                found[row] = found[above]
+    return np.array(found[:-1], np.int64)
+
+
+def in_namesake(spans: Spans, parent: Ints) -> NDArray[np.bool_]:
+    """Which ranges lie in one of the same name, and so are part of that one."""
+    found = np.zeros(len(spans), bool)
+    names, above = spans.name.tolist(), parent.tolist()
+    around: list[int] = []
+    times: defaultdict[int, int] = defaultdict(int)  # how many of those around have a name
+    for row in np.argsort(spans.thread, kind="stable").tolist():
+        while around and around[-1] != above[row]:
+            times[names[around.pop()]] -= 1
+        found[row] = times[names[row]] > 0
+        around.append(row)
+        times[names[row]] += 1
     return found
-
-
-def _depth(parent: Ints) -> Ints:
-    """How many ranges are around each."""
-    depth = np.zeros(len(parent), np.int64)
-    rows = np.flatnonzero(parent >= 0)
-    above = parent[rows]
-    while len(rows):
-        depth[rows] += 1
-        above = parent[above]
-        inside = above >= 0
-        rows, above = rows[inside], above[inside]
-    return depth

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.nesting import enclosing, sum_into_ancestors
+from lightning_forge_profiling.analysis.nesting import enclosing, in_namesake, sum_into_ancestors
 from lightning_forge_profiling.analysis.rank_summary import Operator
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.trace import Ints
@@ -54,7 +54,7 @@ def operator_table(recording: Recording, *, sort: str = "device", top: int = 20)
     self_device = _device_time(recording)
     device = sum_into_ancestors(parent, self_device)
     memory = sum_into_ancestors(parent, _allocated(recording))
-    outer = counted & ~_in_namesake(operators.name, parent)
+    outer = counted & ~in_namesake(operators, parent)
 
     def by_name(values: Ints, rows: NDArray[np.bool_]) -> Ints:
         return np.bincount(operators.name[rows], values[rows], len(trace.names)).astype(np.int64)
@@ -77,17 +77,8 @@ def operator_table(recording: Recording, *, sort: str = "device", top: int = 20)
         for name in np.flatnonzero(calls).tolist()
     ]
     table.sort(key=lambda operator: (-SORTS[sort](operator), -operator.host_ms))
-    return tuple(_with_shapes(recording, operator, device, counted) for operator in table[:top])
-
-
-def _in_namesake(name: Ints, parent: Ints) -> NDArray[np.bool_]:
-    """Which calls are within one of the same name, and so part of that one."""
-    found = np.zeros(len(name), bool)
-    around = parent
-    while (inside := around >= 0).any():
-        found |= inside & (name[around] == name)
-        around = np.where(inside, parent[around], -1)
-    return found
+    shapes = _shapes(recording, device, counted)
+    return tuple(replace(operator, input_shapes=tuple(shapes[operator.name])) for operator in table[:top])
 
 
 def _device_time(recording: Recording) -> Ints:
@@ -108,14 +99,17 @@ def _allocated(recording: Recording) -> Ints:
     return allocated
 
 
-def _with_shapes(recording: Recording, operator: Operator, device: Ints, counted: NDArray[np.bool_]) -> Operator:
-    operators, signatures = recording.trace.operators, recording.trace.signatures
-    rows = np.flatnonzero(counted & (operators.name == recording.trace.names.index(operator.name)))
-    spent = np.bincount(operators.signature[rows], device[rows] + 1.0, len(signatures))
-    order = np.argsort(-spent, kind="stable")
-    texts = dict.fromkeys(
-        signatures[number].dims.decode(errors="replace")[:_SHAPES_LENGTH]
-        for number in order[: np.count_nonzero(spent)].tolist()
+def _shapes(recording: Recording, device: Ints, counted: NDArray[np.bool_]) -> dict[str, list[str]]:
+    """By operator the shapes that it spent most time on the device with."""
+    trace, operators = recording.trace, recording.trace.operators
+    pairs, place = np.unique(
+        np.stack((operators.name[counted], operators.signature[counted])), axis=1, return_inverse=True
     )
-    shapes = tuple(text for text in texts if text)[:_SHAPES_SHOWN]
-    return replace(operator, input_shapes=shapes)
+    spent = np.bincount(place.reshape(-1), device[counted] + 1.0)
+    found: dict[str, list[str]] = {}
+    for name, signature in pairs[:, np.lexsort((-spent, pairs[0]))].T.tolist():
+        texts = found.setdefault(trace.names[name], [])
+        text = trace.signatures[signature].dims[: 4 * _SHAPES_LENGTH].decode(errors="replace")[:_SHAPES_LENGTH]
+        if text and text not in texts and len(texts) < _SHAPES_SHOWN:
+            texts.append(text)
+    return found

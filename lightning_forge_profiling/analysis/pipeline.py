@@ -3,11 +3,11 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from lightning_forge_profiling.analysis.collectives import RankCollectives, collectives_of, match_collectives
 from lightning_forge_profiling.analysis.findings import find_causes
@@ -24,6 +24,7 @@ from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_
 from lightning_forge_profiling.analysis.trace_join import join_traces
 from lightning_forge_profiling.analysis.trace_reader import read_trace
 from lightning_forge_profiling.analysis.verdict import by_gain, decide
+from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes, usable_cores
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 
 __all__ = ["Result", "analyze"]
@@ -108,7 +109,7 @@ def analyze(
     verdict, text = decide(findings, gpu=on_gpu)
     left_out = any(one.steady.steps < one.summary.steps for one in done)
     analysis = Analysis(
-        source=os.fsencode(path).decode(errors="replace"),
+        source=_text(path),
         verdict=verdict,
         verdict_text=text,
         findings=findings,
@@ -117,15 +118,22 @@ def analyze(
         ranks=ranks,
         collectives=collectives,
         rank_waits=waits,
-        warnings=(*notes, *problems, *(warning for one in ranks for warning in one.warnings), *differing),
+        warnings=(*map(_text, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
     )
     return Result(analysis, tuple(one.timeline for one in done))
 
 
-def _analyze_rank(
+def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | str:
+    """One rank, or what is wrong with all of its files; the options are those of `_summarized`."""
+    try:
+        return _summarized(files, **options)
+    except MemoryError:
+        raise TraceError(f"{files[0]}: not enough memory to analyse it") from None
+
+
+def _summarized(
     files: Sequence[Path], *, steps: tuple[int, int] | None, top: int, sort: str, spans: int
 ) -> _Rank | str:
-    """One rank, or what is wrong with all of its files."""
     traces, problems = [], []
     for file in files:
         try:
@@ -142,7 +150,7 @@ def _analyze_rank(
         return f"{files[0]}: it has no step from {steps[0]} to before {steps[1]}" if steps else f"{files[0]}: no steps"
     rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, sort=sort, top=top)
-    summary = replace(summary, warnings=(*problems, *summary.warnings))
+    summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
     steady, steady_summary = recording, summary
     from_the_start = steps is None or recording.steps.number[0] == find_steps(trace, recording.links).number[0]
     if from_the_start and _FEW_STEPS <= len(recording.steps) <= _MANY_STEPS:
@@ -156,13 +164,15 @@ def _run(
     groups: Sequence[Sequence[Path]], work: Callable[[Sequence[Path]], _Rank | str], progress: Callable[[str], None]
 ) -> tuple[list[_Rank], list[str]]:
     # a process that has torch loaded may hold a GPU, which no fork of it can share
-    processes = 1 if "torch" in sys.modules else min(len(groups), os.cpu_count() or 1)
+    processes = 1 if "torch" in sys.modules else min(len(groups), usable_cores())
     if processes <= 1:
         results: Iterable[_Rank | str] = _one_by_one(groups, work, progress)
     else:
         progress(f"reading {len(groups)} ranks, {processes} at a time")
-        with ProcessPoolExecutor(processes) as pool:
-            results = list(pool.map(work, groups))
+        try:
+            results = run_in_processes(work, groups, processes)
+        except WorkerDiedError as exc:
+            raise TraceError(_died(groups[exc.task][0], exc.how, processes)) from exc
     done, problems = [], []
     for result in results:
         if isinstance(result, str):
@@ -170,6 +180,14 @@ def _run(
         else:
             done.append(result)
     return done, problems
+
+
+def _died(file: Path, how: str, processes: int) -> str:
+    rank = rank_in_name(file)
+    return (
+        f"{file}: the process that read {'it' if rank is None else f'rank {rank}'} {how}. Where memory ran out, "
+        f"read fewer than {processes} ranks at a time: taskset -c 0 leaves one core, and so one rank at a time"
+    )
 
 
 def _one_by_one(
@@ -199,6 +217,11 @@ def _numbered(done: Sequence[_Rank], only: int | None) -> list[_Rank]:
             timeline=replace(one.timeline, rank=number),
         )
     return [numbered[number] for number in sorted(numbered) if only in {None, number}]
+
+
+def _text(name: Path | str) -> str:
+    """A file's name, or what it is in, as text that can be encoded."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _silent(_: str) -> None:

@@ -1,8 +1,9 @@
 """GPU work by the part of the program that launched it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ _OTHER: Final = _BUILT_IN.index("other")
 _FRAMEWORK: Final = re.compile(
     r"ProfilerStep#.*|forge\..*|enumerate\(DataLoader\)#.*|Optimizer\..*|\[pl\].*|\[\w+\].*|nccl:.*|gloo:.*|mpi:.*|ucc:.*"
     r"|DistributedDataParallel\..*|FullyShardedDataParallel.*|FSDP.*|torch/.*|Torch-Compiled Region.*|## .*|"
-    r"CompiledF\w+.*|TorchDynamo.*|AOTAutograd.*|Pregraph bytecode|dynamo_.*|_compile.*|autograd::.*|c10d::.*|"
+    r"CompiledF\w.*|TorchDynamo.*|AOTAutograd.*|Pregraph bytecode|dynamo_.*|_compile.*|autograd::.*|c10d::.*|"
     r"PyTorch Profiler.*"
 )
 _MOST_USER_REGIONS: Final = 64
@@ -40,12 +41,14 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
     `forward` what operators launched that autograd recorded; the rest is `other`.
     """
     of_work, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
+    launches = recording.trace.calls.start[named(recording.trace, recording.trace.calls, LAUNCHES)]
+    region = partial(_region, recording, idle, launches)
     table = []
     for number, name in enumerate(_BUILT_IN):
         calls, spans = host[number]
         rows = (of_work == number) & (recording.step >= 0)
-        table.append(_region(recording, idle, name, rows, calls=calls, host=spans))
-    return tuple(table) + tuple(_users(recording, idle))
+        table.append(region(name, rows, calls=calls, host=spans))
+    return tuple(table) + tuple(_users(recording, region))
 
 
 def _has_marks(recording: Recording) -> bool:
@@ -95,7 +98,7 @@ def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     return region, [(0, known.get(name, Intervals.of([], []))) for name in _BUILT_IN]
 
 
-def _users(recording: Recording, idle: IdleTime) -> Iterator[Region]:
+def _users(recording: Recording, region: Callable[..., Region]) -> Iterator[Region]:
     trace = recording.trace
     users = named(trace, trace.annotations, lambda name: not _FRAMEWORK.fullmatch(name))
     users &= recording.steps.of_host(trace.annotations.start) >= 0
@@ -103,18 +106,23 @@ def _users(recording: Recording, idle: IdleTime) -> Iterator[Region]:
         spans = spans_of(trace.annotations, users & (trace.annotations.name == name))
         rows = spans.contains(recording.links.time) & (recording.step >= 0)
         calls = int((users & (trace.annotations.name == name)).sum())
-        region = _region(recording, idle, trace.names[name], rows, calls=calls, host=spans)
-        yield replace(region, user=True)
+        yield replace(region(trace.names[name], rows, calls=calls, host=spans), user=True)
 
 
 def _region(
-    recording: Recording, idle: IdleTime, name: str, rows: NDArray[np.bool_], *, calls: int, host: Intervals
+    recording: Recording,
+    idle: IdleTime,
+    launches: Ints,
+    name: str,
+    rows: NDArray[np.bool_],
+    *,
+    calls: int,
+    host: Intervals,
 ) -> Region:
     trace, steps = recording.trace, recording.steps
     spent = int(steps.measure(Intervals.of(trace.gpu.start[rows], trace.gpu.end[rows])).sum())
     waited = np.append(rows, False)[idle.waiting_for]
     waiting = Intervals(idle.waiting.start[waited], idle.waiting.end[waited])
-    launches = trace.calls.start[named(trace, trace.calls, LAUNCHES)]
     return Region(
         name=name,
         user=False,

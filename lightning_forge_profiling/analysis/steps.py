@@ -153,17 +153,18 @@ def _windows(
     np.maximum.at(completed, step[inside], trace.gpu.end[linked[inside]])
     first = np.full(steps, np.iinfo(np.int64).max)
     np.minimum.at(first, step[inside], trace.gpu.start[linked[inside]])
-    own = np.full(len(trace.gpu), -1)
-    own[linked[inside]] = step[inside]
+    # what a warm-up step left for the GPU to do, whose launch was not recorded
+    unknown = np.ones(len(trace.gpu), bool)
+    unknown[linked[inside]] = False
+    begun, busy_until = trace.gpu.start[unknown], np.maximum.accumulate(trace.gpu.end[unknown])
+    before = np.searchsorted(begun, np.minimum(first, host_end), side="left")
+    left_over = np.where(before > 0, np.append(busy_until, 0)[before - 1], 0)
     start, end = np.empty(steps, np.int64), np.empty(steps, np.int64)
     for number in range(steps):
         if number and same[number - 1]:
             start[number] = end[number - 1]
         else:
-            # what the warm-up step left for the GPU to do, whose launch was not recorded
-            before = trace.gpu.end[(own < 0) & (trace.gpu.start < min(first[number], host_end[number]))]
-            before = before[before > host_start[number]]
-            start[number] = max(host_start[number], int(before.max(initial=0)))
+            start[number] = max(host_start[number], left_over[number])
             start[number] = min(start[number], max(first[number], host_start[number]))
         done = completed[number] if first[number] < np.iinfo(np.int64).max else host_end[number]
         end[number] = max(start[number], done)

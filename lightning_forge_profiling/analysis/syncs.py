@@ -1,16 +1,23 @@
 """Calls in which the host waited for the GPU, and who made them."""
 
 import re
+from functools import cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import WAITS, named
-from lightning_forge_profiling.analysis.nesting import ancestors, enclosing, outermost_marked, parents
+from lightning_forge_profiling.analysis.nesting import (
+    enclosing,
+    innermost_marked,
+    least_around,
+    outermost_marked,
+    parents,
+)
 from lightning_forge_profiling.analysis.rank_summary import SyncCause
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.trace import Ints
+from lightning_forge_profiling.analysis.trace import Ints, Trace
 
 __all__ = ["of_lightning", "sync_causes"]
 
@@ -43,7 +50,7 @@ _CALLS: Final = (
 _LIGHTNINGS: Final = ("aten::to", "c10d::broadcast_", "aten::item")
 _BETWEEN: Final = re.compile(r"aten::lift_fresh|(?:aten::)?detach_|aten::empty(?:_strided)?")
 
-_FRAME: Final = re.compile(r"(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)")
+_FRAME: Final = re.compile(r"(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _NOT_THE_USERS: Final = re.compile(r"(?:.*/)?(?:torch|lightning|pytorch_lightning|lightning_fabric)/|<")
 
 
@@ -54,17 +61,23 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     waits = waits[steps.of_host(trace.calls.start[waits]) >= 0]
     if not len(waits):
         return ()
-    frame_parent = parents(trace.frames)
-    frames = enclosing(trace.frames, frame_parent, trace.calls.start[waits], trace.calls.thread[waits])
-    lightnings = of_lightning(recording)
+    operators, around = trace.operators, recording.links.call_operator[waits]
+    names = {name: place for place, (name, _) in enumerate(_OPERATORS)}
+    telling = np.array([names.get(name, len(_OPERATORS)) for name in trace.names])[operators.name]
+    telling = np.append(least_around(recording.operator_parent, telling), len(_OPERATORS))[around]
+    operator = np.append(operators.name, -1)[around]
+    frame = _users_frame(trace, waits)
+    lightnings = of_lightning(recording)[waits]
+    duration = (trace.calls.end - trace.calls.start)[waits]
+
+    @cache
+    def words(call: int, telling: int, operator: int, frame: int) -> tuple[str, str]:
+        return _cause(trace, call, telling, operator), _line(trace.names[frame]) if frame >= 0 else ""
+
     found: dict[tuple[str, str, bool], list[int]] = {}
-    for row, frame in zip(waits.tolist(), frames.tolist(), strict=True):
-        chain = ancestors(recording.operator_parent, recording.links.call_operator[row])
-        around = [trace.names[trace.operators.name[operator]] for operator in chain]
-        cause = _cause(trace.names[trace.calls.name[row]], around)
-        duration = int(trace.calls.end[row] - trace.calls.start[row])
-        key = cause, _line(recording, frame_parent, frame), bool(lightnings[row])
-        found.setdefault(key, []).append(duration)
+    columns = (trace.calls.name[waits], telling, operator, frame, lightnings, duration)
+    for call, *rest, lightning, spent in zip(*(column.tolist() for column in columns), strict=True):
+        found.setdefault((*words(call, *rest), lightning), []).append(spent)
     causes = [
         SyncCause(
             cause=cause,
@@ -91,18 +104,28 @@ def of_lightning(recording: Recording) -> NDArray[np.bool_]:
     return np.isin(np.append(outermost, -1)[recording.links.call_operator], own)
 
 
-def _cause(call: str, around: list[str]) -> str:
-    for operator, cause in _OPERATORS:
-        if operator in around:
-            return cause
-    cause = next((cause for pattern, cause in _CALLS if pattern.fullmatch(call)), call)
-    return f"{cause} in {around[0]}" if around else cause
+def _cause(trace: Trace, call: int, telling: int, operator: int) -> str:
+    """What made the call, by its name and by what is around it: the most telling operator and the innermost."""
+    if telling < len(_OPERATORS):
+        return _OPERATORS[telling][1]
+    name = trace.names[call]
+    cause = next((cause for pattern, cause in _CALLS if pattern.fullmatch(name)), name)
+    return f"{cause} in {trace.names[operator]}" if operator >= 0 else cause
 
 
-def _line(recording: Recording, frame_parent: Ints, frame: int) -> str:
-    """The innermost function that is neither PyTorch's nor Lightning's; its line is the first of its definition."""
-    for row in ancestors(frame_parent, frame):
-        match = _FRAME.fullmatch(recording.trace.names[recording.trace.frames.name[row]])
-        if match and not _NOT_THE_USERS.match(match["file"]):
-            return f"{match['function']} ({match['file']}:{match['line']})"
-    return ""
+def _users_frame(trace: Trace, calls: Ints) -> Ints:
+    """For each call the name of the innermost function around it that is neither PyTorch's nor Lightning's; or -1."""
+    frames = trace.frames
+    parent = parents(frames)
+    users = innermost_marked(parent, named(trace, frames, _line))
+    around = enclosing(frames, parent, trace.calls.start[calls], trace.calls.thread[calls])
+    names: Ints = np.append(frames.name, -1)[np.append(users, -1)[around]]
+    return names
+
+
+def _line(frame: str) -> str:
+    """A user's function and the first line of its definition; "" for another's."""
+    match = _FRAME.fullmatch(frame)
+    if not match or _NOT_THE_USERS.match(match["file"]):
+        return ""
+    return f"{match['function']} ({match['file']}:{match['line']})"

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
+from lightning_forge_profiling.analysis.nesting import depths, parents
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.timeline import Lane, Timeline
 from lightning_forge_profiling.analysis.trace import Ints, Spans
@@ -37,13 +38,13 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
     end = int(max(steps.end.max(), steps.host_end.max()))
     shown = (annotations.end > begin) & (annotations.start < end) & ~np.isin(np.arange(len(annotations)), steps.marks)
     work = (gpu.end > begin) & (gpu.start < end)
-    duration = np.concatenate(((annotations.end - annotations.start)[shown], (gpu.end - gpu.start)[work]))
-    shortest, omitted = 0, max(len(duration) - most_spans, 0)
+    rows = np.concatenate((np.flatnonzero(shown), len(annotations) + np.flatnonzero(work)))
+    omitted = max(len(rows) - most_spans, 0)
     if omitted:
-        shortest = int(np.partition(duration, omitted)[omitted])
-        shown &= annotations.end - annotations.start >= shortest
-        work &= gpu.end - gpu.start >= shortest
-        omitted = len(duration) - int(shown.sum()) - int(work.sum())
+        duration = np.concatenate((annotations.end - annotations.start, gpu.end - gpu.start))
+        kept = np.zeros(len(duration), bool)
+        kept[rows[np.argsort(-duration[rows], kind="stable")[:most_spans]]] = True
+        shown, work = kept[: len(annotations)], kept[len(annotations) :]
     names = np.unique(np.concatenate((annotations.name[shown], gpu.name[work])))
     place = np.zeros(len(trace.names) + 1, np.int64)
     place[names] = np.arange(len(names))
@@ -64,15 +65,16 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
         for label, spans in _host_lanes(recording, shown)
     ]
     comm = np.isin(recording.kind, [KINDS.index(kind) for kind in KINDS if CATEGORY_OF[kind] == "comm"])
-    for number, (device, stream) in enumerate(trace.lanes):
-        for group, rows in (("stream", work & ~comm), ("comm", work & comm)):
-            chosen = rows & (gpu.lane == number)
-            if chosen.any():
-                name = f"stream {stream}" if group == "stream" else f"communication, stream {stream}"
-                name += f" (GPU {device})" if len({lane[0] for lane in trace.lanes}) > 1 else ""
-                lanes.append(
-                    lane(name, group, (gpu.start[chosen], gpu.end[chosen], gpu.name[chosen]), recording.kind[chosen])
-                )
+    several = len({device for device, _ in trace.lanes}) > 1
+    rows = np.flatnonzero(work)
+    rows = rows[np.lexsort((comm[rows], gpu.lane[rows]))]
+    ends = np.flatnonzero((np.diff(gpu.lane[rows]) != 0) | (np.diff(comm[rows]) != 0)) + 1
+    for chosen in np.split(rows, ends) if len(rows) else ():
+        device, stream = trace.lanes[gpu.lane[chosen[0]]]
+        group = "comm" if comm[chosen[0]] else "stream"
+        name = f"stream {stream}" if group == "stream" else f"communication, stream {stream}"
+        name += f" (GPU {device})" if several else ""
+        lanes.append(lane(name, group, (gpu.start[chosen], gpu.end[chosen], gpu.name[chosen]), recording.kind[chosen]))
     left_out = Intervals.of(steps.start, steps.end) - steps.scope
     return Timeline(
         rank=rank,
@@ -95,14 +97,12 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
 def _host_lanes(recording: Recording, shown: NDArray[np.bool_]) -> list[tuple[str, Spans]]:
     """The host's ranges, each depth of nesting on a lane of its own so that none hides another."""
     annotations = recording.trace.annotations
-    found = []
     rows = np.flatnonzero(shown)
-    depth = 0
-    while len(rows):
-        reached = np.maximum.accumulate(annotations.end[rows])
-        top = np.concatenate(([True], annotations.start[rows][1:] >= reached[:-1]))
-        own = rows[top]
-        spans = Spans(start=annotations.start[own], end=annotations.end[own], name=annotations.name[own])
-        found.append(("regions" if not depth else f"nested {depth}", spans))
-        rows, depth = rows[~top], depth + 1
-    return found
+    start, end, name = annotations.start[rows], annotations.end[rows], annotations.name[rows]
+    depth = depths(parents(Spans(start=start, end=end, thread=np.zeros(len(rows), np.int64))))
+    order = np.argsort(depth, kind="stable")
+    lanes = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(rows) else []
+    return [
+        ("regions" if not number else f"nested {number}", Spans(start=start[own], end=end[own], name=name[own]))
+        for number, own in enumerate(lanes)
+    ]

@@ -1,5 +1,6 @@
 """Which files of a folder are traces, and of which rank."""
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,8 @@ _ANY_JSON: Final = re.compile(r"(?!summary\.json).+\.json(?:\.gz)?")
 _COPIES: Final = "tensorboard"  # beneath the traces that they are copies of
 _WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
 _RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
+
+_NAMED: Final = 5  # of what could not be read; the rest is counted
 
 
 def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -34,19 +37,20 @@ def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
         raise TraceError(f"{path}: no such file or folder")
     if not path.is_dir():
         raise TraceError(f"{path}: neither a file nor a folder")
-    files = _traces_in(path)
-    if files:
-        return files, ()
-    folders = [folder for folder in sorted(path.rglob("*")) if folder.is_dir()]
-    below = {folder: found for folder in folders if (found := _traces_in(folder))}
-    for folder in list(below):
-        below.pop(folder / _COPIES, None)
+    unreadable: list[OSError] = []
+    names, folders = _listed(path, unreadable)
+    if files := _traces_among(path, names):
+        return files, _notes(path, unreadable)
+    below = _windows_below(folders, unreadable)
+    notes = _notes(path, unreadable)
     if not below:
-        raise TraceError(f"{path}: no trace in this folder (looked for *.trace.json, *.trace.json.gz and *.json)")
-    folder, files = max(below.items(), key=lambda entry: max(file.stat().st_mtime for file in entry[1]))
-    others = len(below) - 1
-    notes = (f"{path} holds {len(below)} windows; this is the newest, {folder.relative_to(path)}",) if others else ()
-    return files, notes
+        looked = f"{path}: no trace in this folder (looked for *.trace.json, *.trace.json.gz and *.json)"
+        raise TraceError("; ".join([looked, *notes]))
+    folder = max(below, key=lambda folder: below[folder][0])
+    if len(below) > 1:
+        chosen = f"{path} holds {len(below)} windows; this is the newest, {folder.relative_to(path)}"
+        notes = (chosen, *notes)
+    return below[folder][1], notes
 
 
 def rank_in_name(file: Path) -> int | None:
@@ -78,14 +82,57 @@ def windows_by_rank(files: Iterable[Path]) -> list[tuple[Path, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def _traces_in(folder: Path) -> tuple[Path, ...]:
-    files = sorted(file for file in folder.iterdir() if file.is_file())
+def _windows_below(folders: Iterable[Path], unreadable: list[OSError]) -> dict[Path, tuple[float, tuple[Path, ...]]]:
+    """Each of the folders, and of those below, that holds traces: when the newest was written, and the traces."""
+    below = {}
+    waiting = list(folders)
+    while waiting:
+        folder = waiting.pop()
+        try:
+            names, folders = _listed(folder, unreadable)
+            if files := _traces_among(folder, names):
+                below[folder] = max(file.stat().st_mtime for file in files), files
+        except OSError as exc:
+            unreadable.append(exc)
+            continue
+        if not folder.is_symlink():  # which may lead back up
+            waiting += folders
+    for folder in list(below):
+        below.pop(folder / _COPIES, None)
+    return dict(sorted(below.items()))
+
+
+def _listed(folder: Path, unreadable: list[OSError]) -> tuple[list[str], list[Path]]:
+    """The names of a folder's files, and the folders in it."""
+    names, folders = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if entry.is_file():
+                    names.append(entry.name)
+                elif entry.is_dir():
+                    folders.append(folder / entry.name)
+            except OSError as exc:  # a link to where we may not look
+                unreadable.append(exc)
+    return names, folders
+
+
+def _notes(path: Path, unreadable: Iterable[OSError]) -> tuple[str, ...]:
+    skipped = sorted(f"{Path(exc.filename).relative_to(path)} ({exc.strerror})" for exc in unreadable)
+    if not skipped:
+        return ()
+    more = f" and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
+    return (f"{path}: skipped what cannot be read: {', '.join(skipped[:_NAMED])}{more}",)
+
+
+def _traces_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    names = sorted(names)
     for pattern in (_TRACE, _ANY_JSON):
-        found = [file for file in files if pattern.fullmatch(file.name)]
+        found = {name for name in names if pattern.fullmatch(name)}
         # the raw file beside its compressed self
-        found = [file for file in found if file.suffix == ".gz" or file.with_name(file.name + ".gz") not in found]
-        if found:
-            return tuple(sorted(found, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), _order(file))))
+        files = [folder / name for name in names if name in found and f"{name}.gz" not in found]
+        if files:
+            return tuple(sorted(files, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), _order(file))))
     return ()
 
 

@@ -1,8 +1,8 @@
 """Several windows of one rank as one trace."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,8 +17,7 @@ _INDEX_OF: Final = {
 }  # fmt: skip
 _TIMES: Final = ("start", "end", "time")
 _IDS: Final = ("correlation", "external")
-
-Table = TypeVar("Table")
+_LARGEST_ID: Final = 2**60  # no profiler counts that far: what does may coincide, but must not overflow
 
 
 def join_traces(traces: Sequence[Trace]) -> Trace:
@@ -29,52 +28,56 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     Args:
         traces: in order of time.
     """
-    joined = traces[0]
-    for trace in traces[1:]:
-        joined = _join(joined, trace)
-    return joined
-
-
-def _join(first: Trace, second: Trace) -> Trace:
-    begin, end = _extent(second)[0], _extent(first)[1]
-    shift = end - begin + _APART_NS
-    lists: dict[str, Any] = {}
-    new_index: dict[str, Ints] = {}
-    for column, name in _INDEX_OF.items():
-        lists[name], new_index[column] = _merged(getattr(first, name), getattr(second, name))
-    offsets = {column: 1 + max(_largest(first, column), 0) for column in _IDS}
-    tables: dict[str, Any] = {
-        name: _append(getattr(first, name), getattr(second, name), shift, new_index, offsets) for name in _TABLES
-    }
+    first, *others = traces
+    if not others:
+        return first
+    lists = {name: {value: row for row, value in enumerate(getattr(first, name))} for name in _INDEX_OF.values()}
+    largest = {column: max(_largest(first, column), 0) for column in _IDS}
+    pieces: dict[str, list[dict[str, Ints]]] = {name: [_columns(getattr(first, name))] for name in _TABLES}
+    begins, (_, end) = [*first.begins], _extent(first)
+    for trace in others:
+        began, ended = _extent(trace)
+        shift = end - began + _APART_NS
+        begins.append(began + shift)
+        end = ended + shift
+        place = {column: _merged(lists[name], getattr(trace, name)) for column, name in _INDEX_OF.items()}
+        for name in _TABLES:
+            pieces[name].append(_moved(getattr(trace, name), shift, place, largest))
+        for column in _IDS:
+            largest[column] = (largest[column] + 1 + max(_largest(trace, column), 0)) % _LARGEST_ID
+    joined: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+    for name, parts in pieces.items():
+        columns = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+        joined[name] = type(getattr(first, name))(**columns)
     return replace(
         first,
-        file=f"{first.file} and more" if len(first.begins) == 1 else first.file,
-        begins=(*first.begins, begin + shift),
-        warnings=(*first.warnings, *second.warnings),
-        **lists,
-        **tables,
+        file=f"{first.file} and more",
+        begins=tuple(begins),
+        warnings=tuple(warning for trace in traces for warning in trace.warnings),
+        **joined,
     )
 
 
-def _append(first: Table, second: Table, shift: int, new_index: dict[str, Ints], offsets: dict[str, int]) -> Table:
-    columns = {}
-    for field in fields(first):  # type: ignore[arg-type]
-        name, values = field.name, getattr(second, field.name)
+def _columns(table: Any) -> dict[str, Ints]:
+    return {field.name: getattr(table, field.name) for field in fields(table)}
+
+
+def _moved(table: Any, shift: int, place: Mapping[str, Ints], largest: Mapping[str, int]) -> dict[str, Ints]:
+    """The columns of a later trace as they are among those of the ones before it."""
+    columns = _columns(table)
+    for name, values in columns.items():
         if name in _TIMES:
-            values = values + shift
-        elif name in new_index:
-            values = new_index[name][values]
-        elif name in offsets:
-            values = np.where(values > 0, values + offsets[name], values)
-        columns[name] = np.concatenate((getattr(first, name), values))
-    return type(first)(**columns)
+            columns[name] = values + shift
+        elif name in place:
+            columns[name] = place[name][values]
+        elif name in largest:
+            columns[name] = np.where(values > 0, values + largest[name] + 1, values)
+    return columns
 
 
-def _merged(first: Sequence[Any], second: Sequence[Any]) -> tuple[tuple[Any, ...], Ints]:
-    """Both lists as one, and for each entry of the second its place there; the place of -1 stays -1."""
-    place: dict[Hashable, int] = {value: row for row, value in enumerate(first)}
-    rows = [place.setdefault(value, len(place)) for value in second]
-    return tuple(place), np.array([*rows, -1], np.int64)
+def _merged(place: dict[Hashable, int], values: Sequence[Hashable]) -> Ints:
+    """Add the values that are new; returns the place of each of them, and -1 as that of -1."""
+    return np.array([*(place.setdefault(value, len(place)) for value in values), -1], np.int64)
 
 
 def _extent(trace: Trace) -> tuple[int, int]:

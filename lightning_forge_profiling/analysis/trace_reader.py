@@ -1,5 +1,6 @@
 """From a file to columns."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from lightning_forge_profiling.errors import TraceError
 
 __all__ = ["read_trace"]
 
+_MOST_LEFT_OUT: Final = 200_000
 _MOST_RANKS: Final = 2**31  # of MPI and NCCL, which count them in a C int
 
 
@@ -45,9 +47,13 @@ def read_trace(path: Path) -> Trace:
     text = TraceText(path, decoder)
     tables = TraceTables()
     count = 0
-    for events in text.events():
-        tables.add(events)
-        count += len(events)
+    with contextlib.closing(text.events()) as pieces:
+        for events in pieces:
+            tables.add(events)
+            count += len(events)
+            if decoder.left_out > _MOST_LEFT_OUT:
+                text.problems.append("the rest was not read: too many entries of its list are not like an event")
+                break
     tables.drop_absurd()
     tables.begin_at_zero()
     problems = list(text.problems)

@@ -3,12 +3,13 @@
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from lightning_forge_profiling.analysis.trace_bytes import ahead, unpacked
 from lightning_forge_profiling.errors import TraceError
@@ -18,19 +19,23 @@ __all__ = ["TraceText"]
 _MB: Final = 1 << 20
 _LONGEST_EVENT: Final = 64 * _MB
 _USUAL_EVENT: Final = 4096
+_FEW_EVENTS: Final = 1024
+_MOST_DAMAGED: Final = 50_000
 _NEAR_THE_END: Final = 1 << 16
 _NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _OPENING: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*([\[{])")  # behind a byte order mark
 _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LAST_BOUNDARY: Final = re.compile(rb".*\}(\s*,\s*)(?=\{)", re.DOTALL)
 _SEPARATOR: Final = re.compile(rb"[\s,]*")
-_BOUNDARY: Final = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 # An object that begins like an event and is no other object's value.
 _EVENT: Final = re.compile(rb'[^\s:]\s*(\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|sf|tts|tdur|cname)"\s*:)')
 _TOKEN: Final = re.compile(r"[-+.\w]*\s*", re.ASCII)  # a number or a word, as far as it goes
 
 _NOT_A_NUMBER: Final = re.compile(rb'"(?<!\\")\s*:(\s*[-+]?(?i:nan|inf)\w*)(?=\s*[,}\]])')  # behind a key
-_ESCAPE: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_DEEP: Final = re.compile(r"(?:[^\[{]*+[\[{]){500}")  # of so many that begin, none has ended where the last is too deep
+_AT_BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_HEX: Final = np.isin(np.arange(256), list(b"0123456789abcdefABCDEF"))
 _CONTROL_TO_SPACE: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 # Tells where a value ends, which msgspec does not; what the value is does not matter here.
@@ -59,8 +64,9 @@ class TraceText(Generic[T]):
     _offset: int = field(default=0, init=False)
     _is_object: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
+    _gave_up: bool = field(default=False, init=False)
 
-    def events(self) -> Iterator[list[T]]:
+    def events(self) -> Generator[list[T]]:
         """The events, some thousands at a time.
 
         Raises:
@@ -78,7 +84,7 @@ class TraceText(Generic[T]):
             if events:
                 found = True
                 yield events
-            if self._ended or last:
+            if self._ended or self._gave_up or last:
                 break
             if len(text) > _LONGEST_EVENT:
                 self.problems.append(f"no event ends within {_LONGEST_EVENT // _MB} MB after byte {self._offset}")
@@ -94,7 +100,8 @@ class TraceText(Generic[T]):
     def _open(self, pieces: Iterator[bytes]) -> bytes:
         """Read up to the first event; returns the text from there on."""
         text = b""
-        for piece in pieces:
+        # as much again as there is, so that a long header is not looked at again with each piece
+        while piece := b"".join(_at_least(min(len(text), _LONGEST_EVENT + 1 - len(text)), pieces)):
             text += piece
             opening = _OPENING.match(text)
             if opening and opening[1] == b"[":
@@ -143,32 +150,38 @@ class TraceText(Generic[T]):
         begins with an event, and is a list of whole values, can only have been cut between two events, whatever the
         order of keys, the white space, or the names inside.
         """
-        end, following = (0, 0) if last else _last_boundary(text)
+        end, following = (0, 0) if last else _last_boundary(text, 0, len(text))
         begin = _end_of(_SEPARATOR, text)
         if end > begin:
-            for repair in (memoryview, _repaired):
-                with contextlib.suppress(*_NOT_JSON):
-                    events = self.decode(b"".join((b"[", repair(text)[begin:end], b"]")))
-                    self._offset += following
-                    return events, text[following:]
-        return self._take_one_by_one(text, last=last)
+            with contextlib.suppress(*_NOT_JSON):
+                events = self.decode(b"".join((b"[", memoryview(text)[begin:end], b"]")))
+                self._offset += following
+                return events, text[following:]
+        return self._take_around_damage(text, last=last)
 
-    def _take_one_by_one(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
-        """The same by looking for the end of each event: several times slower, but it finds all that is sound."""
+    def _take_around_damage(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
+        """The same by looking for the end of each event where some at a time are not sound: it finds all that are."""
         repaired = _repaired(text)
         events: list[T] = []
-        at = 0
+        at, size = 0, len(text)
         while (at := _end_of(_SEPARATOR, repaired, at)) < len(text):
+            some, end = self._some(repaired, at, at + size)
+            if end > at:
+                events += some
+                at, size = end, 2 * size
+                continue
+            size = _FEW_EVENTS
+            if len(self.skipped) > _MOST_DAMAGED:
+                self.problems.append(f"what follows byte {self._offset + at} was not read: too many events are damaged")
+                self._gave_up = True
+                return events, b""
             if repaired[at : at + 1] == b"]":
                 self._ended = True
                 at += 1
                 break
             end, state = _value(repaired, at)
             if state == "whole":
-                try:
-                    events += self.decode(b"[" + repaired[at:end] + b"]")
-                except _NOT_JSON:
-                    self.skipped.append(self._offset + at)
+                events += self._one(repaired, at, end)
                 at = end
                 continue
             following = None if state == "cut" else _next_event(repaired, at, end)
@@ -186,6 +199,28 @@ class TraceText(Generic[T]):
             self.problems.append(f"the file ends before its list of events does, at byte {self._offset}")
         return events, text[at:]
 
+    def _one(self, text: bytes, at: int, end: int) -> list[T]:
+        try:
+            return self.decode(b"[" + text[at:end] + b"]")
+        except _NOT_JSON:
+            self.skipped.append(self._offset + at)
+            return []
+
+    def _some(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
+        """The events between two places, without the last, and where they end; or as far as they are JSON."""
+        for _ in range(2):
+            end, _following = _last_boundary(text, at, stop)
+            if end <= at:
+                break
+            try:
+                return self.decode(b"".join((b"[", memoryview(text)[at:end], b"]"))), end
+            except _NOT_JSON as exc:
+                damage = _AT_BYTE.search(str(exc))
+                if damage is None:
+                    break
+                stop = at + int(damage[1])
+        return [], at
+
 
 def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"]]:
     """Where the value that begins at a place ends; or where it stops to be one, and whether only more text is missing.
@@ -199,6 +234,8 @@ def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"
             return at + _scan(part)[1], "whole"
         except (ValueError, RecursionError) as exc:
             place = getattr(exc, "pos", 0)
+            if isinstance(exc, RecursionError) and (deep := _DEEP.match(part)):
+                place = deep.end()
             if "Unterminated" not in str(exc) and not _TOKEN.fullmatch(part, place):
                 return at + place, "damaged"
             if at + size >= len(text):
@@ -206,12 +243,13 @@ def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"
             size *= 8
 
 
-def _last_boundary(text: bytes) -> tuple[int, int]:
+def _last_boundary(text: bytes, begin: int, end: int) -> tuple[int, int]:
     """Where the last event but one seems to end and the last to begin; zeros where nothing looks like that."""
-    found = (0, 0)
-    for match in _BOUNDARY.finditer(text, max(len(text) - _NEAR_THE_END, 0)):
-        found = match.span()
-    return found
+    begin = max(end - _NEAR_THE_END, begin)
+    if match := _LAST_BOUNDARY.match(text, begin, end):
+        return match.span(1)
+    comma = text.rfind(b",", begin, end)  # what is in the list need not be events
+    return (comma, comma + 1) if comma > begin else (0, 0)
 
 
 def _next_event(text: bytes, after: int, place: int) -> int | None:
@@ -230,8 +268,20 @@ def _repaired(text: bytes) -> bytes:
     if not text.isascii():
         text = text.decode(errors="surrogateescape").encode(errors="replace")
     if b"\\" in text:
-        text = _ESCAPE.sub(lambda match: match[0] if match[1] else b"/", text)
+        text = _without_false_escapes(text)
     return _NOT_A_NUMBER.sub(lambda match: match[0].removesuffix(match[1]) + b'""'.rjust(len(match[1])), text)
+
+
+def _without_false_escapes(text: bytes) -> bytes:
+    """The text, which has no control character, with a slash for each backslash that JSON does not allow."""
+    text = text.replace(b"\\\\", b"\0\0")  # what stands before one that is left is none
+    padded = np.frombuffer(text + bytes(5), np.uint8)
+    at = np.flatnonzero(padded == ord("\\"))
+    escapes = np.isin(padded[at + 1], list(b'"/bfnrt'))
+    escapes |= (padded[at + 1] == ord("u")) & np.all([_HEX[padded[at + n]] for n in range(2, 6)], axis=0)
+    repaired = bytearray(text)
+    np.frombuffer(repaired, np.uint8)[at[~escapes]] = ord("/")
+    return bytes(repaired).replace(b"\0\0", b"\\\\")
 
 
 def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int = 0) -> int:

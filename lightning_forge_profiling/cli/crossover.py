@@ -166,7 +166,11 @@ def _read(path: Path) -> "CrossoverResult":
         read_crossover,
     )
 
-    return parse_crossover(sys.stdin.buffer.read(), "standard input") if path == _DASH else read_crossover(path)
+    if path != _DASH:
+        return read_crossover(path)
+    if sys.stdin is None:
+        raise ConfigurationError("--from - reads standard input, which is closed")
+    return parse_crossover(sys.stdin.buffer.read(), "standard input")
 
 
 def _measured(args: argparse.Namespace) -> "CrossoverResult":

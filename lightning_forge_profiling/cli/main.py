@@ -4,7 +4,8 @@
 |---|---|
 | 0 | done |
 | 1 | `compare`: a metric is worse by more than the limit |
-| 2 | bad input: arguments, a file that is no trace, an output that cannot be written |
+| 2 | bad input: arguments, a file that is no trace, an output that is closed or cannot be written; or out of memory |
+| 70 | a fault of this program, with a traceback |
 | 130 | interrupted |
 | 141 | whoever read the output stopped reading |
 """
@@ -13,8 +14,10 @@ import argparse
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from contextlib import suppress
+from typing import NoReturn, TextIO
 
 from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, schema, tensorboard, view
 from lightning_forge_profiling.cli.output import warn
@@ -24,6 +27,7 @@ from lightning_forge_profiling.report.text import plain
 __all__ = ["main"]
 
 _BAD_INPUT = 2
+_OWN_FAULT = 70  # EX_SOFTWARE of sysexits.h
 _INTERRUPTED = 130  # 128 and the signal's number, as shells have it
 _BROKEN_PIPE = 141
 
@@ -35,7 +39,8 @@ examples:
   forge-profiling view lightning_logs/version_0/profiler_traces
   forge-profiling crossover --html crossover.html
 
-exit codes: 0 done, 1 a metric is worse than the limit, 2 bad input, 130 interrupted
+exit codes: 0 done, 1 a metric is worse than the limit, 2 bad input, 70 own fault,
+130 interrupted, 141 output no longer read
 """
 
 
@@ -48,29 +53,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    if sys.stderr is None:  # closed
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (for the rest of the process)
+    if sys.stdout is None:
+        return _fail("standard output is closed: send it to a file or to /dev/null")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", not a traceback
     try:
-        args = _parser().parse_args(argv)
-        code: int = args.run(args)
+        return _exit_code(argv)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _discard_unwritten(stream)
+
+
+def _exit_code(argv: Sequence[str] | None) -> int:
+    try:
+        code = _run(argv)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # What is still buffered would fail again when Python closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except OSError as exc:
         where = f"{exc.filename}: " if exc.filename is not None else ""
         return _fail(f"{where}{exc.strerror or exc}")
-    except ForgeProfilingError as exc:
-        return _fail(str(exc))
+    except (ForgeProfilingError, MemoryError) as exc:
+        return _fail(str(exc) or "out of memory")
+    except Exception:
+        with suppress(OSError):
+            traceback.print_exc()
+        return _OWN_FAULT
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as exc:  # argparse has shown the help, or said what is wrong
+        return int(exc.code or 0)
+    code: int = args.run(args)
     return code
 
 
 def _fail(message: str) -> int:
-    warn(message)
+    with suppress(OSError):  # the exit code tells it too
+        warn(message)
     return _BAD_INPUT
 
 
@@ -78,6 +106,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the arguments, which may be names of files."""
         super().error(plain(message))
+
+
+def _discard_unwritten(stream: TextIO) -> None:
+    """Drop what could not be written: Python would try again at its end, and exit with 120."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self, TextIO
 
 from lightning_forge_profiling.report.text import plain
@@ -68,11 +69,12 @@ class Progress:
     def _write(self) -> None:
         if self._silent:
             return
-        if self._redraws:
-            self._stream.write(f"\r{self._latest[: shutil.get_terminal_size().columns - 1]}\x1b[K")
-        elif self._latest:
-            self._stream.write(f"{self._latest}\n")
-        self._stream.flush()
+        with suppress(OSError):  # nobody reads it: no reason to give up the work
+            if self._redraws:
+                self._stream.write(f"\r{self._latest[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            elif self._latest:
+                self._stream.write(f"{self._latest}\n")
+            self._stream.flush()
 
 
 def say(text: str) -> None:

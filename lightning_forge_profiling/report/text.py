@@ -131,7 +131,7 @@ def short(text: str, width: int) -> str:
         >>> short("aten::convolution_backward", 12)
         'aten::convo…'
     """
-    text = plain(text)
+    text = plain(text[: max(width, _LONGEST_NAME) + 1])  # a name may have megabytes
     return text if len(text) <= width else text[: max(0, width - 1)].rstrip() + "…"
 
 

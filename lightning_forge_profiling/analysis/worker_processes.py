@@ -1,0 +1,114 @@
+"""Several tasks at a time, each in a process of its own."""
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe, Process
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+__all__ = ["WorkerDiedError", "run_in_processes", "usable_cores"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class WorkerDiedError(Exception):
+    """A process ended without a result.
+
+    Attributes:
+        task: position of its task.
+        how: what ended it, in words.
+    """
+
+    def __init__(self, task: int, how: str) -> None:
+        super().__init__(f"task {task}: the process {how}")
+        self.task = task
+        self.how = how
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on: a batch system or `taskset` may have left it fewer than there are.
+
+    Example:
+        >>> 1 <= usable_cores() <= os.cpu_count()
+        True
+    """
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> list[R]:
+    """Call a function for each task, each call in a process of its own.
+
+    No process is left when this returns or raises.
+
+    Args:
+        work: the function; it and what it returns can be pickled.
+        tasks: its arguments.
+        processes: how many run at a time.
+
+    Returns:
+        What it returned for each task.
+
+    Raises:
+        WorkerDiedError: a process was killed.
+        Exception: what a call raised.
+    """
+    results: dict[int, R] = {}
+    running: dict[Connection, tuple[int, Process]] = {}
+    coming = iter(range(len(tasks)))
+    try:
+        while len(results) < len(tasks):
+            while len(running) < processes and (task := next(coming, None)) is not None:
+                receiver, sender = Pipe(duplex=False)
+                with sender:  # closed here, so that its end is seen when the process has ended
+                    process = Process(target=_call, args=(sender, work, tasks[task]), daemon=True)
+                    process.start()
+                running[receiver] = task, process
+            for receiver in set(running).intersection(wait(list(running))):
+                task, process = running[receiver]
+                results[task] = _result(receiver, task, process)
+                del running[receiver]
+    finally:
+        for receiver, (_, process) in running.items():
+            process.kill()
+            process.join()
+            receiver.close()
+    return [results[task] for task in range(len(tasks))]
+
+
+def _call(sender: Connection, work: Callable[[T], R], task: T) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
+    outcome: tuple[R | Exception, str]
+    try:
+        outcome = work(task), ""
+    except Exception as exc:
+        outcome = exc, traceback.format_exc()  # which is lost on the way otherwise
+    with suppress(BrokenPipeError):  # the parent is gone
+        sender.send(outcome)
+
+
+def _result(receiver: Connection, task: int, process: Process) -> Any:
+    try:
+        outcome, raised = receiver.recv()
+    except (EOFError, OSError):  # it ended before, or while it was sending
+        process.join()
+        raise WorkerDiedError(task, _how_ended(process.exitcode or 0)) from None
+    process.join()
+    receiver.close()
+    if raised:
+        outcome.add_note(raised)
+        raise outcome
+    return outcome
+
+
+def _how_ended(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"was killed by signal {-exit_code}"

@@ -1,0 +1,142 @@
+"""Traces made to take long: the time to read and analyse one grows as its size does."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.analysis.trace_reader import read_trace
+from lightning_forge_profiling.report.html import html_report
+from lightning_forge_profiling.report.markdown import markdown
+
+AROUND = 10**6
+
+
+def event(category, name, start, duration, tid=1, **args):
+    fields = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": duration}
+    return {**fields, "args": {key.replace("_", " "): value for key, value in args.items()}}
+
+
+STEP = event("user_annotation", "ProfilerStep#1", 0, AROUND)
+KERNEL = event("kernel", "k", 5, 1, correlation=1, device=0, stream=7)
+SYNC = "cudaDeviceSynchronize"
+
+
+def inside(category, name, number):
+    """A range with the next one in it."""
+    return event(category, name, number, AROUND - 2 * number)
+
+
+KINDS = {
+    "streams": lambda n: [event("kernel", "k", 1, 1, device=i % 3, stream=i) for i in range(n)],
+    "threads": lambda n: [
+        part for i in range(n) for part in (event("cpu_op", "aten::mm", 1, 9, i), event("cuda_runtime", SYNC, 2, 1, i))
+    ],
+    "operators in each other": lambda n: [inside("cpu_op", f"aten::{i % 9}", i) for i in range(n)],
+    "waits in operators in each other": lambda n: [
+        part for i in range(n) for part in (inside("cpu_op", f"op{i % 2}", i), event("cuda_runtime", SYNC, i, 1))
+    ],
+    "waits in functions in each other": lambda n: [
+        part
+        for i in range(n)
+        for part in (inside("python_function", "torch/a.py(1): f", i), event("cuda_runtime", SYNC, i, 1))
+    ],
+    "regions in each other": lambda n: [inside("user_annotation", "forge.forward", i) for i in range(n)],
+    "the user's regions": lambda n: [event("user_annotation", f"mine {i}", 1, 1) for i in range(n)],
+    "calls": lambda n: [event("cuda_runtime", f"call {i}", 1, 1) for i in range(n)],
+    "operators": lambda n: [event("cpu_op", f"mine::{i}", i, 1, Input_Dims=[[i]]) for i in range(n)],
+    "process groups": lambda n: [
+        event("kernel", "ncclKernel", i, 1, Collective_name="allreduce", Process_Group_Name=str(i)) for i in range(n)
+    ],
+}
+
+
+def spent(path, **options):
+    """Seconds of this process for all of `analyze`, with the reports."""
+    begin = time.process_time()
+    result = analyze(path, **options)
+    assert markdown(result.analysis)
+    assert html_report(result.analysis, result.timelines)
+    return time.process_time() - begin
+
+
+def written(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_times_the_events_take_four_times_as_long(kind, tmp_path):
+    times = [
+        # all operators and kernels, as `compare` has them
+        spent(written(tmp_path / "trace.json", {"traceEvents": [STEP, KERNEL, *KINDS[kind](n)]}), top=sys.maxsize)
+        for n in (2_500, 10_000)
+    ]
+    assert times[1] < 8 * times[0]
+
+
+def test_four_times_the_windows_take_four_times_as_long(tmp_path):
+    times = []
+    for count in (200, 800):
+        (tmp_path / str(count)).mkdir()
+        for number in range(count):
+            written(tmp_path / str(count) / f"rank0_{number}.trace.json", {"traceEvents": [STEP, KERNEL]})
+        times.append(spent(tmp_path / str(count)))
+    assert times[1] < 8 * times[0]
+
+
+TEXTS = {
+    "nested without an end": lambda n: '{"ph":[{"ph":[' * n,
+    "nested with an end": lambda n: ",".join(['{"ph":[' * 1500 + "]}" * 1500] * (n // 1500)) + "]",
+    "damaged": lambda n: '{"ph":x},' * n + "{}]",
+    "left open": lambda n: '{"ph":1,' * n,
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_four_times_the_damage_takes_four_times_as_long(kind, tmp_path):
+    times = []
+    for n in (6_000, 24_000):
+        path = written(tmp_path / "trace.json", f"[{json.dumps(KERNEL)},{TEXTS[kind](n)}")
+        begin = time.process_time()
+        found = read_trace(path)
+        times.append(time.process_time() - begin)
+        assert len(found.gpu) == 1
+        assert "not JSON and left out" in found.warnings[0]
+    assert times[1] < 8 * times[0]
+
+
+def test_where_most_is_damaged_reading_ends_and_says_so(tmp_path):
+    kernel, damaged = json.dumps(KERNEL), '{"ph":x},' * 60_000
+    path = written(tmp_path / "trace.json", f"[{kernel},{damaged}{kernel}]")
+    found = read_trace(path)
+    assert len(found.gpu) == 1
+    assert "was not read: too many events are damaged" in found.warnings[0]
+
+
+def test_where_most_is_no_event_reading_ends_and_says_so(tmp_path):
+    numbers = ",".join(["1"] * 3_000_000)
+    path = written(tmp_path / "trace.json", f"[{json.dumps(KERNEL)},{numbers},{json.dumps(KERNEL)}]")
+    found = read_trace(path)
+    assert len(found.gpu) == 1
+    assert "the rest was not read: too many entries of its list are not like an event" in found.warnings[0]
+
+
+NAMES = {
+    "launches": lambda n, i: event("cuda_runtime", "cudaLaunchKernel" + "_" * n + f"{i}!", 1, 1),
+    "regions": lambda n, i: event("user_annotation", "CompiledF" + "a" * n + f"{i}\n", 1, 1),
+    "functions": lambda n, i: event("python_function", "a.py(1): " * (n // 9) + f"{i}\n", 1, 9),
+    "kernels": lambda n, i: event("kernel", "<(" * (n // 2) + str(i), 1, 9),
+    "operators": lambda n, i: event("cpu_op", "autograd::" * (n // 10) + f"{i}!", 1, 9),
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_long_names_take_as_long_as_short_ones_of_the_same_length_together(kind, tmp_path):
+    times = []
+    for length, count in ((1_000, 480), (16_000, 30)):
+        events = [STEP, KERNEL, event("cuda_runtime", SYNC, 2, 1), *(NAMES[kind](length, i) for i in range(count))]
+        times.append(spent(written(tmp_path / "trace.json", {"traceEvents": events})))
+    assert times[1] < 8 * max(times[0], 0.1)

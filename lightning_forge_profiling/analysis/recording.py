@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import named, spans_of
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS, classify
-from lightning_forge_profiling.analysis.links import Links, link
+from lightning_forge_profiling.analysis.links import Links, launched_before, link
 from lightning_forge_profiling.analysis.marks import PREFIX, marks
 from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
 from lightning_forge_profiling.analysis.steps import Steps, find_steps
@@ -28,7 +28,7 @@ class Recording:
         steps: the steps.
         kind: for each piece of GPU work the position of its kind in `KINDS`.
         step: for each piece of GPU work the position of its step, -1 for none: the step that launched it, or where the
-            launch is not known the one in whose window it began.
+            launch is not known the one in whose window it began; none for work launched before the recording.
     """
 
     trace: Trace
@@ -50,6 +50,7 @@ def prepare(trace: Trace, numbers: tuple[int, int] | None = None) -> Recording:
     links = link(trace, operator_parent)
     steps = find_steps(trace, links, numbers)
     step = np.where(links.linked, steps.of_host(links.time), steps.of_gpu(trace.gpu.start))
+    step[launched_before(trace, links)] = -1
     return Recording(trace, operator_parent, links, steps, _kinds(trace, links, operator_parent), step)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.links import Links
+from lightning_forge_profiling.analysis.links import Links, launched_before
 from lightning_forge_profiling.analysis.trace import Ints, Trace
 
 __all__ = ["Steps", "find_steps"]
@@ -158,15 +158,18 @@ def _windows(
     own = np.full(len(trace.gpu), -1)
     own[linked[inside]] = step[inside]
     start, end = np.empty(steps, np.int64), np.empty(steps, np.int64)
+    warm_up = launched_before(trace, links)
+    recording = np.searchsorted(trace.begins, trace.gpu.start, side="right")
     for number in range(steps):
         if number and same[number - 1]:
             start[number] = end[number - 1]
         else:
-            # what the warm-up step left for the GPU to do, whose launch was not recorded
-            before = trace.gpu.end[(own < 0) & (trace.gpu.start < min(first[number], host_end[number]))]
-            before = before[before > host_start[number]]
-            start[number] = max(host_start[number], int(before.max(initial=0)))
-            start[number] = min(start[number], max(first[number], host_start[number]))
+            # all of the warm-up step's work, also where a stream of this step's runs beside it; of work that does not
+            # say when it was launched, what began before this step's
+            unknown = (own < 0) & ~warm_up & (trace.gpu.start < min(first[number], host_end[number]))
+            mine = recording == np.searchsorted(trace.begins, host_start[number], side="right")
+            before = trace.gpu.end[mine & (warm_up | unknown)]
+            start[number] = max(host_start[number], int(before.max(initial=host_start[number])))
         done = completed[number] if first[number] < np.iinfo(np.int64).max else host_end[number]
         end[number] = max(start[number], done)
     return start, end

@@ -127,7 +127,7 @@ def _work(event, launches, category_of):
     span = _span(event)
     span.category = "memory" if event["cat"] != "kernel" else category_of(span.name)
     span.launched = launches.get(args.get("correlation"))
-    span.warm_up = 0 < args.get("correlation", 0) < min((id for id in launches if id > 0), default=0)
+    span.warm_up = 0 < args.get("correlation", 0) < min((number for number in launches if number > 0), default=0)
     return span
 
 

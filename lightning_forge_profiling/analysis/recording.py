@@ -14,7 +14,7 @@ from lightning_forge_profiling.analysis.nesting import enclosing, outermost_mark
 from lightning_forge_profiling.analysis.steps import Steps, find_steps
 from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints, Trace
 
-__all__ = ["Recording", "by_optimizer", "prepare", "without_first_step"]
+__all__ = ["Recording", "by_optimizer", "prepare", "with_steps"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,10 +54,15 @@ def prepare(trace: Trace, numbers: tuple[int, int] | None = None) -> Recording:
     return Recording(trace, operator_parent, links, steps, _kinds(trace, links, operator_parent), step)
 
 
-def without_first_step(recording: Recording) -> Recording:
-    """The recording without the first of its steps, which begins with an empty queue."""
-    step = np.where(recording.step > 0, recording.step - 1, -1)
-    return replace(recording, steps=recording.steps.without_first(), step=step)
+def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
+    """The recording with some of its steps.
+
+    Args:
+        recording: the recording.
+        chosen: one value a step.
+    """
+    place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
+    return replace(recording, steps=recording.steps.only(chosen), step=place[recording.step])
 
 
 def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:

@@ -3,6 +3,7 @@
 from math import ceil
 from typing import Final
 
+from lightning_forge_profiling.analysis.idle_rules import SLOW_LAUNCHES, largest_idle
 from lightning_forge_profiling.analysis.rule import (
     HANDED_OVER_MS,
     NAMED_FROM_PCT,
@@ -280,15 +281,18 @@ def _compute(seen: Seen) -> Told:
     return title, evidence, advice
 
 
-RULES: Final = (
+_CAUSES: Final = (
     Rule(WITHOUT_GPU, _input_cost, _input),
     Rule("transfer-bound", _transfer_cost, _transfer),
     Rule("sync-bound", _sync_cost, _sync),
     Rule("allocator-churn", lambda seen: seen.rank.host.idle_after_allocator_ms_per_step, _allocator),
+    SLOW_LAUNCHES,
     Rule("slow-optimizer", _optimizer_cost, _optimizer),
     Rule("launch-bound", _launch_cost, _launch),
     Rule("communication-bound", _communication_cost, _communication),
     Rule("compute-bound", _compute_cost, _compute),
     Rule("memory-bandwidth-bound", _bandwidth_cost, _bandwidth),
 )
+
+RULES: Final = (*_CAUSES, largest_idle(_CAUSES))
 """Every rule but the straggler's, which takes all ranks together."""

@@ -19,6 +19,8 @@ _VALIDATION: Final = "forge.validation"
 _NO_STEP: Final = (_VALIDATION, "forge.checkpoint", "forge.profiler")
 """Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
 
+_PER_STEP: Final = ("number", "host_start", "host_end", "start", "end", "whole")
+
 _LAUNCHES_DONE: Final = 0.9
 """A step of which more launches than this left no GPU work, in a trace where launches do, has been cut off."""
 
@@ -80,16 +82,21 @@ class Steps:
         """The step in whose window each instant lies; -1 for none."""
         return _belongs(time, self.scope, self.scope_step)
 
-    def without_first(self) -> Self:
-        """The steps but for the first."""
-        later, host_later = self.scope_step > 0, self.host_scope_step > 0
+    def only(self, chosen: NDArray[np.bool_]) -> Self:
+        """Some of the steps.
+
+        Args:
+            chosen: one value a step.
+        """
+        place = np.cumsum(chosen) - 1
+        scope, host_scope = chosen[self.scope_step], chosen[self.host_scope_step]
         return replace(
             self,
-            **{name: getattr(self, name)[1:] for name in ("number", "host_start", "host_end", "start", "end", "whole")},
-            scope=Intervals(self.scope.start[later], self.scope.end[later]),
-            scope_step=self.scope_step[later] - 1,
-            host_scope=Intervals(self.host_scope.start[host_later], self.host_scope.end[host_later]),
-            host_scope_step=self.host_scope_step[host_later] - 1,
+            **{name: getattr(self, name)[chosen] for name in _PER_STEP},
+            scope=Intervals(self.scope.start[scope], self.scope.end[scope]),
+            scope_step=place[self.scope_step[scope]],
+            host_scope=Intervals(self.host_scope.start[host_scope], self.host_scope.end[host_scope]),
+            host_scope_step=place[self.host_scope_step[host_scope]],
         )
 
     def _sum(self, covered: Intervals, scope: Intervals, step: Ints) -> Ints:

@@ -86,7 +86,7 @@ def analyze(
     Example:
         >>> result = analyze(Path("tests/data/traces/input_bound"))
         >>> result.analysis.verdict, result.analysis.ranks[0].steps
-        ('input-bound', 3)
+        ('input-bound', 2)
     """
     if sort not in SORTS:
         raise ConfigurationError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")

@@ -78,6 +78,26 @@ def test_a_region_is_told_how_long_the_gpu_waited_for_its_launches(tmp_path):
     assert (waits["forward"], waits["optimizer"]) == (10, 40)
 
 
+def test_traces_of_pytorch_before_1_10_have_regions_too(tmp_path):
+    """They mark neither autograd's engine nor number what it records."""
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.operator("aten::conv2d", 10, 20)
+    trace.kernel(12, 30, launched=12)
+    for start, node in (
+        (40, "CudnnConvolutionBackward"),
+        (50, "ReluBackward1"),
+        (60, "torch::autograd::AccumulateGrad"),
+    ):
+        trace.operator(node, start, start + 9, AUTOGRAD)
+        trace.kernel(start + 1, start + 8, launched=start + 1, thread=AUTOGRAD)
+    trace.mark("Optimizer.step#SGD.step", 75, 95)
+    trace.operator("aten::add_", 80, 90)
+    trace.kernel(82, 92, launched=82)
+    regions = {region.name: region.gpu_ms_per_step for region in trace.rank(tmp_path).regions}
+    assert regions == {"data": 0, "transfer": 0, "forward": 18, "backward": 21, "optimizer": 10, "other": 0}
+
+
 def test_the_users_regions_lie_over_the_others(tmp_path):
     trace = Synthetic()
     for number in range(3):  # the first does not count

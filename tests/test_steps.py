@@ -77,6 +77,22 @@ def test_a_step_whose_gpu_work_is_not_in_the_file_is_marked_and_does_not_count(t
     assert any("step 2" in warning for warning in rank.warnings)
 
 
+def test_memsets_and_captured_launches_that_leave_no_gpu_work_do_not_cut_a_step_off(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 20)
+    trace.kernel(1, 3, launched=1)
+    for start in range(2, 6):
+        trace.call("cudaMemsetAsync", start, start + 0.1)
+    trace.copy(6, 7, launched=6)
+    trace.call("cudaStreamBeginCapture", 8, 8.1)
+    for start in (9, 10, 11):
+        trace.call("cudaLaunchKernel", start, start + 0.1, AUTOGRAD)
+    trace.call("cudaStreamEndCapture", 12, 12.1)
+    rank = trace.rank(tmp_path)
+    assert [step.whole for step in rank.per_step] == [True]
+    assert rank.warnings == ()
+
+
 def test_a_graph_launch_brings_all_of_its_kernels_into_its_step(tmp_path):
     trace = Synthetic()
     trace.step(0, 0, 2)

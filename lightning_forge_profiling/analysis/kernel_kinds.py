@@ -39,8 +39,9 @@ CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
         "other": "other",
     }
 )
-"""The category of each kind. `routing` sends tokens to experts and back; `indexing` is gather, scatter, sort, scan; `resampling` is pooling and interpolation;
-`copy` and `fill` are kernels, `memcpy` and `memset` the copy engine's and the driver's own."""
+"""The category of each kind. `routing` sends tokens to experts and back; `indexing` is gather, scatter, sort, scan;
+`resampling` is pooling and interpolation; `copy` and `fill` are kernels, `memcpy` and `memset` the copy engine's and the
+driver's own."""
 
 KINDS: Final = tuple(CATEGORY_OF)
 """All kinds, in the order to show them."""
@@ -115,7 +116,10 @@ _NAMES: Final = _compile(
     # cuDNN, whose layout changes and offset tables belong to the convolution; MIOpen and its assembly; PyTorch
     ("convolution", "*cudnn cudnn* *conv convol* fprop bprop [dw]grad winograd* implicit_gemm n[cdhw]*_(to|#)_*"),
     ("convolution", "fft_#_d_[cr]_#_[cr] dse flip_filter kern_precompute_indices"),
-    ("convolution", "miopen* mi_open* igemm_(fwd|bwd|wrw|v)* wrw sub_tensor_op* op_(#_d_)?tensor* pointwise_mult_and_sum*"),
+    (
+        "convolution",
+        "miopen* mi_open* igemm_(fwd|bwd|wrw|v)* wrw sub_tensor_op* op_(#_d_)?tensor* pointwise_mult_and_sum*",
+    ),
     ("convolution", "(im|vol)_#_(d_#_)?col* col_#_(im|vol)*"),
     # cuBLAS, hipBLASLt (Tensile's `Cijk_` spells the order of the indices), rocBLAS, MAGMA; Triton's templates;
     # quantized and mixture-of-experts kernels. FBGEMM's name stands on its embedding kernels too.

@@ -7,6 +7,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.host_calls import LAUNCHES, named
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.links import Links, launched_before
 from lightning_forge_profiling.analysis.trace import Ints, Trace
@@ -20,6 +21,9 @@ _NO_STEP: Final = (_VALIDATION, "forge.checkpoint", "forge.profiler")
 """Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
 
 _PER_STEP: Final = ("number", "host_start", "host_end", "start", "end", "whole")
+
+_BEGINS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture(?:_\w+)?")
+_ENDS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamEndCapture(?:_\w+)?")
 
 _LAUNCHES_DONE: Final = 0.9
 """A step of which more launches than this left no GPU work, in a trace where launches do, has been cut off."""
@@ -183,16 +187,29 @@ def _windows(
 
 
 def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDArray[np.bool_]:
-    """Which steps have all of their GPU work."""
+    """Which steps have all of their GPU work.
+
+    Only launches of kernels tell: a small memset or copy may leave no GPU work, and neither does a launch while a CUDA
+    graph is captured.
+    """
     launched = np.zeros(len(trace.calls), bool)
     launched[links.call[links.call >= 0]] = True
     kinds = np.unique(trace.calls.name[launched])
-    launches = np.flatnonzero(np.isin(trace.calls.name, kinds))
+    launching = named(trace, trace.calls, LAUNCHES) & np.isin(trace.calls.name, kinds)
+    launches = np.flatnonzero(launching & ~_captures(trace).contains(trace.calls.start))
     step = np.searchsorted(host_start, trace.calls.start[launches], side="right") - 1
     inside = (step >= 0) & (trace.calls.start[launches] < host_end[step])
     asked = np.bincount(step[inside], minlength=len(host_start))
     done = np.bincount(step[inside], launched[launches[inside]], len(host_start))
     return done >= _LAUNCHES_DONE * asked
+
+
+def _captures(trace: Trace) -> Intervals:
+    """When CUDA graphs were captured: what any thread launches then is recorded into the graph."""
+    calls = trace.calls
+    begins = calls.start[named(trace, calls, _BEGINS_CAPTURE)]
+    ends = np.append(np.sort(calls.end[named(trace, calls, _ENDS_CAPTURE)]), np.iinfo(np.int64).max)
+    return Intervals.of(begins, ends[np.searchsorted(ends, begins, side="right")])
 
 
 def _no_step(trace: Trace, links: Links, host_start: Ints) -> tuple[Intervals, Intervals]:

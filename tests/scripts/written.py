@@ -1,6 +1,6 @@
 """Write traces with problems that no run here can be made to have, of the structure that others' traces show.
 
-    python -m tests.scripts.written tests/data/traces
+python -m tests.scripts.written tests/data/traces
 """
 
 import gzip

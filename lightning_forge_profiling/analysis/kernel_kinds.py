@@ -40,8 +40,8 @@ CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """The category of each kind. `routing` sends tokens to experts and back; `indexing` is gather, scatter, sort, scan;
-`resampling` is pooling and interpolation; `copy` and `fill` are kernels, `memcpy` and `memset` the copy engine's and the
-driver's own."""
+`resampling` is pooling and interpolation; `copy` and `fill` are kernels, `memcpy` and `memset` the copy engine's and
+the driver's own."""
 
 KINDS: Final = tuple(CATEGORY_OF)
 """All kinds, in the order to show them."""

@@ -205,16 +205,22 @@ def _communication_cost(seen: Seen) -> float:
 
 def _communication(seen: Seen) -> Told:
     comm = seen.rank.comm
+    waiting = (
+        "with any waiting for other ranks, which were not recorded or could not be matched"
+        if seen.wait_ms is None
+        else "waiting for other ranks not counted"
+    )
     title = (
         f"communication takes {in_ms(comm.ms_per_step)} of each {seen.step} step, {comm.hidden_pct:.0f} % of it "
-        f"hidden; {in_ms(_communication_cost(seen))} are exposed, waiting for other ranks not counted"
+        f"hidden; {in_ms(_communication_cost(seen))} are exposed, {waiting}"
     )
     evidence: Evidence = {
         "comm_ms_per_step": comm.ms_per_step,
         "exposed_ms_per_step": comm.exposed_ms_per_step,
-        "waiting_for_ranks_ms_per_step": seen.wait_ms,
         "hidden_pct": comm.hidden_pct,
     }
+    if seen.wait_ms is not None:
+        evidence["waiting_for_ranks_ms_per_step"] = seen.wait_ms
     advice = (
         "Communicate less often or less: accumulate_grad_batches (DDP then skips the exchange), a larger batch per "
         "GPU, bf16 gradients (DDP's bf16_compress_hook), a larger bucket_cap_mb; with FSDP, prefetching."

@@ -13,6 +13,8 @@ from lightning_forge_profiling.analysis.rules import RULES, WITHOUT_GPU
 __all__ = ["find_causes"]
 
 _PAIR: Final = 2
+_RANKS_DIFFER_PCT: Final = 1.0
+"""From here on a finding's sentence says the share of both, the rank that it is of and the mean."""
 _STRAGGLES_BELOW: Final = 0.25
 """The rank that others wait for waits itself less than this part of what they do; ranks that wait for each other by
 turns do not differ so much."""
@@ -43,9 +45,12 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
     worst = max(over, key=lambda one: _cost_pct(rule, one))
     title, evidence, advice = rule.describe(worst)
     alone = len(over) == 1 < len(seen)
+    mean_pct, worst_pct = sum(costs) / len(costs), max(costs)
+    if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
+        title += f"; that is {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(seen)} ranks"
     return Finding(
         code=rule.code,
-        share_pct=sum(costs) / len(costs),
+        share_pct=mean_pct,
         rank=worst.rank.rank if alone else None,
         source="trace",
         title=title if alone or len(seen) == 1 else f"on rank {worst.rank.rank} {title}",

@@ -11,13 +11,17 @@ PAINT = ("comm", "memory", "other", "matmul")  # each over the ones before it: a
 
 @dataclass
 class Span:
-    """Nanoseconds; `launched` is None for what nobody is known to have launched, and for what runs on the host."""
+    """Nanoseconds; `launched` is None for what nobody is known to have launched, and for what runs on the host.
+
+    `warm_up`: the work was launched before the recording began.
+    """
 
     name: str
     start: int
     end: int
     category: str = ""
     launched: int | None = None
+    warm_up: bool = False
 
 
 @dataclass
@@ -61,10 +65,9 @@ def account(events, category_of):
 
 def _first_begin(step, own, steps, work):
     """The first window begins with the step on the host, or once the GPU is done with what came before."""
-    first = min((span.start for span in own), default=step.end)
+    first = min([step.end, *(span.start for span in own)])
     others = [span for span in work if not _launched_in(steps, span)]
-    done = max((span.end for span in others if span.start < min(first, step.end)), default=step.start)
-    return max(step.start, min(done, first)) if own else max(step.start, done)
+    return max([step.start, *(span.end for span in others if span.warm_up or span.start < first)])
 
 
 def _launched_in(steps, span):
@@ -120,6 +123,7 @@ def _work(event, launches, category_of):
     span = _span(event)
     span.category = "memory" if event["cat"] != "kernel" else category_of(span.name)
     span.launched = launches.get(args.get("correlation"))
+    span.warm_up = 0 < args.get("correlation", 0) < min((number for number in launches if number > 0), default=0)
     return span
 
 

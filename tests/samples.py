@@ -257,6 +257,7 @@ def _rank(rank: int, step_ms: list[float], ranks: int) -> RankSummary:
                 busy_ms=busy * ms,
                 categories_ms={name: part * ms for name, part in parts.items()},
                 whole=position + 1 < len(step_ms),
+                counted=position + 1 < len(step_ms),
             )
             for position, ms in enumerate(step_ms)
         ),

@@ -64,8 +64,10 @@ class Synthetic:
 
     # -- the GPU
 
-    def kernel(self, start, end, *, launched, name=GEMM, stream=7, by="cudaLaunchKernel", thread=MAIN, **args):
-        correlation = self._launch(by, launched, thread)
+    def kernel(
+        self, start, end, *, launched, takes=LAUNCH, name=GEMM, stream=7, by="cudaLaunchKernel", thread=MAIN, **args
+    ):
+        correlation = self._launch(by, launched, thread, takes)
         self._gpu("kernel", name, start, end, stream, correlation=correlation, **args)
 
     def graph(self, kernels, *, launched):
@@ -94,11 +96,11 @@ class Synthetic:
         """The figures of its only rank."""
         return analyze(self.write(folder), **options).analysis.ranks[0]
 
-    def _launch(self, by, launched, thread):
+    def _launch(self, by, launched, thread, takes=LAUNCH):
         correlation = next(self._ids)
         if launched is not None:
             category = "cuda_driver" if by.startswith("cuLaunch") else "cuda_runtime"
-            self.call(by, launched, launched + LAUNCH, thread, category=category, correlation=correlation)
+            self.call(by, launched, launched + takes, thread, category=category, correlation=correlation)
         return correlation
 
     def _host(self, category, name, start, end, thread, **args):

@@ -63,6 +63,7 @@ def test_how_much_lies_within_and_what_contains_what(ours, asked):
 KERNELS = {"matmul": GEMM, "other": ADD, "comm": NCCL}
 CATEGORY = {name: category for category, name in KERNELS.items()}
 NS = 1e-6  # in milliseconds
+MOST_PARTS = 10  # of the idle time that are listed
 BEGIN = 10_000  # so that nothing is before the trace's own beginning
 
 work = st.fixed_dictionaries(
@@ -112,6 +113,7 @@ def check_against_oracle(result, steps):
     rank, timeline = result.analysis.ranks[0], result.timelines[0]
     found = [(step.number, ns(step.ms), ns(step.busy_ms)) for step in rank.per_step]
     assert found == [(step.number, step.length, step.busy) for step in steps]
+    steps = [step for step, of_rank in zip(steps, rank.per_step, strict=True) if of_rank.counted]
     in_all = {
         "busy": rank.gpu.busy_ms_per_step,
         "idle": rank.gpu.idle_ms_per_step,
@@ -123,6 +125,14 @@ def check_against_oracle(result, steps):
     assert ns(sum(kind.ms_per_step for kind in rank.kinds.values()) * rank.steps) == ns(in_all["busy"] * rank.steps)
     assert ns(sum(cause.ms_per_step for cause in rank.idle.values()) * rank.steps) == ns(in_all["idle"] * rank.steps)
     assert min((cause.ms_per_step for cause in rank.idle.values()), default=0) >= 0
+    parts = [ns(part.ms_per_step * rank.steps) for part in rank.idle_parts]
+    assert min(parts, default=1) > 0
+    listed = sum(parts)
+    assert (
+        listed == ns(in_all["idle"] * rank.steps)
+        if len(parts) < MOST_PARTS
+        else listed <= in_all["idle"] * 1e6 * rank.steps + 1
+    )
     assert all(ns(one[2] / 1e3) == ns(following[1] / 1e3) for one, following in pairwise(timeline.steps))
 
 

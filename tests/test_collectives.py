@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.analysis.pipeline import analyze
-from tests.synthetic import GEMM, Synthetic
+from tests.synthetic import GEMM, NCCL, Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
 
@@ -50,6 +50,42 @@ def test_the_shortest_is_the_true_cost_and_the_rest_is_waiting(tmp_path):
     assert costs(analysis) == {("allreduce", "0"): (4 + 3, (6 + 6) / 2)}
     assert waits(analysis) == {0: 6, 1: 6}
     assert [wait.comm_ms_per_step for wait in analysis.rank_waits] == [13, 13]
+
+
+def unnamed(*durations, begin=0, kernel=NCCL, streams=(20,)):
+    """A rank of a PyTorch before 2.2, whose kernels alone say what they are."""
+    trace = Synthetic()
+    trace.step(0, begin, begin + 100)
+    trace.kernel(begin, begin + 1, launched=begin, name=GEMM)
+    for position, duration in enumerate(durations):
+        start = begin + 2 + 20 * position
+        stream = streams[position % len(streams)]
+        trace.kernel(start, start + duration, launched=start - 0.5, name=kernel, stream=stream)
+    trace.kernel(begin + 99, begin + 100, launched=begin + 98)
+    return trace
+
+
+def test_collectives_without_names_are_matched_by_order_kernel_and_stream(tmp_path):
+    analysis = analysis_of(tmp_path, unnamed(10, 3), unnamed(4, 9))
+    assert costs(analysis) == {("allreduce", "on communication stream 1"): (4 + 3, (6 + 6) / 2)}
+    assert waits(analysis) == {0: 6, 1: 6}
+    streams = analysis_of(tmp_path, unnamed(10, 3, streams=(20, 24)), unnamed(4, 9, streams=(33, 40)))
+    assert {group for _, group in costs(streams)} == {"on communication stream 1", "on communication stream 2"}
+
+
+@pytest.mark.parametrize(
+    "other", [{"durations": (4,)}, {"durations": (4, 9), "kernel": "ncclKernel_AllGather_RING_LL"}]
+)
+def test_collectives_without_names_are_not_compared_where_they_differ(tmp_path, other):
+    analysis = analysis_of(tmp_path, unnamed(10, 3), unnamed(*other.pop("durations"), **other))
+    assert analysis.rank_waits == ()
+    assert any("not compared" in warning for warning in analysis.warnings)
+
+
+def test_a_trace_of_one_rank_claims_nothing_about_waiting_for_others(tmp_path):
+    (finding,) = [one for one in analysis_of(tmp_path, unnamed(10, 13)).findings if one.code == "communication-bound"]
+    assert "23.0 ms are exposed, with any waiting for other ranks" in finding.title
+    assert "waiting_for_ranks_ms_per_step" not in finding.evidence
 
 
 def test_collectives_have_calls_and_bytes(tmp_path):

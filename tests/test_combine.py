@@ -146,8 +146,8 @@ class TestWhereRecordingSlowsTheHost:
     def test_a_slow_first_step_that_no_finding_is_over_slows_nothing(self):
         rank = RECORDED.ranks[0]
         steps = tuple(replace(rank.per_step[0], number=number, ms=ms) for number, ms in enumerate((200.0, 55.0)))
-        rank = replace(rank, per_step=steps, step_ms=Distribution(mean=127.5, p50=127.5, min=55.0, max=200.0))
-        recorded = replace(with_findings(launch_bound=30.0), ranks=(rank,), findings_note="without the first")
+        rank = replace(rank, per_step=steps, step_ms=Distribution(mean=55.0, p50=55.0, min=55.0, max=55.0))
+        recorded = replace(with_findings(launch_bound=30.0), ranks=(rank,))
         assert combine(recorded, evidence(60.0, drained_pct=100, host_ms=60.0)).differences == ()
 
 
@@ -221,8 +221,8 @@ def test_shares_are_converted_by_the_steps_that_they_are_of():
     """Findings are without the first recorded step, which is slow; the milliseconds stay what they were."""
     rank = RECORDED.ranks[0]
     steps = tuple(replace(rank.per_step[0], number=number, ms=ms) for number, ms in enumerate((90.0, 60.0, 60.0)))
-    rank = replace(rank, per_step=steps, step_ms=Distribution(mean=70.0, p50=60.0, min=60.0, max=90.0))
-    recorded = replace(with_findings(compute_bound=50.0), ranks=(rank,), findings_note="without the first")
+    rank = replace(rank, per_step=steps, step_ms=Distribution(mean=60.0, p50=60.0, min=60.0, max=60.0))
+    recorded = replace(with_findings(compute_bound=50.0), ranks=(rank,))
     both = combine(recorded, evidence(40.0))
     assert shares(both) == {"compute-bound": pytest.approx(100 * 30 / 40)}
 

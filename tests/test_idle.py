@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.synthetic import AUTOGRAD, MAIN, WORKER, Synthetic
+from lightning_forge_profiling.analysis.pipeline import analyze
+from tests.synthetic import ADD, AUTOGRAD, MAIN, WORKER, Synthetic
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -93,6 +94,56 @@ def test_work_that_was_launched_and_did_not_begin_is_the_gpus_own_affair(tmp_pat
     trace.kernel(60, 100, launched=30)
     rank = trace.rank(tmp_path)
     assert causes(rank) == {"python": 2 + (32 - 8), "gpu": 60 - 32}
+
+
+def test_the_gpu_waits_for_the_host_until_the_launching_call_returns(tmp_path):
+    """Lazy loading: the first launch of a kernel loads its module."""
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(0, 10, launched=0)
+    trace.operator("aten::add_", 25, 61)
+    trace.kernel(60, 100, launched=30, takes=30, by="hipLaunchKernel")
+    found = analyze(trace.write(tmp_path)).analysis
+    rank = found.ranks[0]
+    assert causes(rank) == {"launch": 30, "python": 20}
+    assert prices(rank) == (0, 0, 20)
+    assert found.verdict == "slow-launches"
+    assert "waits 30.0 ms of each 100.0 ms step inside launch calls" in found.verdict_text
+    assert "hipLaunchKernel of aten::add_" in found.verdict_text
+
+
+def test_the_largest_idle_part_is_named_where_no_rule_explains_it(tmp_path):
+    """The next kernel has been launched, and the host waits in a copy."""
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    for start in range(10):
+        trace.kernel(start, start + 1, launched=max(start - 0.001, 0))
+    trace.kernel(90, 100, launched=11, name=ADD, stream=20)
+    trace.operator("aten::copy_", 14, 96)
+    trace.call("hipMemcpyWithStream", 15, 95)
+    found = analyze(trace.write(tmp_path)).analysis
+    assert found.verdict == "gpu-idle"
+    assert "idles 79.0 ms of each 100.0 ms step although its next work has been launched" in found.verdict_text
+    assert (
+        "before vectorized_elementwise_kernel; for 75.0 ms of it the host is in hipMemcpyWithStream of aten::copy_"
+        in (found.verdict_text)
+    )
+    longest = found.ranks[0].idle_parts[0]
+    assert (longest.launched, longest.thread, longest.ms_per_step) == (True, str(MAIN), 75)
+
+
+def test_idle_time_is_listed_by_what_the_launching_thread_was_doing(waiting, tmp_path):
+    waiting.mark("forge.backward", 12, 58)
+    waiting.operator("aten::mm", 20, 40)
+    waiting.call("cudaFuncGetAttributes", 25, 35)
+    waiting.operator("aten::add", 10, 50, WORKER)
+    parts = [(part.activity, part.operator, part.ms_per_step) for part in waiting.rank(tmp_path).idle_parts]
+    assert parts == [
+        ("forge.backward", "", 26),
+        ("cudaFuncGetAttributes", "aten::mm", 10),
+        ("aten::mm", "", 10),
+        ("", "", 4),
+    ]
 
 
 def test_other_threads_do_not_keep_the_gpu_waiting(waiting, tmp_path):

@@ -62,12 +62,13 @@ NAMES = {
         "miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1",
         "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt256x256x32_wt32x32x8_gkgs",
         "naive_conv_ab_nonpacked_fwd_nchw_half_double_half",
-        "batched_transpose_32x32_dword.kd",
+        "void cudnn::cnn::pointwise_mult_and_sum_complex<float2, 8, 4>(float2*, float2*, float2*, int, int)",
         "SubTensorOpWithScalar1d",
         "void ck::tensor_operation::device::(anonymous namespace)::kernel_grouped_conv_fwd<ck::GridwiseGemm<x> >(x)",
         "triton_tem_fused_convolution_3",
     ],
     "attention": [
+        "void sage_fwd<128, 64, true, __nv_bfloat16>(Params)",
         "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128> >(Flash_fwd_params)",
         "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128> >(Flash_bwd_params)",
         "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloop<2> > > >(x)",
@@ -142,7 +143,14 @@ NAMES = {
         "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, 1, 4, bool>(x)",
         "void at::native::(anonymous namespace)::distribution_elementwise_grid_stride_kernel<float, 4>(long)",
     ],
+    "routing": [
+        "void tensorrt_llm::kernels::cutlass_kernels::finalizeKernelVecLoad<__nv_bfloat16, __nv_bfloat16>(int)",
+        "void moe::dev::routing::routingDeepSeek::routingIndicesOffsetsKernel<KernelParams<float, 8> >(KernelParams)",
+        "_combined_routing_compute",
+        "void vllm::moe::moe_align_block_size_kernel<int>(int const*, int*, int*, int*, int)",
+    ],
     "copy": [
+        "batched_transpose_32x32_dword.kd",
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy_aligned16_contig<float, int, 1>(x)",
         LOOP.format(*["at::native::direct_copy_kernel_cuda" + LAMBDA] * 2),
         "at::native::split_with_sizes_copy_out_contiguous_no_cast_kernel(char**, char**)",
@@ -155,6 +163,7 @@ NAMES = {
         "void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out(int)>(x)",
     ],
     "comm": [
+        "void dpsk::ep::internode::dispatch<false, 4, false, 24, 8>(int4*, float*, long*)",
         "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
         "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
         "ncclAllReduceRingLLKernel_sum_f32(ncclColl)",

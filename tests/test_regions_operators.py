@@ -78,17 +78,38 @@ def test_a_region_is_told_how_long_the_gpu_waited_for_its_launches(tmp_path):
     assert (waits["forward"], waits["optimizer"]) == (10, 40)
 
 
+def test_traces_of_pytorch_before_1_10_have_regions_too(tmp_path):
+    """They mark neither autograd's engine nor number what it records."""
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.operator("aten::conv2d", 10, 20)
+    trace.kernel(12, 30, launched=12)
+    for start, node in (
+        (40, "CudnnConvolutionBackward"),
+        (50, "ReluBackward1"),
+        (60, "torch::autograd::AccumulateGrad"),
+    ):
+        trace.operator(node, start, start + 9, AUTOGRAD)
+        trace.kernel(start + 1, start + 8, launched=start + 1, thread=AUTOGRAD)
+    trace.mark("Optimizer.step#SGD.step", 75, 95)
+    trace.operator("aten::add_", 80, 90)
+    trace.kernel(82, 92, launched=82)
+    regions = {region.name: region.gpu_ms_per_step for region in trace.rank(tmp_path).regions}
+    assert regions == {"data": 0, "transfer": 0, "forward": 18, "backward": 21, "optimizer": 10, "other": 0}
+
+
 def test_the_users_regions_lie_over_the_others(tmp_path):
     trace = Synthetic()
-    trace.step(0, 0, 50)
-    trace.step(1, 50, 100)
-    trace.mark("forge.forward", 10, 40)
-    trace.mark("encoder", 10, 30)
-    trace.mark("attention", 12, 20)
-    trace.mark("encoder", 60, 70)
+    for number in range(3):  # the first does not count
+        trace.step(number, 50 * number, 50 * number + 50)
     trace.kernel(15, 25, launched=15)
-    trace.kernel(25, 45, launched=35)
-    trace.kernel(65, 95, launched=65)
+    trace.mark("forge.forward", 60, 90)
+    trace.mark("encoder", 60, 80)
+    trace.mark("attention", 62, 70)
+    trace.mark("encoder", 110, 120)
+    trace.kernel(65, 75, launched=65)
+    trace.kernel(75, 95, launched=85)
+    trace.kernel(115, 145, launched=115)
     rank = trace.rank(tmp_path)
     found = {region.name: region for region in rank.regions if region.user}
     assert set(found) == {"encoder", "attention"}
@@ -196,12 +217,12 @@ def test_top_kernels_have_calls_total_mean_and_share(tmp_path):
 
 def test_copies_have_bytes_bandwidth_and_the_memory_they_come_from(tmp_path):
     trace = Synthetic()
-    for number in (0, 1):
+    for number in range(3):  # the first does not count
         trace.step(number, 50 * number, 50 * number + 50)
         trace.copy(50 * number + 1, 50 * number + 11, launched=50 * number, size=60_000_000)
-    trace.copy(20, 24, launched=12, name=PINNED, size=200_000_000, stream=20)
-    trace.kernel(21, 31, launched=13)
-    trace.copy(40, 41, launched=40, name="Memcpy DtoH (Device -> Pinned)", size=4)
+    trace.copy(70, 74, launched=62, name=PINNED, size=200_000_000, stream=20)
+    trace.kernel(71, 81, launched=63)
+    trace.copy(90, 91, launched=90, name="Memcpy DtoH (Device -> Pinned)", size=4)
     rank = trace.rank(tmp_path)
     found = {(copy.direction, copy.memory): copy for copy in rank.copies}
     pageable, pinned = found["HtoD", "pageable"], found["HtoD", "pinned"]

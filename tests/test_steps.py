@@ -61,7 +61,7 @@ def test_a_step_on_the_host_lasts_until_the_next_begins(tmp_path):
     assert steps_of(trace.rank(tmp_path)) == [(0, 12, 10, 3), (1, 3, 8, 3)]
 
 
-def test_a_step_whose_gpu_work_is_not_in_the_file_is_marked_and_counts(tmp_path):
+def test_a_step_whose_gpu_work_is_not_in_the_file_is_marked_and_does_not_count(tmp_path):
     trace = Synthetic()
     for number in range(3):
         trace.step(number, 10 * number, 10 * number + 10)
@@ -72,19 +72,36 @@ def test_a_step_whose_gpu_work_is_not_in_the_file_is_marked_and_counts(tmp_path)
                 trace.call("cudaLaunchKernel", 20 + launched, 20.5 + launched)
     rank = trace.rank(tmp_path)
     assert [step.whole for step in rank.per_step] == [True, True, False]
-    assert rank.steps == 3
+    assert [step.counted for step in rank.per_step] == [False, True, False]
+    assert rank.steps == 1
     assert any("step 2" in warning for warning in rank.warnings)
+
+
+def test_memsets_and_captured_launches_that_leave_no_gpu_work_do_not_cut_a_step_off(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 20)
+    trace.kernel(1, 3, launched=1)
+    for start in range(2, 6):
+        trace.call("cudaMemsetAsync", start, start + 0.1)
+    trace.copy(6, 7, launched=6)
+    trace.call("cudaStreamBeginCapture", 8, 8.1)
+    for start in (9, 10, 11):
+        trace.call("cudaLaunchKernel", start, start + 0.1, AUTOGRAD)
+    trace.call("cudaStreamEndCapture", 12, 12.1)
+    rank = trace.rank(tmp_path)
+    assert [step.whole for step in rank.per_step] == [True]
+    assert rank.warnings == ()
 
 
 def test_a_graph_launch_brings_all_of_its_kernels_into_its_step(tmp_path):
     trace = Synthetic()
     trace.step(0, 0, 2)
     trace.step(1, 2, 4)
-    trace.graph([(3, 4), (4, 5), (6, 7)], launched=1)
-    trace.graph([(7, 8)], launched=3)
+    trace.graph([(3, 4)], launched=1)
+    trace.graph([(4, 5), (6, 7), (7, 11)], launched=3)
     rank = trace.rank(tmp_path)
-    assert [step.ms for step in rank.per_step] == [7, 1]
-    assert (rank.gpu.kernels_per_step, rank.host.launches_per_step, rank.unlinked_pct) == (2, 1, 0)
+    assert [step.ms for step in rank.per_step] == [4, 7]
+    assert (rank.gpu.kernels_per_step, rank.host.launches_per_step, rank.unlinked_pct) == (3, 1, 0)
 
 
 @pytest.mark.parametrize("call", ["cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "hipLaunchKernel"])
@@ -98,15 +115,29 @@ def test_launches_of_runtime_and_driver_count_alike(tmp_path, call):
 
 def test_work_whose_launch_is_missing_belongs_to_the_operator_with_its_external_id(tmp_path):
     trace = Synthetic()
-    trace.step(0, 0, 5)
-    trace.step(1, 5, 10)
-    trace.operator("aten::mm", 1, 2, **{"External id": 77})
-    trace.kernel(6, 8, launched=None, **{"External id": 77})
-    trace.kernel(8, 9, launched=7)
+    trace.step(0, 0, 10)
+    trace.step(1, 10, 15)
+    trace.step(2, 15, 20)
+    trace.kernel(1, 10, launched=1)
+    trace.operator("aten::mm", 11, 12, **{"External id": 77})
+    trace.kernel(16, 18, launched=None, **{"External id": 77})
+    trace.kernel(18, 19, launched=17)
     rank = trace.rank(tmp_path)
-    assert [step.ms for step in rank.per_step] == [8, 1]
+    assert [step.ms for step in rank.per_step] == [10, 8, 1]
     assert rank.unlinked_pct == 0
     assert [(operator.name, operator.device_ms) for operator in rank.operators] == [("aten::mm", 2)]
+
+
+def test_an_external_id_counts_only_where_its_operator_lies_around_the_call(tmp_path):
+    """Some traces write a call's own correlation id there, which is some other operator's `External id`."""
+    trace = Synthetic()
+    trace.step(0, 0, 10)
+    trace.operator("aten::t", 1, 2, **{"External id": 1})
+    trace.operator("aten::mm", 3, 5, **{"External id": 9})
+    trace.kernel(5, 9, launched=4, **{"External id": 1})
+    trace.events[-2]["args"]["External id"] = 1  # of the call
+    spent = {operator.name: operator.device_ms for operator in trace.rank(tmp_path).operators}
+    assert spent == {"aten::t": 0, "aten::mm": 4}
 
 
 def test_work_that_nothing_launched_counts_where_it_ran_and_its_share_is_said(tmp_path):
@@ -206,8 +237,56 @@ def three_steps(first=5):
 def test_steps_can_be_chosen_by_number(tmp_path, chosen, found):
     rank = three_steps().rank(tmp_path, steps=chosen)
     assert [step.ms for step in rank.per_step] == found
-    assert rank.step_ms.mean == sum(found) / len(found)
-    assert rank.steps == rank.top_kernels[0].calls == len(found)
+    counted = found[found[0] == 10 :]  # without the first that was recorded
+    assert [step.ms for step in rank.per_step if step.counted] == counted
+    assert rank.step_ms.mean == sum(counted) / len(counted)
+    assert rank.steps == rank.top_kernels[0].calls == len(counted)
+
+
+def warmed_up(trace):
+    """A step of 10 ms that is recorded while the GPU still works on the profiler's warm-up step."""
+    trace.kernel(1, 12, launched=None)  # first, so that its correlation id is below all others
+    trace.kernel(12, 14, launched=None)
+    trace.step(1, 0, 10)
+    return trace
+
+
+def test_warm_up_work_belongs_to_no_step_however_late_it_runs(tmp_path):
+    trace = warmed_up(Synthetic())
+    trace.kernel(15, 20, launched=5)
+    rank = trace.rank(tmp_path)
+    assert steps_of(rank) == [(1, 6, 10, 5)]
+    assert (rank.gpu.kernels_per_step, rank.unlinked_pct) == (1, 0)
+
+
+def test_a_stream_that_begins_beside_the_warm_up_work_does_not_begin_the_step(tmp_path):
+    trace = warmed_up(Synthetic())
+    trace.copy(4, 6, launched=3, stream=20)
+    trace.kernel(15, 20, launched=5)
+    rank = trace.rank(tmp_path)
+    assert steps_of(rank) == [(1, 6, 10, 5)]
+
+
+@pytest.mark.parametrize("idle", [0, 1, 2])
+def test_a_step_without_gpu_work_does_not_count_among_others(tmp_path, idle):
+    trace = Synthetic()
+    for number in range(3):
+        trace.step(number, 10 * number, 10 * number + 10)
+        if number != idle:
+            trace.kernel(10 * number + 4, 10 * number + 9, launched=10 * number + 1)
+    found = analyze(trace.write(tmp_path, "rank0.trace.json")).analysis
+    (rank,) = found.ranks
+    assert [step.counted for step in rank.per_step] == [number not in {0, idle} for number in range(3)]
+    assert f"step {idle} (no GPU work)" in found.findings_note
+    assert found.verdict != "nothing stands out"
+
+
+def test_a_first_step_is_not_spared_for_one_without_gpu_work(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 10)
+    trace.step(1, 10, 20)
+    trace.kernel(5, 9, launched=5)
+    assert [step.counted for step in trace.rank(tmp_path).per_step] == [True, False]
 
 
 def test_a_chosen_step_still_begins_where_the_one_before_it_ended(tmp_path):

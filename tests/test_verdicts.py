@@ -32,6 +32,8 @@ VERDICTS = {
     "slow_rank_gpu": "straggler",
     "slow_rank_host": "straggler",
     "ddp_big_grads": "communication-bound",
+    "slow_launches": "slow-launches",
+    "gpu_idle": "gpu-idle",
 }
 SYNCS = ("sync_bound", "sync_item", "sync_stack")
 THREE_STEPS = sorted({*VERDICTS, "sync_bound", "sync_item"})

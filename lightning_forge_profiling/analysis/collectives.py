@@ -1,5 +1,6 @@
 """Communication matched over the ranks: what it costs, and who waits for whom."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_forge_profiling.analysis.kernel_kinds import KINDS
+from lightning_forge_profiling.analysis.kernel_kinds import KINDS, base_name
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.results import Collective, RankWait
 from lightning_forge_profiling.analysis.trace import CollectiveCall, Ints
@@ -17,6 +18,7 @@ __all__ = ["RankCollectives", "collectives_of", "match_collectives"]
 _COMM: Final = "comm"
 _SEND_RECEIVE: Final = frozenset({"send", "recv", "sendrecv"})
 """Between two ranks of a group only: their order says nothing about the others."""
+_OPERATION: Final = re.compile(r"(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+)")
 _BYTES: Final = {
     "Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1,
     "Float8_e4m3fn": 1, "Float8_e5m2": 1,
@@ -39,17 +41,31 @@ class RankCollectives:
 def collectives_of(recording: Recording) -> RankCollectives:
     """One rank's part of the comparison."""
     gpu, trace = recording.trace.gpu, recording.trace
-    rows = np.flatnonzero((gpu.collective >= 0) & (recording.kind == KINDS.index(_COMM)) & (recording.step >= 0))
+    rows = np.flatnonzero((recording.kind == KINDS.index(_COMM)) & (recording.step >= 0))
     rows = rows[np.argsort(_launch_order(recording, rows), kind="stable")]
+    streams = np.unique(gpu.lane[rows[gpu.collective[rows] < 0]]).tolist()
     calls: dict[str, list[CollectiveCall]] = defaultdict(list)
     durations: dict[str, list[int]] = defaultdict(list)
     for row in rows.tolist():
-        call = trace.collectives[gpu.collective[row]]
+        if gpu.collective[row] >= 0:
+            call = trace.collectives[gpu.collective[row]]
+        else:
+            call = _unnamed(trace.names[gpu.name[row]], streams.index(gpu.lane[row]))
         if call.name not in _SEND_RECEIVE:
             calls[call.group].append(call)
             durations[call.group].append(int(gpu.end[row] - gpu.start[row]))
     groups = {group: (tuple(calls[group]), tuple(durations[group])) for group in calls}
     return RankCollectives(len(recording.steps), groups)
+
+
+def _unnamed(kernel: str, stream: int) -> CollectiveCall:
+    """What a kernel's name says of its collective, where the trace has no `Collective name` (PyTorch before 2.2).
+
+    A process group has a communicator, and that a stream of its own.
+    """
+    name = _OPERATION.match(base_name(kernel))
+    group = f"on communication stream {stream + 1}"
+    return CollectiveCall(name[1].lower() if name else base_name(kernel), group, elements=0, dtype="")
 
 
 def _launch_order(recording: Recording, rows: Ints) -> Ints:
@@ -65,7 +81,7 @@ def match_collectives(
     A collective ends on all of its ranks together, when the last has joined and the data has moved. So on the rank that
     joined last its kernel took what the communication takes, and on the others that and the wait for it. Only durations
     are compared, never the clocks of two ranks. The n-th collective of a process group is the same on each of its
-    ranks.
+    ranks; where a trace names no groups, the n-th on a stream with the same kernel is.
 
     Args:
         ranks: each rank's collectives.

@@ -7,10 +7,10 @@ differently is said. Without a GPU a trace sees no more of waiting than the run 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.analysis.late_rank import GPU_IS_SLOWER, late_host, steady_steps, work_ms
+from lightning_forge_profiling.analysis.late_rank import GPU_IS_SLOWER, late_host, work_ms
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 from lightning_forge_profiling.analysis.rule import in_ms
@@ -34,7 +34,7 @@ _MOSTLY_PCT: Final = 50.0
 _DIFFER_BY_PCT: Final = 5.0
 """Shares of a step that lie further apart than this are told: a window of few steps varies by less."""
 
-_HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer"})
+_HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
 """What keeps the GPU waiting for the host, which recording slows; everything else but the loader is the GPU's own time,
 which recording does not change."""
 
@@ -130,16 +130,15 @@ def _of_blind(traced: tuple[Finding, ...], rank: int, evidence: RunEvidence) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """The recorded steps that the trace's findings are over, in milliseconds.
+    """The recorded steps, in milliseconds.
 
     Attributes:
-        rank: the lowest rank's number; what follows is of its steps, but for `work_ms`.
-        idle_pct: how much of all recorded steps its GPU was idle.
+        rank: the lowest rank's number; what follows is of its steps, but for `busy_ms` and `work_ms`.
+        idle_pct: how much of them its GPU was idle.
         step_ms: their mean.
         median_ms: their median.
         busy_ms: how much of the mean step the GPU was busy, the mean over the ranks.
         work_ms: the same without waiting for other ranks, which depends on the hosts.
-        words: what they are.
     """
 
     rank: int
@@ -148,20 +147,16 @@ class _Judged:
     median_ms: float
     busy_ms: float
     work_ms: float
-    words: str
 
 
 def _judged(recorded: RankSummary, analysis: Analysis) -> _Judged:
-    steps = steady_steps(recorded, analysis)
-    times_ms = [step.ms for step in steps]
     return _Judged(
         recorded.rank,
         recorded.gpu.idle_pct,
-        fmean(times_ms),
-        median(times_ms),
-        fmean(step.busy_ms for rank in analysis.ranks for step in steady_steps(rank, analysis)),
+        recorded.step_ms.mean,
+        recorded.step_ms.p50,
+        fmean(rank.gpu.busy_ms_per_step for rank in analysis.ranks),
         fmean(work_ms(analysis).values()),
-        "recorded steps" if len(steps) == len(recorded.per_step) else "recorded steps but the first",
     )
 
 
@@ -175,7 +170,7 @@ def _merge(
     slowed = _slowed(judged, evidence)
     if slowed:
         differences.append(
-            f"{judged.words} took {judged.step_ms:.2f} ms, live ones {evidence.step_ms.mean:.2f} ms "
+            f"recorded steps took {judged.step_ms:.2f} ms, live ones {evidence.step_ms.mean:.2f} ms "
             f"({100 * (judged.step_ms / evidence.step_ms.mean - 1):+.0f} %): recording slows the host, so "
             "launch and host figures of the trace are inflated; the findings' shares are of the live step"
         )

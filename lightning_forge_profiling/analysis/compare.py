@@ -205,7 +205,7 @@ def _in_percent(pct: float | None) -> str:
 
 
 def _values(analysis: Analysis) -> dict[str, list[float]]:
-    """Each metric in milliseconds, step by step, over the steps that are whole on every rank, or else over all."""
+    """Each metric in milliseconds, step by step, over the steps that count on every rank, or else over all."""
     by_rank = [{step.number: step for step in rank.per_step} for rank in analysis.ranks]
     common = set[int].intersection(*map(set, by_rank))
     if not common:  # the ranks recorded different steps: take the first of each together, and so on
@@ -214,7 +214,7 @@ def _values(analysis: Analysis) -> dict[str, list[float]]:
     together = [[steps[number] for steps in by_rank] for number in sorted(common)]
     if not together:
         raise TraceError(f"{analysis.source}: no recorded step to compare")
-    together = [steps for steps in together if all(step.whole for step in steps)] or together
+    together = [steps for steps in together if all(step.counted for step in steps)] or together
     return {metric: [_of_step(metric, steps) for steps in together] for metric in METRICS}
 
 

@@ -1,6 +1,7 @@
 """The rules applied to every rank, and the ranks compared."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
 from lightning_forge_profiling.analysis.late_rank import GPU_IS_SLOWER
@@ -11,6 +12,9 @@ from lightning_forge_profiling.analysis.rules import RULES, WITHOUT_GPU
 
 __all__ = ["find_causes"]
 
+_PAIR: Final = 2
+_RANKS_DIFFER_PCT: Final = 1.0
+"""From here on a finding's sentence says the share of both, the rank that it is of and the mean."""
 _STRAGGLES_BELOW: Final = 0.25
 """The rank that others wait for waits itself less than this part of what they do; ranks that wait for each other by
 turns do not differ so much."""
@@ -27,7 +31,7 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
         waits: how long each waited for others.
     """
     wait_ms = {wait.rank: wait.wait_ms_per_step for wait in waits}
-    seen = [Seen(rank, wait_ms.get(rank.rank, 0.0)) for rank in ranks]
+    seen = [Seen(rank, wait_ms.get(rank.rank)) for rank in ranks]
     findings = [found for rule in RULES if (found := _apply(rule, seen)) is not None]
     straggler = _straggler(seen) if waits else None
     return [*findings, *([straggler] if straggler else [])]
@@ -41,9 +45,12 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
     worst = max(over, key=lambda one: _cost_pct(rule, one))
     title, evidence, advice = rule.describe(worst)
     alone = len(over) == 1 < len(seen)
+    mean_pct, worst_pct = sum(costs) / len(costs), max(costs)
+    if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
+        title += f"; that is {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(seen)} ranks"
     return Finding(
         code=rule.code,
-        share_pct=sum(costs) / len(costs),
+        share_pct=mean_pct,
         rank=worst.rank.rank if alone else None,
         source="trace",
         title=title if alone or len(seen) == 1 else f"on rank {worst.rank.rank} {title}",
@@ -59,13 +66,16 @@ def _cost_pct(rule: Rule, seen: Seen) -> float:
 
 
 def _straggler(seen: Sequence[Seen]) -> Finding | None:
-    last, *others = sorted(seen, key=lambda one: one.wait_ms)
-    if not others:
+    """The rank that the others wait for, of those whose collectives could be matched."""
+    waited = sorted(((one.wait_ms, one) for one in seen if one.wait_ms is not None), key=itemgetter(0))
+    if len(waited) < _PAIR:
         return None
-    waits = sum(one.wait_ms for one in others) / len(others)
+    (own_wait, last), *others_waited = waited
+    others = [one for _, one in others_waited]
+    waits = sum(wait for wait, _ in others_waited) / len(others)
     cost = sum(one.exposed_wait_ms for one in others) / len(others)
-    step = sum(one.rank.step_ms.mean for one in seen) / len(seen)
-    if 100 * cost < NAMED_FROM_PCT * step or last.wait_ms > _STRAGGLES_BELOW * waits:
+    step = sum(one.rank.step_ms.mean for _, one in waited) / len(waited)
+    if 100 * cost < NAMED_FROM_PCT * step or own_wait > _STRAGGLES_BELOW * waits:
         return None
     rank = last.rank.rank
     others_compute = sum(one.compute_ms for one in others) / len(others)
@@ -80,7 +90,7 @@ def _straggler(seen: Sequence[Seen]) -> Finding | None:
         evidence={
             "others_wait_exposed_ms_per_step": cost,
             "others_wait_ms_per_step": waits,
-            "own_wait_ms_per_step": last.wait_ms,
+            "own_wait_ms_per_step": own_wait,
             "own_compute_ms_per_step": last.compute_ms,
             "others_compute_ms_per_step": others_compute,
         },

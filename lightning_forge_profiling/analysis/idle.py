@@ -27,6 +27,9 @@ from lightning_forge_profiling.analysis.trace import Ints
 __all__ = ["IdleTime", "idle_time", "launch_latency"]
 
 _LATENCY_PERCENTILE: Final = 5
+_LONG_LAUNCH_NS: Final = 100_000
+"""A launch takes the host 3 to 20 us; one that first loads the kernel's module took 6 to 330 ms (lazy loading on MI250
+and MI300X)."""
 _OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")
 """One of the dispatcher's: not autograd's nodes nor compiled regions, which are a whole program around a sync."""
 
@@ -43,7 +46,9 @@ class IdleTime:
             operators. Without Lightning's own.
         after_allocator: likewise for allocations and frees, where no sync is the reason.
         launching: what remains of `python` in other gaps, and after no sync of Lightning's either.
-        waiting: when the GPU waited for the host or for a launch.
+        for_host: when it waited for the host: until the call that launches the next work had returned.
+        for_launch: the rest of the gaps, in which the next work had been launched.
+        waiting: when the GPU waited for the host or for a launch to get through.
         waiting_for: for each of those gaps the row of the work that ended it, one past the last where none did.
         data_wait: how long the host was in the data loader, whether or not the GPU was busy meanwhile.
     """
@@ -54,6 +59,8 @@ class IdleTime:
     after_allocator: Ints
     launching: Ints
     data_wait: Ints
+    for_host: Intervals
+    for_launch: Intervals
     waiting: Intervals
     waiting_for: Ints
 
@@ -73,9 +80,9 @@ def launch_latency(recording: Recording) -> int:
 def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     """Split the idle time of each step by its cause.
 
-    A gap ends when the next work begins. Until that had been launched, the GPU waited for the host, and what the host
-    did is the cause; from then on, and for the time that any launch takes to get through, it waited for the launch
-    itself. What is left of the gap is the GPU's own: work that was there and did not begin.
+    A gap ends when the next work begins. Until the call that launches it has returned, the GPU waits for the host, and
+    what the host does is the cause; from then on, and for the time that any launch takes to get through, it waits for
+    the launch itself. What is left of the gap is the GPU's own: work that was there and did not begin.
 
     Args:
         recording: the recording.
@@ -86,16 +93,22 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     following = np.searchsorted(gpu.start, gaps.end, side="left")
     launch = np.append(links.time, -1)[following]
     launch = np.where(launch < 0, gaps.end, launch)
-    ready = np.minimum(launch + launch_latency(recording), gaps.end)
+    call = np.append(links.call, -1)[following]
+    returned = np.minimum(np.maximum(launch, np.append(recording.trace.calls.end, -1)[call]), gaps.end)
+    ready = np.minimum(np.maximum(launch + launch_latency(recording), returned), gaps.end)
     waits = ready > gaps.start
     waiting = Intervals(gaps.start[waits], ready[waits])  # for the host, or for the launch to get through
-    for_host = Intervals.of(gaps.start, np.minimum(launch, gaps.end))
+    for_host = Intervals.of(gaps.start, returned)
 
     doing = _host_activity(recording)
+    in_call = np.maximum(launch, gaps.start)
+    long_launch = returned - in_call >= _LONG_LAUNCH_NS
+    doing["launch"] = Intervals.of(in_call[long_launch], returned[long_launch]) - doing["copy"]
     idle = steps.measure(gaps)
     causes: dict[str, Ints] = {}
     claimed = Intervals.of([], [])
-    for cause, spans in doing.items():
+    for cause in IDLE_CAUSES[: len(doing)]:
+        spans = doing[cause]
         causes[cause] = steps.measure((for_host & spans) - claimed)
         claimed |= spans
     causes["python"] = steps.measure(waiting) - sum(causes.values())
@@ -116,6 +129,8 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
         after_allocator=steps.measure(after_allocator),
         launching=steps.measure(waiting - after_any_sync - after_allocator - (for_host & claimed)),
         data_wait=steps.measure_host(doing["data"]),
+        for_host=for_host,
+        for_launch=gaps - for_host,
         waiting=waiting,
         waiting_for=following[waits],
     )

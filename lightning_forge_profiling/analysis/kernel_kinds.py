@@ -27,6 +27,7 @@ CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
         "elementwise": "other",
         "optimizer": "other",
         "embedding": "other",
+        "routing": "other",
         "indexing": "other",
         "resampling": "other",
         "random": "other",
@@ -38,8 +39,9 @@ CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
         "other": "other",
     }
 )
-"""The category of each kind. `indexing` is gather, scatter, sort, scan; `resampling` is pooling and interpolation;
-`copy` and `fill` are kernels, `memcpy` and `memset` the copy engine's and the driver's own."""
+"""The category of each kind. `routing` sends tokens to experts and back; `indexing` is gather, scatter, sort, scan;
+`resampling` is pooling and interpolation; `copy` and `fill` are kernels, `memcpy` and `memset` the copy engine's and
+the driver's own."""
 
 KINDS: Final = tuple(CATEGORY_OF)
 """All kinds, in the order to show them."""
@@ -84,7 +86,9 @@ _NAMES: Final = _compile(
     # Transformer Engine); the exchange between experts (DeepEP, MORI)
     ("comm", "nccl* rccl* msccl* nvshmem* rocshmem* gloo* all~reduce* all~gather* reduce~scatter* send~recv"),
     ("comm", "all~to~all* all_#_all cross_device_reduce* quick~reduce* multimem* lamport* symmetric_memory symm~mem*"),
-    ("comm", "k?userbuffers* deep_ep ep_dispatch* ep_combine* moe_comm barrier_kernel"),
+    ("comm", "k?userbuffers* deep_ep ep_(dispatch|combine|internode|intranode)* moe_comm barrier_kernel"),
+    # Mixture of experts: which tokens go where, and putting their results together (TensorRT-LLM, vLLM, Triton)
+    ("routing", "*routing* finalize_kernel_vec_load finalize_moe* moe_(align|sort*|permute*|unpermute*|finalize*)"),
     # Keys and values on their way into the cache: no attention is computed yet
     ("copy", "(reshape|concat)_and_cache* (store|set|write|append|update|copy|transfer)_(mla_|paged_)?kv*"),
     ("copy", "concat_(and_cast_)?m[lh]a*"),
@@ -95,7 +99,7 @@ _NAMES: Final = _compile(
     ("attention", "(batch|single)_(prefill|decode)* merge_states* reduce_segments"),
     ("attention", "(?<=^_)fwd_(grouped_)?kernel bwd_kernel_(dk_dv|dq|fuse)* bwd_preprocess* dot_do_o convert_dq"),
     ("attention", "pa_(fwd|decode|prefill|bf|fp|mqa|ps) gemm_softmax_gemm qk_int"),
-    ("attention", "delta_rule* chunk_fwd_kernel ms_deform*"),
+    ("attention", "delta_rule* chunk_fwd_kernel ms_deform* sage_(fwd|bwd|att)*"),
     # `norm` alone may be a vector's: see reductions
     ("normalization", "*layernorm* *batchnorm* *groupnorm* *rmsnorm* rms normalization gamma_beta mio_bn*"),
     ("normalization", "(layer|batch|group|instance|rms|weight|qk|add)~norm* welford cu_compute_grad_input"),
@@ -112,7 +116,10 @@ _NAMES: Final = _compile(
     # cuDNN, whose layout changes and offset tables belong to the convolution; MIOpen and its assembly; PyTorch
     ("convolution", "*cudnn cudnn* *conv convol* fprop bprop [dw]grad winograd* implicit_gemm n[cdhw]*_(to|#)_*"),
     ("convolution", "fft_#_d_[cr]_#_[cr] dse flip_filter kern_precompute_indices"),
-    ("convolution", "miopen* mi_open* igemm_(fwd|bwd|wrw|v)* wrw sub_tensor_op* op_(#_d_)?tensor* batched_transpose"),
+    (
+        "convolution",
+        "miopen* mi_open* igemm_(fwd|bwd|wrw|v)* wrw sub_tensor_op* op_(#_d_)?tensor* pointwise_mult_and_sum*",
+    ),
     ("convolution", "(im|vol)_#_(d_#_)?col* col_#_(im|vol)*"),
     # cuBLAS, hipBLASLt (Tensile's `Cijk_` spells the order of the indices), rocBLAS, MAGMA; Triton's templates;
     # quantized and mixture-of-experts kernels. FBGEMM's name stands on its embedding kernels too.
@@ -130,7 +137,7 @@ _NAMES: Final = _compile(
     ("other", "selective_scan* chunk_(scan|state)* state_passing* ss[dm]"),
     ("indexing", "index* *gather* *scatter* *sort* radix* *scan* *cumsum* cumprod* *topk* top_k* kth* unique*"),
     ("indexing", "non~zero* select *searchsorted* bucketize* *histogram* histc* partition* take* put"),
-    ("indexing", "compact* run_length* by_key moe_align*"),
+    ("indexing", "compact* run_length* by_key"),
     ("reduction", "reduc* *sum arg~max* arg~min* amax* amin* mean* var std_var* welford* norm l_#_norm lp~norm*"),
     (
         "copy",

@@ -3,11 +3,10 @@
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.analysis.rank_summary import RankSummary, Step
 from lightning_forge_profiling.analysis.results import Analysis, Finding, RunEvidence
 from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, in_ms
 
-__all__ = ["GPU_IS_SLOWER", "late_host", "steady_steps", "work_ms"]
+__all__ = ["GPU_IS_SLOWER", "late_host", "work_ms"]
 
 GPU_IS_SLOWER: Final = "its GPU computes longer"
 """Why ranks wait for one, where recording has no part in it."""
@@ -64,12 +63,6 @@ def work_ms(analysis: Analysis) -> dict[int, float]:
 
     Exposed communication of the rank that has least of it is the communication; what others have more is waiting.
     """
-    steps = {rank.rank: steady_steps(rank, analysis) for rank in analysis.ranks}
-    comm = {rank: fmean(step.categories_ms.get(_COMM, 0.0) for step in own) for rank, own in steps.items()}
+    comm = {rank.rank: rank.categories[_COMM].ms_per_step for rank in analysis.ranks}
     least = min(comm.values(), default=0.0)
-    return {rank: fmean(step.busy_ms for step in own) - comm[rank] + least for rank, own in steps.items()}
-
-
-def steady_steps(rank: RankSummary, analysis: Analysis) -> tuple[Step, ...]:
-    """The recorded steps that the findings are over."""
-    return rank.per_step[1:] if analysis.findings_note and len(rank.per_step) > 1 else rank.per_step
+    return {rank.rank: rank.gpu.busy_ms_per_step - comm[rank.rank] + least for rank in analysis.ranks}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.nesting import enclosing
 from lightning_forge_profiling.analysis.trace import Calls, Ints, Operators, Trace
 
-__all__ = ["Links", "link"]
+__all__ = ["Links", "launched_before", "link"]
 
 _NO_EXTERNAL: Final = (0, -1)
 
@@ -51,18 +51,40 @@ def link(trace: Trace, operator_parent: Ints) -> Links:
     by_external = _match(gpu.external, operators.external, none=_NO_EXTERNAL)
     has_call = call >= 0
     operator = np.where(has_call, _take(call_operator, call), by_external)
-    operator = np.where(operator < 0, by_external, operator)
     time = np.where(has_call, _take(calls.start, call), _take(operators.start, by_external))
     thread = np.where(has_call, _take(calls.thread, call), _take(operators.thread, by_external))
     return Links(call, operator, time, thread, call_operator)
 
 
+def launched_before(trace: Trace, links: Links) -> NDArray[np.bool_]:
+    """Which GPU work the host launched before the recording began, as that of the profiler's warm-up step.
+
+    Its calls are not in the trace, and correlation ids ascend: it has a lower one than all recorded calls.
+    """
+    gpu, begins = trace.gpu, np.array(trace.begins)
+    lowest = np.full(len(begins), np.iinfo(np.int64).max)
+    calls = trace.calls.correlation > 0
+    recording = np.searchsorted(begins, trace.calls.start[calls], side="right") - 1
+    np.minimum.at(lowest, np.maximum(recording, 0), trace.calls.correlation[calls])
+    before = lowest[np.maximum(np.searchsorted(begins, gpu.start, side="right") - 1, 0)]
+    return ~links.linked & (gpu.correlation > 0) & (gpu.correlation < before)
+
+
 def _operator_of_calls(calls: Calls, operators: Operators, parent: Ints) -> Ints:
-    by_external = _match(calls.external, operators.external, none=_NO_EXTERNAL)
-    missing = by_external < 0
+    """The operator that a call says it is of, if that lies around it; else the innermost around it.
+
+    In some traces the `External id` of a call is its own correlation id, and by chance that of some other operator.
+    """
+    found = _match(calls.external, operators.external, none=_NO_EXTERNAL)
+    around = (
+        (_take(operators.thread, found) == calls.thread)
+        & (_take(operators.start, found) <= calls.start)
+        & (calls.start <= _take(operators.end, found))
+    )
+    missing = (found < 0) | ~around
     if missing.any():
-        by_external[missing] = enclosing(operators, parent, calls.start[missing], calls.thread[missing])
-    return by_external
+        found[missing] = enclosing(operators, parent, calls.start[missing], calls.thread[missing])
+    return found
 
 
 def _match(keys: Ints, table: Ints, *, none: tuple[int, ...]) -> Ints:

@@ -9,13 +9,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_forge_profiling.analysis.collectives import RankCollectives, collectives_of, match_collectives
 from lightning_forge_profiling.analysis.findings import find_causes
 from lightning_forge_profiling.analysis.hints import rules_of_thumb
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
-from lightning_forge_profiling.analysis.recording import prepare, without_first_step
+from lightning_forge_profiling.analysis.recording import Recording, prepare, with_steps
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.steps import find_steps
 from lightning_forge_profiling.analysis.timeline import Timeline
@@ -32,10 +35,6 @@ __all__ = ["Result", "analyze"]
 _UNKNOWN_RANK = -1
 
 _FEW_STEPS, _MANY_STEPS = 2, 10
-_FIRST_STEP_LEFT_OUT = (
-    "findings are without the first recorded step: starting to record {}lets ranks and the data loader get out of step"
-)
-_EMPTIES_THE_QUEUE = "empties the GPU's queue, and "
 """Among many steps the first weighs little, and a single one cannot be spared."""
 
 
@@ -57,7 +56,6 @@ class _Rank:
     """What a process of its own hands back of a rank."""
 
     summary: RankSummary
-    steady: RankSummary
     collectives: RankCollectives
     timeline: Timeline
 
@@ -89,7 +87,7 @@ def analyze(
     Example:
         >>> result = analyze(Path("tests/data/traces/input_bound"))
         >>> result.analysis.verdict, result.analysis.ranks[0].steps
-        ('input-bound', 3)
+        ('input-bound', 2)
     """
     if sort not in SORTS:
         raise ConfigurationError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")
@@ -104,16 +102,15 @@ def analyze(
         raise TraceError("\n".join(problems) or f"{path}: no trace of rank {rank}")
     ranks = tuple(one.summary for one in done)
     collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
-    findings = by_gain(find_causes([one.steady for one in done], waits))
+    findings = by_gain(find_causes(ranks, waits))
     on_gpu = any(one.gpu.busy_ms_per_step for one in ranks)
     verdict, text = decide(findings, gpu=on_gpu)
-    left_out = any(one.steady.steps < one.summary.steps for one in done)
     analysis = Analysis(
         source=_text(path),
         verdict=verdict,
         verdict_text=text,
         findings=findings,
-        findings_note=_FIRST_STEP_LEFT_OUT.format(_EMPTIES_THE_QUEUE if on_gpu else "") if left_out else "",
+        findings_note=_not_counted(ranks[0]),
         hints=rules_of_thumb(ranks),
         ranks=ranks,
         collectives=collectives,
@@ -149,15 +146,44 @@ def _summarized(
     if not len(recording.steps):
         return f"{files[0]}: it has no step from {steps[0]} to before {steps[1]}" if steps else f"{files[0]}: no steps"
     rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
-    summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, sort=sort, top=top)
-    summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
-    steady, steady_summary = recording, summary
     from_the_start = steps is None or recording.steps.number[0] == find_steps(trace, recording.links).number[0]
-    if from_the_start and _FEW_STEPS <= len(recording.steps) <= _MANY_STEPS:
-        steady = without_first_step(recording)
-        steady_summary = summarize(steady, summary.rank, top=top)
+    counted = _counted(recording, from_the_start=from_the_start)
+    summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
+    summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
     timeline = draw(recording, summary.rank, most_spans=spans)
-    return _Rank(summary, steady_summary, collectives_of(steady), timeline)
+    return _Rank(summary, collectives_of(with_steps(recording, counted)), timeline)
+
+
+def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
+    """Which steps the figures are over: whole ones, with GPU work where any has it, without the first of a few."""
+    steps = len(recording.steps)
+    counted = np.ones(steps, bool)
+    has_work = np.isin(np.arange(steps), recording.step)
+    for wanted in (recording.steps.whole, has_work):
+        if (counted & wanted).any():
+            counted &= wanted
+    if from_the_start and counted[0] and _FEW_STEPS <= counted.sum() <= _MANY_STEPS:
+        counted[0] = False
+    return counted
+
+
+def _not_counted(rank: RankSummary) -> str:
+    """Which of the recorded steps the figures are without, and why."""
+    on_gpu = rank.gpu.busy_ms_per_step > 0
+    reasons: dict[str, list[str]] = {}
+    for place, step in enumerate(rank.per_step):
+        if step.counted:
+            continue
+        if not step.whole:
+            why = "cut off"
+        elif place > 0 or (on_gpu and not step.busy_ms):
+            why = "no GPU work"
+        else:
+            empty = "the GPU's queue is empty there, and " if on_gpu else ""
+            why = f"the first that was recorded: {empty}ranks and the data loader are out of step"
+        reasons.setdefault(why, []).append(str(step.number))
+    parts = [f"step {', '.join(numbers)} ({why})" for why, numbers in reasons.items()]
+    return f"all figures are without {' and '.join(parts)}" if parts else ""
 
 
 def _run(
@@ -213,7 +239,6 @@ def _numbered(done: Sequence[_Rank], only: int | None) -> list[_Rank]:
         numbered[number] = replace(
             one,
             summary=replace(one.summary, rank=number),
-            steady=replace(one.steady, rank=number),
             timeline=replace(one.timeline, rank=number),
         )
     return [numbered[number] for number in sorted(numbered) if only in {None, number}]

@@ -4,11 +4,13 @@ import re
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.busy import BusyTime, busy_time
 from lightning_forge_profiling.analysis.flop_rate import flop_rate
 from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, LAUNCHES, named
 from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
+from lightning_forge_profiling.analysis.idle_parts import idle_parts
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.operators import operator_table
 from lightning_forge_profiling.analysis.rank_summary import (
@@ -23,7 +25,7 @@ from lightning_forge_profiling.analysis.rank_summary import (
     Share,
     Step,
 )
-from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.recording import Recording, with_steps
 from lightning_forge_profiling.analysis.regions import region_table
 from lightning_forge_profiling.analysis.syncs import sync_causes
 from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints
@@ -34,15 +36,19 @@ __all__ = ["summarize"]
 _LOADER: Final = re.compile(r"enumerate\(DataLoader\)#(\w+)\.__next__")
 
 
-def summarize(recording: Recording, rank: int, *, sort: str = "device", top: int = 20) -> RankSummary:
+def summarize(
+    recording: Recording, rank: int, counted: NDArray[np.bool_], *, sort: str = "device", top: int = 20
+) -> RankSummary:
     """Account for one rank's window.
 
     Args:
         recording: the recording.
         rank: the rank's number.
+        counted: which of the steps the figures are over; `per_step` has all of them.
         sort: what operators are sorted by, a key of `operators.SORTS`.
         top: how many operators and kernels.
     """
+    every, recording = recording, with_steps(recording, counted)
     trace, steps = recording.trace, recording.steps
     busy = busy_time(recording)
     idle = idle_time(recording, busy.union)
@@ -66,6 +72,7 @@ def summarize(recording: Recording, rank: int, *, sort: str = "device", top: int
         categories={category: share.of(spent) for category, spent in busy.categories.items()},
         kinds=_kinds(recording, busy, share),
         idle={cause: share.of(spent) for cause, spent in idle.causes.items()},
+        idle_parts=idle_parts(recording, idle),
         comm=_communication(busy, share),
         copies=copied,
         host=_host(recording, idle, copied, share),
@@ -75,9 +82,9 @@ def summarize(recording: Recording, rank: int, *, sort: str = "device", top: int
         top_kernels=_top_kernels(recording, share, top),
         flops=flops,
         flops_note=flops_note,
-        per_step=_per_step(recording, busy, length),
+        per_step=_per_step(every, counted),
         unlinked_pct=_unlinked_pct(recording),
-        warnings=tuple(_warnings(recording)),
+        warnings=tuple(_warnings(every)),
     )
 
 
@@ -177,9 +184,9 @@ def _top_kernels(recording: Recording, share: _Sharing, top: int) -> tuple[Kerne
     )
 
 
-def _per_step(recording: Recording, busy: BusyTime, length: Ints) -> tuple[Step, ...]:
-    steps = recording.steps
-    host_length = steps.host_length()
+def _per_step(recording: Recording, counted: NDArray[np.bool_]) -> tuple[Step, ...]:
+    steps, busy = recording.steps, busy_time(recording)
+    length, host_length = steps.length(), steps.host_length()
     return tuple(
         Step(
             number=int(steps.number[row]),
@@ -188,6 +195,7 @@ def _per_step(recording: Recording, busy: BusyTime, length: Ints) -> tuple[Step,
             busy_ms=int(busy.busy[row]) / 1e6,
             categories_ms={category: int(spent[row]) / 1e6 for category, spent in busy.categories.items()},
             whole=bool(steps.whole[row]),
+            counted=bool(counted[row]),
         )
         for row in range(len(steps))
     )

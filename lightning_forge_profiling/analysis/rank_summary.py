@@ -17,6 +17,7 @@ __all__ = [
     "Distribution",
     "Gpu",
     "Host",
+    "IdlePart",
     "Kernel",
     "Kind",
     "Memory",
@@ -31,7 +32,7 @@ __all__ = [
 CATEGORIES: Final = ("matmul", "comm", "memory", "other")
 """The four coarse parts of a GPU's busy time. Convolution and attention are `other`, as `kinds` shows them."""
 
-IDLE_CAUSES: Final = ("data", "sync", "allocator", "copy", "python", "gpu")
+IDLE_CAUSES: Final = ("data", "launch", "allocator", "sync", "copy", "python", "gpu")
 """What kept the GPU waiting, see `RankSummary.idle`."""
 
 
@@ -81,6 +82,7 @@ class Step:
         busy_ms: how much of the window the GPU was busy.
         categories_ms: the busy time by category; it sums to `busy_ms`.
         whole: False for a step that the recording or the file cuts off.
+        counted: whether the rank's figures and findings are over this step too.
     """
 
     number: int
@@ -89,6 +91,7 @@ class Step:
     busy_ms: float
     categories_ms: Mapping[str, float]
     whole: bool
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +272,28 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdlePart:
+    """Idle time of the GPU during one activity of the host.
+
+    Attributes:
+        launched: whether the next GPU work had been launched by then, so that it was not the host that delayed it.
+        activity: the runtime call, or else the operator or the annotated range, that the host was in; "" in Python
+            outside of all of them.
+        operator: the operator around a call, "" without.
+        thread: the id of the thread that launched the next work; "" where it is not known.
+        following: the GPU work that ended most of this time.
+        ms_per_step: milliseconds per step.
+    """
+
+    launched: bool
+    activity: str
+    operator: str
+    thread: str
+    following: str
+    ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
     """One rank's window.
 
@@ -276,15 +301,16 @@ class RankSummary:
         rank: its number; the position of the file where the trace does not say.
         file: the name of its file.
         device: the GPU's name, "" where the trace has none.
-        steps: how many steps the figures are over.
+        steps: how many of the recorded steps the figures are over, `per_step` says which.
         step_ms: their windows.
         gpu: busy and idle.
         categories: the busy time by `CATEGORIES`; they sum to it.
         kinds: the same, finer. Where kernels overlap an instant counts to one: matmul, the other computation, copies,
             communication, in this order; so hidden communication counts to what hides it.
-        idle: the idle time by what the host did meanwhile (`IDLE_CAUSES`): in the data loader, in a call that waits
-            for the GPU, in cudaMalloc or cudaFree, in a host-to-device copy call, in Python between launches. `gpu` is
-            where the next kernel had already been launched when the gap began.
+        idle: the idle time by what the host did meanwhile (`IDLE_CAUSES`): in the data loader, in a launch that takes
+            0.1 ms or more, in cudaMalloc or cudaFree, in a call that waits for the GPU, in a copy call, in Python
+            between launches. `gpu` is where the next kernel had already been launched when the gap began.
+        idle_parts: the same by the call, operator or range that the host was in, the longest first.
         comm: communication.
         copies: by direction and memory.
         host: launches, syncs, allocations.
@@ -294,7 +320,7 @@ class RankSummary:
         top_kernels: the costliest kernels.
         flops: None where there is nothing to count; `flops_note` says why.
         flops_note: why there are no FLOPs, "" where there are.
-        per_step: the steps one by one.
+        per_step: all recorded steps one by one.
         unlinked_pct: share of the GPU time whose launch is not in the trace.
         warnings: what could not be read or was left out.
     """
@@ -320,3 +346,4 @@ class RankSummary:
     per_step: tuple[Step, ...]
     unlinked_pct: float
     warnings: tuple[str, ...]
+    idle_parts: tuple[IdlePart, ...] = ()

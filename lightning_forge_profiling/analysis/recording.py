@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import named, spans_of
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS, classify
-from lightning_forge_profiling.analysis.links import Links, link
+from lightning_forge_profiling.analysis.links import Links, launched_before, link
 from lightning_forge_profiling.analysis.marks import PREFIX, marks
 from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
 from lightning_forge_profiling.analysis.steps import Steps, find_steps
 from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints, Trace
 
-__all__ = ["Recording", "by_optimizer", "prepare", "without_first_step"]
+__all__ = ["Recording", "by_optimizer", "prepare", "with_steps"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class Recording:
         steps: the steps.
         kind: for each piece of GPU work the position of its kind in `KINDS`.
         step: for each piece of GPU work the position of its step, -1 for none: the step that launched it, or where the
-            launch is not known the one in whose window it began.
+            launch is not known the one in whose window it began; none for work launched before the recording.
     """
 
     trace: Trace
@@ -50,13 +50,19 @@ def prepare(trace: Trace, numbers: tuple[int, int] | None = None) -> Recording:
     links = link(trace, operator_parent)
     steps = find_steps(trace, links, numbers)
     step = np.where(links.linked, steps.of_host(links.time), steps.of_gpu(trace.gpu.start))
+    step[launched_before(trace, links)] = -1
     return Recording(trace, operator_parent, links, steps, _kinds(trace, links, operator_parent), step)
 
 
-def without_first_step(recording: Recording) -> Recording:
-    """The recording without the first of its steps, which begins with an empty queue."""
-    step = np.where(recording.step > 0, recording.step - 1, -1)
-    return replace(recording, steps=recording.steps.without_first(), step=step)
+def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
+    """The recording with some of its steps.
+
+    Args:
+        recording: the recording.
+        chosen: one value a step.
+    """
+    place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
+    return replace(recording, steps=recording.steps.only(chosen), step=place[recording.step])
 
 
 def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:

@@ -32,13 +32,18 @@ _FRAMEWORK: Final = re.compile(
 )
 _MOST_USER_REGIONS: Final = 64
 
+_ENGINE: Final = re.compile(r"autograd::engine::evaluate_function.*")
+_NODE: Final = re.compile(r"\w+Backward\d*|torch::autograd::(?:AccumulateGrad|CopyBackwards|GraphRoot)")
+"""What autograd's engine runs in traces of PyTorch before 1.10, which do not mark the engine itself."""
+
 
 def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
     """The built-in regions, then the user's. `idle` is the recording's.
 
     Where the callbacks marked the trace, work belongs to the innermost mark. Elsewhere the regions are inferred:
     `backward` is what autograd's engine launched, `optimizer` what `Optimizer.step` did, `data` the data loader,
-    `forward` what operators launched that autograd recorded; the rest is `other`.
+    `forward` what operators launched that autograd recorded (before PyTorch 1.10: that begin before backward); the rest
+    is `other`.
     """
     of_work, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
     launches = recording.trace.calls.start[named(recording.trace, recording.trace.calls, LAUNCHES)]
@@ -77,12 +82,14 @@ def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
 def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     trace, links, parent = recording.trace, recording.links, recording.operator_parent
     operators = trace.operators
-    engine = named(trace, operators, lambda name: name.startswith("autograd::engine::evaluate_function"))
+    engine = named(trace, operators, _ENGINE)
+    if not engine.any():
+        engine = named(trace, operators, _NODE)
     loads = named(trace, trace.annotations, LOADS_DATA)
     steps_weights = named(trace, trace.annotations, lambda name: name.startswith("Optimizer.step"))
     data, optimizer = spans_of(trace.annotations, loads), spans_of(trace.annotations, steps_weights)
     backward = spans_of(operators, engine)
-    recorded = operators.sequence >= 0
+    recorded = operators.sequence >= 0 if (operators.sequence >= 0).any() else _before_backward(recording, engine)
     forward = spans_of(operators, recorded & ~engine) - backward - data
     in_engine = np.append(outermost_marked(parent, engine), -1)[links.operator] >= 0
     in_recorded = np.append(outermost_marked(parent, recorded), -1)[links.operator] >= 0
@@ -96,6 +103,17 @@ def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     known["optimizer"] = optimizer - forward - backward - data
     known["other"] = recording.steps.host_scope - (data | forward | backward | optimizer)
     return region, [(0, known.get(name, Intervals.of([], []))) for name in _BUILT_IN]
+
+
+def _before_backward(recording: Recording, engine: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Operators that begin before the backward of their step: forward, where a trace has no sequence numbers."""
+    start = recording.trace.operators.start
+    step = recording.steps.of_host(start)
+    begins = np.full(len(recording.steps) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begins, step[engine], start[engine])
+    begins[begins == np.iinfo(np.int64).max] = np.iinfo(np.int64).min  # no backward there
+    begins[-1] = np.iinfo(np.int64).min  # of operators in no step
+    return ~engine & (start < begins[step])
 
 
 def _users(recording: Recording, region: Callable[..., Region]) -> Iterator[Region]:

@@ -47,17 +47,19 @@ class Seen:
 
     Attributes:
         rank: one rank's figures.
-        wait_ms: how long it waits for other ranks in collectives, per step.
+        wait_ms: how long it waits for other ranks in collectives, per step; None where none could be matched.
     """
 
     rank: RankSummary
-    wait_ms: float = 0.0
+    wait_ms: float | None = None
 
     @property
     def exposed_wait_ms(self) -> float:
         """Waiting for other ranks while nothing else ran: as much of all waiting as of all communication."""
         comm = self.rank.comm
-        return min(self.wait_ms / comm.ms_per_step, 1.0) * comm.exposed_ms_per_step if comm.ms_per_step else 0.0
+        if not self.wait_ms or not comm.ms_per_step:
+            return 0.0
+        return min(self.wait_ms / comm.ms_per_step, 1.0) * comm.exposed_ms_per_step
 
     def pct(self, ms_per_step: float) -> float:
         """A time per step as a share of the step."""

@@ -3,6 +3,7 @@
 from math import ceil
 from typing import Final
 
+from lightning_forge_profiling.analysis.idle_rules import SLOW_LAUNCHES, largest_idle
 from lightning_forge_profiling.analysis.rule import (
     HANDED_OVER_MS,
     NAMED_FROM_PCT,
@@ -204,16 +205,22 @@ def _communication_cost(seen: Seen) -> float:
 
 def _communication(seen: Seen) -> Told:
     comm = seen.rank.comm
+    waiting = (
+        "with any waiting for other ranks, which were not recorded or could not be matched"
+        if seen.wait_ms is None
+        else "waiting for other ranks not counted"
+    )
     title = (
         f"communication takes {in_ms(comm.ms_per_step)} of each {seen.step} step, {comm.hidden_pct:.0f} % of it "
-        f"hidden; {in_ms(_communication_cost(seen))} are exposed, waiting for other ranks not counted"
+        f"hidden; {in_ms(_communication_cost(seen))} are exposed, {waiting}"
     )
     evidence: Evidence = {
         "comm_ms_per_step": comm.ms_per_step,
         "exposed_ms_per_step": comm.exposed_ms_per_step,
-        "waiting_for_ranks_ms_per_step": seen.wait_ms,
         "hidden_pct": comm.hidden_pct,
     }
+    if seen.wait_ms is not None:
+        evidence["waiting_for_ranks_ms_per_step"] = seen.wait_ms
     advice = (
         "Communicate less often or less: accumulate_grad_batches (DDP then skips the exchange), a larger batch per "
         "GPU, bf16 gradients (DDP's bf16_compress_hook), a larger bucket_cap_mb; with FSDP, prefetching."
@@ -280,15 +287,18 @@ def _compute(seen: Seen) -> Told:
     return title, evidence, advice
 
 
-RULES: Final = (
+_CAUSES: Final = (
     Rule(WITHOUT_GPU, _input_cost, _input),
     Rule("transfer-bound", _transfer_cost, _transfer),
     Rule("sync-bound", _sync_cost, _sync),
     Rule("allocator-churn", lambda seen: seen.rank.host.idle_after_allocator_ms_per_step, _allocator),
+    SLOW_LAUNCHES,
     Rule("slow-optimizer", _optimizer_cost, _optimizer),
     Rule("launch-bound", _launch_cost, _launch),
     Rule("communication-bound", _communication_cost, _communication),
     Rule("compute-bound", _compute_cost, _compute),
     Rule("memory-bandwidth-bound", _bandwidth_cost, _bandwidth),
 )
+
+RULES: Final = (*_CAUSES, largest_idle(_CAUSES))
 """Every rule but the straggler's, which takes all ranks together."""

@@ -7,8 +7,9 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.host_calls import LAUNCHES, named
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.links import Links
+from lightning_forge_profiling.analysis.links import Links, launched_before
 from lightning_forge_profiling.analysis.trace import Ints, Trace
 
 __all__ = ["Steps", "find_steps"]
@@ -16,6 +17,11 @@ __all__ = ["Steps", "find_steps"]
 _STEP: Final = re.compile(r"ProfilerStep#\d{1,18}")
 _NO_STEP: Final = ("forge.validation", "forge.checkpoint", "forge.profiler")
 """Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
+
+_PER_STEP: Final = ("number", "host_start", "host_end", "start", "end", "whole")
+
+_BEGINS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture(?:_\w+)?")
+_ENDS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamEndCapture(?:_\w+)?")
 
 _LAUNCHES_DONE: Final = 0.9
 """A step of which more launches than this left no GPU work, in a trace where launches do, has been cut off."""
@@ -78,16 +84,21 @@ class Steps:
         """The step in whose window each instant lies; -1 for none."""
         return _belongs(time, self.scope, self.scope_step)
 
-    def without_first(self) -> Self:
-        """The steps but for the first."""
-        later, host_later = self.scope_step > 0, self.host_scope_step > 0
+    def only(self, chosen: NDArray[np.bool_]) -> Self:
+        """Some of the steps.
+
+        Args:
+            chosen: one value a step.
+        """
+        place = np.cumsum(chosen) - 1
+        scope, host_scope = chosen[self.scope_step], chosen[self.host_scope_step]
         return replace(
             self,
-            **{name: getattr(self, name)[1:] for name in ("number", "host_start", "host_end", "start", "end", "whole")},
-            scope=Intervals(self.scope.start[later], self.scope.end[later]),
-            scope_step=self.scope_step[later] - 1,
-            host_scope=Intervals(self.host_scope.start[host_later], self.host_scope.end[host_later]),
-            host_scope_step=self.host_scope_step[host_later] - 1,
+            **{name: getattr(self, name)[chosen] for name in _PER_STEP},
+            scope=Intervals(self.scope.start[scope], self.scope.end[scope]),
+            scope_step=place[self.scope_step[scope]],
+            host_scope=Intervals(self.host_scope.start[host_scope], self.host_scope.end[host_scope]),
+            host_scope_step=place[self.host_scope_step[host_scope]],
         )
 
     def _sum(self, covered: Intervals, scope: Intervals, step: Ints) -> Ints:
@@ -153,8 +164,14 @@ def _windows(
     np.maximum.at(completed, step[inside], trace.gpu.end[linked[inside]])
     first = np.full(steps, np.iinfo(np.int64).max)
     np.minimum.at(first, step[inside], trace.gpu.start[linked[inside]])
-    # what a warm-up step left for the GPU to do, whose launch was not recorded
-    unknown = np.ones(len(trace.gpu), bool)
+    # a warm-up step's work, also where a stream of this step's runs beside it
+    warm_up = launched_before(trace, links)
+    warm_until = np.zeros(len(trace.begins) + 1, np.int64)
+    of_work = np.searchsorted(trace.begins, trace.gpu.start, side="right")
+    np.maximum.at(warm_until, of_work[warm_up], trace.gpu.end[warm_up])
+    recording = np.searchsorted(trace.begins, host_start, side="right")
+    # of work that does not say when it was launched, what began before the step's own
+    unknown = ~warm_up
     unknown[linked[inside]] = False
     begun, busy_until = trace.gpu.start[unknown], np.maximum.accumulate(trace.gpu.end[unknown])
     before = np.searchsorted(begun, np.minimum(first, host_end), side="left")
@@ -164,24 +181,36 @@ def _windows(
         if number and same[number - 1]:
             start[number] = end[number - 1]
         else:
-            start[number] = max(host_start[number], left_over[number])
-            start[number] = min(start[number], max(first[number], host_start[number]))
+            start[number] = max(host_start[number], left_over[number], warm_until[recording[number]])
         done = completed[number] if first[number] < np.iinfo(np.int64).max else host_end[number]
         end[number] = max(start[number], done)
     return start, end
 
 
 def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDArray[np.bool_]:
-    """Which steps have all of their GPU work."""
+    """Which steps have all of their GPU work.
+
+    Only launches of kernels tell: a small memset or copy may leave no GPU work, and neither does a launch while a CUDA
+    graph is captured.
+    """
     launched = np.zeros(len(trace.calls), bool)
     launched[links.call[links.call >= 0]] = True
     kinds = np.unique(trace.calls.name[launched])
-    launches = np.flatnonzero(np.isin(trace.calls.name, kinds))
+    launching = named(trace, trace.calls, LAUNCHES) & np.isin(trace.calls.name, kinds)
+    launches = np.flatnonzero(launching & ~_captures(trace).contains(trace.calls.start))
     step = np.searchsorted(host_start, trace.calls.start[launches], side="right") - 1
     inside = (step >= 0) & (trace.calls.start[launches] < host_end[step])
     asked = np.bincount(step[inside], minlength=len(host_start))
     done = np.bincount(step[inside], launched[launches[inside]], len(host_start))
     return done >= _LAUNCHES_DONE * asked
+
+
+def _captures(trace: Trace) -> Intervals:
+    """When CUDA graphs were captured: what any thread launches then is recorded into the graph."""
+    calls = trace.calls
+    begins = calls.start[named(trace, calls, _BEGINS_CAPTURE)]
+    ends = np.append(np.sort(calls.end[named(trace, calls, _ENDS_CAPTURE)]), np.iinfo(np.int64).max)
+    return Intervals.of(begins, ends[np.searchsorted(ends, begins, side="right")])
 
 
 def _no_step(trace: Trace, links: Links) -> tuple[Intervals, Intervals]:

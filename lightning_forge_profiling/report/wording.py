@@ -38,8 +38,9 @@ IDLE_WORDS: Final = MappingProxyType(
     {
         "data": "in the data loader",
         "sync": "host waits for the GPU",
+        "launch": "in a launch of 0.1 ms or more",
         "allocator": "in cudaMalloc or cudaFree",
-        "copy": "in a copy to the device",
+        "copy": "in a copy call",
         "python": "in Python between launches",
         "gpu": "next kernel already launched",
     }

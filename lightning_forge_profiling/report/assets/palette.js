@@ -25,9 +25,10 @@ const KIND_COLOURS = new Map([
 
 const IDLE = new Map([
   ["data", ["--amber", "in the data loader"]],
+  ["launch", ["--pink", "in a launch of 0.1 ms or more"]],
   ["sync", ["--vermilion", "host waits for the GPU"]],
   ["allocator", ["--brown", "in cudaMalloc or cudaFree"]],
-  ["copy", ["--plum", "in a copy to the device"]],
+  ["copy", ["--plum", "in a copy call"]],
   ["python", ["--blue", "in Python between launches"]],
   ["gpu", ["--grey", "next kernel already launched"]],
 ]);

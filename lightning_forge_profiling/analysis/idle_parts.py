@@ -1,0 +1,111 @@
+"""Idle time of the GPU by the call, operator or annotated range that the host was in."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.idle import IdleTime
+from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.nesting import parents
+from lightning_forge_profiling.analysis.rank_summary import IdlePart
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.trace import Ints, Spans
+
+__all__ = ["idle_parts"]
+
+_MOST: Final = 10
+_MOST_THREADS: Final = 64
+"""Of those that launch work: it is one or two, but for traces that are made to take long."""
+
+
+def idle_parts(recording: Recording, idle: IdleTime) -> tuple[IdlePart, ...]:
+    """The longest parts of the idle time, by what the thread that launches the next work was doing.
+
+    Args:
+        recording: the recording.
+        idle: its idle time.
+    """
+    found = [
+        part
+        for launched, gaps in ((False, idle.for_host), (True, idle.for_launch))
+        for thread, own in _by_thread(recording, gaps)
+        for part in _parts(recording, own, thread, launched=launched)
+    ]
+    return tuple(sorted(found, key=lambda part: -part.ms_per_step)[:_MOST])
+
+
+def _by_thread(recording: Recording, gaps: Intervals) -> Iterator[tuple[int, Intervals]]:
+    """The gaps by the thread that launched the work that ended them; where that is not known, the one of the steps."""
+    marks = recording.steps.marks
+    steps = int(recording.trace.annotations.thread[marks[0]]) if len(marks) else -1
+    thread = np.append(recording.links.thread, -1)[_following(recording, gaps.end)]
+    thread = np.where(thread < 0, steps, thread)
+    threads, place = np.unique(thread, return_inverse=True)
+    waited = np.bincount(place, gaps.end - gaps.start, len(threads))
+    for number in threads[np.argsort(-waited, kind="stable")][:_MOST_THREADS].tolist():
+        yield number, Intervals(gaps.start[thread == number], gaps.end[thread == number])
+
+
+def _following(recording: Recording, time: Ints) -> Ints:
+    """The row of the first GPU work from each instant on; one past the last where there is none."""
+    return np.searchsorted(recording.trace.gpu.start, time, side="left")
+
+
+def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool) -> Iterator[IdlePart]:
+    trace = recording.trace
+    spans, operator = _activities(recording, thread)
+    parent = parents(spans)
+    nested = parent >= 0
+    end = spans.end.copy()
+    while (over := nested & (end > end[parent])).any():  # clocks jump, and a range then ends after the one around it
+        end[over] = end[parent[over]]
+    inside = gaps.within(np.minimum(spans.start, end), end)
+    own = inside - np.bincount(parent[nested], inside[nested], len(spans)).astype(np.int64)
+    key, group = np.unique(spans.name * (len(trace.names) + 1) + operator + 1, return_inverse=True)
+    spent = np.bincount(group, own, len(key)).astype(np.int64)
+    longest = np.full(len(key), -1)
+    order = np.argsort(own, kind="stable")
+    longest[group[order]] = order  # the last to be written is the longest
+
+    def part(name: str, around: str, total: int, gap: int) -> IdlePart:
+        row = int(_following(recording, gaps.end[gap : gap + 1])[0])
+        return IdlePart(
+            launched=launched,
+            activity=name,
+            operator=around,
+            thread=trace.threads[thread][1] if thread >= 0 else "",
+            following=trace.names[trace.gpu.name[row]] if row < len(trace.gpu) else "",
+            ms_per_step=total / len(recording.steps) / 1e6,
+        )
+
+    names = (*trace.names, "")
+    for place in np.flatnonzero(spent > 0).tolist():
+        gap = int(np.searchsorted(gaps.end, spans.start[longest[place]], side="right"))
+        name, around = divmod(int(key[place]), len(names))
+        yield part(names[name], names[around - 1], int(spent[place]), gap)
+    outside = gaps.total - int(inside[~nested].sum())
+    if outside > 0:
+        yield part("", "", outside, int(np.argmax(gaps.end - gaps.start)))
+
+
+def _activities(recording: Recording, thread: int) -> tuple[Spans, Ints]:
+    """What a thread did, in order: its calls, operators and annotated ranges; and for each call the operator's name."""
+    trace = recording.trace
+    no_step = np.ones(len(trace.annotations), bool)
+    no_step[recording.steps.marks] = False
+    chosen: list[tuple[Spans, NDArray[np.bool_]]] = [
+        (trace.annotations, no_step & (trace.annotations.thread == thread)),
+        (trace.operators, trace.operators.thread == thread),
+        (trace.calls, trace.calls.thread == thread),
+    ]
+    start, end, name = (
+        np.concatenate([getattr(table, column)[rows] for table, rows in chosen]) for column in ("start", "end", "name")
+    )
+    around = np.full(len(start), -1)
+    calls = np.append(trace.operators.name, -1)[recording.links.call_operator[chosen[2][1]]]
+    around[len(around) - len(calls) :] = calls
+    order = np.lexsort((-end, start))
+    spans = Spans(start=start[order], end=end[order], name=name[order], thread=np.zeros(len(start), np.int64))
+    return spans, around[order]

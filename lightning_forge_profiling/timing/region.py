@@ -51,8 +51,6 @@ def set_region_sink(sink: RegionSink | None) -> RegionSink | None:
 
 def _region_sink() -> RegionSink | None:
     """Where the regions of this thread go."""
-    if not _sinks:
-        return None
     sink = _sinks.get(get_ident())
     if sink is None and len(_sinks) == 1 and _works_for_autograd():
         sink = next(iter(_sinks.copy().values()), None)
@@ -108,7 +106,7 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
         self._open: dict[int, list[tuple[RegionSink, object] | None]] = {}
 
     def __enter__(self) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not (_sinks or self._open):
             return
         sink = _region_sink()
         token = None if sink is None else sink.open_region(self.name)
@@ -117,7 +115,7 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not self._open:
             return
         entered = self._open.get(get_ident())
         if not entered:

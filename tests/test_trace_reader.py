@@ -497,7 +497,8 @@ def test_a_process_of_its_own_ends_without_a_traceback(tmp_path):
         capture_output=True, text=True, check=False, cwd=CHECKOUT,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
+    problems = [line for line in done.stderr.splitlines() if not line.startswith("reading ")]  # said after a second
+    assert len(problems) == 1
 
 
 def test_a_folder_with_bad_files_still_reports_the_others(tmp_path, capsys):

@@ -58,6 +58,18 @@ __all__ = [
 ]
 
 
+BATCH_HOOKS = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+)
+"""The hooks of a callback that come in every batch."""
+
+
 class Actions(NamedTuple):
     """What Lightning calls its actions where it announces them to `trainer.profiler`, by what they delimit."""
 

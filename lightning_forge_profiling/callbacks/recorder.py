@@ -33,8 +33,7 @@ _DELIVER_ABOVE: Final = 1024
 
 _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
 """Between the fetch and the transfer, before a closure's forward and between forward and backward are a few lines of
-Python: below this limit they count to what follows, which saves three of a step's ten events. Likewise what comes
-between the last region of a step and its end counts to the next step; no GPU work does."""
+Python: below this limit they count to what follows, which saves three of a step's ten events."""
 _ABSORBED_BELOW_NS: Final = 100_000
 
 _LAUNCHING: Final = ("forward", "backward", "optimizer")

@@ -10,6 +10,7 @@ from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
+from lightning_forge_profiling.callbacks.cycles import AccumulationCycles
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
@@ -31,18 +32,6 @@ DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
-_LONGEST_CYCLE = 64
-"""Where the module accumulates gradients by itself, the first cycle ends within so many steps, or none ever does."""
-
-_BATCH_HOOKS = (
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-)
 _MANUAL_HOOKS = ("on_before_backward", "on_after_backward")
 _OF_THE_MODULE = ("log", "log_dict")
 """What Lightning gives each callback of the module at the start of a run, and never takes away."""
@@ -74,11 +63,11 @@ class RecordingCallback(Callback):
         self._recorder: StepRecorder | None = None
         self._stand_in: StandIn | None = None
         self._previous_sink: RegionSink | None = None
-        self._global_step = 0
+        self._cycles: AccumulationCycles | None = None
         self._counter: WorkCounter | None = None
-        self._watched: lightning_api.WatchedLoop | None = None
+        self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
         self._failed = False
-        for name in _BATCH_HOOKS:
+        for name in lightning_api.BATCH_HOOKS:
             self.__dict__.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,7 +152,8 @@ class RecordingCallback(Callback):
         """Find the other callbacks of this package, and refuse what cannot work."""
         if stage != "fit" or not self.enabled:
             return
-        self._stop_watching()
+        for watched in self._watched:
+            watched.release()
         self._abandon(trainer)
         self._let_go()
         self._analysis = None
@@ -183,7 +173,7 @@ class RecordingCallback(Callback):
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
                 budget=TimingBudget(overhead),
             )
-            self._watched = lightning_api.WatchedLoop(trainer, partial(self._loop_failed, trainer))
+            self._watched = (lightning_api.WatchedLoop(trainer, partial(self._loop_failed, trainer)),)
         else:
             self._recorder = peers[0]._recorder  # noqa: SLF001  (one of us)
         self.prepare(trainer)
@@ -194,7 +184,7 @@ class RecordingCallback(Callback):
         recorder = self._recorder
         assert recorder is not None  # noqa: S101
         if self._leads:
-            self._global_step = lightning_api.optimizer_steps(trainer)
+            self._cycles = AccumulationCycles(trainer)
             self._counter = self._work_counter(pl_module)
             self._stand_in = StandIn(recorder, lightning_api.actions(trainer, pl_module))
             self._stand_in.take_place(trainer)
@@ -223,7 +213,7 @@ class RecordingCallback(Callback):
         """A step has ended."""
         if self._recorder is not None and self._stand_in is not None:
             self._recorder.end_step(
-                self._work(trainer, batch),
+                self._work(trainer, batch, self._recorder.step),
                 recorded=self.profiled,
                 ends_epoch=lightning_api.ends_epoch(trainer),
                 saw_all=self._stand_in.saw_step(trainer, trained=batch is not None),
@@ -282,7 +272,7 @@ class RecordingCallback(Callback):
 
         Each of them costs it a context manager, a call and two formatted strings a batch.
         """
-        for name in _BATCH_HOOKS:
+        for name in lightning_api.BATCH_HOOKS:
             ours, theirs = getattr(type(self), name), getattr(Callback, name)
             idle = name in _MANUAL_HOOKS and not manual and ours is getattr(RecordingCallback, name)
             if idle or ours is theirs:
@@ -293,18 +283,13 @@ class RecordingCallback(Callback):
             for peer in self._peers:
                 peer.come_down(trainer, exception)
 
-    def _stop_watching(self) -> None:
-        watched, self._watched = self._watched, None
-        if watched is not None:
-            watched.release()
-
     @guarded
     def _note(self, exception: BaseException) -> None:
         self.failing(exception)
 
     @guarded
     def _end(self, trainer: Trainer, *, interrupted: bool) -> None:
-        for name in _BATCH_HOOKS:
+        for name in lightning_api.BATCH_HOOKS:
             self.__dict__.pop(name, None)
         self._step_back(trainer, wait=not interrupted)
         self.end(trainer, interrupted=interrupted)
@@ -327,7 +312,9 @@ class RecordingCallback(Callback):
         self.finish(interrupted=True)
 
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
-        self._stop_watching()
+        for watched in self._watched:
+            watched.release()
+        self._watched = ()
         self._conclude(trainer, interrupted=interrupted)
         for name in _OF_THE_MODULE:
             self.__dict__.pop(name, None)
@@ -351,18 +338,9 @@ class RecordingCallback(Callback):
         flops = last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch
         return WorkCounter(first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module)
 
-    def _work(self, trainer: Trainer, batch: Any) -> StepWork:
-        before, self._global_step = self._global_step, lightning_api.optimizer_steps(trainer)
-        assert self._counter is not None  # noqa: S101  (on_train_start made it)
-        changed = self._global_step != before  # several optimizers in one batch are one change of the weights
+    def _work(self, trainer: Trainer, batch: Any, step: int) -> StepWork:
+        assert self._counter is not None  # noqa: S101  (on_train_start made both)
+        assert self._cycles is not None  # noqa: S101
+        changed, ends_cycle = self._cycles.after_batch(trainer, step)
         source = lightning_api.batch_source(trainer)
-        ends_cycle = self._ends_cycle(trainer, changed=changed)
         return self._counter.count(batch, source, optimizer_steps=int(changed), ends_cycle=ends_cycle)
-
-    def _ends_cycle(self, trainer: Trainer, *, changed: bool) -> bool:
-        """Whether the batch that has just ended is the last of an accumulation cycle."""
-        if trainer.lightning_module.automatic_optimization:
-            return trainer.accumulate_grad_batches == 1 or not lightning_api.is_accumulating(trainer)
-        # a module may step an optimizer that Lightning does not know of
-        never = not self._global_step and self._recorder is not None and self._recorder.step >= _LONGEST_CYCLE
-        return changed or never

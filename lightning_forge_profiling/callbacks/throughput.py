@@ -238,11 +238,10 @@ class ThroughputCallback(RecordingCallback):
         if self._recorder is not None:
             run, rates = self._recorder.summary(), self._recorder.ledger.take()
             step = lightning_api.last_logger_step(trainer)
+            fewest = lightning_api.batches_per_row(trainer, self.log_every_n_steps) / 2
             if self._logged_at < 0:
                 rates = rates if rates.steps else run.steady
-            elif step <= self._logged_at or 2 * rates.steps < lightning_api.batches_per_row(
-                trainer, self.log_every_n_steps
-            ):
+            elif step <= self._logged_at or rates.steps < fewest:
                 rates = Rates()
             self._log(trainer, rates, run.steady, step)
 

@@ -42,9 +42,8 @@ class TraceSession:
     """Record one window of steps with `torch.profiler`; made by `build_profiler` or by `ForgeProfilerCallback`.
 
     A context manager with `step()`. At the end of the window the loop waits for the collector's stop and the export
-    of the raw file, no longer; a child process that imports no torch compresses it, writes the copy for TensorBoard and
-    analyses it, and leaving the context waits for that child, after an exception for some seconds only. An exception
-    inside is not touched: what was recorded is written.
+    of the raw file; a child process that imports no torch compresses it, writes the copy for TensorBoard and analyses
+    it. Leaving the context waits for that child. After an exception, what was recorded is written too.
 
     Args:
         config: what to record.
@@ -329,7 +328,6 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
         >>> config = ProfilingConfig(enable=True, start_step=1, end_step=2, trace_dir=folder.name)
         >>> with build_profiler(config) as profiler:
         ...     for step in range(3):
-        ...         total = torch.ones(8).sum()
         ...         profiler.step()
         >>> profiler.report.path.name
         'rank0.trace.json.gz'
@@ -337,9 +335,8 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
     """
     if not config.enable:
         return None
-    root = Path(config.trace_dir).absolute()  # the working directory may be another one by the time of the window
-    problem = writable_folder_problem(root)
-    if problem:
+    root = Path(config.trace_dir).absolute()  # os.chdir() may come before the window
+    if problem := writable_folder_problem(root):
         raise ConfigurationError(problem)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     world_size = torch.distributed.get_world_size() if distributed else 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_forge_profiling import (
@@ -322,6 +323,15 @@ def test_a_relative_folder_of_a_plain_loop_is_that_of_the_start(tmp_path, monkey
     assert_written_whole(profiler.report)
     assert profiler.report.path.parents[1] == tmp_path / "here" / name
     assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_the_hint_for_tensorboard_is_a_relative_loggers_folder(tmp_path, monkeypatch, make_trainer, capsys):
+    monkeypatch.chdir(tmp_path)
+    callback = ForgeProfilerCallback(2, 4)
+    make_trainer(callback, logger=CSVLogger("logs"), max_steps=6).fit(Classifier(), loader())
+    folder = tmp_path / "logs" / "lightning_logs" / "version_0"
+    assert callback.trace_report().path.parents[2] == folder
+    assert f"tensorboard --logdir {folder} " in capsys.readouterr().out
 
 
 ODD = [

@@ -201,7 +201,7 @@ def logger_folder(trainer: Trainer) -> Path | None:
     """Where TensorBoard's logger writes, else the first with files, None without one. For rank 0; no collective."""
     loggers = sorted(trainer.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
     folders = (getattr(logger, "log_dir", None) or logger.save_dir for logger in loggers)
-    return next((Path(folder) for folder in folders if folder), None)
+    return next((Path(folder).absolute() for folder in folders if folder), None)
 
 
 def _is_tensorboard(logger: Any) -> bool:

@@ -326,7 +326,7 @@ def log_folder(trainer: Trainer) -> Path:
 def logger_folder(trainer: Trainer) -> Path | None:
     """Where TensorBoard's logger writes, else the first with files, None without one. For rank 0; no collective."""
     loggers = sorted(trainer.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
-    return next((Path(folder) for folder in map(_folder, loggers) if folder), None)
+    return next((Path(folder).absolute() for folder in map(_folder, loggers) if folder), None)
 
 
 def _folder(logger: Any) -> Any:

@@ -67,24 +67,32 @@ def written(path, content):
     return path
 
 
+def in_proportion(measure, small, large):
+    """Whether the larger, four times the small, takes less than eight times as long: sixteen is what squares take.
+
+    A machine that does much else may stretch one measurement, but not the same one three times.
+    """
+    return any(measure(large) < 8 * max(measure(small), 0.05) for _ in range(3))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_four_times_the_events_take_four_times_as_long(kind, tmp_path):
-    times = [
-        # all operators and kernels, as `compare` has them
-        spent(written(tmp_path / "trace.json", {"traceEvents": [STEP, KERNEL, *KINDS[kind](n)]}), top=sys.maxsize)
-        for n in (2_500, 10_000)
-    ]
-    assert times[1] < 8 * times[0]
+    def measure(count):
+        path = written(tmp_path / "trace.json", {"traceEvents": [STEP, KERNEL, *KINDS[kind](count)]})
+        return spent(path, top=sys.maxsize)  # all operators and kernels, as `compare` has them
+
+    assert in_proportion(measure, 2_500, 10_000)
 
 
 def test_four_times_the_windows_take_four_times_as_long(tmp_path):
-    times = []
-    for count in (200, 800):
-        (tmp_path / str(count)).mkdir()
+    def measure(count):
+        folder = tmp_path / str(count)
+        folder.mkdir(exist_ok=True)
         for number in range(count):
-            written(tmp_path / str(count) / f"rank0_{number}.trace.json", {"traceEvents": [STEP, KERNEL]})
-        times.append(spent(tmp_path / str(count)))
-    assert times[1] < 8 * times[0]
+            written(folder / f"rank0_{number}.trace.json", {"traceEvents": [STEP, KERNEL]})
+        return spent(folder)
+
+    assert in_proportion(measure, 200, 800)
 
 
 TEXTS = {
@@ -97,15 +105,23 @@ TEXTS = {
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_four_times_the_damage_takes_four_times_as_long(kind, tmp_path):
-    times = []
-    for n in (6_000, 24_000):
-        path = written(tmp_path / "trace.json", f"[{json.dumps(KERNEL)},{TEXTS[kind](n)}")
+    def measure(count):
+        path = written(tmp_path / "trace.json", f"[{json.dumps(KERNEL)},{TEXTS[kind](count)}")
         begin = time.process_time()
         found = read_trace(path)
-        times.append(time.process_time() - begin)
         assert len(found.gpu) == 1
         assert "not JSON and left out" in found.warnings[0]
-    assert times[1] < 8 * times[0]
+        return time.process_time() - begin
+
+    assert in_proportion(measure, 6_000, 24_000)
+
+
+def test_deep_nesting_costs_few_attempts(tmp_path):
+    """Each attempt to read what lies too deep looks at a thousand brackets: there may not be one for each of them."""
+    path = written(tmp_path / "trace.json", f"[{json.dumps(KERNEL)},{TEXTS['nested without an end'](20_000)}")
+    (warning,) = read_trace(path).warnings
+    attempts = int(warning.partition("; ")[2].split()[0])
+    assert attempts < 40_000 / 200
 
 
 def test_where_most_is_damaged_reading_ends_and_says_so(tmp_path):
@@ -135,8 +151,9 @@ NAMES = {
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_long_names_take_as_long_as_short_ones_of_the_same_length_together(kind, tmp_path):
-    times = []
-    for length, count in ((1_000, 480), (16_000, 30)):
-        events = [STEP, KERNEL, event("cuda_runtime", SYNC, 2, 1), *(NAMES[kind](length, i) for i in range(count))]
-        times.append(spent(written(tmp_path / "trace.json", {"traceEvents": events})))
-    assert times[1] < 8 * max(times[0], 0.1)
+    def measure(length):
+        names = (NAMES[kind](length, number) for number in range(480_000 // length))
+        events = [STEP, KERNEL, event("cuda_runtime", SYNC, 2, 1), *names]
+        return spent(written(tmp_path / "trace.json", {"traceEvents": events}))
+
+    assert in_proportion(measure, 1_000, 16_000)

@@ -94,10 +94,14 @@ def tells_nothing(text, *more):
 
 
 def figures(path):
-    """What an analysis finds but for names of files."""
+    """What an analysis finds but for names of files and the numbers of threads."""
     analysis = analyze(path).analysis
-    ranks = tuple(replace(rank, file="") for rank in analysis.ranks)
+    ranks = tuple(replace(rank, file="", idle_parts=unnumbered(rank.idle_parts)) for rank in analysis.ranks)
     return replace(analysis, source="", ranks=ranks)
+
+
+def unnumbered(parts):
+    return tuple(replace(part, thread="") for part in parts)
 
 
 def test_a_copy_of_a_telling_trace_tells_nothing_and_keeps_what_the_analysis_needs(tmp_path):

@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from lightning_forge_profiling.analysis.redaction import Redaction, identities_in
 from lightning_forge_profiling.analysis.shareable import ARGUMENTS, HEADER, shareable
 from lightning_forge_profiling.analysis.trace_text import TraceText
+from lightning_forge_profiling.safe_files import whole_file
 
 __all__ = ["write_anonymous_copy"]
 
@@ -84,14 +84,9 @@ def write_anonymous_copy(source: Path, target: Path) -> tuple[str, ...]:
         {'traceEvents': [{'ph': 'X', 'cat': 'python_function', 'name': 'gpt.py(8): f', 'dur': 1, 'pid': 1001}]}
     """
     known = _Known(source)
-    part = target.with_name(f".{token_hex(8)}.tmp")
-    try:
-        # gzip would add the file's name and the time
-        with part.open("xb") as file, gzip.GzipFile("", "wb", _COMPRESS_LEVEL, file, mtime=0) as packed:
-            packed.writelines(_copy(source, known))
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    # gzip would add the file's name and the time
+    with whole_file(target) as file, gzip.GzipFile("", "wb", _COMPRESS_LEVEL, file, mtime=0) as packed:
+        packed.writelines(_copy(source, known))
     return known.problems
 
 

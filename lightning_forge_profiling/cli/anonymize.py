@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name, windows_by_rank
+from lightning_forge_profiling.cli.files import same_file
 from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 
@@ -68,7 +69,7 @@ def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str]
 
     copies = [(source, folder / name) for source, name in _names(sources)]
     for source, target in copies:
-        if target.exists() and any(target.samefile(trace) for trace in sources):
+        if any(same_file(target, trace) for trace in sources):
             raise ConfigurationError(f"{source}: a copy would replace a trace; give --out another folder")
     problems: list[str] = []
     failures: list[TraceError] = []

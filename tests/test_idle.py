@@ -112,6 +112,14 @@ def test_the_gpu_waits_for_the_host_until_the_launching_call_returns(tmp_path):
     assert "hipLaunchKernel of aten::add_" in found.verdict_text
 
 
+def test_a_graph_launch_may_take_long_without_loading_anything(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(0, 10, launched=0)
+    trace.kernel(60, 100, launched=30, takes=30, by="cudaGraphLaunch")
+    assert causes(trace.rank(tmp_path)) == {"python": 50}
+
+
 def test_the_largest_idle_part_is_named_where_no_rule_explains_it(tmp_path):
     """The next kernel has been launched, and the host waits in a copy."""
     trace = Synthetic()

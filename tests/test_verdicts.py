@@ -70,6 +70,12 @@ def test_a_sync_is_found_with_its_line_where_stacks_were_recorded():
     assert "planted.py:" in str(finding.evidence["where"])
 
 
+def test_cuda_graphs_are_not_advised_to_who_has_them():
+    (finding,) = [one for one in analyze(TRACES / "cuda_graph").analysis.findings if one.code == "launch-bound"]
+    assert "CUDA graphs are replayed 2 times a step beside " in finding.advice
+    assert "reduce-overhead" not in finding.advice
+
+
 def test_a_healthy_pair_of_ranks_has_only_small_findings():
     analysis = analyze(TRACES / "ddp").analysis
     assert codes(analysis) <= {"communication-bound", "sync-bound", "straggler", "launch-bound"}

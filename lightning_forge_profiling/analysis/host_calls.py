@@ -10,13 +10,27 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.trace import Spans, Trace
 
-__all__ = ["ALLOCATES", "COPIES", "FREES", "HOST_ALLOCATES", "LAUNCHES", "LOADS_DATA", "WAITS", "named", "spans_of"]
+__all__ = [
+    "ALLOCATES",
+    "COPIES",
+    "FREES",
+    "GRAPH_LAUNCHES",
+    "HOST_ALLOCATES",
+    "LAUNCHES",
+    "LOADS_DATA",
+    "WAITS",
+    "named",
+    "spans_of",
+]
 
 LAUNCHES: Final = re.compile(
     r"(?:cuda|hip|cu|musa)(?:Ext|ExtModule|Module)?Launch(?:(?:Cooperative|Multi)?Kernel\w*|_\w+)?"
     r"|(?:cuda|hip|cu)GraphLaunch(?:_\w+)?|hip(?:Hcc|Ext)ModuleLaunchKernel|zeCommandListAppendLaunchKernel"
 )
 """Launches of a kernel or of a graph of them."""
+
+GRAPH_LAUNCHES: Final = re.compile(r"(?:cuda|hip|cu)GraphLaunch(?:_\w+)?")
+"""Launches of a graph, which take the host the longer the more kernels it has."""
 
 WAITS: Final = re.compile(
     r"(?:cuda|hip)(?:Device|Stream|Event|Thread)Synchronize(?:_\w+)?|cu(?:Ctx|Stream|Event)Synchronize(?:_\w+)?"

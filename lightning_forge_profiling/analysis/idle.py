@@ -11,6 +11,7 @@ from lightning_forge_profiling.analysis.host_calls import (
     ALLOCATES,
     COPIES,
     FREES,
+    GRAPH_LAUNCHES,
     HOST_ALLOCATES,
     LOADS_DATA,
     WAITS,
@@ -102,7 +103,8 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
 
     doing = _host_activity(recording)
     in_call = np.maximum(launch, gaps.start)
-    long_launch = returned - in_call >= _LONG_LAUNCH_NS
+    graphs = np.append(named(recording.trace, recording.trace.calls, GRAPH_LAUNCHES), False)[call]
+    long_launch = (returned - in_call >= _LONG_LAUNCH_NS) & ~graphs
     doing["launch"] = Intervals.of(in_call[long_launch], returned[long_launch]) - doing["copy"]
     idle = steps.measure(gaps)
     causes: dict[str, Ints] = {}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.busy import BusyTime, busy_time
 from lightning_forge_profiling.analysis.flop_rate import flop_rate
-from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, LAUNCHES, named
+from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, GRAPH_LAUNCHES, LAUNCHES, named
 from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
 from lightning_forge_profiling.analysis.idle_parts import idle_parts
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
@@ -136,9 +136,9 @@ def _communication(busy: BusyTime, share: _Sharing) -> Communication:
 def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...], share: _Sharing) -> Host:
     trace, steps = recording.trace, recording.steps
     inside = steps.of_host(trace.calls.start) >= 0
-    launches, mallocs, frees = (
+    launches, graphs, mallocs, frees = (
         int((inside & named(trace, trace.calls, pattern)).sum()) / len(steps)
-        for pattern in (LAUNCHES, ALLOCATES, FREES)
+        for pattern in (LAUNCHES, GRAPH_LAUNCHES, ALLOCATES, FREES)
     )
     causes = sync_causes(recording)
     return Host(
@@ -148,6 +148,7 @@ def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...], shar
         idle_after_allocator_ms_per_step=share.ms(idle.after_allocator),
         idle_launching_ms_per_step=share.ms(idle.launching),
         launches_per_step=launches,
+        graph_launches_per_step=graphs,
         cuda_mallocs_per_step=mallocs,
         cuda_frees_per_step=frees,
         h2d_bytes_per_step=sum(copy.bytes_per_step for copy in copied if copy.direction == TO_DEVICE),

@@ -176,6 +176,7 @@ class Host:
         idle_after_allocator_ms_per_step: likewise for cudaMalloc, cudaFree and the like.
         idle_launching_ms_per_step: what remains of the idle time for which Python and launches are the cause.
         launches_per_step: kernel and graph launches.
+        graph_launches_per_step: launches of CUDA graphs alone.
         cuda_mallocs_per_step: device allocations that reached the driver.
         cuda_frees_per_step: likewise frees.
         h2d_bytes_per_step: bytes copied to the device.
@@ -196,6 +197,7 @@ class Host:
     data_wait_ms_per_step: float
     data_loader: str
     syncs: tuple[SyncCause, ...]
+    graph_launches_per_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +309,8 @@ class RankSummary:
         categories: the busy time by `CATEGORIES`; they sum to it.
         kinds: the same, finer. Where kernels overlap an instant counts to one: matmul, the other computation, copies,
             communication, in this order; so hidden communication counts to what hides it.
-        idle: the idle time by what the host did meanwhile (`IDLE_CAUSES`): in the data loader, in a launch that takes
-            0.1 ms or more, in cudaMalloc or cudaFree, in a call that waits for the GPU, in a copy call, in Python
-            between launches. `gpu` is where the next kernel had already been launched when the gap began.
+        idle: the idle time by what the host did (`IDLE_CAUSES`): in the data loader, in a launch of 0.1 ms or more, in
+            cudaMalloc or cudaFree, waiting for the GPU, copying, in Python; `gpu`: the next kernel was launched.
         idle_parts: the same by the call, operator or range that the host was in, the longest first.
         comm: communication.
         copies: by direction and memory.

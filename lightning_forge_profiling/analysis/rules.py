@@ -195,7 +195,14 @@ def _launch(seen: Seen) -> Told:
         "mean_kernel_us": kernels,
         "most_in_region": where.name,
     }
+    graphs = rank.host.graph_launches_per_step
     advice = 'Launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a larger batch, fused modules.'
+    if graphs:
+        advice = (
+            f"CUDA graphs are replayed {graphs:.0f} times a step beside {rank.host.launches_per_step - graphs:.0f} "
+            "single launches: capture what is still outside of them (the optimizer too), or make the batch larger."
+        )
+        evidence["graph_launches_per_step"] = graphs
     return title, evidence, advice
 
 

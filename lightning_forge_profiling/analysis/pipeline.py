@@ -19,7 +19,7 @@ from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.recording import Recording, prepare, with_steps
-from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.results import NO_VERDICT, Analysis
 from lightning_forge_profiling.analysis.steps import find_steps
 from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
@@ -33,6 +33,11 @@ from lightning_forge_profiling.errors import ConfigurationError, TraceError
 __all__ = ["Result", "analyze"]
 
 _UNKNOWN_RANK = -1
+
+_CUT_OFF = (
+    "No verdict: {} is cut off, and any of its steps may lack events. What follows is of what is there. Record it "
+    "again, or copy it again if the original is whole."
+)
 
 _FEW_STEPS, _MANY_STEPS = 2, 10
 """Among many steps the first weighs little, and a single one cannot be spared."""
@@ -58,6 +63,8 @@ class _Rank:
     summary: RankSummary
     collectives: RankCollectives
     timeline: Timeline
+    complete: bool
+    """Whether any of its files was read to its end."""
 
 
 def analyze(
@@ -102,9 +109,11 @@ def analyze(
         raise TraceError("\n".join(problems) or f"{path}: no trace of rank {rank}")
     ranks = tuple(one.summary for one in done)
     collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
-    findings = by_gain(find_causes(ranks, waits))
-    on_gpu = any(one.gpu.busy_ms_per_step for one in ranks)
-    verdict, text = decide(findings, gpu=on_gpu)
+    whole = [one.summary for one in done if one.complete]
+    findings = by_gain(find_causes(whole, waits))
+    verdict, text = decide(findings, gpu=any(one.gpu.busy_ms_per_step for one in ranks))
+    if not whole:
+        verdict, text = NO_VERDICT, _CUT_OFF.format(ranks[0].file)
     analysis = Analysis(
         source=_text(path),
         verdict=verdict,
@@ -151,7 +160,7 @@ def _summarized(
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
     summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
     timeline = draw(recording, summary.rank, most_spans=spans)
-    return _Rank(summary, collectives_of(with_steps(recording, counted)), timeline)
+    return _Rank(summary, collectives_of(with_steps(recording, counted)), timeline, any(trace.complete))
 
 
 def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:

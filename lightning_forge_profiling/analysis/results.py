@@ -12,6 +12,7 @@ from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummar
 
 __all__ = [
     "NOTHING_STANDS_OUT",
+    "NO_VERDICT",
     "Analysis",
     "Collective",
     "Finding",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 NOTHING_STANDS_OUT: Final = "nothing stands out"
+NO_VERDICT: Final = "no verdict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +241,8 @@ class Analysis:
     Attributes:
         schema_version: version of this layout.
         source: the file or folder that was analysed, or the run's name.
-        verdict: the code of the finding whose fix gains most, or `NOTHING_STANDS_OUT`.
+        verdict: the code of the finding whose fix gains most, `NOTHING_STANDS_OUT`, or `NO_VERDICT` for files that
+            are cut off.
         verdict_text: the verdict in one or two sentences, with its numbers and advice.
         findings: the one that gains most first.
         findings_note: which steps the findings are over, where that is not all of them.

@@ -202,7 +202,9 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
     inside = (step >= 0) & (trace.calls.start[launches] < host_end[step])
     asked = np.bincount(step[inside], minlength=len(host_start))
     done = np.bincount(step[inside], launched[launches[inside]], len(host_start))
-    return done >= _LAUNCHES_DONE * asked
+    recording = np.maximum(np.searchsorted(trace.begins, host_start, side="right") - 1, 0)
+    whole: NDArray[np.bool_] = (done >= _LAUNCHES_DONE * asked) & np.array(trace.complete)[recording]
+    return whole
 
 
 def _captures(trace: Trace) -> Intervals:

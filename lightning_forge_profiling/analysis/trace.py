@@ -179,6 +179,8 @@ class Trace:
         frames: Python functions, where stacks were recorded.
         allocations: the allocator's calls, where memory was recorded.
         begins: when each recording in the file began; one, but for files put together.
+        complete: for each recording whether all of its events were read; else any step may lack GPU work, since in a
+            file one thread's events follow another's.
         warnings: what could not be read.
     """
 
@@ -199,4 +201,5 @@ class Trace:
     frames: Spans = field(default_factory=Spans)
     allocations: Allocations = field(default_factory=Allocations)
     begins: tuple[int, ...] = (0,)
+    complete: tuple[bool, ...] = (True,)
     warnings: tuple[str, ...] = ()

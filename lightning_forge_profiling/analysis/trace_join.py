@@ -53,6 +53,7 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
         first,
         file=f"{first.file} and more",
         begins=tuple(begins),
+        complete=tuple(complete for trace in traces for complete in trace.complete),
         warnings=tuple(warning for trace in traces for warning in trace.warnings),
         **joined,
     )

@@ -78,6 +78,7 @@ def read_trace(path: Path) -> Trace:
         device=device.name,
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
+        complete=(text.complete,),
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),
     )
 

@@ -64,7 +64,13 @@ class TraceText(Generic[T]):
     _offset: int = field(default=0, init=False)
     _is_object: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
+    _between: bool = field(default=False, init=False)
     _gave_up: bool = field(default=False, init=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the list of events has been read to its end. A bare list need not be closed."""
+        return self._ended or (self._between and not self._is_object)
 
     def events(self) -> Generator[list[T]]:
         """The events, some thousands at a time.
@@ -196,6 +202,7 @@ class TraceText(Generic[T]):
             at = following
         self._offset += at
         if last and not self._ended:
+            self._between = True
             self.problems.append(f"the file ends before its list of events does, at byte {self._offset}")
         return events, text[at:]
 

@@ -120,7 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
         Raises:
             ConnectionError: it went away.
         """
-        self.connection.shutdown(socket.SHUT_WR)
+        try:
+            self.connection.shutdown(socket.SHUT_WR)
+        except OSError as exc:  # "not connected" is no ConnectionError of Python's
+            raise ConnectionError from exc
         self.connection.settimeout(_CLOSING_S)
         with contextlib.suppress(TimeoutError):
             while self.connection.recv(1 << 10):

@@ -29,8 +29,8 @@ __all__ = ["IdleTime", "idle_time", "launch_latency"]
 
 _LATENCY_PERCENTILE: Final = 5
 _LONG_LAUNCH_NS: Final = 100_000
-"""A launch takes the host 3 to 20 us; one that first loads the kernel's module took 6 to 330 ms (lazy loading on MI250
-and MI300X)."""
+"""A launch takes the host 3 to 20 us (H200); one that first loads the kernel's module took 6 to 330 ms (lazy loading
+on MI250 and MI300X)."""
 _OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")
 """One of the dispatcher's: not autograd's nodes nor compiled regions, which are a whole program around a sync."""
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from statistics import mean, median
 
 from lightning_forge_profiling.analysis.flops import Flops
+from lightning_forge_profiling.analysis.host_summary import Host, SyncCause
 from lightning_forge_profiling.analysis.rank_summary import (
     Communication,
     Copies,
     Distribution,
     Gpu,
-    Host,
     Kernel,
     Kind,
     Memory,
@@ -18,7 +18,6 @@ from lightning_forge_profiling.analysis.rank_summary import (
     Region,
     Share,
     Step,
-    SyncCause,
 )
 from lightning_forge_profiling.analysis.results import Analysis, Collective, Finding, Hint, RankWait
 from lightning_forge_profiling.analysis.verdict import by_gain, decide

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, RunEvidence, RunRegion, WorkerRestarts
-from lightning_forge_profiling.analysis.run_findings import MIN_STEPS, run_findings, run_hints
+from lightning_forge_profiling.analysis.run_findings import MIN_STEPS, run_findings
+from lightning_forge_profiling.analysis.run_hints import run_hints
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks.evidence import run_evidence
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
@@ -18,7 +20,7 @@ from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
 from lightning_forge_profiling.timing.sums import MEDIAN_OVER
 from lightning_forge_profiling.timing.throughput import RunLedger
 from tests.fakes import FakeDevice
-from tests.models import Classifier, loader
+from tests.models import Classifier, busy, every_step, loader
 from tests.samples import sample_analysis
 
 
@@ -152,10 +154,20 @@ def test_no_workers_are_advised_where_handing_a_batch_over_takes_as_long_as_maki
 
 
 def test_regions_that_are_not_told_apart_are_not_called_loggers():
-    run = evidence(None, (1.0, 1.0), IDLE, IDLE, IDLE, IDLE, (9.0, 9.0), on_device=False)
-    assert [hint.code for hint in run_hints(run)] == ["between-regions"]
+    run = evidence(None, (0.4, 0.4), IDLE, IDLE, IDLE, IDLE, (9.6, 9.6), on_device=False)
+    assert [found.code for found in run_findings(run)] == ["between-regions"]
     told_apart = {name: run.regions[name] for name in ("data", "other")}
-    assert run_hints(replace(run, regions=told_apart)) == ()
+    assert run_findings(replace(run, regions=told_apart)) == ()
+
+
+def test_a_wait_of_a_twentieth_is_no_verdict_where_half_of_the_step_is_lightning_and_its_callbacks():
+    times = ((0.05, 0.05), (0.01, 0.01), (0.12, 0.12), (0.15, 0.15), (0.09, 0.09), (0.44, 0.44))
+    for on_device in (True, False):
+        analysis = combine(None, evidence(100 if on_device else None, *times, on_device=on_device))
+        assert analysis.verdict == "between-regions"
+        assert analysis.verdict_text.startswith("between-regions: 0.44 ms of each 0.86 ms step")
+        assert "input-bound" in {found.code for found in analysis.findings}
+        assert sum(found.share_pct for found in analysis.findings) <= 100.001, "the same time is not counted twice"
 
 
 def test_too_few_steps_give_no_verdict_and_say_so():
@@ -339,6 +351,21 @@ def test_a_slow_dataset_ends_in_its_verdict_with_throughput_callback_alone(make_
     assert analysis.verdict == "input-bound"
     assert analysis.findings[0].share_pct > 50
     assert analysis.run.steps == 8
+
+
+def test_a_slow_callback_is_the_verdict_and_not_the_short_wait_for_data(make_trainer):
+    class Slow(Callback):
+        def on_train_batch_end(self, *_):
+            busy(1)
+
+    callback = every_step(2)
+    make_trainer(callback, Slow(), logger=False).fit(Classifier(), loader(60))
+    analysis = callback.analysis()
+    assert analysis.verdict == "between-regions"
+    first = analysis.findings[0]
+    assert first.evidence["between_regions_ms_per_step"] >= 1
+    assert first.saves.at_most
+    assert first.saves.text in analysis.verdict_text
 
 
 def test_a_short_run_says_why_there_is_no_verdict(make_trainer, capsys):

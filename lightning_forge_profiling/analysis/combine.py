@@ -13,15 +13,16 @@ from typing import Final
 from lightning_forge_profiling.analysis.late_rank import GPU_IS_SLOWER, late_host, work_ms
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
-from lightning_forge_profiling.analysis.rule import in_ms
+from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, in_ms
 from lightning_forge_profiling.analysis.run_findings import (
+    BETWEEN_REGIONS,
     MIN_STEPS,
-    NAMED_FROM_PCT,
     WORKER_RESTARTS,
     run_findings,
-    run_hints,
-    share_pct,
 )
+from lightning_forge_profiling.analysis.run_hints import run_hints
+from lightning_forge_profiling.analysis.run_regions import share_pct
+from lightning_forge_profiling.analysis.saving import saving
 from lightning_forge_profiling.analysis.verdict import by_gain, decide
 
 __all__ = ["SLOWED_FROM", "combine"]
@@ -186,6 +187,8 @@ def _merge(
     findings = [found for found in traced if found.code not in _MEASURED]
     restarts = live.get(WORKER_RESTARTS)
     findings += [] if restarts is None else [restarts]
+    if BETWEEN_REGIONS in live and all(found.code != "launch-bound" for found in findings):  # of which it would be part
+        findings.append(live[BETWEEN_REGIONS])
     for code, region in _MEASURED.items():
         of_trace = [found for found in traced if found.code == code]
         if region not in evidence.regions:  # nobody timed it
@@ -237,9 +240,12 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
     recorded_ms, live_ms = judged.step_ms, evidence.step_ms.mean
     share = found.share_pct * recorded_ms / live_ms
     title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %"
+    saves_ms = found.saves.ms_per_step if found.saves else 0.0
     if found.code in _HOST_WAITS:
         idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
         share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
+        # what is saved of the GPU's own work stays, and of the waits no more than there are in a live step
+        saves_ms = min(saves_ms, idle_live) + max(saves_ms - idle_recorded, 0.0)
         title = (
             f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host. Recorded, "
             f"which slows the host: {found.title}"
@@ -249,6 +255,7 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
         share_pct=min(share, 100.0),
         title=title,
         evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
+        saves=saving(saves_ms, live_ms, at_most=found.saves.at_most) if found.saves else None,
     )
 
 

@@ -9,6 +9,7 @@ from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import Finding, RankWait
 from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, Rule, Seen, in_ms
 from lightning_forge_profiling.analysis.rules import RULES, WITHOUT_GPU
+from lightning_forge_profiling.analysis.saving import saving
 
 __all__ = ["find_causes"]
 
@@ -56,6 +57,7 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
         title=title if alone or len(seen) == 1 else f"on rank {worst.rank.rank} {title}",
         evidence=evidence,
         advice=advice,
+        saves=saving(rule.saves_ms(worst), worst.rank.step_ms.mean, at_most=rule.at_most),
     )
 
 
@@ -96,4 +98,5 @@ def _straggler(seen: Sequence[Seen]) -> Finding | None:
         },
         advice=f"Compare rank {rank} with the others: uneven batches or sequence lengths, work that only it does "
         "(logging, checkpoints, evaluation), a throttled GPU, a busy host.",
+        saves=saving(cost, step, at_most=False),
     )

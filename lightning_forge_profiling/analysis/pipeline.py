@@ -27,8 +27,9 @@ from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_
 from lightning_forge_profiling.analysis.trace_join import join_traces
 from lightning_forge_profiling.analysis.trace_reader import read_trace
 from lightning_forge_profiling.analysis.verdict import by_gain, decide
-from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes, usable_cores
+from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.hardware.host import usable_cores
 
 __all__ = ["Result", "analyze"]
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.busy import BusyTime, busy_time
 from lightning_forge_profiling.analysis.flop_rate import flop_rate
 from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, GRAPH_LAUNCHES, LAUNCHES, named
+from lightning_forge_profiling.analysis.host_summary import Host
 from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
 from lightning_forge_profiling.analysis.idle_parts import idle_parts
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
@@ -18,7 +19,6 @@ from lightning_forge_profiling.analysis.rank_summary import (
     Copies,
     Distribution,
     Gpu,
-    Host,
     Kernel,
     Kind,
     RankSummary,
@@ -84,6 +84,7 @@ def summarize(
         flops_note=flops_note,
         per_step=_per_step(every, counted),
         unlinked_pct=_unlinked_pct(recording),
+        loader=trace.loader,
         warnings=tuple(_warnings(every)),
     )
 

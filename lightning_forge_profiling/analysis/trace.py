@@ -7,6 +7,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
+
 __all__ = [
     "ACTIVITIES",
     "Allocations",
@@ -178,6 +180,7 @@ class Trace:
         annotations: `record_function` ranges: steps, regions, optimizers, data loaders.
         frames: Python functions, where stacks were recorded.
         allocations: the allocator's calls, where memory was recorded.
+        loader: the settings of the loader that was trained from, None where it does not say.
         begins: when each recording in the file began; one, but for files put together.
         complete: for each recording whether all of its events were read; else any step may lack GPU work, since in a
             file one thread's events follow another's.
@@ -200,6 +203,7 @@ class Trace:
     annotations: Spans = field(default_factory=Spans)
     frames: Spans = field(default_factory=Spans)
     allocations: Allocations = field(default_factory=Allocations)
+    loader: LoaderSettings | None = None
     begins: tuple[int, ...] = (0,)
     complete: tuple[bool, ...] = (True,)
     warnings: tuple[str, ...] = ()

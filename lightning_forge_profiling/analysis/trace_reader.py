@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
 from lightning_forge_profiling.analysis.trace import Trace
 from lightning_forge_profiling.analysis.trace_event import EventDecoder
 from lightning_forge_profiling.analysis.trace_tables import TraceTables
@@ -78,6 +79,7 @@ def read_trace(path: Path) -> Trace:
         device=device.name,
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
+        loader=_loader(text.header),
         complete=(text.complete,),
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),
     )
@@ -92,6 +94,10 @@ class _Device(msgspec.Struct):
 
 class _Distributed(msgspec.Struct):
     rank: int | None = None
+
+
+class _About(msgspec.Struct):
+    loader: LoaderSettings | None = None
 
 
 def _device(header: Mapping[str, msgspec.Raw], trace: Trace) -> _Device:
@@ -113,3 +119,10 @@ def _rank(header: Mapping[str, msgspec.Raw]) -> int | None:
         if rank is not None and 0 <= rank < _MOST_RANKS:
             return rank
     return None
+
+
+def _loader(header: Mapping[str, msgspec.Raw]) -> LoaderSettings | None:
+    try:
+        return msgspec.json.decode(header.get("forge_profiling", b"{}"), type=_About).loader
+    except msgspec.DecodeError:
+        return None

@@ -42,4 +42,4 @@ def decide(findings: Sequence[Finding], *, gpu: bool = True) -> tuple[str, str]:
     if not findings:
         return NOTHING_STANDS_OUT, "Nothing stands out: no single cause costs enough of the step to be worth naming."
     first = findings[0]
-    return first.code, f"{first.code}: {first.title}. {first.advice}"
+    return first.code, f"{first.code}: {first.title}. {first.remedy}"

@@ -145,7 +145,7 @@ def _findings_table(findings: Iterable[Finding]) -> Table:
         on_rank = "" if finding.rank is None else f"rank {finding.rank}: "
         table.row(finding.code, f"{finding.share_pct:.1f} %", Text(f"{on_rank}{finding.title}", "bold"))
         if position:  # the verdict says it of the first
-            table.row("", "", finding.advice)
+            table.row("", "", finding.remedy)
     return table
 
 

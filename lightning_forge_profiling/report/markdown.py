@@ -216,7 +216,7 @@ def _findings(analysis: Analysis) -> Iterator[str]:
             f"{number}. **{prose(finding.code)}**{on_rank}, {finding.share_pct:.1f} % of the step "
             f"(from the {finding.source}): {prose(finding.title)}."
         )
-        yield f"   - {prose(finding.advice)}"
+        yield f"   - {prose(finding.remedy)}"
         evidence = (
             f"{prose(name)}: {value:.4g}" if isinstance(value, int | float) else f"{prose(name)}: {prose(value)}"
             for name, value in finding.evidence.items()

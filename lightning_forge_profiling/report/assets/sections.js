@@ -8,7 +8,7 @@ function verdictSection(summary) {
     element("p", { class: "badges" }, element("span", { class: "badge", id: "verdict-code" }, summary.verdict),
       named && element("span", { class: "muted" }, `${percent(first.share_pct)} of the step${ofRank(first.rank)}`)),
     element("h1", { id: "verdict-text" }, named ? first.title : plain),
-    named && element("p", { class: "advice" }, first.advice),
+    named && element("p", { class: "advice" }, remedy(first)),
     summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
     facts(overview(summary)),
     notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks, new Set(summary.warnings))]),
@@ -68,6 +68,10 @@ function stepTime({ mean, p50, min, max }) {
   return `${milliseconds(mean)} (p50 ${short(p50)}, ${short(min)} to ${short(max)})`;
 }
 
+function remedy(finding) {
+  return finding.saves ? `${finding.advice} ${finding.saves.text}` : finding.advice;
+}
+
 function findingsSection(findings) {
   if (!findings.length) return [element("p", { class: "empty" }, "No single cause costs enough of the step to be worth naming.")];
   return findings.map((finding) => element("article", { class: "finding" },
@@ -76,7 +80,7 @@ function findingsSection(findings) {
       element("span", { class: "muted" }, `of the step${ofRank(finding.rank)} \u00b7 seen in the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),
     facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
-    element("p", { class: "advice" }, finding.advice)));
+    element("p", { class: "advice" }, remedy(finding))));
 }
 
 function hintsSection(hints, several) {

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from lightning_forge_profiling.analysis.compare import Change, Comparison, Gate
+from lightning_forge_profiling.analysis.compare import Change, Comparison
+from lightning_forge_profiling.analysis.gate import Gate
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
 from lightning_forge_profiling.report.text import short_kernel_name
@@ -14,6 +15,7 @@ __all__ = ["print_comparison"]
 _SHOWN = 10
 _NUMBERS = ("before", "now", "ms", "%")
 _KERNEL_LINES = 2
+_STYLES = {"slower": "bold red", "inconclusive": "bold yellow"}
 
 
 def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Screen | None = None) -> None:
@@ -92,4 +94,4 @@ def _lines(comparison: Comparison, gates: Iterable[Gate]) -> Iterator[tuple[str,
         yield "yellow", "note", f"no GPU activity in the trace of {' and of '.join(without)}"
     yield from (("yellow", "note", note) for note in comparison.notes)
     for gate in gates:
-        yield ("bold green", "passed", gate.text) if gate.passed else ("bold red", "failed", gate.text)
+        yield _STYLES.get(gate.outcome, "bold green"), gate.outcome, gate.text

@@ -153,6 +153,18 @@ def test_no_workers_are_advised_where_handing_a_batch_over_takes_as_long_as_maki
         assert "make batches larger or cheaper" in found.advice
 
 
+@pytest.mark.parametrize(("wait_ms", "verdict"), [(0.6, NOTHING_STANDS_OUT), (1.6, "input-bound")])
+def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms, verdict):
+    rest = 10 - wait_ms - 0.1
+    times = ((wait_ms, wait_ms), IDLE, (0.4 * rest, 0.4 * rest), (0.6 * rest, 0.6 * rest), IDLE, (0.1, 0.1))
+    analysis = combine(None, evidence(None, *times, on_device=False))
+    assert analysis.verdict == verdict
+    assert [found.code for found in analysis.findings] == ["input-bound"]
+    if verdict == NOTHING_STANDS_OUT:
+        assert "forward, backward and optimizer take 93 % of the step" in analysis.verdict_text
+        assert "costs 6 %: input-bound" in analysis.verdict_text
+
+
 def test_regions_that_are_not_told_apart_are_not_called_loggers():
     run = evidence(None, (0.4, 0.4), IDLE, IDLE, IDLE, IDLE, (9.6, 9.6), on_device=False)
     assert [found.code for found in run_findings(run)] == ["between-regions"]

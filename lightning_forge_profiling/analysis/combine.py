@@ -21,7 +21,7 @@ from lightning_forge_profiling.analysis.run_findings import (
     run_findings,
 )
 from lightning_forge_profiling.analysis.run_hints import run_hints
-from lightning_forge_profiling.analysis.run_regions import share_pct
+from lightning_forge_profiling.analysis.run_regions import COMPUTE, share_pct
 from lightning_forge_profiling.analysis.saving import saving
 from lightning_forge_profiling.analysis.verdict import by_gain, decide
 
@@ -31,6 +31,9 @@ SLOWED_FROM: Final = 1.1
 """From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
 
 _MOSTLY_PCT: Final = 50.0
+
+_SMALL_PCT: Final = 10.0
+"""Without a GPU, a cause that costs less is no verdict beside a step that is mostly computation."""
 
 _DIFFER_BY_PCT: Final = 5.0
 """Shares of a step that lie further apart than this are told: a window of few steps varies by less."""
@@ -101,6 +104,13 @@ def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tup
 def _of_run(evidence: RunEvidence) -> Analysis:
     findings = by_gain(run_findings(evidence))
     verdict, text = decide(findings, gpu=evidence.on_device)
+    computing_pct = share_pct(evidence, *COMPUTE)
+    if findings and not evidence.on_device and findings[0].share_pct < _SMALL_PCT < _MOSTLY_PCT < computing_pct:
+        verdict = NOTHING_STANDS_OUT
+        text = (
+            f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "
+            f"cause beside them costs {findings[0].share_pct:.0f} %: {text}"
+        )
     if evidence.steps < MIN_STEPS:
         verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steady steps, at least {MIN_STEPS} needed."
     return Analysis(

@@ -9,7 +9,7 @@ from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import Finding, RankWait
 from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, Rule, Seen, in_ms
 from lightning_forge_profiling.analysis.rules import RULES, WITHOUT_GPU
-from lightning_forge_profiling.analysis.saving import saving
+from lightning_forge_profiling.analysis.saving import Saving, saving
 
 __all__ = ["find_causes"]
 
@@ -57,8 +57,13 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
         title=title if alone or len(seen) == 1 else f"on rank {worst.rank.rank} {title}",
         evidence=evidence,
         advice=advice,
-        saves=saving(rule.saves_ms(worst), worst.rank.step_ms.mean, at_most=rule.at_most),
+        saves=_saving(rule, worst),
     )
+
+
+def _saving(rule: Rule, seen: Seen) -> Saving | None:
+    saves_ms = None if rule.saves_ms is None else rule.saves_ms(seen)
+    return saving(saves_ms, seen.rank.step_ms.mean, at_most=rule.at_most)
 
 
 def _cost_pct(rule: Rule, seen: Seen) -> float:

@@ -63,7 +63,7 @@ def largest_idle(rules: Sequence[Rule]) -> Rule:
         named = any(rule.code in explaining and seen.pct(rule.cost_ms(seen)) >= NAMED_FROM_PCT for rule in rules)
         return 0.0 if named or not cause else seen.rank.idle[cause].ms_per_step
 
-    return Rule("gpu-idle", cost_ms, _unexplained, lambda _: None)
+    return Rule("gpu-idle", cost_ms, _unexplained)
 
 
 def _largest(seen: Seen) -> str:

@@ -95,7 +95,7 @@ class Rule:
     code: str
     cost_ms: Callable[[Seen], float]
     describe: Callable[[Seen], Told]
-    saves_ms: Callable[[Seen], float | None]
+    saves_ms: Callable[[Seen], float | None] | None = None
     at_most: bool = True
 
 

@@ -6,6 +6,7 @@ import re
 import warnings
 from itertools import product
 
+import numpy as np
 import pytest
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
@@ -120,7 +121,8 @@ def test_of_several_loaders_the_workers_are_those_of_all(make_trainer):
 
 def test_a_trace_that_is_analysed_alone_knows_them_too(make_trainer, tmp_path):
     callback = ForgeProfilerCallback(3, 8, trace_dir=tmp_path / "traces")
-    make_trainer(callback, accumulate_grad_batches=2).fit(Classifier(), loader(60, slow="data"))
+    data = loader(60, slow="data", num_workers=np.int64(0))  # as from a search of parameters
+    make_trainer(callback, accumulate_grad_batches=2).fit(Classifier(), data)
     trace = callback.trace_report().path
     expected = LoaderSettings(
         kind="DataLoader",

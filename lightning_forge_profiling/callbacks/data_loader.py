@@ -45,10 +45,10 @@ def loader_settings(trainer: Trainer) -> LoaderSettings | None:
     return LoaderSettings(
         kind=kind,
         loaders=len(loaders),
-        num_workers=sum(each.num_workers for each in known),
+        num_workers=sum(int(each.num_workers) for each in known),  # which may be NumPy's
         persistent_workers=bool(with_workers) and all(each.persistent_workers for each in with_workers),
         pin_memory=all(each.pin_memory for each in known),
-        prefetch_factor=min((each.prefetch_factor or 0 for each in with_workers), default=None),
+        prefetch_factor=min((int(each.prefetch_factor or 0) for each in with_workers), default=None),
         batch_size=_batch_size(first),
         sampler=_sampler(first),
         iterable=any(isinstance(each.dataset, IterableDataset) for each in known),

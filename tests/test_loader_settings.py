@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.analysis.anonymous_copy import write_anonymous_copy
-from lightning_forge_profiling.analysis.loader_advice import LoaderWait, loader_advice
+from lightning_forge_profiling.analysis.loader_advice import LoaderWait, loader_advice, only_bounded, pin_memory_advice
 from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
 from lightning_forge_profiling.analysis.pipeline import analyze
 from tests.models import Classifier, Samples, Stream, every_step, loader
@@ -204,6 +204,18 @@ def test_without_the_settings_the_words_are_right_for_all():
     advice = loader_advice(wait, None)
     assert "more num_workers than now" in advice
     assert "No more workers than usable cores, those of all ranks on the host together." in advice
+
+
+@pytest.mark.parametrize(("cores", "on_gpu", "bounded"), [(16, True, False), (2, True, True), (16, False, True)])
+def test_the_whole_wait_is_expected_to_go_only_where_workers_can_keep_up(cores, on_gpu, bounded):
+    wait = LoaderWait(host_ms=25, exposed_ms=25, step_ms=30, on_gpu=on_gpu)  # five workers keep up
+    assert only_bounded(wait, LoaderSettings(kind="DataLoader", num_workers=0, cores=cores)) is bounded
+
+
+def test_memory_that_is_pinned_already_is_not_advised_to_be():
+    assert "Set pin_memory=True" in pin_memory_advice(None)
+    assert "Set pin_memory=True" in pin_memory_advice(LoaderSettings(num_workers=2))
+    assert "Set" not in pin_memory_advice(LoaderSettings(num_workers=2, pin_memory=True))
 
 
 def test_small_batches_are_made_larger_at_the_price_of_the_accumulation():

@@ -7,7 +7,7 @@ from typing import Final
 from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
 from lightning_forge_profiling.analysis.rule import Evidence, in_ms
 
-__all__ = ["LoaderWait", "accumulating", "loader_advice", "loader_evidence", "pin_memory_advice"]
+__all__ = ["LoaderWait", "accumulating", "loader_advice", "loader_evidence", "only_bounded", "pin_memory_advice"]
 
 _HANDED_OVER_MS: Final = 1.0
 """A DataLoader's worker takes 0.5 ms to hand a batch of one tensor over, however little it costs to make (torch 2.13,
@@ -75,6 +75,15 @@ def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
     return _more_workers(wait, settings, settings.num_workers)
 
 
+def only_bounded(wait: LoaderWait, settings: LoaderSettings | None) -> bool:
+    """Whether workers may leave a part of the wait: on a CPU, whose cores they take, and where they cannot keep up."""
+    if not wait.on_gpu or wait.host_ms < _HANDED_OVER_MS:
+        return True
+    if settings is None:
+        return False
+    return settings.num_workers is None or _keeps_up(wait, settings.num_workers) > settings.most_workers
+
+
 def loader_evidence(settings: LoaderSettings | None) -> Evidence:
     """The settings as a finding's evidence; empty where they are not known."""
     if settings is None:
@@ -101,8 +110,8 @@ def pin_memory_advice(settings: LoaderSettings | None) -> str:
     if settings is None or not settings.pin_memory:
         return "Set pin_memory=True in the DataLoader (only from pinned memory is a copy asynchronous)"
     return (
-        "The DataLoader has pin_memory=True, yet what is copied is pageable: give the batch's own class a pin_memory() "
-        "method, and make no new tensor on the host in on_before_batch_transfer or transfer_batch_to_device"
+        "The DataLoader has pin_memory=True: look for what is copied from pageable memory all the same, as a batch "
+        "class without a method pin_memory(), or tensors made in on_before_batch_transfer or transfer_batch_to_device"
     )
 
 
@@ -140,13 +149,11 @@ def _without_settings(wait: LoaderWait) -> str:
 
 def _more_workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
     limit = settings.most_workers
+    keeps_up = _keeps_up(wait, now)
     if now:
-        # each worker takes up to `now` steps for a batch
-        keeps_up = ceil(now * wait.step_ms / wait.rest_ms)
         wanted = max(keeps_up, now + 1)
         state = f"{_named(settings)} num_workers={now} where {limit} are possible"
     else:
-        keeps_up = _keeps_up_of_none(wait)
         wanted = _wanted_of_none(wait)
         state = f"{_in_process(settings)} (num_workers=0)"
     tried = [f"num_workers={min(wanted, limit)}"]
@@ -180,14 +187,18 @@ def _at_the_limit(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
     )
 
 
-def _keeps_up_of_none(wait: LoaderWait) -> int:
-    """How many workers keep up with the rest of the step, where one process makes a batch in the wait."""
-    return max(ceil(wait.host_ms / wait.rest_ms), 1)
+def _keeps_up(wait: LoaderWait, workers: int) -> int:
+    """How many workers keep up with the rest of the step.
+
+    Without workers a batch is made in the wait; else each of them takes up to as many steps for one as there are.
+    """
+    batch_ms = workers * wait.step_ms if workers else wait.host_ms
+    return max(ceil(batch_ms / wait.rest_ms), 1)
 
 
 def _wanted_of_none(wait: LoaderWait) -> int:
     """As many as keep up, and as many again."""
-    return min(2 * _keeps_up_of_none(wait), _MOST_TRIED)
+    return min(2 * _keeps_up(wait, 0), _MOST_TRIED)
 
 
 def _cheaper(wait: LoaderWait) -> str:

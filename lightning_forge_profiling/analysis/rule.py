@@ -89,14 +89,14 @@ class Rule:
         cost_ms: what it costs a step, in milliseconds; 0 where it is not the case.
         describe: a title, the evidence, and what to do.
         saves_ms: what the fix saves of a step, in milliseconds; None where there is no fix, or nothing bounds it.
-        at_most: whether that is a bound, and not the expected value.
+        at_most: whether that is a bound, and not the expected value; always by default.
     """
 
     code: str
     cost_ms: Callable[[Seen], float]
     describe: Callable[[Seen], Told]
     saves_ms: Callable[[Seen], float | None] | None = None
-    at_most: bool = True
+    at_most: Callable[[Seen], bool] = lambda _: True
 
 
 def in_ms(value: float) -> str:

@@ -8,6 +8,7 @@ from lightning_forge_profiling.analysis.loader_advice import (
     accumulating,
     loader_advice,
     loader_evidence,
+    only_bounded,
     pin_memory_advice,
 )
 from lightning_forge_profiling.analysis.rule import (
@@ -45,6 +46,18 @@ def _input_cost(seen: Seen) -> float:
     return rank.idle["data"].ms_per_step if rank.gpu.busy_ms_per_step else rank.host.data_wait_ms_per_step
 
 
+def _wait(seen: Seen) -> LoaderWait:
+    rank = seen.rank
+    return LoaderWait(
+        host_ms=rank.host.data_wait_ms_per_step,
+        exposed_ms=_input_cost(seen),
+        step_ms=rank.step_ms.mean,
+        on_gpu=rank.gpu.busy_ms_per_step > 0,
+        in_process=rank.host.data_loader == _SINGLE_PROCESS,
+        pinned=any(copy.direction == "HtoD" and copy.memory == "pinned" for copy in rank.copies),
+    )
+
+
 def _input(seen: Seen) -> Told:
     rank, waits, loads = seen.rank, seen.rank.idle["data"].ms_per_step, seen.rank.host.data_wait_ms_per_step
     if not rank.gpu.busy_ms_per_step:
@@ -54,16 +67,8 @@ def _input(seen: Seen) -> Told:
             f"the GPU waits {in_ms(waits)} of each {seen.step} step for the data loader "
             f"(host wait {in_ms(loads)}, {100 * max(1 - waits / max(loads, waits), 0):.0f} % of it hidden)"
         )
-    wait = LoaderWait(
-        host_ms=loads,
-        exposed_ms=_input_cost(seen),
-        step_ms=rank.step_ms.mean,
-        on_gpu=rank.gpu.busy_ms_per_step > 0,
-        in_process=rank.host.data_loader == _SINGLE_PROCESS,
-        pinned=any(copy.direction == "HtoD" and copy.memory == "pinned" for copy in rank.copies),
-    )
     evidence: Evidence = {"exposed_wait_ms_per_step": waits, "host_wait_ms_per_step": loads}
-    return title, evidence | loader_evidence(rank.loader), loader_advice(wait, rank.loader)
+    return title, evidence | loader_evidence(rank.loader), loader_advice(_wait(seen), rank.loader)
 
 
 def _transfer_cost(seen: Seen) -> float:
@@ -317,7 +322,7 @@ def _compute_saving(seen: Seen) -> float | None:
 
 
 _CAUSES: Final = (
-    Rule(WITHOUT_GPU, _input_cost, _input, _input_cost, at_most=False),
+    Rule(WITHOUT_GPU, _input_cost, _input, _input_cost, lambda seen: only_bounded(_wait(seen), seen.rank.loader)),
     Rule("transfer-bound", _transfer_cost, _transfer, _transfer_cost),
     Rule("sync-bound", _sync_cost, _sync, lambda seen: seen.host_idle_ms),
     Rule("allocator-churn", _allocator_cost, _allocator, lambda seen: seen.host_idle_ms),

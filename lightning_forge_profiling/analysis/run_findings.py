@@ -13,6 +13,7 @@ from lightning_forge_profiling.analysis.loader_advice import (
     accumulating,
     loader_advice,
     loader_evidence,
+    only_bounded,
     pin_memory_advice,
 )
 from lightning_forge_profiling.analysis.results import Finding, RunEvidence
@@ -106,7 +107,7 @@ def _input_bound(evidence: RunEvidence) -> Finding | None:
         loader_advice(wait, evidence.loader),
         numbers=numbers | loader_evidence(evidence.loader),
         saves_ms=data.device_ms,
-        at_most=not evidence.on_device,  # there workers take cores from the training
+        at_most=only_bounded(wait, evidence.loader),
     )
 
 

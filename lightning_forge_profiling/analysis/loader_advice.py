@@ -16,8 +16,8 @@ two cores, `python -m benchmarks.handover`): where making it takes hardly longer
 _MOST_TRIED: Final = 16
 """More workers than this are rarely the answer to a loader that works in the training process."""
 
-_CHEAPER: Final = "make a sample cheaper: decode and augment less, ahead of time, or on the GPU"
-_CHEAPER_ON_CPU: Final = "make a sample cheaper: decode and augment less, or ahead of time"
+_CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
+_CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
 _SHARES_OUT: Final = (
     " An IterableDataset has to share its samples out among the workers (torch.utils.data.get_worker_info)."
 )
@@ -149,6 +149,8 @@ def _without_settings(wait: LoaderWait) -> str:
 
 def _more_workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
     limit = settings.most_workers
+    if not wait.on_gpu and limit == 1:
+        return f"{_in_process(settings)}, and workers would have to share {_cores(settings)}: {_cheaper(wait)}."
     keeps_up = _keeps_up(wait, now)
     if now:
         wanted = max(keeps_up, now + 1)
@@ -166,7 +168,7 @@ def _more_workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
         advice += ", if the training leaves them a core"
     advice += "."
     if keeps_up > limit:
-        advice += f" That is one for each of {_cores(settings)}, and {keeps_up} would keep up: also {_cheaper(wait)}."
+        advice += f" That uses all of {_cores(settings)}, and {keeps_up} would keep up; so also {_cheaper(wait)}."
     elif now:
         advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
     return advice + (_SHARES_OUT if settings.iterable else "")
@@ -207,7 +209,7 @@ def _cheaper(wait: LoaderWait) -> str:
 
 def _cores(settings: LoaderSettings) -> str:
     if settings.ranks_on_host > 1:
-        return f"a rank's {settings.most_workers} of {settings.cores} usable cores"
+        return f"this rank's {settings.most_workers} of {settings.cores} usable cores"
     return "the one usable core" if settings.cores <= 1 else f"the {settings.cores} usable cores"
 
 

@@ -20,7 +20,7 @@ examples:
   forge-profiling compare main.json.gz branch.json.gz --fail-over 5
   forge-profiling compare before/ after/ --fail-over 10 --metric comm --metric step
 
-exit codes of the gate: 0 same or faster, 1 slower by more than the limit, 3 inconclusive, 2 bad input
+exit codes of the gate: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 inconclusive
 
 It is inconclusive where the 95 % interval of the median's difference contains the limit, or with fewer than five
 whole steps on a side. With steps that vary by 1 %, five steps a side show a difference of 2.2 %, eight of 1.8 %,

@@ -1,7 +1,7 @@
 """Phrases that the console and Markdown reports share."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import floor, log10
 from types import MappingProxyType
 from typing import Final
@@ -14,17 +14,20 @@ from lightning_forge_profiling.analysis.results import (
     RunEvidence,
     WindowEffect,
 )
+from lightning_forge_profiling.analysis.table_rows import Operator
 from lightning_forge_profiling.report.table import Text
 
 __all__ = [
     "IDLE_WORDS",
     "all_warnings",
     "by_text",
+    "calls",
     "compute_lines",
     "digits",
     "efficiency",
     "findings_note",
     "linked",
+    "operator_columns",
     "slowest",
     "slowest_rank",
     "steps_of",
@@ -162,6 +165,36 @@ def steps_of(rank: RankSummary) -> str:
     if used_gpu(rank):
         return f"{steps}{spread} on {rank.device or 'an unnamed device'}"
     return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}; no GPU activity in the trace"
+
+
+def calls(per_step: float) -> str:
+    """How often something happens in a step.
+
+    Example:
+        >>> calls(3.0), calls(1 / 3), calls(12.5)
+        ('3', '0.33', '12.5')
+    """
+    return f"{per_step:.2f}".rstrip("0").rstrip(".")
+
+
+def operator_columns(operators: Iterable[Operator], *, on_gpu: bool) -> dict[str, Callable[[Operator], str]]:
+    """The columns of a table of operators, each per step: its heading, and what it says of one.
+
+    Those of GPU time and of memory are left out where there is nothing in them.
+
+    Args:
+        operators: the rows.
+        on_gpu: whether there was GPU work.
+    """
+    columns: dict[str, Callable[[Operator], str]] = {"calls": lambda operator: calls(operator.calls_per_step)}
+    if on_gpu:
+        columns["self GPU"] = lambda operator: f"{operator.self_device_ms_per_step:.3f}"
+        columns["GPU"] = lambda operator: f"{operator.device_ms_per_step:.3f}"
+    columns["self host"] = lambda operator: f"{operator.self_host_ms_per_step:.3f}"
+    columns["host"] = lambda operator: f"{operator.host_ms_per_step:.3f}"
+    if any(operator.allocated_bytes_per_step is not None for operator in operators):
+        columns["MB"] = lambda operator: f"{(operator.allocated_bytes_per_step or 0.0) / 1e6:.1f}"
+    return columns
 
 
 def linked(rank: RankSummary) -> str:

@@ -12,11 +12,13 @@ function section(id, title, content, tools = null) {
     title && element("div", { class: "heading" }, element("h2", null, title), tools), content);
 }
 
-function rankDetails(rank) {
+function rankDetails(rank, words) {
   const part = (id, title, content) => section(id, title, content);
   return [
-    part("kernels", "Top kernels", kernelTable(rank.top_kernels).element),
-    part("operators", "Operators", operatorTable(rank.operators).element),
+    rank.top_kernels.length > 0 && part("kernels", "Top kernels", kernelTable(rank.top_kernels, words.labels).element),
+    rank.operators.length > 0 && part("operators", "Operators", [
+      element("p", { class: "muted" }, "Means per step."), operatorTable(rank.operators, usedGpu(rank)).element,
+    ]),
     rank.regions.length > 0 && part("regions", "Regions", regionTable(rank.regions)),
     part("host", "Host and memory", [hostFacts(rank), rank.host.syncs.length > 0 && syncTable(rank.host.syncs)]),
     rank.copies.length > 0 && part("copies", "Copies", copyTable(rank.copies)),
@@ -60,7 +62,7 @@ function build(summary, timelines) {
     if (!rank) return;
     const select = detailRanks?.querySelector("select");
     if (select) select.value = String(number);
-    details.replaceChildren(...rankDetails(rank).filter(Boolean));
+    details.replaceChildren(...rankDetails(rank, summary.words).filter(Boolean));
     steps.replaceChildren(...(rank.per_step.length > 1 && usedGpu(rank)
       ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rank.rank}` : "Steps"), stepBars(rank)] : []));
   };

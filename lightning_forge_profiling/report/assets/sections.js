@@ -86,8 +86,7 @@ function hintsSection(hints, several) {
 
 const column = {
   text: (label, value, write) => ({ label, value, write }),
-  kernel: (label, value) => ({ label, value, write: (name) => nameCell(name) }),
-  name: (label, value) => ({ label, value, write: (name) => nameCell(name, false) }),
+  name: (label, value) => ({ label, value, write: (name) => clampedWhenLong(nameText(name, false), "full name") }),
   number: (label, value, digits = 3, title = null) => ({
     label, value, title, numeric: true, write: (figure) => number(figure, digits),
   }),
@@ -95,34 +94,36 @@ const column = {
   bar: (label, value, title = null) => ({ label, value, title, numeric: true, bar: true, write: (figure) => number(figure, 1) }),
 };
 
-function kernelTable(kernels) {
+function kernelTable(kernels, labels) {
   return new DataTable({
     label: "Top kernels", search: "Search kernels", rows: kernels, sort: 2, limit: 15, empty: "No kernels in the trace.",
     columns: [
-      column.kernel("Kernel", (kernel) => kernel.name),
+      column.text("Kernel", (kernel) => kernel.name, (name) => kernelCell(name, labels[name])),
       column.bar("% of step", (kernel) => kernel.pct),
-      column.number("total ms", (kernel) => kernel.total_ms, 3, "over all steps"),
-      column.number("mean \u00b5s", (kernel) => kernel.mean_us, 2),
-      column.count("calls", (kernel) => kernel.calls, "over all steps"),
+      column.number("ms per step", (kernel) => kernel.ms_per_step),
+      column.number("mean \u00b5s", (kernel) => kernel.mean_us, 2, "of one call"),
+      column.count("calls per step", (kernel) => kernel.calls_per_step),
       column.text("Kind", (kernel) => kernel.kind, (kind, kernel) =>
         element("span", { class: "kind" }, swatch(kindColour(kind, kernel.category)), kind)),
     ],
   });
 }
 
-function operatorTable(operators) {
-  const allocated = operators.some((operator) => operator.allocated_bytes !== null);
+function operatorTable(operators, onGpu) {
+  const allocated = operators.some((operator) => operator.allocated_bytes_per_step !== null);
   const shaped = operators.some((operator) => operator.input_shapes.length > 0);
   return new DataTable({
     label: "Operators", search: "Search operators", rows: operators, sort: 1, limit: 15, empty: "No operators in the trace.",
     columns: [
       column.name("Operator", (operator) => operator.name),
-      column.number("self GPU ms", (operator) => operator.self_device_ms, 3, "over all steps"),
-      column.number("GPU ms", (operator) => operator.device_ms, 3, "with the operators it called"),
-      column.number("self host ms", (operator) => operator.self_host_ms, 3, "over all steps"),
-      column.number("host ms", (operator) => operator.host_ms, 3, "with the operators it called"),
-      column.count("calls", (operator) => operator.calls, "over all steps"),
-      ...(allocated ? [{ ...column.count("allocated", (operator) => operator.allocated_bytes), write: (size) => (size === null ? "\u2013" : memoryBytes(size)) }] : []),
+      ...(onGpu ? [
+        column.number("self GPU ms", (operator) => operator.self_device_ms_per_step, 3, "per step, of what it launched itself"),
+        column.number("GPU ms", (operator) => operator.device_ms_per_step, 3, "per step, with the operators it called"),
+      ] : []),
+      column.number("self host ms", (operator) => operator.self_host_ms_per_step, 3, "per step, without the operators it called"),
+      column.number("host ms", (operator) => operator.host_ms_per_step, 3, "per step, with the operators it called"),
+      column.count("calls", (operator) => operator.calls_per_step, "per step"),
+      ...(allocated ? [{ ...column.count("allocated", (operator) => operator.allocated_bytes_per_step, "per step, net of what it freed"), write: (size) => (size === null ? "\u2013" : memoryBytes(size)) }] : []),
       ...(shaped ? [column.text("Input shapes", (operator) => operator.input_shapes.join("; "), (shapes) => clampedWhenLong(element("span", { class: "shapes" }, shapes), "all shapes"))] : []),
     ],
   });

@@ -13,7 +13,7 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.table_rows import Operator
 from lightning_forge_profiling.analysis.trace import Ints
 
-__all__ = ["SORTS", "operator_table"]
+__all__ = ["SORTS", "operator_table", "self_time"]
 
 SORTS: Final = MappingProxyType[str, Callable[[Operator], float]](
     {
@@ -45,13 +45,6 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
     counted = recording.steps.of_host(operators.start) >= 0
     if not counted.any():
         return ()
-    duration = operators.end - operators.start
-    inner = np.zeros(len(operators), np.int64)
-    child = np.flatnonzero(parent >= 0)
-    # one that ends after the operator around it, as clocks may have it, is in there only in part
-    np.add.at(
-        inner, parent[child], np.minimum(operators.end[child], operators.end[parent[child]]) - operators.start[child]
-    )
     self_device = _device_time(recording)
     device = sum_into_ancestors(parent, self_device)
     memory = sum_into_ancestors(parent, _allocated(recording))
@@ -61,7 +54,8 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
         return np.bincount(operators.name[rows], values[rows], len(trace.names)).astype(np.int64)
 
     ones, steps = np.ones(len(operators), np.int64), len(recording.steps)
-    calls, host, self_host = by_name(ones, counted), by_name(duration, outer), by_name(duration - inner, counted)
+    calls, self_host = by_name(ones, counted), by_name(self_time(recording), counted)
+    host = by_name(operators.end - operators.start, outer)
     self_device_sum, device_sum = by_name(self_device, counted), by_name(device, outer)
     memory_sum = by_name(memory, outer)
     table = [
@@ -81,6 +75,18 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
     table.sort(key=lambda operator: (-by(operator), -operator.self_host_ms_per_step))
     shapes = _shapes(recording, device, counted)
     return tuple(replace(operator, input_shapes=tuple(shapes[operator.name])) for operator in table[:top])
+
+
+def self_time(recording: Recording) -> Ints:
+    """Nanoseconds in each operator on the host without the operators that it calls."""
+    operators, parent = recording.trace.operators, recording.operator_parent
+    inner = np.zeros(len(operators), np.int64)
+    child = np.flatnonzero(parent >= 0)
+    # one that ends after the operator around it, as clocks may have it, is in there only in part
+    np.add.at(
+        inner, parent[child], np.minimum(operators.end[child], operators.end[parent[child]]) - operators.start[child]
+    )
+    return operators.end - operators.start - inner
 
 
 def _device_time(recording: Recording) -> Ints:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.busy import BusyTime, busy_time
+from lightning_forge_profiling.analysis.cpu_time import cpu_time
 from lightning_forge_profiling.analysis.flop_rate import flop_rate
 from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, GRAPH_LAUNCHES, LAUNCHES, named
 from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
@@ -73,6 +74,7 @@ def summarize(
         kinds=_kinds(recording, busy, share),
         idle={cause: share.of(spent) for cause, spent in idle.causes.items()},
         idle_parts=idle_parts(recording, idle),
+        cpu=cpu_time(recording),
         comm=_communication(busy, share),
         copies=copied,
         host=_host(recording, idle, copied, share),

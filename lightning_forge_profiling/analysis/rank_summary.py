@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_forge_profiling.analysis.cpu_summary import CpuTime
 from lightning_forge_profiling.analysis.flops import Flops
 from lightning_forge_profiling.analysis.table_rows import Kernel, Operator
 
@@ -276,6 +277,7 @@ class RankSummary:
         comm: communication.
         copies: by direction and memory.
         host: launches, syncs, allocations.
+        cpu: what the step is made of on the CPU; None where a GPU was used, or no operators were recorded.
         memory: PyTorch's allocator, None where it was not recorded.
         regions: GPU work by region.
         operators: the costliest operators, by the order that was asked for.
@@ -309,3 +311,4 @@ class RankSummary:
     unlinked_pct: float
     warnings: tuple[str, ...]
     idle_parts: tuple[IdlePart, ...] = ()
+    cpu: CpuTime | None = None

@@ -57,7 +57,8 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
     Returns:
         The findings in no particular order; none where there are fewer than `MIN_STEPS` steps. On a CPU only
-        `input-bound` and `worker-restarts` are looked for: there is no second timeline that would tell who waits.
+        `input-bound`, `worker-restarts` and `slow-optimizer` are looked for: there is no second timeline that would
+        tell who waits.
 
     Example:
         >>> from lightning_forge_profiling.analysis.rank_summary import Distribution
@@ -227,7 +228,11 @@ def _compute_bound(evidence: RunEvidence) -> Finding | None:
     )
 
 
-_CPU_RULES: Final[tuple[Callable[[RunEvidence], Finding | None], ...]] = (_input_bound, _worker_restarts)
+_CPU_RULES: Final[tuple[Callable[[RunEvidence], Finding | None], ...]] = (
+    _input_bound,
+    _worker_restarts,
+    _slow_optimizer,
+)
 _DEVICE_RULES: Final = (_input_bound, _worker_restarts, _transfer_bound, _slow_optimizer, _launch_bound, _compute_bound)
 
 

@@ -13,12 +13,14 @@ from lightning_forge_profiling.report.wording import (
     all_warnings,
     by_text,
     calls,
+    cpu_threads,
     efficiency,
     findings_note,
     linked,
     operator_columns,
     slowest,
     slowest_rank,
+    step_on_host,
     steps_of,
     used_gpu,
     verdict,
@@ -43,7 +45,7 @@ def print_analysis(
         analysis: what to print.
         screen: where to; standard output by default.
         kernels: how many kernels to list, those of the slowest rank.
-        operators: how many of its operators to list.
+        operators: how many of its operators to list; as many as kernels for training on the CPU if 0.
 
     Example:
         >>> print_analysis(Analysis(source="run", verdict="x", verdict_text="Nothing stands out.", findings=()))
@@ -54,6 +56,8 @@ def print_analysis(
     screen.line(verdict(analysis))
     if note := findings_note(analysis):
         screen.line(Text(note, "dim"))
+    if all(rank.cpu is not None for rank in analysis.ranks):
+        operators = operators or kernels  # there are no kernels to show
     for title, table in _tables(analysis, kernels, operators, screen.width):
         screen.line()
         screen.line(Text(title, "bold"))
@@ -70,29 +74,28 @@ def _tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Ite
         rank = slowest_rank(ranks)
         of_rank = f" of rank {rank.rank}{slowest(ranks)}" if len(ranks) > 1 else ""
     if len(ranks) == 1:
-        yield steps_of(ranks[0]), _one_rank(ranks[0]) if used_gpu(ranks[0]) else _regions_on_host(ranks[0])
+        yield steps_of(ranks[0]), _one_rank(ranks[0]) if used_gpu(ranks[0]) else _step_on_host(ranks[0])
     elif any(map(used_gpu, ranks)):
         yield f"{len(ranks)} ranks, percent of the step; rank {ranks[0].rank}: {steps_of(ranks[0])}", _busy_table(ranks)
         yield "Idle by what the host did meanwhile, percent of the step", _idle_table(analysis)
     elif ranks:
         yield f"{len(ranks)} ranks; rank {ranks[0].rank}: {steps_of(ranks[0])}", _steps_table(ranks)
-        yield f"Regions{of_rank}", _regions_on_host(rank)
+        yield f"The step on the host{of_rank}", _step_on_host(rank)
     if analysis.findings:
         yield "Findings", _findings_table(analysis.findings[:_SHOWN_FINDINGS])
     if ranks:
         if rank.top_kernels[:kernels]:
             yield f"Top kernels{of_rank}", _kernel_table(rank.top_kernels[:kernels], width - _BESIDE_KERNELS)
         if rank.operators[:operators]:
-            title = f"Operators{of_rank}: calls, milliseconds and MB per step"
+            title = f"Operators{of_rank}: per step, times in milliseconds"
             yield title, _operator_table(rank.operators[:operators], width - _BESIDE_OPERATORS, on_gpu=used_gpu(rank))
 
 
-def _regions_on_host(rank: RankSummary) -> Table:
+def _step_on_host(rank: RankSummary) -> Table:
     """What there is of a rank without GPU work."""
-    table = Table("", "host ms/step")
-    for region in rank.regions:
-        if region.host_ms_per_step:
-            table.row(region.name, f"{region.host_ms_per_step:.3f}")
+    table = Table("", "ms/step", "of step")
+    for name, ms, pct, style in step_on_host(rank):
+        table.row(name, f"{ms:.3f}", f"{pct:.1f} %", style=style)
     return table
 
 
@@ -178,7 +181,10 @@ def _lines(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
     """What there is to say in a line each: its style, its heading, its text."""
     several = len(analysis.ranks) > 1
     if analysis.ranks:
-        yield "bold", "compute", efficiency(slowest_rank(analysis.ranks))
+        if computed := efficiency(slowest_rank(analysis.ranks)):
+            yield "bold", "compute", computed
+        if threads := cpu_threads(slowest_rank(analysis.ranks)):
+            yield "bold", "threads", threads
         if joined := linked(slowest_rank(analysis.ranks)):
             yield "bold", "linked", joined
     hidden = len(analysis.findings) - _SHOWN_FINDINGS

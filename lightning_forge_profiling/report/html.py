@@ -11,7 +11,7 @@ from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.page import asset, filled, source
-from lightning_forge_profiling.report.wording import compute_lines, findings_note
+from lightning_forge_profiling.report.wording import compute_lines, cpu_threads, findings_note
 
 __all__ = ["html_report", "replace_summary"]
 
@@ -93,7 +93,12 @@ def replace_summary(html: str, analysis: Analysis) -> str:
 def _summary(analysis: Analysis) -> str:
     """The results, and what is put in words as in the other reports."""
     compute = analysis.run.compute if analysis.run else ()
-    words = {"note": findings_note(analysis), "compute": tuple(compute_lines(compute)), "labels": _labels(analysis)}
+    words = {
+        "note": findings_note(analysis),
+        "compute": tuple(compute_lines(compute)),
+        "labels": _labels(analysis),
+        "threads": cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
+    }
     return _block("summary", {"analysis": analysis, "words": words})
 
 

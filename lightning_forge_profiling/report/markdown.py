@@ -13,11 +13,13 @@ from lightning_forge_profiling.report.wording import (
     all_warnings,
     by_text,
     compute_lines,
+    cpu_threads,
     efficiency,
     findings_note,
     linked,
     slowest,
     slowest_rank,
+    step_on_host,
     steps_of,
     timing_lines,
     used_gpu,
@@ -73,8 +75,7 @@ def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
         yield from table(columns, (_rank_row(rank)[: len(columns)] for rank in ranks))
     rank = slowest_rank(ranks)
     yield from ("", f"Rank {rank.rank}{slowest(ranks)}, {code(rank.file)}: {prose(steps_of(rank))}")
-    if used_gpu(rank):
-        yield from table(("part of the step", "ms per step", "of step"), _parts(rank))
+    yield from table(("part of the step", "ms per step", "of step"), _parts(rank) if used_gpu(rank) else _on_host(rank))
 
 
 def _rank_row(rank: RankSummary) -> list[str]:
@@ -103,6 +104,12 @@ def _parts(rank: RankSummary) -> Iterator[list[str]]:
     for cause in IDLE_CAUSES:
         if cause in rank.idle:
             yield row(f"&emsp;{IDLE_WORDS[cause]}", rank.idle[cause].ms_per_step, rank.idle[cause].pct)
+
+
+def _on_host(rank: RankSummary) -> Iterator[list[str]]:
+    for name, ms, pct, style in step_on_host(rank):
+        part = code_cell(name.strip()) if name.startswith(" ") else f"**{prose(name)}**" if style else prose(name)
+        yield [part, f"{ms:.3f}", f"{pct:.1f} %"]
 
 
 def _collectives(analysis: Analysis) -> Iterator[str]:
@@ -143,10 +150,13 @@ def _collectives(analysis: Analysis) -> Iterator[str]:
 
 
 def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    yield from ("", "## Efficiency", "")
-    for say in (efficiency, linked):
-        said = ((rank.rank, text) for rank in ranks if (text := say(rank)))
-        yield from (f"- {where}{prose(text)}" for where, text in by_text(said, several=len(ranks) > 1))
+    said = [
+        where + text
+        for say in (efficiency, cpu_threads, linked)
+        for where, text in by_text(((rank.rank, say(rank)) for rank in ranks), several=len(ranks) > 1)
+        if text
+    ]
+    yield from ("", "## Efficiency", "", *(f"- {prose(text)}" for text in said))
     if not any(map(used_gpu, ranks)):
         return
     yield from table(

@@ -27,10 +27,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1)
 
 def host_tables(rank: RankSummary) -> Iterator[str]:
     """Regions, calls that wait for the GPU and copies, of those that there are."""
-    if rank.regions and not used_gpu(rank):
-        rows = ((code_cell(region.name), f"{region.host_ms_per_step:.3f}") for region in rank.regions)
-        yield from ("", f"## Regions: rank {rank.rank}", *table(("region", "host ms per step"), rows))
-    elif rank.regions:
+    if rank.regions and used_gpu(rank):
         yield from ("", f"## Regions: rank {rank.rank}")
         yield from table(
             ("region", "GPU ms per step", "of step", "host ms per step", "launches per step"),
@@ -113,7 +110,7 @@ def operator_table(ranks: Sequence[RankSummary]) -> Iterator[str]:
         columns = operator_columns(operators, on_gpu=used_gpu(rank))
         labels = operator_labels([operator.name for operator in operators], _LONGEST_NAME)
         shaped = any(operator.input_shapes for operator in operators)
-        yield from ("", f"## Operators: rank {rank.rank}{slowest(ranks)}", "", "Calls, milliseconds and MB per step:")
+        yield from ("", f"## Operators: rank {rank.rank}{slowest(ranks)}", "", "Per step, times in milliseconds:")
         yield from table(
             ("operator", *(["input shapes"] if shaped else []), *columns),
             (

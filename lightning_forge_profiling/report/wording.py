@@ -23,6 +23,7 @@ __all__ = [
     "by_text",
     "calls",
     "compute_lines",
+    "cpu_threads",
     "digits",
     "efficiency",
     "findings_note",
@@ -30,6 +31,7 @@ __all__ = [
     "operator_columns",
     "slowest",
     "slowest_rank",
+    "step_on_host",
     "steps_of",
     "timing_lines",
     "used_gpu",
@@ -204,11 +206,34 @@ def linked(rank: RankSummary) -> str:
     return f"{100 - rank.unlinked_pct:.1f} % of the GPU time is joined to its launch, {rank.unlinked_pct:.1f} % is not"
 
 
+def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, str]]:
+    """Rows for a step without GPU work: a part's name, milliseconds, share in percent, and style.
+
+    Built-in regions sum to the step; the user's lie over them, and so do operators and what is between them.
+    """
+    step = rank.step_ms.mean
+    parts = [("step", step, "bold"), *((f"  {one.name}", one.host_ms_per_step, "") for one in rank.regions)]
+    if rank.cpu is not None:
+        parts.append(("operators, but data and optimizer", rank.cpu.operators_ms_per_step, "bold"))
+        parts.append(("Python between operators", rank.cpu.python_ms_per_step, "bold"))
+    yield from ((name, ms, 100 * ms / step if step else 0.0, style) for name, ms, style in parts if ms)
+
+
+def cpu_threads(rank: RankSummary) -> str:
+    """How many threads computed on the CPU, of how many cores; "" where a GPU did, or nothing ran."""
+    cpu = rank.cpu
+    if cpu is None:
+        return ""
+    ran = f"operators ran on {cpu.operator_threads} thread{'s' if cpu.operator_threads > 1 else ''}"
+    inner = "" if cpu.intra_op_threads is None else f"; intra-op threads: {cpu.intra_op_threads}"
+    return ran + inner + ("" if cpu.usable_cores is None else f"; usable cores: {cpu.usable_cores}")
+
+
 def efficiency(rank: RankSummary) -> str:
-    """How fast it computes, or why that is not known."""
+    """How fast it computes, or why that is not known; "" for training on the CPU."""
     flops = rank.flops
     if flops is None:
-        return f"FLOPs unknown: {rank.flops_note}"
+        return "" if rank.cpu is not None else f"FLOPs unknown: {rank.flops_note}"
     speed = f"{flops.matmul_tflops:.1f} TFLOP/s in matrix products, {flops.busy_tflops:.1f} while busy"
     if flops.model_per_step is not None and flops.model_per_step < (1 - _SAME_WORK) * flops.per_step:
         extra = 100 * (1 - flops.model_per_step / flops.per_step)

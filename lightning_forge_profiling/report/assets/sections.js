@@ -129,14 +129,16 @@ function operatorTable(operators, onGpu) {
   });
 }
 
-function regionTable(regions) {
+function regionTable(regions, onGpu) {
   return smallTable("Regions", [
     column.text("Region", (region) => region.name, (name, region) => element("span", { class: "part" },
       element("span", { class: "name" }, name), region.user && element("span", { class: "muted" }, "yours"))),
-    column.bar("% of step", (region) => region.pct, "GPU work launched in it"),
-    column.number("GPU ms per step", (region) => region.gpu_ms_per_step),
+    ...(onGpu ? [
+      column.bar("% of step", (region) => region.pct, "GPU work launched in it"),
+      column.number("GPU ms per step", (region) => region.gpu_ms_per_step),
+    ] : []),
     column.number("host ms per step", (region) => region.host_ms_per_step),
-    column.count("launches per step", (region) => region.launches_per_step),
+    ...(onGpu ? [column.count("launches per step", (region) => region.launches_per_step)] : []),
     column.count("entered per step", (region) => region.calls_per_step || null, "unknown where inferred from operators"),
   ], regions);
 }

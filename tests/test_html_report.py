@@ -265,6 +265,12 @@ class TestContent:
         assert page.texts("#operators thead th")[:2] == ["Operator", "self host ms"], "no column of zeros"
         assert page.complaints() == []
 
+    def test_steps_and_shares_say_what_they_count(self, browser, tmp_path):
+        result = analyze(TRACES / "slow_rank_gpu")
+        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        assert page.texts("#steps .barlabel") == ["Step 12 (not counted)", "Step 13", "Step 14"]
+        assert "46.2 %\nof the step, mean of the ranks \u00b7 rank 1" in page.one("#findings").text
+
     def test_kernels_that_begin_alike_show_what_they_differ_in(self, browser, tmp_path):
         analysis = sample_analysis()
         rank = analysis.ranks[0]

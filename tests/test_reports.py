@@ -156,6 +156,14 @@ def test_many_ranks_have_a_row_each_and_who_waits_is_shown():
     assert "warning    rank 0, 1, 2, 3: step 7 is cut off" in text, "the same warning is printed once"
 
 
+def test_a_share_says_where_it_is_a_mean_over_the_ranks():
+    analysis = analyze(TRACES / "slow_rank_gpu").analysis
+    assert "Findings, shares as the mean of the ranks" in printed(analysis)
+    assert "2. **compute-bound** on rank 1, 46.2 % of the step, mean of the ranks (" in markdown(analysis)
+    assert "1. **straggler** on rank 1, 37.2 % of the step (" in markdown(analysis), "8.2 ms of each 22.0 ms step"
+    assert "mean of the ranks" not in printed(sample_analysis(1)) + markdown(sample_analysis(1))
+
+
 def test_as_many_kernels_and_operators_as_asked_for():
     assert "Operators" not in printed(sample_analysis())
     text = printed(sample_analysis(), kernels=1, operators=1)
@@ -219,7 +227,7 @@ def test_markdown_has_breakdown_efficiency_kernels_findings_and_how_to_view():
     )
     assert "| `allreduce` | `default_pg` | 3.0 | 497.8 |" in text
     assert "| .item() | `train.py:88` | yours | 12.0 |" in text
-    assert "2. **compute-bound**, 38.0 % of the step (from the trace)" in text
+    assert "2. **compute-bound**, 38.0 % of the step, mean of the ranks (from the trace)" in text
     assert "Evidence: idle in the data loader, ms per step: 8.53; workers: none" in text
     assert "forge-profiling view --perfetto runs/gpt/forge/rank1.trace.json.gz" in text
     assert "tensorboard --logdir" in text

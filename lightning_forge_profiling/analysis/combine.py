@@ -162,11 +162,12 @@ def _of_cpu(
     for found in mine:
         share = min(100 * live_ms[found.code] / live.mean, 100.0)
         most = "" if found.code == "slow-optimizer" else "at most "
+        whose = f" of rank {recorded.rank}" if evidence.world_size > 1 else ""
         converted.append(
             replace(
                 found,
                 share_pct=share,
-                title=f"{found.title}; of a live step it is {most}{share:.0f} %",
+                title=f"{found.title}; of a live step{whose} it is {most}{share:.0f} %",
                 evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
             )
         )
@@ -266,7 +267,12 @@ def _told(
     """That trace and run do not agree on how much something takes."""
     recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
     of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
-    return f"{code}: {recorded} % of the recorded steps{of_live}, {in_run:.0f} % of the run's {evidence.steps} steps"
+    averaged = " (mean of the ranks)" if evidence.world_size > 1 and of_trace else ""
+    of_first = " on rank 0" if evidence.world_size > 1 else ""
+    return (
+        f"{code}: {recorded} % of the recorded steps{averaged}{of_live}, "
+        f"{in_run:.0f} % of the run's {evidence.steps} steps{of_first}"
+    )
 
 
 def _slowed(judged: _Judged, evidence: RunEvidence) -> bool:
@@ -287,13 +293,14 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
     """
     recorded_ms, live_ms = judged.step_ms, evidence.step_ms.mean
     share = found.share_pct * recorded_ms / live_ms
-    title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %"
+    averaged = " on the mean of the ranks" if evidence.world_size > 1 else ""
+    title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %{averaged}"
     if found.code in _HOST_WAITS:
         idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
         share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
         title = (
-            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host. Recorded, "
-            f"which slows the host: {found.title}"
+            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host{averaged}. "
+            f"Recorded, which slows the host: {found.title}"
         )
     return replace(
         found,

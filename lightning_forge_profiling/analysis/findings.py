@@ -49,7 +49,7 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
     alone = len(over) == 1 < len(seen)
     mean_pct, worst_pct = sum(costs) / len(costs), max(costs)
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
-        title += f"; that is {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(seen)} ranks"
+        title += f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(seen)} ranks"
     return Finding(
         code=rule.code,
         share_pct=mean_pct,

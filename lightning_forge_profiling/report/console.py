@@ -18,6 +18,7 @@ from lightning_forge_profiling.report.wording import (
     findings_note,
     linked,
     operator_columns,
+    share_of,
     slowest,
     slowest_rank,
     step_on_host,
@@ -82,7 +83,9 @@ def _tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Ite
         yield f"{len(ranks)} ranks; rank {ranks[0].rank}: {steps_of(ranks[0])}", _steps_table(ranks)
         yield f"The step on the host{of_rank}", _step_on_host(rank)
     if analysis.findings:
-        yield "Findings", _findings_table(analysis.findings[:_SHOWN_FINDINGS])
+        shown = analysis.findings[:_SHOWN_FINDINGS]
+        averaged = any("mean" in share_of(analysis, finding) for finding in shown)
+        yield f"Findings{', shares as the mean of the ranks' if averaged else ''}", _findings_table(shown)
     if ranks:
         if rank.top_kernels[:kernels]:
             yield f"Top kernels{of_rank}", _kernel_table(rank.top_kernels[:kernels], width - _BESIDE_KERNELS)

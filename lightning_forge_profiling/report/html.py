@@ -11,7 +11,7 @@ from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.page import asset, filled, source
-from lightning_forge_profiling.report.wording import compute_lines, cpu_threads, findings_note
+from lightning_forge_profiling.report.wording import compute_lines, cpu_threads, findings_note, share_of
 
 __all__ = ["html_report", "replace_summary"]
 
@@ -97,6 +97,7 @@ def _summary(analysis: Analysis) -> str:
         "note": findings_note(analysis),
         "compute": tuple(compute_lines(compute)),
         "labels": _labels(analysis),
+        "shares": [share_of(analysis, finding) for finding in analysis.findings],
         "threads": cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
     }
     return _block("summary", {"analysis": analysis, "words": words})

@@ -17,6 +17,7 @@ from lightning_forge_profiling.report.wording import (
     efficiency,
     findings_note,
     linked,
+    share_of,
     slowest,
     slowest_rank,
     step_on_host,
@@ -210,7 +211,7 @@ def _findings(analysis: Analysis) -> Iterator[str]:
     for number, finding in enumerate(analysis.findings, start=1):
         on_rank = "" if finding.rank is None else f" on rank {finding.rank}"
         yield (
-            f"{number}. **{prose(finding.code)}**{on_rank}, {finding.share_pct:.1f} % of the step "
+            f"{number}. **{prose(finding.code)}**{on_rank}, {finding.share_pct:.1f} % {share_of(analysis, finding)} "
             f"(from the {finding.source}): {prose(finding.title)}."
         )
         yield f"   - {prose(finding.advice)}"

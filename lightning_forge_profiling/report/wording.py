@@ -10,6 +10,7 @@ from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import (
     NOTHING_STANDS_OUT,
     Analysis,
+    Finding,
     RunCompute,
     RunEvidence,
     WindowEffect,
@@ -29,6 +30,7 @@ __all__ = [
     "findings_note",
     "linked",
     "operator_columns",
+    "share_of",
     "slowest",
     "slowest_rank",
     "step_on_host",
@@ -55,6 +57,7 @@ IDLE_WORDS: Final = MappingProxyType(
 _SAME_WORK: Final = 0.001
 _SLOWER_PCT: Final = 10.0
 """CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %."""
+_RARE: Final = 0.1
 _ALL_PCT: Final = 100.0
 _GEFORCE_PCT: Final = 115.0
 """GeForce cards run at up to so much of the clock that their peak is stated for."""
@@ -120,6 +123,12 @@ def findings_note(analysis: Analysis) -> str:
     return f"Note: {analysis.findings_note}" if analysis.findings_note and of_trace else ""
 
 
+def share_of(analysis: Analysis, finding: Finding) -> str:
+    """What a finding's share is of: the rules' are means over the ranks, also where one of them is named."""
+    averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"
+    return "of the step, mean of the ranks" if averaged else "of the step"
+
+
 def digits(rate: float) -> str:
     """At least three digits of a rate, never an exponent.
 
@@ -173,10 +182,10 @@ def calls(per_step: float) -> str:
     """How often something happens in a step.
 
     Example:
-        >>> calls(3.0), calls(1 / 3), calls(12.5)
-        ('3', '0.33', '12.5')
+        >>> calls(3.0), calls(1 / 3), calls(12.5), calls(1 / 400)
+        ('3', '0.33', '12.5', '0.0025')
     """
-    return f"{per_step:.2f}".rstrip("0").rstrip(".")
+    return f"{per_step:.{2 if per_step >= _RARE else 4}f}".rstrip("0").rstrip(".")
 
 
 def operator_columns(operators: Iterable[Operator], *, on_gpu: bool) -> dict[str, Callable[[Operator], str]]:

@@ -6,7 +6,7 @@ function verdictSection(summary) {
   const plain = summary.verdict_text.replace(`${summary.verdict}: `, "");
   return [
     element("p", { class: "badges" }, element("span", { class: "badge", id: "verdict-code" }, summary.verdict),
-      named && element("span", { class: "muted" }, `${percent(first.share_pct)} of the step${ofRank(first.rank)}`)),
+      named && element("span", { class: "muted" }, `${percent(first.share_pct)} ${summary.words.shares[0]}${ofRank(first.rank)}`)),
     element("h1", { id: "verdict-text" }, named ? first.title : plain),
     named && element("p", { class: "advice" }, first.advice),
     summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
@@ -17,7 +17,7 @@ function verdictSection(summary) {
 }
 
 function ofRank(rank) {
-  return rank === null || rank === undefined ? "" : `, rank ${rank}`;
+  return rank === null || rank === undefined ? "" : ` \u00b7 rank ${rank}`;
 }
 
 // What several ranks say alike is said once.
@@ -68,12 +68,12 @@ function stepTime({ mean, p50, min, max }) {
   return `${milliseconds(mean)} (p50 ${short(p50)}, ${short(min)} to ${short(max)})`;
 }
 
-function findingsSection(findings) {
+function findingsSection(findings, shares) {
   if (!findings.length) return [element("p", { class: "empty" }, "No single cause costs enough of the step to be worth naming.")];
-  return findings.map((finding) => element("article", { class: "finding" },
+  return findings.map((finding, index) => element("article", { class: "finding" },
     element("p", { class: "badges" }, element("span", { class: "badge quiet" }, finding.code),
       element("b", null, percent(finding.share_pct)),
-      element("span", { class: "muted" }, `of the step${ofRank(finding.rank)} \u00b7 seen in the ${finding.source === "run" ? "whole run" : "trace"}`)),
+      element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 seen in the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),
     facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
     element("p", { class: "advice" }, finding.advice)));

@@ -9,8 +9,8 @@ Each case runs in a process of its own, with a time limit. Before and after come
 run with the problem is recorded, and its finding says what the fix saves. A line of the table is printed as soon as a
 case is measured, and everything is in the file of `--out`, also where a case or the script comes to an end before.
 
-A page of docs/findings has no case where there is nothing to predict (gpu-idle) or where the problem goes away by
-itself in later steps (slow-launches).
+A page of docs/findings has no case where there is nothing to predict (gpu-idle), where the problem goes away by itself
+in later steps (slow-launches), or where the fix changes what is computed (python-bound).
 """
 
 # ruff: noqa: INP001, T201  (a script, in no package; its output is the table)

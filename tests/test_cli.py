@@ -106,7 +106,7 @@ def test_rank_and_steps_choose_what_is_analysed():
 
 def test_sort_and_top_order_and_cut_the_operators():
     done = forge("analyze", INPUT_BOUND, "--json", "--sort", "calls", "--top", 5)
-    calls = [operator["calls"] for operator in json.loads(done.stdout)["ranks"][0]["operators"]]
+    calls = [operator["calls_per_step"] for operator in json.loads(done.stdout)["ranks"][0]["operators"]]
     assert calls == sorted(calls, reverse=True)
     assert len(calls) == 5
     assert len(json.loads(done.stdout)["ranks"][0]["top_kernels"]) <= 5

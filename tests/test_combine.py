@@ -44,6 +44,17 @@ def shares(analysis):
     return {found.code: found.share_pct for found in analysis.findings}
 
 
+def test_means_over_ranks_and_figures_of_one_are_told_apart():
+    recorded = replace(with_findings(input_bound=30.0, compute_bound=40.0), ranks=sample_analysis(2).ranks)
+    both = combine(recorded, replace(evidence(STEP_MS, data=0.1 * STEP_MS), world_size=2))
+    assert both.differences == (
+        "input-bound: 30 % of the recorded steps (mean of the ranks), 10 % of the run's 100 steps on rank 0",
+    )
+    slower = combine(recorded, replace(evidence(STEP_MS / 1.3, data=0.3 * STEP_MS / 1.3), world_size=2))
+    [compute] = [found for found in slower.findings if found.code == "compute-bound"]
+    assert compute.title.endswith("of a live step it is 52 % on the mean of the ranks")
+
+
 def test_a_trace_alone_stays_as_it_is():
     assert combine(RECORDED, None) == RECORDED
 

@@ -194,7 +194,7 @@ def test_kinds_kernels_and_causes_of_idle_time_come_with_the_biggest_mover_first
     before, after = run([50.0] * 5), run([50.0] * 5)
     rank = after.ranks[0]
     kernels = [
-        replace(rank.top_kernels[0], total_ms=rank.top_kernels[0].total_ms / 2, calls=48 * 6),
+        replace(rank.top_kernels[0], ms_per_step=rank.top_kernels[0].ms_per_step / 2, calls_per_step=48.0),
         *rank.top_kernels[2:],
         replace(rank.top_kernels[1], name="new kernel"),
     ]

@@ -136,10 +136,10 @@ def test_without_an_answer_of_the_gpu_nobody_says_who_waits():
     assert [found.code for found in run_findings(run)] == ["input-bound"]
 
 
-def test_on_a_cpu_the_loader_is_all_that_is_judged():
+def test_on_a_cpu_loader_and_optimizer_are_all_that_is_judged():
     run = evidence(None, (5.0, 5.0), (5.0, 5.0), (5.0, 5.0), (5.0, 5.0), (9.0, 9.0), IDLE, on_device=False)
-    [found] = run_findings(run)
-    assert found.code == "input-bound"
+    found, optimizer = run_findings(run)
+    assert (found.code, optimizer.code) == ("input-bound", "slow-optimizer")
     assert found.title == "training waits 5.00 ms of each 29.0 ms step for the data loader"
     assert "num_workers" in found.advice
     assert "pin_memory" not in found.advice, "which is for copies to a GPU"

@@ -197,8 +197,7 @@ def _kinds(rank: RankSummary) -> _Costs:
 
 
 def _kernels(rank: RankSummary) -> _Costs:
-    steps = max(1, rank.steps)
-    return {kernel.name: (kernel.total_ms / steps, kernel.calls / steps) for kernel in rank.top_kernels}
+    return {kernel.name: (kernel.ms_per_step, kernel.calls_per_step) for kernel in rank.top_kernels}
 
 
 def _changes(a: Analysis, b: Analysis, costs: Callable[[RankSummary], _Costs]) -> tuple[Change, ...]:

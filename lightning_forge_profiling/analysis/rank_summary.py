@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_forge_profiling.analysis.cpu_summary import CpuTime
 from lightning_forge_profiling.analysis.flops import Flops
 from lightning_forge_profiling.analysis.host_summary import Host
 from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
+from lightning_forge_profiling.analysis.table_rows import Kernel, Operator
 
 __all__ = [
     "CATEGORIES",
@@ -19,10 +21,8 @@ __all__ = [
     "Distribution",
     "Gpu",
     "IdlePart",
-    "Kernel",
     "Kind",
     "Memory",
-    "Operator",
     "RankSummary",
     "Region",
     "Share",
@@ -181,44 +181,6 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One PyTorch operator over all steps.
-
-    Attributes:
-        name: its name.
-        calls: how often.
-        host_ms: time in it on the host, what it called included.
-        self_host_ms: the same without the operators it called.
-        device_ms: durations of the GPU work launched in it, what it called included.
-        self_device_ms: of what it launched itself; these sum over operators without counting twice.
-        allocated_bytes: what it allocated on the device, net of what it freed; None where memory was not recorded.
-        input_shapes: the shapes it was called with, the costliest first; empty where they were not recorded.
-    """
-
-    name: str
-    calls: int
-    host_ms: float
-    self_host_ms: float
-    device_ms: float
-    self_device_ms: float
-    allocated_bytes: int | None
-    input_shapes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """One kernel over all steps."""
-
-    name: str
-    kind: str
-    category: str
-    calls: int
-    total_ms: float
-    mean_us: float
-    pct: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IdlePart:
     """Idle time of the GPU during one activity of the host.
 
@@ -260,9 +222,10 @@ class RankSummary:
         comm: communication.
         copies: by direction and memory.
         host: launches, syncs, allocations.
+        cpu: what the step is made of on the CPU; None where a GPU was used, or no operators were recorded.
         memory: PyTorch's allocator, None where it was not recorded.
         regions: GPU work by region.
-        operators: the costliest operators.
+        operators: the costliest operators, by the order that was asked for.
         top_kernels: the costliest kernels.
         flops: None where there is nothing to count; `flops_note` says why.
         flops_note: why there are no FLOPs, "" where there are.
@@ -295,3 +258,4 @@ class RankSummary:
     warnings: tuple[str, ...]
     idle_parts: tuple[IdlePart, ...] = ()
     loader: LoaderSettings | None = None
+    cpu: CpuTime | None = None

@@ -73,7 +73,7 @@ class Finding:
 
     Attributes:
         code: stable, as `input-bound`.
-        share_pct: what it costs, in percent of the step.
+        share_pct: what it costs, in percent of the step; from the trace the mean over the ranks.
         rank: the rank it was found on, None where it holds for all of them.
         source: the recorded `trace`, or the regions of the whole `run`.
         title: one sentence with the numbers that matter.

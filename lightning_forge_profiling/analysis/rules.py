@@ -25,7 +25,7 @@ from lightning_forge_profiling.hardware.peaks import find_peak
 __all__ = ["RULES", "WITHOUT_GPU"]
 
 WITHOUT_GPU: Final = "input-bound"
-"""The one cause that can be found where there is no GPU."""
+"""The one of these causes that can be found where there is no GPU; `cpu_rules` has others."""
 
 _GPU_BOUND_PCT: Final = 85.0
 """The GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest."""

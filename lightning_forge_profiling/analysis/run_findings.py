@@ -66,8 +66,8 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
     Returns:
         The findings in no particular order; none where there are fewer than `MIN_STEPS` steps. On a CPU only
-        `input-bound`, `worker-restarts` and `between-regions` are looked for: there is no second timeline that would
-        tell whether host or GPU waits.
+        `input-bound`, `worker-restarts`, `slow-optimizer` and `between-regions` are looked for: there is no second
+        timeline that would tell whether host or GPU waits.
 
     Example:
         >>> from lightning_forge_profiling.analysis.rank_summary import Distribution
@@ -178,7 +178,7 @@ def _slow_optimizer(evidence: RunEvidence) -> Finding | None:
         f"a larger batch, or a larger accumulate_grad_batches{accumulating(evidence.loader)}.",
         numbers={"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
         saves_ms=optimizer.device_ms,
-        at_most=False,  # a fused update takes little, and the host is ahead again when the next step begins
+        at_most=not evidence.on_device,  # a fused update takes little, and the host is ahead again for the next step
     )
 
 
@@ -251,9 +251,10 @@ def _between_regions(evidence: RunEvidence) -> Finding | None:
 _CPU_RULES: Final[tuple[Callable[[RunEvidence], Finding | None], ...]] = (
     _input_bound,
     _worker_restarts,
+    _slow_optimizer,
     _between_regions,
 )
-_DEVICE_RULES: Final = (*_CPU_RULES, _transfer_bound, _slow_optimizer, _launch_bound, _compute_bound)
+_DEVICE_RULES: Final = (*_CPU_RULES, _transfer_bound, _launch_bound, _compute_bound)
 
 
 # -- what the rules have in common -----------------------------------------------------------------------------------

@@ -169,6 +169,8 @@ class Trace:
         device: the name of the GPU its work ran on, "" where it does not say.
         memory_bytes: that GPU's memory, None likewise.
         multiprocessors: that GPU's number of them, None likewise.
+        intra_op_threads: how many threads an operator may use on the CPU, None likewise.
+        usable_cores: how many cores the process may use, None likewise, or where it is one of several ranks.
         names: what events are called.
         threads: process and thread.
         lanes: device and stream.
@@ -192,6 +194,8 @@ class Trace:
     device: str = ""
     memory_bytes: int | None = None
     multiprocessors: int | None = None
+    intra_op_threads: int | None = None
+    usable_cores: int | None = None
     names: Sequence[str] = ()
     threads: Sequence[tuple[str, str]] = ()
     lanes: Sequence[tuple[str, str]] = ()

@@ -73,9 +73,12 @@ def read_trace(path: Path) -> Trace:
     name = os.fsencode(path.name).decode(errors="replace")
     trace = tables.trace(name)
     device = _device(text.header, trace)
+    host = _host(text.header)
     return replace(
         trace,
         rank=_rank(text.header),
+        intra_op_threads=host.intra_op_threads,
+        usable_cores=host.usable_cores if host.world_size == 1 else None,
         device=device.name,
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
@@ -100,6 +103,12 @@ class _About(msgspec.Struct):
     loader: LoaderSettings | None = None
 
 
+class _Host(msgspec.Struct):
+    world_size: int | None = None
+    intra_op_threads: int | None = None
+    usable_cores: int | None = None
+
+
 def _device(header: Mapping[str, msgspec.Raw], trace: Trace) -> _Device:
     """The GPU that did most of the work."""
     try:
@@ -108,6 +117,13 @@ def _device(header: Mapping[str, msgspec.Raw], trace: Trace) -> _Device:
         devices = []
     number = trace.lanes[int(np.bincount(trace.gpu.lane).argmax())][0] if len(trace.gpu) else ""
     return next((device for device in devices if str(device.id) == number), _Device())
+
+
+def _host(header: Mapping[str, msgspec.Raw]) -> _Host:
+    try:
+        return msgspec.json.decode(header.get("forge_profiling", b"{}"), type=_Host)
+    except msgspec.DecodeError:
+        return _Host()
 
 
 def _rank(header: Mapping[str, msgspec.Raw]) -> int | None:

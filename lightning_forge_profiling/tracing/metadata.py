@@ -1,6 +1,7 @@
 """What a trace says of itself."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -28,6 +29,8 @@ def trace_metadata(
     about = {
         "rank": rank,
         "world_size": world_size,
+        "intra_op_threads": torch.get_num_threads(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "start_step": window.start_step,
         "end_step": window.end_step,
         "recorded_steps": list(steps),

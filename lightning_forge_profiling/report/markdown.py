@@ -198,10 +198,9 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
-    yield from table(
-        ("region", "device ms per step" if run.on_device else "ms per step", "host ms per step"),
-        ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items()),
-    )
+    columns = ("region", "device ms per step", "host ms per step") if run.on_device else ("region", "ms per step")
+    rows = ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
+    yield from table(columns, (row[: len(columns)] for row in rows))
 
 
 def _findings(analysis: Analysis) -> Iterator[str]:

@@ -123,9 +123,9 @@ def _of_blind(
     others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
     mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
     of_cpu, differences = _of_cpu(traced, recorded, evidence)
-    if of_cpu:
-        live.pop("slow-optimizer", None)  # the trace knows how the update is computed
-        others += of_cpu
+    for found in of_cpu:
+        live.pop(found.code, None)  # the trace knows how the update is computed
+    others += of_cpu
     if "data" not in evidence.regions:  # which nobody timed
         return [*mine, *others, *live.values()], differences
     if mine and "input-bound" in live and not evidence.on_device:

@@ -109,8 +109,7 @@ def _parts(rank: RankSummary) -> Iterator[list[str]]:
 
 def _on_host(rank: RankSummary) -> Iterator[list[str]]:
     for name, ms, pct, style in step_on_host(rank):
-        part = code_cell(name.strip()) if name.startswith(" ") else f"**{prose(name)}**" if style else prose(name)
-        yield [part, f"{ms:.3f}", f"{pct:.1f} %"]
+        yield [f"**{prose(name)}**" if style else prose(name), f"{ms:.3f}", f"{pct:.1f} %"]
 
 
 def _collectives(analysis: Analysis) -> Iterator[str]:

@@ -91,6 +91,7 @@ def test_what_the_operators_take_names_the_costliest_by_their_own_time(tmp_path)
     finding = found(analyze(training().write(tmp_path)).analysis)["compute-bound"]
     assert finding.share_pct == 40
     assert "aten::mm 20 %, aten::addmm 18 %, aten::linear 2 % of the step" in finding.title
+    assert finding.evidence["own_time_per_step"] == "aten::mm 20.0 ms, aten::addmm 18.0 ms, aten::linear 2.0 ms"
     assert finding.evidence["threads_that_run_operators"] == 3
 
 
@@ -160,6 +161,12 @@ class TestWithTheWholeRun:
         assert sum(one.share_pct for one in both.findings) <= 100
         assert "of a live step it is 29 %" in both.verdict_text
         assert any("recorded steps took 100.00 ms, live ones 85.00 ms" in text for text in both.differences)
+
+    def test_an_update_that_is_slow_in_the_run_alone_is_the_run_s_finding(self, tmp_path):
+        traced = analyze(training(update=2).write(tmp_path)).analysis
+        both = combine(traced, run(98.0, data=9.0, optimizer=30.0))
+        assert found(both)["slow-optimizer"].source == "run"
+        assert found(both)["compute-bound"].source == "trace"
 
     def test_a_run_on_a_gpu_is_not_judged_by_its_host(self, tmp_path):
         both = combine(analyze(training().write(tmp_path)).analysis, run(98.0, on_device=True, data=0.0))

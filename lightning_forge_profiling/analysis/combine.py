@@ -129,14 +129,14 @@ def _of_blind(
     others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
     mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
     of_cpu, differences = _of_cpu(traced, recorded, evidence)
-    if of_cpu:
-        live.pop("slow-optimizer", None)  # the trace knows how the update is computed
-        python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
-        if python is not None and BETWEEN_REGIONS in live:  # which is a part of it: the one that says more
-            mostly = live[BETWEEN_REGIONS].share_pct > python.share_pct / 2
-            of_cpu = [found for found in of_cpu if found is not python or not mostly]
-            live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
-        others += of_cpu
+    python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
+    if python is not None and BETWEEN_REGIONS in live:  # which is a part of it: the one that says more
+        mostly = live[BETWEEN_REGIONS].share_pct > python.share_pct / 2
+        of_cpu = [found for found in of_cpu if found is not python or not mostly]
+        live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
+    for found in of_cpu:
+        live.pop(found.code, None)  # the trace knows how the update is computed
+    others += of_cpu
     if "data" not in evidence.regions:  # which nobody timed
         return [*mine, *others, *live.values()], differences
     if mine and "input-bound" in live and not evidence.on_device:

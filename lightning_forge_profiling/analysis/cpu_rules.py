@@ -59,7 +59,7 @@ def _compute(seen: Seen) -> Told:
     )
     evidence: Evidence = {
         "operators_ms_per_step": cpu.operators_ms_per_step,
-        **{f"{name}, self_ms_per_step": ms for name, ms in cpu.costliest_ms_per_step.items()},
+        "own_time_per_step": ", ".join(f"{name} {in_ms(ms)}" for name, ms in cpu.costliest_ms_per_step.items()),
         "threads_that_run_operators": cpu.operator_threads,
     }
     if cpu.intra_op_threads is not None:

@@ -55,7 +55,7 @@ def summarize(
     idle = idle_time(recording, busy.union)
     length = steps.length()
     share = _Sharing(len(steps), int(length.sum()))
-    copied = copies(recording)
+    copied, cpu = copies(recording), cpu_time(recording)
     flops, flops_note = flop_rate(recording, int(busy.busy.sum()), int(length.sum()))
     return RankSummary(
         rank=rank,
@@ -74,7 +74,7 @@ def summarize(
         kinds=_kinds(recording, busy, share),
         idle={cause: share.of(spent) for cause, spent in idle.causes.items()},
         idle_parts=idle_parts(recording, idle),
-        cpu=cpu_time(recording),
+        cpu=cpu,
         comm=_communication(busy, share),
         copies=copied,
         host=_host(recording, idle, copied, share),
@@ -87,7 +87,7 @@ def summarize(
         per_step=_per_step(every, counted),
         unlinked_pct=_unlinked_pct(recording),
         loader=trace.loader,
-        warnings=tuple(_warnings(every)),
+        warnings=tuple(_warnings(every, on_cpu=cpu is not None)),
     )
 
 
@@ -212,14 +212,14 @@ def _unlinked_pct(recording: Recording) -> float:
     return 100 * int(duration[inside & ~recording.links.linked].sum()) / spent if spent else 0.0
 
 
-def _warnings(recording: Recording) -> list[str]:
+def _warnings(recording: Recording, *, on_cpu: bool) -> list[str]:
     trace, steps = recording.trace, recording.steps
     warnings = list(trace.warnings)
     if not len(steps.marks):
         warnings.append(f"{trace.file}: no ProfilerStep marks, so the whole recording counts as one step")
-    if not len(trace.gpu):
+    if not len(trace.gpu) and not on_cpu:
         warnings.append(f"{trace.file}: no GPU work was recorded")
-    elif not recording.links.linked.any():
+    elif len(trace.gpu) and not recording.links.linked.any():
         warnings.append(f"{trace.file}: no GPU work can be joined to its launch, so steps are those of the host")
     cut = steps.number[~steps.whole].tolist()
     if cut:

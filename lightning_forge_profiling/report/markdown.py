@@ -109,8 +109,7 @@ def _parts(rank: RankSummary) -> Iterator[list[str]]:
 
 def _on_host(rank: RankSummary) -> Iterator[list[str]]:
     for name, ms, pct, style in step_on_host(rank):
-        part = code_cell(name.strip()) if name.startswith(" ") else f"**{prose(name)}**" if style else prose(name)
-        yield [part, f"{ms:.3f}", f"{pct:.1f} %"]
+        yield [f"**{prose(name)}**" if style else prose(name), f"{ms:.3f}", f"{pct:.1f} %"]
 
 
 def _collectives(analysis: Analysis) -> Iterator[str]:
@@ -198,10 +197,9 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
-    yield from table(
-        ("region", "device ms per step" if run.on_device else "ms per step", "host ms per step"),
-        ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items()),
-    )
+    columns = ("region", "device ms per step", "host ms per step") if run.on_device else ("region", "ms per step")
+    rows = ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
+    yield from table(columns, (row[: len(columns)] for row in rows))
 
 
 def _findings(analysis: Analysis) -> Iterator[str]:

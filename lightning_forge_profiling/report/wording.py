@@ -6,7 +6,7 @@ from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
-from lightning_forge_profiling.analysis.rank_summary import RankSummary
+from lightning_forge_profiling.analysis.rank_summary import RankSummary, Region
 from lightning_forge_profiling.analysis.results import (
     NOTHING_STANDS_OUT,
     Analysis,
@@ -58,6 +58,7 @@ _SAME_WORK: Final = 0.001
 _SLOWER_PCT: Final = 10.0
 """CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %."""
 _RARE: Final = 0.1
+_YOURS: Final = "your "
 _ALL_PCT: Final = 100.0
 _GEFORCE_PCT: Final = 115.0
 """GeForce cards run at up to so much of the clock that their peak is stated for."""
@@ -221,11 +222,15 @@ def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, str]]:
     Built-in regions sum to the step; the user's lie over them, and so do operators and what is between them.
     """
     step = rank.step_ms.mean
-    parts = [("step", step, "bold"), *((f"  {one.name}", one.host_ms_per_step, "") for one in rank.regions)]
+    parts = [("step", step, "bold"), *((_named(one), one.host_ms_per_step, "") for one in rank.regions)]
     if rank.cpu is not None:
         parts.append(("operators, but data and optimizer", rank.cpu.operators_ms_per_step, "bold"))
         parts.append(("Python between operators", rank.cpu.python_ms_per_step, "bold"))
     yield from ((name, ms, 100 * ms / step if step else 0.0, style) for name, ms, style in parts if ms)
+
+
+def _named(region: Region) -> str:
+    return f"  {_YOURS}{region.name}" if region.user else f"  {region.name}"
 
 
 def cpu_threads(rank: RankSummary) -> str:

@@ -221,7 +221,6 @@ function collectivesSection(collectives, waits) {
 
 function runSection(run, words) {
   const rows = Object.entries(run.regions).map(([name, region]) => ({ name, ...region, user: run.user_regions.includes(name) }));
-  const whose = run.on_device ? "GPU" : "CPU";
   return [
     facts([
       ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
@@ -231,7 +230,7 @@ function runSection(run, words) {
     smallTable("Regions of the whole run", [
       column.text("Region", (row) => row.name, (name, row) => element("span", { class: "part" },
         element("span", { class: "name" }, name), row.user && element("span", { class: "muted" }, "yours"))),
-      column.number(`${whose} ms per step`, (row) => row.device_ms),
+      ...(run.on_device ? [column.number("GPU ms per step", (row) => row.device_ms)] : []),
       column.number("host ms per step", (row) => row.host_ms),
     ], rows),
   ];

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from lightning_forge_profiling.hardware.precision import dtype_name, parameter_dtype
 
@@ -56,8 +55,8 @@ __all__ = [
     "logs_now",
     "may_be_last",
     "replicas",
-    "restarted_workers",
     "step_progress",
+    "training_loaders",
     "uses_pytorch_profiler",
 ]
 
@@ -258,11 +257,10 @@ def batch_source(trainer: Trainer) -> BatchSource:
     )
 
 
-def restarted_workers(trainer: Trainer) -> int:
-    """How many worker processes the training loaders end and start between epochs."""
+def training_loaders(trainer: Trainer) -> list[Any]:
+    """What this fit trains from, mostly one DataLoader; empty before the training loop has set it up."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001
-    loaders = [each for each in combined.flattened if isinstance(each, DataLoader)] if combined is not None else []
-    return sum(loader.num_workers for loader in loaders if not loader.persistent_workers)
+    return [] if combined is None else list(combined.flattened)
 
 
 def replicas(trainer: Trainer) -> int:

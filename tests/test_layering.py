@@ -146,8 +146,3 @@ def test_the_public_names_are_these():
     assert set(lightning_forge_profiling.__all__) == PUBLIC
     for name in PUBLIC:
         assert getattr(lightning_forge_profiling, name) is not None
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
-def test_no_module_is_longer_than_350_lines(module):
-    assert len(module.read_text(encoding="utf-8").splitlines()) <= 350

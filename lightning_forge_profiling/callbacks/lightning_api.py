@@ -31,6 +31,7 @@ else:
 Trainer: TypeAlias = Any
 
 __all__ = [
+    "PER_BATCH",
     "Actions",
     "BatchSource",
     "Callback",
@@ -72,6 +73,10 @@ BATCH_HOOKS = (
     "on_validation_batch_end",
 )
 """The hooks of a callback that come in every batch."""
+
+
+PER_BATCH = "run_training_batch"
+"""The one action of each batch that Lightning names without a bracket in front, as the user's are."""
 
 
 class Actions(NamedTuple):
@@ -211,7 +216,8 @@ def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
 def batches_until_log(trainer: Trainer, every_n_steps: int | None) -> int:
     """So many of the next batches at least end without `logs_now`."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
-    return int((-logger_step(trainer) - 1) % interval) if interval else sys.maxsize
+    following = logger_step(trainer) + (not is_accumulating(trainer))  # Lightning counts this one after our hook
+    return int((-following - 1) % interval) if interval else sys.maxsize
 
 
 def may_be_last(trainer: Trainer) -> bool:

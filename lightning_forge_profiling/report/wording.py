@@ -56,7 +56,8 @@ IDLE_WORDS: Final = MappingProxyType(
 
 _SAME_WORK: Final = 0.001
 _SLOWER_PCT: Final = 10.0
-"""CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %."""
+"""CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %,
+beside busy neighbours by up to 30 %."""
 _RARE: Final = 0.1
 _YOURS: Final = "your "
 _ALL_PCT: Final = 100.0
@@ -98,7 +99,7 @@ def window_effect_words(effect: WindowEffect) -> str:
         f"the median step takes {after} ms after the window, {before} ms before it: "
         f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
     )
-    return f"{words}; still slowed down" if effect.low_pct > _SLOWER_PCT else words
+    return f"{words}; slower since then, by the profiler or by the machine" if effect.low_pct > _SLOWER_PCT else words
 
 
 def verdict(analysis: Analysis) -> Text:

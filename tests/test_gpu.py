@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import math
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from itertools import pairwise
 
@@ -69,8 +71,16 @@ class Trace:
 
         The GPU reaches a boundary once the host has, and once all work launched before it has ended: where the GPU
         waits for a slow host, the wait ends a region that the host was still in and begins one that it had entered.
+        The host has once it records the event there, which on a slow one is some 20 us after the span's edge.
         """
-        spans = [(*span, name) for name in ("forward", "backward", "optimizer") for span in self.spans(f"forge.{name}")]
+        recorded = sorted(event["ts"] / 1e3 for event in self.events if event["name"].startswith("cudaEventRecord"))
+        edges = [(*span, name) for name in ("forward", "backward", "optimizer") for span in self.spans(f"forge.{name}")]
+        at = {}
+        times = sorted({time for start, end, _ in edges for time in (start, end)})
+        for edge, following in pairwise([*times, math.inf]):
+            mark = next(iter(recorded[bisect_left(recorded, edge) :]), math.inf)
+            at[edge] = mark if mark < min(following, edge + 0.2) else edge  # else it has none of its own
+        spans = [(at[start], at[end], name) for start, end, name in edges]
         boundaries = sorted({time for start, end, _ in spans for time in (start, end)})
         ended, works = 0.0, iter(sorted((launch, end) for _, end, launch in self.gpu if launch))
         reached = []

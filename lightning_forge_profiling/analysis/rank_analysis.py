@@ -212,13 +212,16 @@ def _unlinked_pct(recording: Recording) -> float:
 def _warnings(recording: Recording) -> list[str]:
     trace, steps = recording.trace, recording.steps
     warnings = list(trace.warnings)
+    cut_off = all(trace.cuts)
     if not len(steps.marks):
-        warnings.append(f"{trace.file}: no ProfilerStep marks, so the whole recording counts as one step")
+        where = " in the part of it that is there" if cut_off else ""
+        warnings.append(f"{trace.file}: no ProfilerStep marks{where}, so the whole recording counts as one step")
     if not len(trace.gpu):
-        warnings.append(f"{trace.file}: no GPU work was recorded")
+        what = "no GPU work in the part of it that is there" if cut_off else "no GPU work was recorded"
+        warnings.append(f"{trace.file}: {what}")
     elif not recording.links.linked.any():
         warnings.append(f"{trace.file}: no GPU work can be joined to its launch, so steps are those of the host")
     cut = steps.number[~steps.whole].tolist()
-    if cut:
+    if cut and not cut_off:
         warnings.append(f"{trace.file}: GPU work is missing in step {', '.join(map(str, cut))}, which may be cut off")
     return warnings

@@ -203,7 +203,11 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
     asked = np.bincount(step[inside], minlength=len(host_start))
     done = np.bincount(step[inside], launched[launches[inside]], len(host_start))
     recording = np.maximum(np.searchsorted(trace.begins, host_start, side="right") - 1, 0)
-    whole: NDArray[np.bool_] = (done >= _LAUNCHES_DONE * asked) & np.array(trace.complete)[recording]
+    # of a file that is cut off only what lies before its last event is there, if that is the latest of all
+    until = [cut and (cut.time if cut.in_order else -1) for cut in trace.cuts]
+    ends = np.array([np.iinfo(np.int64).max if end is None else end for end in until])[recording]
+    enough = np.where([cut is None for cut in trace.cuts], _LAUNCHES_DONE, 1)[recording]
+    whole: NDArray[np.bool_] = (done >= enough * asked) & (host_end < ends)
     return whole
 
 

@@ -11,6 +11,7 @@ from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.nesting import parents
 from lightning_forge_profiling.analysis.rank_summary import IdlePart
 from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.analysis.trace import Ints, Spans
 
 __all__ = ["idle_parts"]
@@ -93,8 +94,7 @@ def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool
 def _activities(recording: Recording, thread: int) -> tuple[Spans, Ints]:
     """What a thread did, in order: its calls, operators and annotated ranges; and for each call the operator's name."""
     trace = recording.trace
-    no_step = np.ones(len(trace.annotations), bool)
-    no_step[recording.steps.marks] = False
+    no_step = ~step_marks(trace)
     chosen: list[tuple[Spans, NDArray[np.bool_]]] = [
         (trace.annotations, no_step & (trace.annotations.thread == thread)),
         (trace.operators, trace.operators.thread == thread),

@@ -27,6 +27,7 @@ from lightning_forge_profiling.analysis.rank_summary import (
 )
 from lightning_forge_profiling.analysis.recording import Recording, with_steps
 from lightning_forge_profiling.analysis.regions import region_table
+from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.analysis.syncs import sync_causes
 from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints
 from lightning_forge_profiling.analysis.transfers import TO_DEVICE, copies, memory
@@ -216,6 +217,10 @@ def _warnings(recording: Recording) -> list[str]:
     if not len(steps.marks):
         where = " in the part of it that is there" if cut_off else ""
         warnings.append(f"{trace.file}: no ProfilerStep marks{where}, so the whole recording counts as one step")
+    elif len(steps.marks) < int(step_marks(trace).sum()):
+        thread = trace.threads[trace.annotations.thread[steps.marks[0]]][1]
+        text = "two profilers or threads marked steps at the same time; counted are those of thread"
+        warnings.append(f"{trace.file}: {text} {thread}")
     if not len(trace.gpu):
         what = "no GPU work in the part of it that is there" if cut_off else "no GPU work was recorded"
         warnings.append(f"{trace.file}: {what}")

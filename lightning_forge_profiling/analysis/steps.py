@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, named
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.links import Links, launched_before
+from lightning_forge_profiling.analysis.step_marks import chosen_marks, step_numbers
 from lightning_forge_profiling.analysis.trace import Ints, Trace
 
 __all__ = ["Steps", "find_steps"]
 
-_STEP: Final = re.compile(r"ProfilerStep#\d{1,18}")
 _NO_STEP: Final = ("forge.validation", "forge.checkpoint", "forge.profiler")
 """Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
 
@@ -117,13 +117,12 @@ def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = Non
         links: what launched its GPU work.
         numbers: take only steps from the first number to before the second.
     """
-    name = np.array([bool(_STEP.fullmatch(name)) for name in trace.names] or [False])
-    rows = np.flatnonzero(name[trace.annotations.name]) if len(trace.annotations) else np.zeros(0, np.int64)
+    rows = chosen_marks(trace)
     if len(rows):
-        number = np.array([int(trace.names[row].partition("#")[2]) for row in trace.annotations.name[rows]])
+        number = step_numbers(trace, rows)
         host_start, host_end = trace.annotations.start[rows], trace.annotations.end[rows]
         recording = np.searchsorted(trace.begins, host_start, side="right")
-        # two profilers, or threads, may have marked the same step
+        # a step may have been marked more than once
         first = np.concatenate(([True], (number[1:] != number[:-1]) | (recording[1:] != recording[:-1])))
         number, host_start, host_end, recording = number[first], host_start[first], host_end[first], recording[first]
         same = recording[1:] == recording[:-1]

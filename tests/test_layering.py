@@ -15,7 +15,7 @@ ROOT = Path(lightning_forge_profiling.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
 # Any module may import these, and they import nothing of ours.
-COMMON = {"errors", "safe_files"}
+COMMON = {"errors", "plain_text", "safe_files"}
 
 # What the modules of each layer may import besides the standard library, COMMON and their own layer.
 MAY_IMPORT = {
@@ -151,3 +151,9 @@ def test_the_public_names_are_these():
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
 def test_no_module_is_longer_than_350_lines(module):
     assert len(module.read_text(encoding="utf-8").splitlines()) <= 350
+
+
+def test_every_message_that_is_logged_is_plain_text():
+    """A name of a device or a file, or an exception's text, may hold what steers a terminal."""
+    direct = [module for module in MODULES if "getLogger" in module.read_text(encoding="utf-8")]
+    assert direct == [ROOT / "plain_text.py"]

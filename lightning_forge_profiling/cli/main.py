@@ -23,7 +23,7 @@ from typing import NoReturn, TextIO
 from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, schema, tensorboard, view
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
-from lightning_forge_profiling.report.text import plain
+from lightning_forge_profiling.plain_text import plain
 
 __all__ = ["main"]
 

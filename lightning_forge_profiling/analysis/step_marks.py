@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.host_calls import named
 from lightning_forge_profiling.analysis.trace import Ints, Trace
 
 __all__ = ["chosen_marks", "step_marks", "step_numbers"]
@@ -24,8 +25,7 @@ _AS_MUCH: Final = 0.9
 
 def step_marks(trace: Trace) -> NDArray[np.bool_]:
     """Which annotations mark steps, whoever made them."""
-    is_step = np.array([bool(_STEP.fullmatch(name)) for name in trace.names] or [False])
-    return is_step[trace.annotations.name] if len(trace.annotations) else np.zeros(0, bool)
+    return named(trace, trace.annotations, _STEP)
 
 
 def step_numbers(trace: Trace, rows: Ints) -> Ints:
@@ -45,6 +45,8 @@ def chosen_marks(trace: Trace) -> Ints:
     them: of the thread that works most.
     """
     rows = np.flatnonzero(step_marks(trace))
+    if (trace.annotations.start[rows[1:]] >= trace.annotations.end[rows[:-1]] - _ROUNDING_NS).all():
+        return rows
     sets: list[Ints] = []
     while len(rows) and len(sets) < _MOST_SETS:
         sets.append(np.fromiter(_successive(trace, rows), np.int64))

@@ -160,6 +160,7 @@ def train(name: str, contender: str, folder: str, *, quick: bool) -> None:
     result: dict[str, Any] = {
         "before_ms": ends.median_ms(workload.cold, first - 1),  # the last is the profiler's warm-up
         "after_ms": ends.median_ms(last + SKIPPED, steps),
+        "pace": ends.pace_ms(last + SKIPPED, steps) / ends.pace_ms(workload.cold, first - 1),
     }
     if contender != "none":
         again = ForgeProfilerCallback(5, 5 + WINDOW, trace_dir=folder, analyze=False, tensorboard=False)
@@ -185,6 +186,8 @@ def row(mine: Sequence[fresh.Outcome], control: Sequence[fresh.Outcome]) -> list
         fresh.middle([result["before_ms"] for result in found]),
         fresh.middle([result["after_ms"] for result in found]),
         fresh.spread([slowdown(result) for result in found]),
+        fresh.spread([result["pace"] for result in found]),
+        fresh.spread([slowdown(result) / result["pace"] for result in found]),
         fresh.spread(fresh.paired(mine, control, lambda m, c: slowdown(m) / slowdown(c))),
         f"{statistics.median(effects):+.1f} %" if effects else "-",
         f"{', '.join(map(str, recorded)) or '-'}{' (missing!)' if lost else ''}",
@@ -209,7 +212,17 @@ def measure(name: str, contenders: Sequence[str], folder: str, args: argparse.Na
     control = outcomes[CONTENDERS["none"][0]]
     fresh.print_table(
         f"{name}: {args.pairs} turns, medians (min to max)",
-        (name, "before ms", "after ms", "after / before", "against the control", "reported", "kernels in both windows"),
+        (
+            name,
+            "before ms",
+            "after ms",
+            "after / before",
+            "host's pace",
+            "by that",
+            "against the control",
+            "reported",
+            "kernels in both windows",
+        ),
         {contender: row(turns, control) for contender, turns in outcomes.items()},
         outcomes,
     )

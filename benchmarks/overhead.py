@@ -38,6 +38,7 @@ from benchmarks import fresh
 from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
 from lightning_forge_profiling import CUDATimerCollection, ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.recording import RecordingCallback
+from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.events import event_source
 
 CONTENDERS = {
@@ -53,7 +54,8 @@ CONTENDERS = {
     "sync": "synchronizing timers",
     "traceml": "TraceML",
 }
-ON_OFF = "onoff"
+ON_OFF = {"onoff": DEFAULT_SHARE, "onoff-split": None}
+"""Ours switched on and off within one run, at the default timing budget and with every step split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Size:
 
 
 # A block of the launch-bound loop is two rounds of reading results.
-SIZES = {"gpt": Size(15, 60, 8, 80), "small": Size(300, 1000, 32, 240)}
+SIZES = {"gpt": Size(15, 60, 8, 80), "small": Size(300, 1000, 64, 160)}
 QUICK = Size(12, 24, 4, 24)
 
 
@@ -172,12 +174,22 @@ class OnAndOff(Callback):
         trainer.profiler = self._ours if on else self._ours.inner
         self._ours.recorder._active = on  # noqa: SLF001
 
-    def difference_us(self) -> tuple[float, float, int]:
-        """Median microseconds per step more with our recording than without, its standard error, and the pairs."""
+    @property
+    def step_ms(self) -> float:
+        """Median step while switched off."""
+        return statistics.median(self.blocks_us()[False]) / 1e3
+
+    def blocks_us(self) -> dict[bool, list[float]]:
+        """Microseconds per step of the blocks switched on, and of those switched off."""
         drain()
         blocks: dict[bool, list[float]] = {True: [], False: []}
         for (_, before), (on, after) in pairwise(self.ends):
             blocks[on].append(before.elapsed_time(after) * 1e3 / self.block)
+        return blocks
+
+    def difference_us(self) -> tuple[float, float, int]:
+        """Median microseconds per step more with our recording than without, its standard error, and the pairs."""
+        blocks = self.blocks_us()
         pairs = [on - off for on, off in zip(blocks[True], blocks[False], strict=False)][4:]
         quartiles = statistics.quantiles(pairs)
         # the standard error of a median, from the quartiles of a distribution that is about normal
@@ -247,11 +259,19 @@ def fit(model: str, steps: int, folder: str, *, quick: bool, callbacks: Sequence
 def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
     """Train as one contender, and report."""
     size = QUICK if quick else SIZES[model]
-    if contender == ON_OFF:
-        toggle = OnAndOff(size.block)
-        fit(model, size.block * size.blocks, folder, quick=quick, callbacks=[ThroughputCallback(), toggle])
+    if contender in ON_OFF:
+        ours, toggle = ThroughputCallback(overhead=ON_OFF[contender]), OnAndOff(size.block)
+        fit(model, size.block * size.blocks, folder, quick=quick, callbacks=[ours, toggle])
         more, error, pairs = toggle.difference_us()
-        fresh.answer(more_us=more, error_us=error, pairs=pairs, block=size.block)
+        told = ours.summary()
+        fresh.answer(
+            more_us=more,
+            error_us=error,
+            pairs=pairs,
+            block=size.block,
+            own_us=told["profiling/overhead_us"],
+            step_ms=toggle.step_ms,
+        )
         return
     steps = size.warmup + size.measured + 1
     watch, given = Stopwatch(size.warmup, steps - 1), options(contender, folder, steps)
@@ -260,8 +280,8 @@ def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
     if contender == "traceml" and not any("TraceML" in type(callback).__name__ for callback in run.callbacks):
         sys.exit("TraceML added no callback to the Trainer")
     result: dict[str, Any] = {"step_ms": watch.step_ms}
-    ours = next((callback for callback in callbacks if isinstance(callback, RecordingCallback)), None)
-    analysis = ours.analysis() if ours is not None else None
+    recording = next((callback for callback in callbacks if isinstance(callback, RecordingCallback)), None)
+    analysis = recording.analysis() if recording is not None else None
     if analysis is not None and analysis.run is not None:
         told = analysis.run
         result |= {"own_us": told.overhead_us, "steps": told.steps, "mean_ms": told.step_ms.mean}
@@ -332,25 +352,29 @@ def compare_contenders(
 
 def compare(model: str, keys: Sequence[str], folder: str, args: argparse.Namespace) -> bool:
     """Run the contenders on one model, print what they come to and say whether all ended well."""
-    others = [key for key in keys if key not in {"none", ON_OFF}]
-    outcomes = compare_contenders(model, others, folder, args) if others or ON_OFF not in keys else {}
-    if ON_OFF not in keys:
-        return not fresh.failed(outcomes)
-    toggled = fresh.run(child(ON_OFF, model, folder, quick=args.quick))
-    if toggled.result is None:
-        print(f"\nswitched on and off within one run: {toggled.problem}")
-    else:
-        found = toggled.result
-        print(
-            f"\nswitched on and off every {found['block']} steps of one run: {found['more_us']:+.1f} ± "
-            f"{found['error_us']:.1f} µs per step (median of {found['pairs']} pairs and its standard error)"
-        )
-    return not (fresh.failed(outcomes) or toggled.problem)
+    toggled = [key for key in keys if key in ON_OFF]
+    others = [key for key in keys if key != "none" and key not in ON_OFF]
+    outcomes = compare_contenders(model, others, folder, args) if others or not toggled else {}
+    well = not fresh.failed(outcomes)
+    for key in toggled:
+        outcome = fresh.run(child(key, model, folder, quick=args.quick))
+        well &= not outcome.problem
+        print(f"\n{model}, {key}: {outcome.problem or on_and_off(outcome.result or {})}")
+    return well
+
+
+def on_and_off(found: dict[str, Any]) -> str:
+    """What came of switching on and off, in words."""
+    return (
+        f"switched on and off every {found['block']} steps of one run: {found['more_us']:+.1f} ± "
+        f"{found['error_us']:.1f} µs per step of {found['step_ms']:.2f} ms (median of {found['pairs']} pairs and its "
+        f"standard error); by the callback's own clock {found['own_us']:.1f} µs"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables of both models; 1 where a child ended badly."""
-    known = [*CONTENDERS, ON_OFF]
+    known = [*CONTENDERS, *ON_OFF]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small models and few steps")
     parser.add_argument("--turns", type=int, default=5, metavar="N", help="how often each contender trains (5)")

@@ -284,12 +284,14 @@ def test_a_process_that_has_not_used_the_gpu_is_not_made_to(code, printed):
 
 
 def test_events_hold_the_launch_of_a_cold_call_too(vector):
+    # what events hold beyond the kernel is the launch, of which a shared host makes 9 us at one time and 29 at another
     hot, cold = (
         benchmark(torch.add, vector, vector, method="events", flush_l2=flush, **QUICK).median_us
+        - benchmark(torch.add, vector, vector, method="kernels", flush_l2=flush, **QUICK).median_us
         for flush in (False, True)
     )
-    print(f"events: hot {hot:.2f} us, cold {cold:.2f} us")
-    assert cold > hot - 1
+    print(f"launch within events: hot {hot:.2f} us, cold {cold:.2f} us")
+    assert cold > hot / 2 > 2
 
 
 def test_a_call_of_a_second_is_made_six_times(vector):

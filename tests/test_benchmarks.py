@@ -72,7 +72,7 @@ def test_switched_off_the_trainer_knows_nothing_of_us(make_trainer):
 
 
 def test_switching_on_and_off_reports_the_difference(tmp_path, capsys):
-    overhead.measure(overhead.ON_OFF, "small", str(tmp_path), quick=True)
+    overhead.measure("onoff", "small", str(tmp_path), quick=True)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["pairs"] == 7
 
 

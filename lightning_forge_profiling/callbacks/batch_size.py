@@ -74,6 +74,7 @@ class BatchSize:
         self._known: _Known | None = None
         self._sizes: list[_Size] = []
         self._batches = 0
+        self._usual: int | None = None
 
     def __call__(self, batch: Any, source: BatchSource) -> int:
         """The number of samples in a batch.
@@ -96,7 +97,18 @@ class BatchSize:
         size = _read(self._sizes[0], batch) if self._sizes else None
         if size is None or not self._known.allows(size, ends_epoch=source.ends_epoch):
             raise UnknownBatchSizeError(f"batch {self._batches} is not like those before it")
+        self._usual = None if source.fetched_by_module else self._known.size
         return size
+
+    def usual(self, batch: Any) -> int | None:
+        """The loader's batch size where everything in a batch shows just that; None where it takes a closer look."""
+        usual = self._usual
+        if usual is not None:
+            for where in self._sizes:
+                if _read(where, batch) != usual:
+                    return None
+            self._batches += 1
+        return usual
 
     def _agreeing(self, batch: Any, known: _Known, *, ends_epoch: bool) -> list[_Size]:
         """Where the sizes of a batch are not all the same, those that are of its samples."""

@@ -149,13 +149,11 @@ class BoundaryProfiler:
         actions: what Lightning calls its actions.
     """
 
-    _OWN: Final = frozenset({"inner", "recorder", "profile", "saw_training", "_boundaries"})
+    _OWN: Final = frozenset({"inner", "recorder", "profile", "_boundaries"})
 
     def __init__(self, inner: Any, recorder: StepRecorder, actions: Actions) -> None:
         self.inner = inner
         self.recorder = recorder
-        self.saw_training = False
-        """Whether a training step was announced, until somebody sets it back."""
         self._boundaries = _boundaries(recorder, actions)
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
@@ -175,7 +173,7 @@ class BoundaryProfiler:
 
     def _training_begins(self) -> None:
         self.recorder.enter(_EVERY_STEP_HAS)
-        self.saw_training = True
+        self.recorder.saw_training = True
 
     def start(self, action_name: str) -> None:
         """The action begins."""
@@ -246,11 +244,15 @@ class StandIn:
             trainer: whose step it was.
             trained: whether it had a training step.
         """
+        recorder = self._recorder
+        saw = recorder.saw_training or not trained
+        recorder.saw_training = False
+        if saw and trainer.profiler is self._ours and not self._replaced:
+            self._lost = 0
+            return True
         self.follow(trainer)
-        ours = self._ours
-        assert ours is not None  # noqa: S101  (take_place came before)
-        saw = not self._replaced and (ours.saw_training or not trained)
-        self._replaced = ours.saw_training = False
+        saw = saw and not self._replaced
+        self._replaced = False
         self._lost = 0 if saw else self._lost + 1
         if self._lost == _LOST_IN_A_ROW and not self._warned:
             self._warned = True

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from lightning_forge_profiling.callbacks.lightning_api import Trainer, is_accumulating, optimizer_steps
+from lightning_forge_profiling.callbacks.lightning_api import StepProgress
 
 __all__ = ["AccumulationCycles"]
 
@@ -14,20 +14,18 @@ class AccumulationCycles:
     """Follows a fit from batch to batch.
 
     Args:
-        trainer: of the fit, before its first batch.
+        progress: of the fit, before its first batch.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._global_step = optimizer_steps(trainer)
+    def __init__(self, progress: StepProgress) -> None:
+        self._updates = progress.updates.completed
 
-    def after_batch(self, trainer: Trainer, step: int) -> tuple[bool, bool]:
+    def after_batch(self, progress: StepProgress, step: int) -> tuple[bool, bool]:
         """Whether the batch that has just ended changed the weights, and whether it was the last of its cycle.
 
         Several optimizers in one batch are one change of the weights.
         """
-        before, self._global_step = self._global_step, optimizer_steps(trainer)
-        changed = self._global_step != before
-        if trainer.lightning_module.automatic_optimization:
-            return changed, trainer.accumulate_grad_batches == 1 or not is_accumulating(trainer)
+        updates = progress.updates.completed
+        changed, self._updates = updates != self._updates, updates
         # a module may step an optimizer that Lightning does not know of
-        return changed, changed or (not self._global_step and step >= _LONGEST_CYCLE)
+        return changed, changed or progress.each_changes or (not updates and step >= _LONGEST_CYCLE)

@@ -1,6 +1,7 @@
 """The callback that records a window of steps."""
 
 import secrets
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -200,13 +201,26 @@ class ForgeProfilerCallback(RecordingCallback):
         """Start, annotate or stop the recording."""
         if self._memory is not None:
             self._end_step_of(self._memory)
-        if self._session is None:
+        session = self._session
+        if session is None:
             return
-        if self._session.will_act() and lightning_api.may_be_last(trainer):
-            self._session.end_step()  # do not announce a step that will not come
+        if session.will_act() and lightning_api.may_be_last(trainer):
+            session.end_step()  # do not announce a step that will not come
             self._deferred = True
         else:
-            self._advance(self._session)
+            self._advance(session)
+        self._needs_hook("on_train_batch_start", self._deferred or session.running)
+
+    def idle_steps(self, trainer: Trainer) -> int:
+        """Until the recording or the snapshot begins, and after that for good."""
+        memory = self._memory is not None and self._memory.when != "oom" and self._memory.when >= self._ended_steps
+        return 0 if memory else sys.maxsize if self._session is None else self._session.idle_steps()
+
+    def skip_steps(self, steps: int) -> None:
+        """They have come and gone."""
+        self._ended_steps += steps
+        if self._session is not None:
+            self._session.skip(steps)
 
     @guarded
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

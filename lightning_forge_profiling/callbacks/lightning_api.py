@@ -1,5 +1,6 @@
 """Everything the callbacks need of Lightning beyond its documented interface, in one place."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -34,11 +35,13 @@ __all__ = [
     "BatchSource",
     "Callback",
     "LightningModule",
+    "StepProgress",
     "Trainer",
     "WatchedLoop",
     "actions",
     "batch_source",
     "batches_per_row",
+    "batches_until_log",
     "compute_dtype",
     "device_name",
     "devices_per_batch",
@@ -51,9 +54,9 @@ __all__ = [
     "logger_step",
     "logs_now",
     "may_be_last",
-    "optimizer_steps",
     "replicas",
     "restarted_workers",
+    "step_progress",
     "uses_pytorch_profiler",
 ]
 
@@ -64,6 +67,7 @@ BATCH_HOOKS = (
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
+    "on_train_batch_end",
     "on_validation_batch_start",
     "on_validation_batch_end",
 )
@@ -168,12 +172,24 @@ def ends_epoch(trainer: Trainer) -> bool:
     return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)  # `trainer.is_last_batch`, in fewer calls
 
 
-def optimizer_steps(trainer: Trainer) -> int:
-    """How often an optimizer has stepped: `trainer.global_step`, in fewer calls."""
+class StepProgress(NamedTuple):
+    """How far a training loop is. What it holds goes on counting with the loop."""
+
+    batches: Any
+    """Has `is_last_batch`: whether the batch that has just ended is its epoch's last."""
+    updates: Any
+    """Has `completed`: how often an optimizer has stepped, as `trainer.global_step`."""
+    each_changes: bool
+    """Whether each batch changes the weights: no gradients are accumulated, by the Trainer or by the module."""
+
+
+def step_progress(trainer: Trainer, module: LightningModule) -> StepProgress:
+    """How far the training loop is."""
     loop = trainer.fit_loop.epoch_loop
-    if trainer.lightning_module.automatic_optimization:
-        return int(loop.automatic_optimization.optim_progress.optimizer.step.total.completed)
-    return int(loop.manual_optimization.optim_step_progress.total.completed)
+    if module.automatic_optimization:
+        updates = loop.automatic_optimization.optim_progress.optimizer.step.total
+        return StepProgress(loop.batch_progress, updates, trainer.accumulate_grad_batches == 1)
+    return StepProgress(loop.batch_progress, loop.manual_optimization.optim_step_progress.total, each_changes=False)
 
 
 def logger_step(trainer: Trainer) -> int:
@@ -190,6 +206,12 @@ def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
     """Whether Lightning would log at the end of this batch, at its own interval or at `every_n_steps`."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
     return bool(interval) and not (logger_step(trainer) + 1) % interval and not is_accumulating(trainer)
+
+
+def batches_until_log(trainer: Trainer, every_n_steps: int | None) -> int:
+    """So many of the next batches at least end without `logs_now`."""
+    interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
+    return int((-logger_step(trainer) - 1) % interval) if interval else sys.maxsize
 
 
 def may_be_last(trainer: Trainer) -> bool:
@@ -211,6 +233,8 @@ class BatchSource(NamedTuple):
     """All training loaders, mostly one DataLoader."""
     ends_epoch: bool = False
     """Whether the batch is the last of its epoch."""
+    fetched_by_module: bool = False
+    """Whether `training_step` fetches by itself from a `dataloader_iter`."""
     one_a_step: bool = True
     """Whether it is all that its step fetched, as always where Lightning does the fetching."""
 
@@ -223,6 +247,7 @@ def batch_source(trainer: Trainer) -> BatchSource:
     return BatchSource(
         loop._combined_loader.flattened,  # noqa: SLF001
         ends_epoch(trainer),
+        own,
         not own or fetcher.fetched == progress.current.ready,
     )
 

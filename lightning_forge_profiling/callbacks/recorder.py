@@ -25,7 +25,7 @@ MAX_USER_REGIONS: Final = 64
 SPAN_PREFIX: Final = "forge."
 """What the built-in regions are called in a trace: `forge.forward`, `forge.validation`, ..."""
 
-_DELIVER_EVERY: Final = 16
+_DELIVER_EVERY: Final = 32
 """Reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm."""
 
 _DELIVER_ABOVE: Final = 1024
@@ -71,6 +71,8 @@ class StepRecorder:
         """Whether to show the regions in a trace that is being recorded."""
         self.step = 0
         """The step under way."""
+        self.saw_training = False
+        """Whether its training step was announced."""
         timed = {*regions, *EXCLUDED, "other"}
         self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*PARTITION, *EXCLUDED)}
@@ -92,6 +94,9 @@ class StepRecorder:
         self._user_regions = Lock()  # autograd has a thread for each device
         self.ledger = RunLedger(tuple(name for name in PARTITION if name in timed))
         self._completed = CompletedSteps(self.ledger)
+        self._plain: list[tuple[StepWork, int]] = []
+        self._plain_own_ns = self._plain_ended_ns = 0
+        self._deliver_at = _DELIVER_EVERY
         self._dropped = 0
         self.listeners = self._completed.listeners
         for region in (*PARTITION, *EXCLUDED, LOADER_START, WHOLE):
@@ -160,7 +165,7 @@ class StepRecorder:
                 self._label = label
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
-            self._fail(exc)
+            self.fail(exc)
 
     def _is_of_validation(self, name: str) -> bool:
         """Whether a region is a part of validation, which moves batches too and is one region as a whole."""
@@ -187,7 +192,7 @@ class StepRecorder:
                 self._label = label
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
-            self._fail(exc)
+            self.fail(exc)
 
     def enter_loader_start(self) -> None:
         """The loop makes its loader or the loader's iterator anew; it lasts until the first batch is there."""
@@ -215,7 +220,7 @@ class StepRecorder:
                 self.timers.relabel("optimizer", self._labels["forward"])
                 self._label = self._labels["forward"]
             except Exception as exc:
-                self._fail(exc)
+                self.fail(exc)
 
     def end_step(
         self, work: StepWork, *, recorded: bool = False, ends_epoch: bool = False, saw_all: bool = True
@@ -232,17 +237,17 @@ class StepRecorder:
             return
         began_ns = self._clock_ns()
         try:
+            self._catch_up()
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
-            timers = self.timers
+            timers, split, chosen = self.timers, self._split, self._chosen
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
             # The event of this instant is never complete yet: the end of the last region is asked, some 50 us ago, or
             # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
-            caught_up = timers.passed(self._update or self._since) if self._asks and self._split and saw_all else None
+            caught_up = timers.passed(self._update or self._since) if self._asks and split and saw_all else None
             self._update = None
             if caught_up is not None:
                 self._host_is_ahead = not caught_up
-            split, chosen = self._split, self._chosen
             self._split = self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1)
             self._chosen = not ends_epoch
             if not split or self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
@@ -250,23 +255,65 @@ class StepRecorder:
             else:
                 timers.relabel("other", self._base)
             self._label = self._base
-            complete, self._dropped = timers.dropped == self._dropped, timers.dropped
             timing = StepTiming(caught_up, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
+            complete, self._dropped = timers.dropped == self._dropped, timers.dropped
             self._completed.expect(EndedStep(self.step, work, left_out, timing, complete))
             if left_out != "recorded":
-                # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in
-                # the GPU's queue, which is no work of ours
-                own_ns = 0 if self._host_is_ahead else self._own_ns
-                self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split)
-            self._own_ns = self._before_fetch_ns = 0
+                self._learn(began_ns - self._stepped_ns, self._own_ns, split=split)
             self._stepped_ns = began_ns
-            self.step += 1
-            timers.tag = self.step
-            if not self.step % _DELIVER_EVERY or timers.backlog > _DELIVER_ABOVE:
+            self._own_ns = self._before_fetch_ns = 0
+            self.step = timers.tag = self.step + 1
+            if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
-            self._fail(exc)
+            self.fail(exc)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the step under way is timed in one piece and nothing in it was unlike the steps before it."""
+        return self.saw_training and self._label == WHOLE and self._active and not self._stack
+
+    def plain_steps_ahead(self) -> int:
+        """How many steps in a row, from the one under way on, are timed in one piece, and so is the one after them."""
+        if not self._active or self._split:
+            return 0
+        later = range(self.step + 1, max(self._deliver_at, self.step + 1))
+        return next((step for step in later if self._budget.splits(step)), later.stop) - later.start
+
+    def end_plain_step(self, work: StepWork, began_ns: int) -> None:
+        """What `end_step` does, as far as it has to be done now: for a `plain` step with another one behind it.
+
+        Args:
+            work: what it worked through.
+            began_ns: when the callbacks began with its end.
+        """
+        timers = self.timers
+        self._since = timers.switch(WHOLE, WHOLE)
+        self._plain.append((work, timers.dropped))
+        self._plain_ended_ns = began_ns
+        self.step = timers.tag = self.step + 1
+        self.saw_training = False
+        self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
+        self._own_ns = 0
+
+    def _catch_up(self) -> None:
+        """Do the rest for the plain steps that have ended, as if each of them had taken what they took in the mean."""
+        plain, self._plain = self._plain, []
+        if not plain:
+            return
+        own_ns, self._plain_own_ns = self._plain_own_ns // len(plain), 0
+        timing = StepTiming(own_us=own_ns / 1e3)
+        for step, (work, dropped) in enumerate(plain, self.step - len(plain)):
+            self._completed.expect(EndedStep(step, work, None, timing, dropped == self._dropped))
+            self._dropped = dropped
+        self._learn((self._plain_ended_ns - self._stepped_ns) // len(plain), own_ns, split=False, steps=len(plain))
+        self._stepped_ns = self._plain_ended_ns
+
+    def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
+        # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's
+        # queue, which is no work of ours
+        self._budget.add(step_ns=step_ns, own_ns=0 if self._host_is_ahead else own_ns, split=split, steps=steps)
 
     def finish(self, *, wait: bool) -> None:
         """The training loop has ended.
@@ -288,7 +335,7 @@ class StepRecorder:
             self.deliver()
             self._completed.flush(self.step)
         except Exception as exc:
-            self._fail(exc)
+            self.fail(exc)
 
     def summary(self) -> RunSummary:
         """Where the run's time went so far."""
@@ -317,7 +364,7 @@ class StepRecorder:
             span = record_function(name)
             span.__enter__()  # type: ignore[no-untyped-call]
         except Exception as exc:
-            self._fail(exc)
+            self.fail(exc)
             return None
         return span
 
@@ -331,7 +378,7 @@ class StepRecorder:
                 if not self._depth[name] and self._active:
                     self.timers.stop(name)
         except Exception as exc:
-            self._fail(exc)
+            self.fail(exc)
 
     def _pop(self) -> str:
         name, span = self._stack.pop()
@@ -341,9 +388,12 @@ class StepRecorder:
 
     def deliver(self) -> None:
         """Hand the steps that the GPU has completed to the ledger and the listeners. Never waits."""
+        self._catch_up()
+        self._deliver_at = self.step + _DELIVER_EVERY
         self._completed.deliver(self.timers)
 
-    def _fail(self, exc: Exception) -> None:
+    def fail(self, exc: Exception) -> None:
+        """Time nothing any more in this run, and say why."""
         self._active = False
         self.tracing = False
         _log.warning("Profiling is switched off for the rest of this run: %s: %s", type(exc).__name__, exc)

@@ -1,5 +1,6 @@
 """What both callbacks have in common: one recorder for the two of them, driven by whichever comes first."""
 
+import sys
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
 from lightning_forge_profiling.callbacks.cycles import AccumulationCycles
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
+from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
 from lightning_forge_profiling.callbacks.work import FlopsPerBatch, WorkCounter
@@ -66,6 +68,8 @@ class RecordingCallback(Callback):
         self._cycles: AccumulationCycles | None = None
         self._counter: WorkCounter | None = None
         self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
+        self._plain_steps: PlainSteps | None = None
+        self._kind_of_step = (False, True)
         self._failed = False
         for name in lightning_api.BATCH_HOOKS:
             self.__dict__.pop(name, None)
@@ -111,8 +115,15 @@ class RecordingCallback(Callback):
     def after_step(self, trainer: Trainer) -> None:
         """A step has ended and the recorder knows."""
 
-    def before_step(self) -> None:
-        """All callbacks of this package are through with the last step: `profiled` is that of the next."""
+    def idle_steps(self, trainer: Trainer) -> int:
+        """For how many steps to come `after_step` has nothing to do, and need not be called."""
+        return sys.maxsize
+
+    def skip_steps(self, steps: int) -> None:
+        """So many steps have ended without a call of `after_step`."""
+
+    def before_other_steps(self) -> None:
+        """The next step differs from the last one in whether it is a warm-up step, or in whether it is `profiled`."""
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """The training loop has ended."""
@@ -184,13 +195,14 @@ class RecordingCallback(Callback):
         recorder = self._recorder
         assert recorder is not None  # noqa: S101
         if self._leads:
-            self._cycles = AccumulationCycles(trainer)
+            self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
             self._counter = self._work_counter(pl_module)
+            self._plain_steps = PlainSteps(recorder, self._counter, self._cycles)
             self._stand_in = StandIn(recorder, lightning_api.actions(trainer, pl_module))
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(recorder)
             recorder.start()
-        self._skip_hooks(manual=self._leads and not pl_module.automatic_optimization)
+        self._skip_hooks(manual=not pl_module.automatic_optimization)
         self.begin(trainer)
 
     @guarded
@@ -206,22 +218,25 @@ class RecordingCallback(Callback):
         if self._leads and self._recorder is not None and not pl_module.automatic_optimization:
             self._recorder.exit("backward")
 
-    @guarded
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A step has ended."""
-        if self._recorder is not None and self._stand_in is not None:
-            self._recorder.end_step(
-                self._work(trainer, batch, self._recorder.step),
-                recorded=self.profiled,
-                ends_epoch=lightning_api.ends_epoch(trainer),
-                saw_all=self._stand_in.saw_step(trainer, trained=batch is not None),
-            )
-        self.after_step(trainer)
-        if self._peers[-1] is self:
+        """A step has ended. Only the leader's is called: each hook more costs Lightning some microseconds a batch."""
+        plain = self._plain_steps
+        if plain is not None and plain.end(batch):
+            return
+        skipped = 0 if plain is None else plain.take()
+        self._end_step(trainer, pl_module, batch)
+        for peer in self._peers:
+            peer._step_ended(trainer, skipped)  # noqa: SLF001  (one of us)
+        recorder = self._recorder
+        kind = self.profiled, recorder is not None and recorder.step < recorder.warmup_steps
+        if kind != self._kind_of_step:
+            self._kind_of_step = kind
             for peer in self._peers:
-                peer.before_step()
+                peer._other_steps_come()  # noqa: SLF001  (one of us)
+        if plain is not None and not self._failed:
+            plain.expect(trainer, pl_module, min(peer.idle_steps(trainer) for peer in self._peers))
 
     @guarded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -268,20 +283,48 @@ class RecordingCallback(Callback):
         return bool(self._peers) and self._peers[0] is self
 
     def _skip_hooks(self, *, manual: bool) -> None:
-        """Have Lightning pass over the hooks of a batch that do nothing here, which it does where one is not callable.
-
-        Each of them costs it a context manager, a call and two formatted strings a batch.
-        """
+        """Skip the hooks of a batch that do nothing here."""
         for name in lightning_api.BATCH_HOOKS:
             ours, theirs = getattr(type(self), name), getattr(Callback, name)
-            idle = name in _MANUAL_HOOKS and not manual and ours is getattr(RecordingCallback, name)
-            if idle or ours is theirs:
-                setattr(self, name, None)
+            idle = not self._leads or (name in _MANUAL_HOOKS and not manual)
+            self._needs_hook(name, ours is not theirs and not (idle and ours is getattr(RecordingCallback, name)))
+
+    def _needs_hook(self, name: str, needed: bool) -> None:
+        """Whether Lightning is to call a hook; it passes over one that is not callable.
+
+        Each that it calls costs it a context manager, a call and two formatted strings a batch.
+        """
+        if needed == (name in self.__dict__):
+            if needed:
+                del self.__dict__[name]
+            else:
+                self.__dict__[name] = None
 
     def _loop_failed(self, trainer: Trainer, exception: BaseException) -> None:
         if self._recorder is not None and self._recorder.began:  # it is ours, and not a tuner's before it
             for peer in self._peers:
                 peer.come_down(trainer, exception)
+
+    @guarded
+    def _end_step(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+        recorder, stand_in = self._recorder, self._stand_in
+        if recorder is not None and stand_in is not None:
+            recorder.end_step(
+                self._work(trainer, module, batch, recorder.step),
+                recorded=self.profiled,
+                ends_epoch=lightning_api.ends_epoch(trainer),
+                saw_all=stand_in.saw_step(trainer, trained=batch is not None),
+            )
+
+    @guarded
+    def _step_ended(self, trainer: Trainer, skipped: int) -> None:
+        if skipped:
+            self.skip_steps(skipped)
+        self.after_step(trainer)
+
+    @guarded
+    def _other_steps_come(self) -> None:
+        self.before_other_steps()
 
     @guarded
     def _note(self, exception: BaseException) -> None:
@@ -302,6 +345,10 @@ class RecordingCallback(Callback):
         if standing is None or self._recorder is None:
             return
         standing.leave(trainer)
+        if self._plain_steps is not None:
+            skipped = self._plain_steps.take()
+            for peer in self._peers:
+                peer.skip_steps(skipped)
         set_region_sink(self._previous_sink)
         self._recorder.finish(wait=wait)  # last: Ctrl-C may end the wait
 
@@ -338,9 +385,8 @@ class RecordingCallback(Callback):
         flops = last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch
         return WorkCounter(first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module)
 
-    def _work(self, trainer: Trainer, batch: Any, step: int) -> StepWork:
+    def _work(self, trainer: Trainer, module: LightningModule, batch: Any, step: int) -> StepWork:
         assert self._counter is not None  # noqa: S101  (on_train_start made both)
         assert self._cycles is not None  # noqa: S101
-        changed, ends_cycle = self._cycles.after_batch(trainer, step)
-        source = lightning_api.batch_source(trainer)
-        return self._counter.count(batch, source, optimizer_steps=int(changed), ends_cycle=ends_cycle)
+        changed, ends_cycle = self._cycles.after_batch(lightning_api.step_progress(trainer, module), step)
+        return self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle)

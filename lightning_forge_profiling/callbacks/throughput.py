@@ -142,6 +142,7 @@ class ThroughputCallback(RecordingCallback):
         self.measured_peak = measured_peak
         self.telemetry_period_s = telemetry_period_s
         self._summary: dict[str, float] = {}
+        self._replicas = self._devices_per_batch = 1
         self._peak: Peak | None = None
         self._sought_peak = self._logged_peak = self._advised = False
         self._logged_at = -1
@@ -159,10 +160,17 @@ class ThroughputCallback(RecordingCallback):
             The logged names and their values on this process (in a process of its own, as `ddp_spawn` uses, they stay
             there).
         """
+        if self._recorder is not None and self._recorder.active:
+            self._recorder.deliver()
+            return self._run_metrics(self._recorder.ledger.steady())
         return dict(self._summary)
 
     def prepare(self, trainer: Trainer) -> None:
         """Forget the last fit."""
+        self._replicas, self._devices_per_batch = (
+            lightning_api.replicas(trainer),
+            lightning_api.devices_per_batch(trainer),
+        )
         self._summary = {}
         self._peak = None
         self._sought_peak = self._logged_peak = self._advised = False
@@ -218,10 +226,13 @@ class ThroughputCallback(RecordingCallback):
         """Log, when it is time to."""
         if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
             self._recorder.deliver()
-            ledger = self._recorder.ledger
-            self._log(trainer, ledger.take(), ledger.steady(), lightning_api.logger_step(trainer))
+            self._log(trainer, self._recorder.ledger.take(), lightning_api.logger_step(trainer))
 
-    def before_step(self) -> None:
+    def idle_steps(self, trainer: Trainer) -> int:
+        """Until the next row."""
+        return lightning_api.batches_until_log(trainer, self.log_every_n_steps)
+
+    def before_other_steps(self) -> None:
         """Sample what counts: neither the warm-up nor steps in which the profiler runs."""
         if self._telemetry is not None and self._recorder is not None:
             if self._recorder.step == self._recorder.warmup_steps:
@@ -243,7 +254,8 @@ class ThroughputCallback(RecordingCallback):
                 rates = rates if rates.steps else run.steady
             elif step <= self._logged_at or rates.steps < fewest:
                 rates = Rates()
-            self._log(trainer, rates, run.steady, step)
+            self._log(trainer, rates, step)
+            self._summary = self._run_metrics(run.steady)
 
     def finish(self, *, interrupted: bool) -> None:
         """Nothing is left running, whatever became of the rest."""
@@ -313,12 +325,12 @@ class ThroughputCallback(RecordingCallback):
             self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
             self._loggers.close()
 
-    def _metrics(self, trainer: Trainer, rates: Rates) -> dict[str, float]:
+    def _metrics(self, rates: Rates) -> dict[str, float]:
         on_device = self._recorder is not None and self._recorder.timers.on_device
         metrics = rates.metrics(
-            replicas=lightning_api.replicas(trainer),
+            replicas=self._replicas,
             on_device=on_device,
-            devices_per_batch=lightning_api.devices_per_batch(trainer),
+            devices_per_batch=self._devices_per_batch,
             peak_flops=None if self._peak is None else self._peak.flops,
         )
         reached = None if self._peak is None else self._reached(self._peak)
@@ -326,16 +338,20 @@ class ThroughputCallback(RecordingCallback):
             metrics["throughput/mfu_measured"] = metrics["throughput/tflops_per_device"] * 1e12 / reached
         return metrics
 
-    def _log(self, trainer: Trainer, rates: Rates, steady: Rates, step: int) -> None:
+    def _run_metrics(self, steady: Rates) -> dict[str, float]:
+        if not steady.steps:
+            return {}
+        metrics = self._metrics(steady)
+        if self._telemetry is not None:
+            metrics |= self._telemetry.run_metrics(steady.per_second(steady.samples))
+        return metrics
+
+    def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
         if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth
             self._find_peak(trainer)
-        metrics = self._metrics(trainer, rates) if rates.steps else {}
+        metrics = self._metrics(rates) if rates.steps else {}
         if metrics and self._telemetry is not None:
             metrics |= self._telemetry.metrics(rates.per_second(rates.samples))
-        if steady.steps:
-            self._summary = self._metrics(trainer, steady)
-            if self._telemetry is not None:
-                self._summary |= self._telemetry.run_metrics(steady.per_second(steady.samples))
         if not metrics:
             return
         self._logged_at = step

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lightning_forge_profiling.callbacks.batch_size import BatchSize, UnknownBatchSizeError
-from lightning_forge_profiling.callbacks.lightning_api import BatchSource, LightningModule
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, batch_source
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.rates import StepWork
 
@@ -59,12 +59,28 @@ class WorkCounter:
         problem, batches = self._problems.get(self._flops_name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
-    def count(self, batch: Any, source: BatchSource, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:
+    def usual(self, batch: Any) -> tuple[float | None, float | None, float | None] | None:
+        """Samples, tokens and operations of a batch; None where it takes `count` to tell them.
+
+        Args:
+            batch: from the same loaders as the last one that was counted.
+        """
+        samples: float | None = None
+        if self._batch_size_fn is not None:
+            samples = self._count("batch_size_fn", self._batch_size_fn, batch)
+        elif _SAMPLES not in self._problems:
+            samples = None if self._batch_size is None else self._batch_size.usual(batch)
+            if samples is None:
+                return None
+        self._batches += 1
+        return samples, self._tokens(batch), self._flops(batch)
+
+    def count(self, batch: Any, trainer: Trainer, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:
         """What one step worked through.
 
         Args:
             batch: its batch, as `on_train_batch_end` gets it.
-            source: where that is from.
+            trainer: whose loaders that is from.
             optimizer_steps: 1 when the weights changed in it, else 0.
             ends_cycle: whether it is the last of an accumulation cycle.
         """
@@ -74,21 +90,28 @@ class WorkCounter:
                 self._flops_name, self._flops_fn = _flops_function(None, self._module())
         self._batches += 1
         return StepWork(
-            samples=self._samples(batch, source),
-            tokens=None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch),
+            samples=self._samples(batch, trainer),
+            tokens=self._tokens(batch),
             optimizer_steps=optimizer_steps,
-            flops=None if self._flops_fn is None else self._count(self._flops_name, self._flops_fn, batch),
+            flops=self._flops(batch),
             ends_cycle=ends_cycle,
         )
 
-    def _samples(self, batch: Any, source: BatchSource) -> float | None:
+    def _tokens(self, batch: Any) -> float | None:
+        return None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch)
+
+    def _flops(self, batch: Any) -> float | None:
+        return None if self._flops_fn is None else self._count(self._flops_name, self._flops_fn, batch)
+
+    def _samples(self, batch: Any, trainer: Trainer) -> float | None:
         if self._batch_size_fn is not None:
             return self._count("batch_size_fn", self._batch_size_fn, batch)
         if _SAMPLES in self._problems:
             return None
-        if self._batch_size is None or source.loaders != self._batch_size.loaders:
-            self._batch_size = BatchSize(source.loaders)
-        return self._count(_SAMPLES, partial(self._batch_size, source=source), batch)
+        source, counter = batch_source(trainer), self._batch_size
+        if counter is None or source.loaders != counter.loaders:
+            counter = self._batch_size = BatchSize(source.loaders)
+        return self._count(_SAMPLES, partial(counter, source=source), batch)
 
     def _count(self, name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:
         """What `function` makes of the batch, None (with a warning the first time) when that is no usable number."""

@@ -52,7 +52,7 @@ class TimingBudget:
         self._step_ns: deque[int] = deque(maxlen=_LATEST)
         self._split_ns: deque[int] = deque(maxlen=_LATEST)
         self._plain_ns: deque[int] = deque(maxlen=_LATEST)
-        self._steps = 0
+        self._undecided = 0
 
     def splits(self, step: int) -> bool:
         """Whether the regions of a step are timed.
@@ -62,20 +62,22 @@ class TimingBudget:
         """
         return self.rate >= 1 or step * _STRIDE % 1 < self.rate
 
-    def add(self, *, step_ns: int, own_ns: int, split: bool) -> None:
-        """Learn from a step.
+    def add(self, *, step_ns: int, own_ns: int, split: bool, steps: int = 1) -> None:
+        """Learn from a step, or from the mean of several.
 
         Args:
             step_ns: the host's time from its beginning to its end.
             own_ns: how much of that timing took.
             split: whether its regions were timed.
+            steps: how many there were of the kind.
         """
         if self._share is None:
             return
         self._step_ns.append(step_ns)
         (self._split_ns if split else self._plain_ns).append(own_ns)
-        self._steps += 1
-        if not self._steps % _DECIDE_EVERY and self._split_ns:
+        self._undecided += steps
+        if self._undecided >= _DECIDE_EVERY and self._split_ns:
+            self._undecided = 0
             self.rate = self._affordable(self._share * median(self._step_ns))
 
     def _affordable(self, budget_ns: float) -> float:

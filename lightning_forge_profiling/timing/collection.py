@@ -71,7 +71,8 @@ class CUDATimerCollection:
         self._done: deque[Interval] = deque(maxlen=max_events)
         self._free: list[Mark] = []
         self._made = 0
-        self._dropped = 0
+        self.dropped = 0
+        """How many intervals were not timed: all events were in flight, or a CUDA graph was being captured."""
         self._unread = 0
         self._source = (events if events is not None else event_source(device)) if enabled else None
 
@@ -94,11 +95,6 @@ class CUDATimerCollection:
     def counts(self) -> dict[str, int]:
         """How many intervals of each region have completed and been read since the last reset."""
         return dict(self._counts)
-
-    @property
-    def dropped(self) -> int:
-        """How many intervals were not timed: all events were in flight, or a CUDA graph was being captured."""
-        return self._dropped
 
     @property
     def unread(self) -> int:
@@ -186,7 +182,7 @@ class CUDATimerCollection:
         end = self.mark() if at is None else at
         end.users += 1
         if start is _UNTIMED or end is _UNTIMED:
-            self._dropped += 1
+            self.dropped += 1
             self._release(start)
             self._release(end)
             return
@@ -319,9 +315,10 @@ class CUDATimerCollection:
         device_ms = start.event.elapsed_time(end.event)
         self._totals[region] += device_ms
         self._counts[region] += 1
-        if len(self._done) == self._max_events:
+        done = self._done
+        if len(done) == self._max_events:
             self._unread += 1  # the oldest falls out
-        self._done.append(_interval((region, tag, device_ms, (end.host_ns - start.host_ns) / 1e6)))
+        done.append(_interval((region, tag, device_ms, (end.host_ns - start.host_ns) / 1e6)))
         self._release(start)
         self._release(end)
 

@@ -1,8 +1,8 @@
 """From intervals to steps: which names partition a step, and the times of one step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from lightning_forge_profiling.timing.interval import Interval
 
@@ -27,8 +27,7 @@ _WITHIN_STEP: Final = frozenset((*PARTITION, LOADER_START, WHOLE))
 RESERVED: Final = frozenset((*PARTITION, *EXCLUDED, LOADER_START, WHOLE))
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """The times of one step, in milliseconds by region name.
 
     Attributes:
@@ -40,9 +39,9 @@ class StepTimes:
     """
 
     step: int
-    device_ms: Mapping[str, float] = field(default_factory=dict)
-    host_ms: Mapping[str, float] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    device_ms: Mapping[str, float] = MappingProxyType({})
+    host_ms: Mapping[str, float] = MappingProxyType({})
+    counts: Mapping[str, int] = MappingProxyType({})
 
     @property
     def step_ms(self) -> float:
@@ -64,8 +63,8 @@ class StepTimes:
         device_ms, host_ms = (
             {name: ms for name, ms in by.items() if name in EXCLUDED} for by in (self.device_ms, self.host_ms)
         )
-        return replace(
-            self, device_ms={**device_ms, WHOLE: self.step_ms}, host_ms={**host_ms, WHOLE: self.host_step_ms}
+        return self._replace(
+            device_ms={**device_ms, WHOLE: self.step_ms}, host_ms={**host_ms, WHOLE: self.host_step_ms}
         )
 
 

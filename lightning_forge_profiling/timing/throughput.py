@@ -95,7 +95,8 @@ class RunLedger:
         """
         timing = timing or StepTiming()
         self._samples = added(self._samples, work.samples)
-        self.add_excluded(times)
+        if len(times.device_ms) > 1 or times.split:  # else it is one piece, with nothing beside it
+            self.add_excluded(times)
         took_ms = times.step_ms
         if times.step == 0:
             self._first_step_s = (

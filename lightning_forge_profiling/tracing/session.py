@@ -102,6 +102,14 @@ class TraceSession:
         """Whether the next `step()` starts, stops or annotates anything, and so may hold the loop up."""
         return self._phase is Phase.RECORD or self._window.phase(self._next_step) is not self._phase
 
+    def idle_steps(self) -> int:
+        """How many steps may come and go, and be told to `skip`, instead of a `step()` for each."""
+        return self._window.idle_steps(self._next_step)
+
+    def skip(self, steps: int) -> None:
+        """So many of the `idle_steps` have come and gone."""
+        self._next_step += steps
+
     def start(self) -> Self:
         """Begin step 0."""
         if self._window.start_step == 0:

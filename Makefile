@@ -10,10 +10,12 @@ READY := $(VENV)/.ready
 FLOOR := $(shell sed -n 's/^ *"lightning>=\([0-9.]*\)[,"].*/\1/p' pyproject.toml)
 LOWEST := build/lightning-$(FLOOR)
 
+GPU_TESTS = $(shell grep -lE 'mark\.(multi_)?gpu' tests/test_*.py)
+
 # Tests that need a GPU one after the other, for they time; then the rest on all cores, a file on each, where more
 # threads in a process would only get in each other's way. $(1) is set for them, $(2) narrows them, $(3) are more options.
 define tests
-$(1) $(RUN) -m pytest -m "(gpu or multi_gpu) $(2)" $(3)
+$(1) $(RUN) -m pytest -m "(gpu or multi_gpu) $(2)" $(3) $(GPU_TESTS)
 $(1) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu $(2)" --numprocesses auto --dist loadfile \
 	--no-loadscope-reorder $(3)
 endef

@@ -46,6 +46,7 @@ def finding(code: str, quoted: re.Match[str]) -> str:
             f"{name:<{width}}  {value:,.3f}" if isinstance(value, float) else f"{name:<{width}}  {value}"
             for name, value in found.evidence.items()
         ),
+        *(["", found.saves.text] if found.saves else []),
     ]
     return f"{case}{quoted[2]}" + "\n".join(lines) + "\n"
 

@@ -4,23 +4,21 @@ from collections.abc import Sequence
 from statistics import mean, median
 
 from lightning_forge_profiling.analysis.flops import Flops
+from lightning_forge_profiling.analysis.host_summary import Host, SyncCause
 from lightning_forge_profiling.analysis.rank_summary import (
     Communication,
     Copies,
     Distribution,
     Gpu,
-    Host,
-    Kernel,
     Kind,
     Memory,
-    Operator,
     RankSummary,
     Region,
     Share,
     Step,
-    SyncCause,
 )
 from lightning_forge_profiling.analysis.results import Analysis, Collective, Finding, Hint, RankWait
+from lightning_forge_profiling.analysis.table_rows import Kernel, Operator
 from lightning_forge_profiling.analysis.verdict import by_gain, decide
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel"
@@ -204,22 +202,22 @@ def _rank(rank: int, step_ms: list[float], ranks: int) -> RankSummary:
         operators=(
             Operator(
                 name="aten::mm",
-                calls=96 * len(step_ms),
-                host_ms=4.1,
-                self_host_ms=3.9,
-                device_ms=0.38 * sum(step_ms),
-                self_device_ms=0.38 * sum(step_ms),
-                allocated_bytes=805_306_368,
+                calls_per_step=96.0,
+                host_ms_per_step=4.1,
+                self_host_ms_per_step=3.9,
+                device_ms_per_step=0.38 * step,
+                self_device_ms_per_step=0.38 * step,
+                allocated_bytes_per_step=805_306_368.0,
                 input_shapes=("[4096, 1024] [1024, 4096]", "[4096, 4096] [4096, 1024]"),
             ),
             Operator(
                 name="aten::add_",
-                calls=210 * len(step_ms),
-                host_ms=2.4,
-                self_host_ms=2.4,
-                device_ms=0.06 * sum(step_ms),
-                self_device_ms=0.06 * sum(step_ms),
-                allocated_bytes=None,
+                calls_per_step=210.0,
+                host_ms_per_step=2.4,
+                self_host_ms_per_step=2.4,
+                device_ms_per_step=0.06 * step,
+                self_device_ms_per_step=0.06 * step,
+                allocated_bytes_per_step=None,
                 input_shapes=(),
             ),
         ),
@@ -228,8 +226,8 @@ def _rank(rank: int, step_ms: list[float], ranks: int) -> RankSummary:
                 name=name,
                 kind=kind,
                 category=category,
-                calls=calls * len(step_ms),
-                total_ms=share * sum(step_ms),
+                calls_per_step=float(calls),
+                ms_per_step=share * step,
                 mean_us=1e3 * share * step / calls,
                 pct=100 * share,
             )

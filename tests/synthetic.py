@@ -27,11 +27,13 @@ LAUNCH = 0.001  # how long a launch takes on the host
 class Synthetic:
     """A trace under way; `events` is what will stand in the file."""
 
-    def __init__(self, *, device="NVIDIA H200", rank=None):
+    def __init__(self, *, device="NVIDIA H200", rank=None, about=None):
         self.events = []
         self._header = {"deviceProperties": [{"id": 0, "name": device}]}
         if rank is not None:
             self._header["distributedInfo"] = {"rank": rank}
+        if about is not None:  # what the callback says of its run
+            self._header["forge_profiling"] = about
         self._ids = count(1)
 
     def __repr__(self):

@@ -92,7 +92,7 @@ def test_a_slower_run_is_seen_and_an_equal_one_is_not_called_slower():
     slower = window_effect(before, [1.25 * ms for ms in before])
     assert slower.change_pct == pytest.approx(25)
     assert slower.low_pct > 20
-    assert window_effect_words(slower).endswith("%); still slowed down")
+    assert window_effect_words(slower).endswith("%); slower since then, by the profiler or by the machine")
     same = window_effect(before, before[::-1])
     assert same.low_pct <= 0 <= same.high_pct
     assert "slowed" not in window_effect_words(same)

@@ -7,6 +7,7 @@ import pytest
 from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import Finding, RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.saving import saving
 from lightning_forge_profiling.analysis.verdict import by_gain
 from tests.samples import sample_analysis
 
@@ -41,6 +42,17 @@ def with_findings(**shares):
 
 def shares(analysis):
     return {found.code: found.share_pct for found in analysis.findings}
+
+
+def test_means_over_ranks_and_figures_of_one_are_told_apart():
+    recorded = replace(with_findings(input_bound=30.0, compute_bound=40.0), ranks=sample_analysis(2).ranks)
+    both = combine(recorded, replace(evidence(STEP_MS, data=0.1 * STEP_MS), world_size=2))
+    assert both.differences == (
+        "input-bound: 30 % of the recorded steps (mean of the ranks), 10 % of the run's 100 steps on rank 0",
+    )
+    slower = combine(recorded, replace(evidence(STEP_MS / 1.3, data=0.3 * STEP_MS / 1.3), world_size=2))
+    [compute] = [found for found in slower.findings if found.code == "compute-bound"]
+    assert compute.title.endswith("of a live step it is 52 % on the mean of the ranks")
 
 
 def test_a_trace_alone_stays_as_it_is():
@@ -217,6 +229,22 @@ def test_a_region_that_nobody_timed_does_not_overrule_the_trace(busy, live_ms):
     assert not any("of the run's" in told for told in both.differences)
 
 
+def test_of_a_live_step_no_more_waiting_is_saved_than_there_is_and_all_of_the_gpu_work():
+    live_ms = STEP_MS / 1.5
+    traced = with_findings(sync_bound=30, memory_bandwidth_bound=50)
+    predicted = {"sync-bound": 18.0, "memory-bandwidth-bound": 20.0}
+    findings = tuple(
+        replace(found, saves=saving(predicted[found.code], STEP_MS, at_most=True)) for found in traced.findings
+    )
+    both = combine(replace(traced, findings=findings), evidence(live_ms))
+    saves = {found.code: found.saves for found in both.findings}
+    idle_ms = live_ms - RECORDED.ranks[0].gpu.busy_ms_per_step
+    assert 0 < idle_ms < 18
+    assert saves["sync-bound"].ms_per_step == pytest.approx(idle_ms, abs=0.1)
+    assert saves["memory-bandwidth-bound"].ms_per_step == pytest.approx(20)
+    assert saves["memory-bandwidth-bound"].pct == pytest.approx(100 * 20 / live_ms)
+
+
 def test_shares_are_converted_by_the_steps_that_they_are_of():
     """Findings are without the first recorded step, which is slow; the milliseconds stay what they were."""
     rank = RECORDED.ranks[0]
@@ -225,6 +253,21 @@ def test_shares_are_converted_by_the_steps_that_they_are_of():
     recorded = replace(with_findings(compute_bound=50.0), ranks=(rank,))
     both = combine(recorded, evidence(40.0))
     assert shares(both) == {"compute-bound": pytest.approx(100 * 30 / 40)}
+
+
+@pytest.mark.parametrize(("launch_bound", "verdict"), [(0, "between-regions"), (60, "launch-bound")])
+def test_what_passes_between_the_regions_is_the_verdict_beside_a_short_wait_unless_it_is_in_a_finding(
+    launch_bound, verdict
+):
+    run = evidence()
+    half = RunRegion(device_ms=0.5 * STEP_MS, host_ms=0.5 * STEP_MS)
+    idle = dict.fromkeys(("transfer", "backward", "optimizer"), RunRegion(device_ms=0, host_ms=0))
+    wait = RunRegion(device_ms=0.058 * STEP_MS, host_ms=0.058 * STEP_MS)
+    run = replace(run, regions={**run.regions, **idle, "data": wait, "forward": half, "other": half})
+    found = {"input_bound": 5.8} | ({"launch_bound": launch_bound} if launch_bound else {})
+    both = combine(with_findings(**found), run)
+    assert both.verdict == verdict
+    assert ("between-regions" in shares(both)) == (not launch_bound)
 
 
 def test_hints_of_both_are_kept():

@@ -9,7 +9,8 @@ import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.analysis.bootstrap import FEWEST_VALUES, bootstrap_difference
-from lightning_forge_profiling.analysis.compare import METRICS, compare, gate
+from lightning_forge_profiling.analysis.compare import METRICS, compare
+from lightning_forge_profiling.analysis.gate import Gate, gate, overall, shown_difference
 from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.report.comparison import print_comparison
@@ -42,52 +43,108 @@ def printed(comparison, gates=(), width=80):
 # --- the gate --------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_run_passes_even_without_any_tolerance():
-    found = decided(steps(50, 1), steps(50, 1), 0)
-    assert found.passed
+def test_the_same_run_is_the_same_also_without_any_tolerance_where_steps_do_not_vary():
+    found = decided([50.0] * 20, [50.0] * 20, 0)
+    assert found.outcome == "same"
     assert "(+0.0 %)" in found.text
+
+
+def test_without_any_tolerance_steps_that_vary_leave_it_open():
+    assert decided(steps(50, 1), steps(50, 1), 0).outcome == "inconclusive"
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_what_is_20_percent_worse_fails_at_10_and_passes_at_30(metric):
     before, after = steps(50, 0.5), [1.2 * ms for ms in steps(50, 0.5, seed=2)]
-    assert not decided(before, after, 10, metric, ranks=2).passed
-    assert decided(before, after, 30, metric, ranks=2).passed
+    assert decided(before, after, 10, metric, ranks=2).outcome == "slower"
+    assert decided(before, after, 30, metric, ranks=2).outcome == "same"
     assert f"{metric}: median" in decided(before, after, 10, metric, ranks=2).text
 
 
-def test_what_got_better_passes():
-    assert decided(steps(50, 1), steps(30, 1), 0).passed
+def test_what_got_better_is_faster():
+    found = decided(steps(50, 1), steps(30, 1), 0)
+    assert found.outcome == "faster"
+    assert "95 % interval of the difference -2" in found.text
 
 
-def test_a_difference_within_the_noise_passes_and_is_said_to_be_open():
+def test_a_difference_within_the_noise_is_inconclusive_and_the_steps_that_it_takes_are_named():
     found = decided(steps(50, 30, count=8), [1.2 * ms for ms in steps(50, 30, count=8, seed=3)], 5)
-    assert found.passed
-    assert "the steps vary too much to say that it is worse by more than 5 %" in found.text
+    assert found.outcome == "inconclusive"
+    assert "the steps vary too much to tell whether it is worse by more than 5 %" in found.text
+    noise, five, eight, twenty, limit, needed = map(
+        float,
+        re.search(
+            r"vary by (\S+) %: 5 steps show (\S+) %, 8 steps show (\S+) %, 20 steps show (\S+) % on each side; "
+            r"a limit of (\S+) % takes about (\d+)$",
+            found.text,
+        ).groups(),
+    )
+    assert five > eight > twenty
+    assert twenty == pytest.approx(shown_difference(noise, 20), rel=0.05)
+    assert limit == 5
+    assert shown_difference(noise, needed) == pytest.approx(5, rel=0.1)
 
 
 def test_one_slow_step_does_not_fail_a_run():
-    assert decided([50.0] * 10, [50.0] * 9 + [500.0], 1).passed
+    assert decided([50.0] * 10, [50.0] * 9 + [500.0], 1).outcome == "same"
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_too_few_steps_to_tell_pass_and_it_is_said(count):
+def test_too_few_steps_to_tell_are_inconclusive_and_it_is_said(count):
     for sides in ((count, 20), (20, count)):
         found = decided(*([50.0 * (1 + side)] * sides[side] for side in (0, 1)), 10)
-        assert found.passed
+        assert found.outcome == "inconclusive"
         assert f"too few steps to tell: {sides[0]} before and {sides[1]} now" in found.text
         assert "(+100.0 %)" in found.text, "the difference is still shown"
 
 
 def test_from_five_steps_on_there_is_an_interval():
     assert FEWEST_VALUES == 5
-    assert not decided([50.0, 50.1, 50.2, 50.1, 50.0], [60.0, 60.1, 60.2, 60.1, 60.0], 10).passed
+    assert decided([50.0, 50.1, 50.2, 50.1, 50.0], [60.0, 60.1, 60.2, 60.1, 60.0], 10).outcome == "slower"
 
 
 def test_what_was_not_there_before_is_worse_than_any_limit():
     found = gate(compare(run([50.0] * 6), run([50.0] * 6, ranks=2)), "comm", 1000)
-    assert not found.passed
+    assert found.outcome == "slower"
     assert "median 0.000 ms before" in found.text
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([], None),
+        (["same", "faster"], "same"),
+        (["faster", "faster"], "faster"),
+        (["inconclusive", "same"], "inconclusive"),
+        (["inconclusive", "slower", "same"], "slower"),
+    ],
+)
+def test_of_several_gates_the_worst_decides(outcomes, expected):
+    gates = [Gate(metric="step", limit_pct=5, outcome=outcome, text="") for outcome in outcomes]
+    assert overall(gates) == expected
+
+
+@pytest.mark.parametrize("count", [5, 8, 20])
+def test_the_difference_that_steps_are_said_to_show_is_found_in_four_of_five_comparisons(count):
+    """By simulation: a binomial count of 200 scatters by 6 % at two standard deviations."""
+    random = np.random.default_rng(count)
+    slower = passed = 0
+    for trial in range(200):
+        before, after = random.normal(100, 1, size=(2, count))
+        difference = shown_difference(1, count)
+        low, _ = bootstrap_difference(before, after + difference, seed=trial, resamples=400)
+        _, high = bootstrap_difference(before, after, seed=trial, resamples=400)
+        slower += low > 0
+        passed += high <= difference
+    assert 0.7 * 200 <= slower <= 0.9 * 200
+    assert 0.7 * 200 <= passed <= 0.9 * 200, "and equal runs pass a limit that large as often"
+
+
+@pytest.mark.parametrize("spread", [0.2, 2.0])
+def test_the_noise_is_the_deviation_of_the_steps_whatever_one_of_them_does(spread):
+    before, after = np.random.default_rng(2).normal((50, 70), spread, size=(400, 2)).T.tolist()
+    noise = compare(run([*before, 5000.0]), run(after)).metrics["step"].noise_ms
+    assert noise == pytest.approx(spread, rel=0.15)
 
 
 def test_equal_runs_fail_in_no_more_than_one_case_of_forty():
@@ -137,7 +194,7 @@ def test_kinds_kernels_and_causes_of_idle_time_come_with_the_biggest_mover_first
     before, after = run([50.0] * 5), run([50.0] * 5)
     rank = after.ranks[0]
     kernels = [
-        replace(rank.top_kernels[0], total_ms=rank.top_kernels[0].total_ms / 2, calls=48 * 6),
+        replace(rank.top_kernels[0], ms_per_step=rank.top_kernels[0].ms_per_step / 2, calls_per_step=48.0),
         *rank.top_kernels[2:],
         replace(rank.top_kernels[1], name="new kernel"),
     ]
@@ -178,8 +235,8 @@ def test_the_table_shows_both_sides_and_the_decision():
     text = printed(comparison, [gate(comparison, "step", 10), gate(comparison, "comm", 10)])
     assert re.search(r"(?m)^step +50\.\d{3} +60\.\d{3} +\+10\.\d{3} +\+20\.0 +\+\d", text)
     assert re.search(r"(?m)^matmul +\d+\.\d{3} .* 96$", text), "with calls per step"
-    assert "failed step: median" in text
-    assert "passed comm: median 0.000 ms before, 0.000 ms now" in text
+    assert "slower step: median" in text
+    assert "same comm: median 0.000 ms before, 0.000 ms now" in text
     assert "\x1b" not in text
     tables = text[text.index("Median step") : text.index("\nnote ")]
     assert max(map(len, tables.splitlines())) <= 80

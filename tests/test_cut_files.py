@@ -76,3 +76,13 @@ def test_of_windows_of_a_rank_the_whole_one_is_judged(tmp_path):
     found = analyze(tmp_path).analysis
     assert found.verdict == "sync-bound"
     assert len(found.cut_off) == 1
+
+
+def test_there_is_nothing_to_compare_with_a_file_that_has_no_whole_step(tmp_path, capsys):
+    trace = three_steps()
+    whole = trace.write(tmp_path / "whole")
+    trace.events.sort(key=lambda event: -event["tid"])
+    cut = cut_in_step_7(tmp_path / "cut", trace)
+    assert main(["compare", str(whole), str(cut), "--fail-over", "5"]) == 2
+    said = capsys.readouterr().err
+    assert f"{cut}: no whole step to compare. {cut.name} is cut off" in said

@@ -97,6 +97,7 @@ def test_each_trace_says_which_rank_it_is(finished, rank):
     assert recorded_steps(trace) == [2, 3, 4, 5]
     assert trace["forge_profiling"]["rank"] == trace["distributedInfo"]["rank"] == rank
     assert trace["forge_profiling"]["world_size"] == trace["distributedInfo"]["world_size"] == 2
+    assert trace["forge_profiling"]["loader"]["ranks_on_host"] == 2
     assert trace["distributedInfo"]["backend"] == "gloo"
     assert spans(trace).count("forge.forward") == 4
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import lightning_forge_profiling
+from lightning_forge_profiling.analysis.cpu_rules import CPU_RULES
 from lightning_forge_profiling.analysis.rules import RULES
-from lightning_forge_profiling.analysis.run_findings import WORKER_RESTARTS
+from lightning_forge_profiling.analysis.run_findings import BETWEEN_REGIONS, WORKER_RESTARTS
 
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -62,7 +63,7 @@ def test_what_is_quoted_of_the_package_is_what_it_prints():
 
 
 def test_every_finding_has_its_page_with_an_example():
-    codes = {*(rule.code for rule in RULES), "straggler", WORKER_RESTARTS}
+    codes = {*(rule.code for rule in (*RULES, *CPU_RULES)), "straggler", WORKER_RESTARTS, BETWEEN_REGIONS}
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
     assert pages.keys() == codes
     assert [code for code, text in pages.items() if f"\n{code}: " not in text] == []

@@ -254,6 +254,39 @@ class TestContent:
             assert "GPU was idle" not in page.one("body").text
             assert "GPU busy" not in page.one("body").text
 
+    def test_training_on_a_cpu_has_its_step_by_region_and_no_empty_section(self, browser, tmp_path):
+        result = analyze(TRACES / "cpu_mlp")
+        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        assert page.texts("main h2") == ["Step timeline", "Breakdown of the step", "Findings", "Operators"]
+        assert page.column("breakdown", 1)[:3] == ["optimizer", "backward", "forward"]
+        assert page.column("breakdown", 3)[0] == "36.8"
+        assert "intra-op threads: 1; usable cores: 2" in page.one("#breakdown").text
+        assert page.column("operators", 1)[0] == "aten::mm"
+        assert page.texts("#operators thead th")[:2] == ["Operator", "self host ms"], "no column of zeros"
+        assert page.complaints() == []
+
+    def test_steps_and_shares_say_what_they_count(self, browser, tmp_path):
+        result = analyze(TRACES / "slow_rank_gpu")
+        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        assert page.texts("#steps .barlabel") == ["Step 12 (not counted)", "Step 13", "Step 14"]
+        assert "46.2 %\nof the step, mean of the ranks \u00b7 rank 1" in page.one("#findings").text
+
+    def test_kernels_that_begin_alike_show_what_they_differ_in(self, browser, tmp_path):
+        analysis = sample_analysis()
+        rank = analysis.ranks[0]
+        names = [
+            f"void cutlass::device_kernel<{'cute::Layout<' * 12}cute::C<{size}>{' >' * 12} >()" for size in (64, 128)
+        ]
+        kernels = tuple(replace(kernel, name=name) for name, kernel in zip(names, rank.top_kernels, strict=False))
+        page = Page(browser, tmp_path, replace(analysis, ranks=(replace(rank, top_kernels=kernels),)), [])
+        labels = [cell.splitlines()[0] for cell in page.column("kernels", 1)]
+        assert ["64" in label for label in labels] == [True, False]
+        assert ["128" in label for label in labels] == [False, True]
+        page.one("#kernels tbody tr:first-child button").click()
+        assert names[0] in page.column("kernels", 1)[0]
+        page.one("#kernels tbody tr:first-child button").click()
+        assert names[0] not in page.column("kernels", 1)[0]
+
 
 @pytest.mark.browser
 class TestTables:
@@ -264,10 +297,10 @@ class TestTables:
         figures = [int(text) for text in page.column("kernels", 5)]
         assert figures == sorted(figures, reverse=True)
         assert page.column("kernels", 1) != before
-        assert page.texts("#kernels th[aria-sort=descending]") == ["calls"]
+        assert page.texts("#kernels th[aria-sort=descending]") == ["calls per step"]
         calls.click()
         assert [int(text) for text in page.column("kernels", 5)] == sorted(figures)
-        assert page.texts("#kernels th[aria-sort=ascending]") == ["calls"]
+        assert page.texts("#kernels th[aria-sort=ascending]") == ["calls per step"]
         page.one("#kernels thead th:nth-child(1) button").send_keys(Keys.ENTER)
         assert page.texts("#kernels .name") == sorted(page.texts("#kernels .name"), key=str.lower)
 

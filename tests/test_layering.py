@@ -148,11 +148,6 @@ def test_the_public_names_are_these():
         assert getattr(lightning_forge_profiling, name) is not None
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
-def test_no_module_is_longer_than_350_lines(module):
-    assert len(module.read_text(encoding="utf-8").splitlines()) <= 350
-
-
 def test_every_message_that_is_logged_is_plain_text():
     """A name of a device or a file, or an exception's text, may hold what steers a terminal."""
     direct = [module for module in MODULES if "getLogger" in module.read_text(encoding="utf-8")]

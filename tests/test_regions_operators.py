@@ -138,8 +138,18 @@ def nested():
 def test_operators_have_what_they_called_and_what_is_their_own(tmp_path):
     found = operators(nested().rank(tmp_path))
     linear, addmm = found["aten::linear"], found["aten::addmm"]
-    assert (linear.host_ms, linear.self_host_ms, linear.device_ms, linear.self_device_ms) == (10, 4, 20, 0)
-    assert (addmm.host_ms, addmm.self_host_ms, addmm.device_ms, addmm.self_device_ms) == (6, 6, 20, 20)
+    assert (
+        linear.host_ms_per_step,
+        linear.self_host_ms_per_step,
+        linear.device_ms_per_step,
+        linear.self_device_ms_per_step,
+    ) == (10, 4, 20, 0)
+    assert (
+        addmm.host_ms_per_step,
+        addmm.self_host_ms_per_step,
+        addmm.device_ms_per_step,
+        addmm.self_device_ms_per_step,
+    ) == (6, 6, 20, 20)
     assert linear.input_shapes == ("[[4, 8], [8, 8]]",)
 
 
@@ -151,8 +161,8 @@ def test_an_operator_within_one_of_its_name_is_not_counted_again(tmp_path):
     trace.operator("aten::to", 2, 8)
     trace.kernel(5, 25, launched=5)
     found = operators(trace.rank(tmp_path))["aten::to"]
-    assert (found.calls, found.host_ms, found.self_host_ms) == (2, 10, 8)
-    assert (found.device_ms, found.self_device_ms) == (20, 20)
+    assert (found.calls_per_step, found.host_ms_per_step, found.self_host_ms_per_step) == (2, 10, 8)
+    assert (found.device_ms_per_step, found.self_device_ms_per_step) == (20, 20)
 
 
 def test_the_costliest_shapes_come_first(tmp_path):
@@ -169,19 +179,60 @@ def test_operators_have_the_memory_that_they_keep(tmp_path):
     trace.allocation(4, -300, allocated=4700, reserved=8000)
     trace.allocation(6, 9999, allocated=9999, reserved=9999, device_type=0)  # on the host
     found = operators(trace.rank(tmp_path))
-    assert found["aten::linear"].allocated_bytes == found["aten::addmm"].allocated_bytes == 700
-    assert operators(nested().rank(tmp_path))["aten::addmm"].allocated_bytes is None
+    assert found["aten::linear"].allocated_bytes_per_step == found["aten::addmm"].allocated_bytes_per_step == 700
+    assert operators(nested().rank(tmp_path))["aten::addmm"].allocated_bytes_per_step is None
 
 
 @pytest.mark.parametrize(
-    ("sort", "first"), [("device", "aten::linear"), ("self_device", "aten::addmm"), ("self_host", "aten::addmm")]
+    ("sort", "first"),
+    [
+        ("device", "aten::linear"),
+        ("self_device", "aten::addmm"),
+        ("host", "aten::linear"),
+        ("self_host", "aten::addmm"),
+    ],
 )
 def test_operators_are_sorted_and_cut_as_asked(tmp_path, sort, first):
-    assert [one.name for one in nested().rank(tmp_path, sort=sort, top=1).operators] == [first]
+    trace = nested()
+    trace.kernel(25, 26, launched=9)
+    assert [one.name for one in trace.rank(tmp_path, sort=sort, top=1).operators] == [first]
+
+
+def test_operators_are_means_per_step_over_the_steps_that_count(tmp_path):
+    trace = Synthetic()
+    for number, calls in enumerate((9, 1, 2)):  # the first does not count
+        start = 100 * number
+        trace.step(number, start, start + 100)
+        for call in range(calls):
+            begin = start + 5 + 10 * call
+            trace.operator("aten::mm", begin, begin + 4)
+            trace.kernel(begin + 1, begin + 7, launched=begin + 1)
+            trace.allocation(begin + 2, 1000, allocated=1000, reserved=8000)
+    rank = trace.rank(tmp_path)
+    [found], [kernel] = rank.operators, rank.top_kernels
+    assert (found.calls_per_step, found.host_ms_per_step, found.self_host_ms_per_step) == (1.5, 6, 6)
+    assert (found.device_ms_per_step, found.self_device_ms_per_step) == (9, 9)
+    assert found.allocated_bytes_per_step == 1500
+    assert (kernel.calls_per_step, kernel.ms_per_step, kernel.mean_us) == (1.5, 9, 6000)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "names"),
+    [(True, ["aten::addmm", "aten::relu", "aten::linear"]), (False, ["aten::relu", "aten::addmm", "aten::linear"])],
+)
+def test_no_wrapper_comes_before_the_operators_that_do_its_work(tmp_path, on_gpu, names):
+    trace = Synthetic()
+    trace.step(0, 0, 50)
+    trace.operator("aten::linear", 0, 20)
+    trace.operator("aten::addmm", 1, 8)
+    trace.operator("aten::relu", 9, 19)
+    if on_gpu:
+        trace.kernel(2, 25, launched=2)
+    assert [one.name for one in trace.rank(tmp_path).operators] == names
 
 
 def test_an_unknown_order_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="sort must be one of device, "):
+    with pytest.raises(ConfigurationError, match="sort must be one of self_device, "):
         analyze(nested().write(tmp_path), sort="colour")
 
 
@@ -190,7 +241,7 @@ def test_operators_outside_of_the_steps_are_left_out(tmp_path):
     trace.operator("aten::addmm", 60, 70)
     trace.kernel(65, 80, launched=65)
     found = operators(trace.rank(tmp_path))["aten::addmm"]
-    assert (found.calls, found.device_ms) == (1, 20)
+    assert (found.calls_per_step, found.device_ms_per_step) == (1, 20)
 
 
 # -- kernels
@@ -205,7 +256,7 @@ def test_top_kernels_have_calls_total_mean_and_share(tmp_path):
     trace.kernel(90, 100, launched=90, name="mystery")
     trace.copy(45, 85, launched=3)
     rank = trace.rank(tmp_path, top=2)
-    assert [(one.name, one.calls, one.total_ms, one.mean_us, one.pct) for one in rank.top_kernels] == [
+    assert [(one.name, one.calls_per_step, one.ms_per_step, one.mean_us, one.pct) for one in rank.top_kernels] == [
         (GEMM, 2, 40, 20_000, 40),
         ("mystery", 1, 10, 10_000, 10),
     ]

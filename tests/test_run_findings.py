@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.analysis.combine import combine
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, RunEvidence, RunRegion, WorkerRestarts
-from lightning_forge_profiling.analysis.run_findings import MIN_STEPS, run_findings, run_hints
+from lightning_forge_profiling.analysis.run_findings import MIN_STEPS, run_findings
+from lightning_forge_profiling.analysis.run_hints import run_hints
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks.evidence import run_evidence
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
@@ -18,7 +20,7 @@ from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
 from lightning_forge_profiling.timing.sums import MEDIAN_OVER
 from lightning_forge_profiling.timing.throughput import RunLedger
 from tests.fakes import FakeDevice
-from tests.models import Classifier, loader
+from tests.models import Classifier, busy, every_step, loader
 from tests.samples import sample_analysis
 
 
@@ -134,10 +136,10 @@ def test_without_an_answer_of_the_gpu_nobody_says_who_waits():
     assert [found.code for found in run_findings(run)] == ["input-bound"]
 
 
-def test_on_a_cpu_the_loader_is_all_that_is_judged():
+def test_on_a_cpu_loader_and_optimizer_are_all_that_is_judged():
     run = evidence(None, (5.0, 5.0), (5.0, 5.0), (5.0, 5.0), (5.0, 5.0), (9.0, 9.0), IDLE, on_device=False)
-    [found] = run_findings(run)
-    assert found.code == "input-bound"
+    found, optimizer = run_findings(run)
+    assert (found.code, optimizer.code) == ("input-bound", "slow-optimizer")
     assert found.title == "training waits 5.00 ms of each 29.0 ms step for the data loader"
     assert "num_workers" in found.advice
     assert "pin_memory" not in found.advice, "which is for copies to a GPU"
@@ -151,11 +153,33 @@ def test_no_workers_are_advised_where_handing_a_batch_over_takes_as_long_as_maki
         assert "make batches larger or cheaper" in found.advice
 
 
+@pytest.mark.parametrize(("wait_ms", "verdict"), [(0.6, NOTHING_STANDS_OUT), (1.6, "input-bound")])
+def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms, verdict):
+    rest = 10 - wait_ms - 0.1
+    times = ((wait_ms, wait_ms), IDLE, (0.4 * rest, 0.4 * rest), (0.6 * rest, 0.6 * rest), IDLE, (0.1, 0.1))
+    analysis = combine(None, evidence(None, *times, on_device=False))
+    assert analysis.verdict == verdict
+    assert [found.code for found in analysis.findings] == ["input-bound"]
+    if verdict == NOTHING_STANDS_OUT:
+        assert "forward, backward and optimizer take 93 % of the step" in analysis.verdict_text
+        assert "costs 6 %: input-bound" in analysis.verdict_text
+
+
 def test_regions_that_are_not_told_apart_are_not_called_loggers():
-    run = evidence(None, (1.0, 1.0), IDLE, IDLE, IDLE, IDLE, (9.0, 9.0), on_device=False)
-    assert [hint.code for hint in run_hints(run)] == ["between-regions"]
+    run = evidence(None, (0.4, 0.4), IDLE, IDLE, IDLE, IDLE, (9.6, 9.6), on_device=False)
+    assert [found.code for found in run_findings(run)] == ["between-regions"]
     told_apart = {name: run.regions[name] for name in ("data", "other")}
-    assert run_hints(replace(run, regions=told_apart)) == ()
+    assert run_findings(replace(run, regions=told_apart)) == ()
+
+
+def test_a_wait_of_a_twentieth_is_no_verdict_where_half_of_the_step_is_lightning_and_its_callbacks():
+    times = ((0.05, 0.05), (0.01, 0.01), (0.12, 0.12), (0.15, 0.15), (0.09, 0.09), (0.44, 0.44))
+    for on_device in (True, False):
+        analysis = combine(None, evidence(100 if on_device else None, *times, on_device=on_device))
+        assert analysis.verdict == "between-regions"
+        assert analysis.verdict_text.startswith("between-regions: 0.44 ms of each 0.86 ms step")
+        assert "input-bound" in {found.code for found in analysis.findings}
+        assert sum(found.share_pct for found in analysis.findings) <= 100.001, "the same time is not counted twice"
 
 
 def test_too_few_steps_give_no_verdict_and_say_so():
@@ -339,6 +363,21 @@ def test_a_slow_dataset_ends_in_its_verdict_with_throughput_callback_alone(make_
     assert analysis.verdict == "input-bound"
     assert analysis.findings[0].share_pct > 50
     assert analysis.run.steps == 8
+
+
+def test_a_slow_callback_is_the_verdict_and_not_the_short_wait_for_data(make_trainer):
+    class Slow(Callback):
+        def on_train_batch_end(self, *_):
+            busy(1)
+
+    callback = every_step(2)
+    make_trainer(callback, Slow(), logger=False).fit(Classifier(), loader(60))
+    analysis = callback.analysis()
+    assert analysis.verdict == "between-regions"
+    first = analysis.findings[0]
+    assert first.evidence["between_regions_ms_per_step"] >= 1
+    assert first.saves.at_most
+    assert first.saves.text in analysis.verdict_text
 
 
 def test_a_short_run_says_why_there_is_no_verdict(make_trainer, capsys):

@@ -38,7 +38,8 @@ def test_the_default_window_is_three_steps_under_the_loggers_folder(tmp_path, ma
     assert recorded_steps(trace) == [5, 6, 7]
     assert re.search(r'"distributedInfo": \{[^}]*"rank": 0,', text)
     expected = {"rank": 0, "world_size": 1, "start_step": 5, "end_step": 8, "recorded_steps": [5, 6, 7]}
-    assert trace["forge_profiling"] == expected
+    assert trace["forge_profiling"].items() >= expected.items()
+    assert trace["forge_profiling"]["loader"]["batch_size"] == 4
     report = callback.trace_report()
     assert (report.status, report.path, report.steps) == ("written", path, (5, 6, 7))
     assert report.plugin_path == path.parent / "tensorboard" / "rank0.pt.trace.json.gz"

@@ -125,7 +125,8 @@ def test_work_whose_launch_is_missing_belongs_to_the_operator_with_its_external_
     rank = trace.rank(tmp_path)
     assert [step.ms for step in rank.per_step] == [10, 8, 1]
     assert rank.unlinked_pct == 0
-    assert [(operator.name, operator.device_ms) for operator in rank.operators] == [("aten::mm", 2)]
+    [operator] = rank.operators
+    assert (operator.name, operator.device_ms_per_step) == ("aten::mm", 1), "2 ms in two steps"
 
 
 def test_an_external_id_counts_only_where_its_operator_lies_around_the_call(tmp_path):
@@ -136,7 +137,7 @@ def test_an_external_id_counts_only_where_its_operator_lies_around_the_call(tmp_
     trace.operator("aten::mm", 3, 5, **{"External id": 9})
     trace.kernel(5, 9, launched=4, **{"External id": 1})
     trace.events[-2]["args"]["External id"] = 1  # of the call
-    spent = {operator.name: operator.device_ms for operator in trace.rank(tmp_path).operators}
+    spent = {operator.name: operator.device_ms_per_step for operator in trace.rank(tmp_path).operators}
     assert spent == {"aten::t": 0, "aten::mm": 4}
 
 
@@ -226,7 +227,7 @@ def test_kernels_of_two_streams_count_once_where_they_overlap(tmp_path):
         "matmul": 6,
         "other": 4,
     }
-    assert sum(kernel.total_ms for kernel in rank.top_kernels) == 12
+    assert sum(kernel.ms_per_step for kernel in rank.top_kernels) == 12
 
 
 def test_validation_and_checkpoints_are_taken_out_on_the_host_and_on_the_gpu(tmp_path):
@@ -285,7 +286,7 @@ def test_steps_can_be_chosen_by_number(tmp_path, chosen, found):
     counted = found[found[0] == 10 :]  # without the first that was recorded
     assert [step.ms for step in rank.per_step if step.counted] == counted
     assert rank.step_ms.mean == sum(counted) / len(counted)
-    assert rank.steps == rank.top_kernels[0].calls == len(counted)
+    assert (rank.steps, rank.top_kernels[0].calls_per_step) == (len(counted), 1)
 
 
 def warmed_up(trace):

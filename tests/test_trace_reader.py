@@ -48,7 +48,9 @@ def figures(rank):
         "bytes": rank.host.h2d_bytes_per_step,
         "loader": (rank.host.data_loader, rank.host.data_wait_ms_per_step),
         "copies": [(copy.direction, copy.ms_per_step) for copy in rank.copies],
-        "operators": sorted((operator.name, operator.calls, operator.device_ms) for operator in rank.operators),
+        "operators": sorted(
+            (operator.name, operator.calls_per_step, operator.device_ms_per_step) for operator in rank.operators
+        ),
         "unlinked": rank.unlinked_pct,
     }
 

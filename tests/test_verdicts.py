@@ -10,6 +10,7 @@ import pytest
 from lightning_forge_profiling.analysis.findings import find_causes
 from lightning_forge_profiling.analysis.pipeline import analyze
 from tests.samples import sample_analysis
+from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
 
@@ -74,6 +75,29 @@ def test_cuda_graphs_are_not_advised_to_who_has_them():
     (finding,) = [one for one in analyze(TRACES / "cuda_graph").analysis.findings if one.code == "launch-bound"]
     assert "CUDA graphs are replayed 2 times a step beside " in finding.advice
     assert "reduce-overhead" not in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("launches", "expected"), [(0, "All work is launched as CUDA graphs, 2 a step"), (3, "beside 3 ")]
+)
+def test_a_model_that_replays_cuda_graphs_is_told_what_else_to_do(tmp_path, launches, expected):
+    trace = Synthetic()
+    for number in range(3):
+        start = 10 * number
+        trace.step(number, start, start + 10)
+        for graph in range(2):
+            launched = start + 1 + 4 * graph
+            trace.graph([(launched + 0.1, launched + 0.4), (launched + 0.4, launched + 0.7)], launched=launched)
+        for kernel in range(launches):
+            launched = start + 9 + 0.2 * kernel
+            trace.kernel(launched + 0.01, launched + 0.1, launched=launched)
+    trace.write(tmp_path)
+    analysis = analyze(tmp_path).analysis
+    assert analysis.verdict == "launch-bound"
+    assert expected in analysis.verdict_text
+    for words in (*(found.advice for found in analysis.findings), *(hint.text for hint in analysis.hints)):
+        assert "reduce-overhead" not in words
+        assert "or CUDA graphs" not in words
 
 
 def test_a_healthy_pair_of_ranks_has_only_small_findings():

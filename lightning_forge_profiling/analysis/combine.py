@@ -2,7 +2,8 @@
 
 A trace sees kernels and calls, of few steps, which recording has slowed. The run's regions see less, of many steps as
 they are. So the trace decides what the cause is and the run how long a step really takes; and what the two tell
-differently is said. Without a GPU a trace sees no more of waiting than the run does, and the run decides.
+differently is said. Without a GPU a trace sees no more of waiting than the run does, and the run decides; operators and
+Python are in the trace alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,18 +11,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
+from lightning_forge_profiling.analysis.cpu_rules import CPU_RULES, PYTHON_BOUND
 from lightning_forge_profiling.analysis.late_rank import GPU_IS_SLOWER, late_host, work_ms
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
-from lightning_forge_profiling.analysis.rule import in_ms
-from lightning_forge_profiling.analysis.run_findings import (
-    MIN_STEPS,
-    NAMED_FROM_PCT,
-    WORKER_RESTARTS,
-    run_findings,
-    run_hints,
-    share_pct,
-)
+from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, in_ms
+from lightning_forge_profiling.analysis.run_findings import BETWEEN_REGIONS, MIN_STEPS, WORKER_RESTARTS, run_findings
+from lightning_forge_profiling.analysis.run_hints import run_hints
+from lightning_forge_profiling.analysis.run_regions import COMPUTE, share_pct
+from lightning_forge_profiling.analysis.saving import saving
 from lightning_forge_profiling.analysis.verdict import by_gain, decide
 
 __all__ = ["SLOWED_FROM", "combine"]
@@ -30,6 +28,9 @@ SLOWED_FROM: Final = 1.1
 """From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
 
 _MOSTLY_PCT: Final = 50.0
+
+_SMALL_PCT: Final = 10.0
+"""Without a GPU, a cause that costs less is no verdict beside a step that is mostly computation."""
 
 _DIFFER_BY_PCT: Final = 5.0
 """Shares of a step that lie further apart than this are told: a window of few steps varies by less."""
@@ -74,7 +75,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         findings = [*analysis.findings, *(found for found in run_findings(evidence) if found.code not in known)]
         differences = []
     else:
-        findings, differences = _of_blind(analysis.findings, recorded.rank if recorded else 0, evidence)
+        findings, differences = _of_blind(analysis.findings, recorded, evidence)
     ranked = by_gain([*findings, *late])
     verdict, text = decide(ranked, gpu=evidence.on_device)
     return replace(
@@ -100,6 +101,13 @@ def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tup
 def _of_run(evidence: RunEvidence) -> Analysis:
     findings = by_gain(run_findings(evidence))
     verdict, text = decide(findings, gpu=evidence.on_device)
+    computing_pct = share_pct(evidence, *COMPUTE)
+    if findings and not evidence.on_device and findings[0].share_pct < _SMALL_PCT < _MOSTLY_PCT < computing_pct:
+        verdict = NOTHING_STANDS_OUT
+        text = (
+            f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "
+            f"cause beside them costs {findings[0].share_pct:.0f} %: {text}"
+        )
     if evidence.steps < MIN_STEPS:
         verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steady steps, at least {MIN_STEPS} needed."
     return Analysis(
@@ -112,20 +120,80 @@ def _of_run(evidence: RunEvidence) -> Analysis:
     )
 
 
-def _of_blind(traced: tuple[Finding, ...], rank: int, evidence: RunEvidence) -> tuple[list[Finding], list[str]]:
+def _of_blind(
+    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
+) -> tuple[list[Finding], list[str]]:
     """Findings where the trace has no GPU work: of the run's own rank, it sees no more of waiting than the run."""
+    rank = recorded.rank if recorded else 0
     live = {found.code: found for found in run_findings(evidence)}
     others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
     mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
+    of_cpu, differences = _of_cpu(traced, recorded, evidence)
+    python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
+    if python is not None and BETWEEN_REGIONS in live:  # which is a part of it: the one that says more
+        mostly = live[BETWEEN_REGIONS].share_pct > python.share_pct / 2
+        of_cpu = [found for found in of_cpu if found is not python or not mostly]
+        live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
+    for found in of_cpu:
+        live.pop(found.code, None)  # the trace knows how the update is computed
+    others += of_cpu
     if "data" not in evidence.regions:  # which nobody timed
-        return [*mine, *others, *live.values()], []
+        return [*mine, *others, *live.values()], differences
     if mine and "input-bound" in live and not evidence.on_device:
         # which knows the loader
         live["input-bound"] = replace(live["input-bound"], advice=mine[0].advice)
     in_run = share_pct(evidence, "data")
     in_trace = max((found.share_pct for found in mine), default=NAMED_FROM_PCT)
     far = abs(in_run - in_trace) > _DIFFER_BY_PCT
-    return [*live.values(), *others], [_told("input-bound", mine, in_run, evidence)] if far else []
+    differences += [_told("input-bound", mine, in_run, evidence)] if far else []
+    return [*live.values(), *others], differences
+
+
+def _of_cpu(
+    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
+) -> tuple[list[Finding], list[str]]:
+    """What the trace says of the operators and Python on the CPU, of the live step where recording slowed it."""
+    if recorded is None or recorded.cpu is None or evidence.on_device:
+        return [], []
+    codes = {rule.code for rule in CPU_RULES}
+    mine = [found for found in traced if found.code in codes and found.rank in {None, recorded.rank}]
+    cpu, step, live = recorded.cpu, recorded.step_ms, evidence.step_ms
+    if step.mean <= SLOWED_FROM * live.mean or step.p50 <= SLOWED_FROM * live.p50:
+        return mine, []
+    regions = evidence.regions
+    data_ms = regions["data"].device_ms if "data" in regions else cpu.data_ms_per_step
+    update_ms = regions["optimizer"].device_ms if "optimizer" in regions else cpu.optimizer_ms_per_step
+    python_ms = max(cpu.python_ms_per_step - (step.mean - live.mean), 0.0)  # if recording adds to nothing else
+    live_ms = {
+        "slow-optimizer": update_ms,
+        PYTHON_BOUND: python_ms,
+        "compute-bound": min(cpu.operators_ms_per_step, max(live.mean - data_ms - update_ms - python_ms, 0.0)),
+    }
+    converted = []
+    for found in mine:
+        share = min(100 * live_ms[found.code] / live.mean, 100.0)
+        most = "" if found.code == "slow-optimizer" else "at most "
+        whose = f" of rank {recorded.rank}" if evidence.world_size > 1 else ""
+        converted.append(
+            replace(
+                found,
+                share_pct=share,
+                title=f"{found.title}; of a live step{whose} it is {most}{share:.0f} %",
+                evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
+                saves=saving(live_ms[found.code], live.mean, at_most=True) if found.saves else None,
+            )
+        )
+    return [found for found in converted if found.share_pct >= NAMED_FROM_PCT], [_recorded_slower(step.mean, evidence)]
+
+
+def _recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
+    """That recording made steps longer, and what follows from it."""
+    live_ms = evidence.step_ms.mean
+    return (
+        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms "
+        f"({100 * (recorded_ms / live_ms - 1):+.0f} %): recording slows the host, so "
+        "launch and host figures of the trace are inflated; the findings' shares are of the live step"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +237,7 @@ def _merge(
     live = {found.code: found for found in run_findings(evidence)}
     slowed = _slowed(judged, evidence)
     if slowed:
-        differences.append(
-            f"recorded steps took {judged.step_ms:.2f} ms, live ones {evidence.step_ms.mean:.2f} ms "
-            f"({100 * (judged.step_ms / evidence.step_ms.mean - 1):+.0f} %): recording slows the host, so "
-            "launch and host figures of the trace are inflated; the findings' shares are of the live step"
-        )
+        differences.append(_recorded_slower(judged.step_ms, evidence))
     if slowed or late_ms:  # a late host's own GPU is idle too, which is no second cause
         converted = [_of_live_step(found, judged, evidence, late_ms) for found in traced]
         differences += [
@@ -186,6 +250,8 @@ def _merge(
     findings = [found for found in traced if found.code not in _MEASURED]
     restarts = live.get(WORKER_RESTARTS)
     findings += [] if restarts is None else [restarts]
+    if BETWEEN_REGIONS in live and all(found.code != "launch-bound" for found in findings):  # of which it would be part
+        findings.append(live[BETWEEN_REGIONS])
     for code, region in _MEASURED.items():
         of_trace = [found for found in traced if found.code == code]
         if region not in evidence.regions:  # nobody timed it
@@ -215,7 +281,12 @@ def _told(
     """That trace and run do not agree on how much something takes."""
     recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
     of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
-    return f"{code}: {recorded} % of the recorded steps{of_live}, {in_run:.0f} % of the run's {evidence.steps} steps"
+    averaged = " (mean of the ranks)" if evidence.world_size > 1 and of_trace else ""
+    of_first = " on rank 0" if evidence.world_size > 1 else ""
+    return (
+        f"{code}: {recorded} % of the recorded steps{averaged}{of_live}, "
+        f"{in_run:.0f} % of the run's {evidence.steps} steps{of_first}"
+    )
 
 
 def _slowed(judged: _Judged, evidence: RunEvidence) -> bool:
@@ -236,19 +307,24 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
     """
     recorded_ms, live_ms = judged.step_ms, evidence.step_ms.mean
     share = found.share_pct * recorded_ms / live_ms
-    title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %"
+    averaged = " on the mean of the ranks" if evidence.world_size > 1 else ""
+    title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %{averaged}"
+    saves_ms = found.saves.ms_per_step if found.saves else 0.0
     if found.code in _HOST_WAITS:
         idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
         share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
+        # what is saved of the GPU's own work stays, and of the waits no more than there are in a live step
+        saves_ms = min(saves_ms, idle_live) + max(saves_ms - idle_recorded, 0.0)
         title = (
-            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host. Recorded, "
-            f"which slows the host: {found.title}"
+            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host{averaged}. "
+            f"Recorded, which slows the host: {found.title}"
         )
     return replace(
         found,
         share_pct=min(share, 100.0),
         title=title,
         evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
+        saves=saving(saves_ms, live_ms, at_most=found.saves.at_most) if found.saves else None,
     )
 
 

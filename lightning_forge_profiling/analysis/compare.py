@@ -1,4 +1,4 @@
-"""Two analyses side by side, and whether the second is worse by more than a limit."""
+"""Two analyses side by side: what changed from the first to the second."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,21 +7,22 @@ from typing import Final
 
 from lightning_forge_profiling.analysis.bootstrap import FEWEST_VALUES, bootstrap_difference
 from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, RankSummary, Step
-from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.results import NO_VERDICT, Analysis
 from lightning_forge_profiling.errors import TraceError
 
 __all__ = [
     "METRICS",
     "Change",
     "Comparison",
-    "Gate",
     "Metric",
     "compare",
-    "gate",
 ]
 
 METRICS: Final = ("step", "busy", "idle", *CATEGORIES)
 """What a gate can be put on. All are milliseconds a step, of which more is worse."""
+
+_DEVIATIONS: Final = 1.4826
+"""Standard deviations in the median distance from the median, of normal values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class Metric:
         high_ms: its upper end, None likewise.
         a_steps: over how many whole steps, or over how many cut ones where none is whole.
         b_steps: likewise.
+        noise_ms: standard deviation of a side's steps, by their median distance from its median, which single odd
+            steps do not move; None where neither side has two.
     """
 
     a_ms: float
@@ -50,6 +53,7 @@ class Metric:
     high_ms: float | None
     a_steps: int
     b_steps: int
+    noise_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,23 +102,6 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """Whether a metric got worse by more than a limit.
-
-    Attributes:
-        metric: which one.
-        limit_pct: the limit.
-        passed: False where it surely did.
-        text: why, with the numbers.
-    """
-
-    metric: str
-    limit_pct: float
-    passed: bool
-    text: str
-
-
 def compare(a: Analysis, b: Analysis, *, seed: int = 0) -> Comparison:
     """Compare two analyses.
 
@@ -127,11 +114,13 @@ def compare(a: Analysis, b: Analysis, *, seed: int = 0) -> Comparison:
         What changed.
 
     Raises:
-        TraceError: one of them has no rank or no step.
+        TraceError: one of them has no rank or no step, or is cut off and has no whole one.
     """
     for analysis in (a, b):
         if not analysis.ranks:
             raise TraceError(f"{analysis.source}: no recorded rank to compare")
+        if analysis.verdict == NO_VERDICT:
+            raise TraceError(f"{analysis.source}: no whole step to compare. {' '.join(analysis.cut_off)}")
     before, after = _values(a), _values(b)
     return Comparison(
         a=a.source,
@@ -142,40 +131,6 @@ def compare(a: Analysis, b: Analysis, *, seed: int = 0) -> Comparison:
         kernels=_changes(a, b, _kernels),
         notes=tuple(_notes(a, b)),
     )
-
-
-def gate(comparison: Comparison, metric: str, limit_pct: float) -> Gate:
-    """Decide whether a metric is worse by more than a limit.
-
-    It fails where the whole 95 % interval of the difference lies above the limit, so that noise alone fails at most one
-    comparison in forty. What the noise leaves open passes, as do too few steps to tell; the text says so.
-
-    Args:
-        comparison: of the two runs.
-        metric: one of `METRICS`.
-        limit_pct: the limit, in percent of before.
-
-    Returns:
-        The decision.
-    """
-    found = comparison.metrics[metric]
-    change = f"{metric}: median {found.a_ms:.3f} ms before, {found.b_ms:.3f} ms now{_in_percent(found.pct)}"
-    if found.low_ms is None or found.high_ms is None:
-        passed, why = (
-            True,
-            (f"too few steps to tell: {found.a_steps} before and {found.b_steps} now, each side needs {FEWEST_VALUES}"),
-        )
-    else:
-        change += f", 95 % interval of the difference {found.low_ms:+.3f} to {found.high_ms:+.3f} ms"
-        limit_ms = limit_pct / 100 * found.a_ms
-        passed = found.low_ms <= limit_ms
-        if not passed:
-            why = f"worse by more than {limit_pct:g} %"
-        elif found.high_ms > limit_ms:
-            why = f"the steps vary too much to say that it is worse by more than {limit_pct:g} %"
-        else:
-            why = f"not worse by more than {limit_pct:g} %"
-    return Gate(metric=metric, limit_pct=limit_pct, passed=passed, text=f"{change}: {why}")
 
 
 def _metric(before: Sequence[float], after: Sequence[float], seed: int) -> Metric:
@@ -191,17 +146,19 @@ def _metric(before: Sequence[float], after: Sequence[float], seed: int) -> Metri
         high_ms=high,
         a_steps=len(before),
         b_steps=len(after),
+        noise_ms=_noise(before, after),
     )
+
+
+def _noise(*sides: Sequence[float]) -> float | None:
+    distances = [abs(value - median(side)) for side in sides if len(side) > 1 for value in side]
+    return _DEVIATIONS * median(distances) if distances else None
 
 
 def _pct(before: float, after: float) -> float | None:
     if before:
         return 100 * (after - before) / before
     return None if after else 0.0
-
-
-def _in_percent(pct: float | None) -> str:
-    return "" if pct is None else f" ({pct:+.1f} %)"
 
 
 def _values(analysis: Analysis) -> dict[str, list[float]]:
@@ -242,8 +199,7 @@ def _kinds(rank: RankSummary) -> _Costs:
 
 
 def _kernels(rank: RankSummary) -> _Costs:
-    steps = max(1, rank.steps)
-    return {kernel.name: (kernel.total_ms / steps, kernel.calls / steps) for kernel in rank.top_kernels}
+    return {kernel.name: (kernel.ms_per_step, kernel.calls_per_step) for kernel in rank.top_kernels}
 
 
 def _changes(a: Analysis, b: Analysis, costs: Callable[[RankSummary], _Costs]) -> tuple[Change, ...]:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final
 
+from lightning_forge_profiling.analysis.cpu_rules import CPU_RULES
 from lightning_forge_profiling.analysis.late_rank import GPU_IS_SLOWER
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 from lightning_forge_profiling.analysis.results import Finding, RankWait
 from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, Rule, Seen, in_ms
 from lightning_forge_profiling.analysis.rules import RULES, WITHOUT_GPU
+from lightning_forge_profiling.analysis.saving import Saving, saving
 
 __all__ = ["find_causes"]
 
@@ -32,7 +34,8 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
     """
     wait_ms = {wait.rank: wait.wait_ms_per_step for wait in waits}
     seen = [Seen(rank, wait_ms.get(rank.rank)) for rank in ranks]
-    findings = [found for rule in RULES if (found := _apply(rule, seen)) is not None]
+    rules = RULES if any(map(_used_gpu, seen)) else (*RULES, *CPU_RULES)
+    findings = [found for rule in rules if (found := _apply(rule, seen)) is not None]
     straggler = _straggler(seen) if waits else None
     return [*findings, *([straggler] if straggler else [])]
 
@@ -47,7 +50,7 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
     alone = len(over) == 1 < len(seen)
     mean_pct, worst_pct = sum(costs) / len(costs), max(costs)
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
-        title += f"; that is {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(seen)} ranks"
+        title += f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(seen)} ranks"
     return Finding(
         code=rule.code,
         share_pct=mean_pct,
@@ -56,13 +59,23 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
         title=title if alone or len(seen) == 1 else f"on rank {worst.rank.rank} {title}",
         evidence=evidence,
         advice=advice,
+        saves=_saving(rule, worst),
     )
+
+
+def _saving(rule: Rule, seen: Seen) -> Saving | None:
+    saves_ms = None if rule.saves_ms is None else rule.saves_ms(seen)
+    return saving(saves_ms, seen.rank.step_ms.mean, at_most=rule.at_most(seen))
 
 
 def _cost_pct(rule: Rule, seen: Seen) -> float:
     """Without a GPU there is nothing that waits, except for data."""
-    applies = seen.rank.gpu.busy_ms_per_step > 0 or rule.code == WITHOUT_GPU
+    applies = _used_gpu(seen) or rule.code == WITHOUT_GPU or rule in CPU_RULES
     return seen.pct(rule.cost_ms(seen)) if applies else 0.0
+
+
+def _used_gpu(seen: Seen) -> bool:
+    return seen.rank.gpu.busy_ms_per_step > 0
 
 
 def _straggler(seen: Sequence[Seen]) -> Finding | None:
@@ -96,4 +109,5 @@ def _straggler(seen: Sequence[Seen]) -> Finding | None:
         },
         advice=f"Compare rank {rank} with the others: uneven batches or sequence lengths, work that only it does "
         "(logging, checkpoints, evaluation), a throttled GPU, a busy host.",
+        saves=saving(cost, step, at_most=False),
     )

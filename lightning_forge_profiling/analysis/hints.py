@@ -29,9 +29,8 @@ class Rule:
 
 def _copy_pct(rank: RankSummary) -> float:
     """Share of the step that operators of one name, `aten::copy_`, spend on the GPU."""
-    spent = sum(operator.self_device_ms for operator in rank.operators if operator.name == "aten::copy_")
-    total = rank.step_ms.mean * rank.steps
-    return 100 * spent / total if total else 0.0
+    spent = sum(operator.self_device_ms_per_step for operator in rank.operators if operator.name == "aten::copy_")
+    return 100 * spent / rank.step_ms.mean if rank.step_ms.mean else 0.0
 
 
 def _other_pct(rank: RankSummary) -> float:

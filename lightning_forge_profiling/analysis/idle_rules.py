@@ -24,6 +24,10 @@ _EXPLAINED_BY: Final = MappingProxyType(
 """By idle cause the findings of which it is a part."""
 
 
+def _launch_cost(seen: Seen) -> float:
+    return seen.rank.idle["launch"].ms_per_step if "launch" in seen.rank.idle else 0.0
+
+
 def _slow_launches(seen: Seen) -> Told:
     parts = [part for part in seen.rank.idle_parts if _cause(part) == "launch"]
     where = f", {in_ms(parts[0].ms_per_step)} of it in {_activity(parts[0])}" if parts else ""
@@ -40,8 +44,9 @@ def _slow_launches(seen: Seen) -> Told:
 
 SLOW_LAUNCHES: Final = Rule(
     "slow-launches",
-    lambda seen: seen.rank.idle["launch"].ms_per_step if "launch" in seen.rank.idle else 0.0,
+    _launch_cost,
     _slow_launches,
+    _launch_cost,
 )
 
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from lightning_forge_profiling.analysis.results import Analysis, Finding, RunEvidence
 from lightning_forge_profiling.analysis.rule import NAMED_FROM_PCT, in_ms
+from lightning_forge_profiling.analysis.saving import saving
 
 __all__ = ["GPU_IS_SLOWER", "late_host", "work_ms"]
 
@@ -55,6 +56,7 @@ def late_host(analysis: Analysis, evidence: RunEvidence) -> Finding | None:
         },
         advice=f"Look for what only rank {last.rank} does (logging, checkpoints, evaluation, a slower loader) and for "
         "what else runs on its host's cores.",
+        saves=saving(cost_ms, step_ms, at_most=False),
     )
 
 

@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.nesting import enclosing, in_namesake, sum_into_ancestors
-from lightning_forge_profiling.analysis.rank_summary import Operator
 from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.table_rows import Operator
 from lightning_forge_profiling.analysis.trace import Ints
 
-__all__ = ["SORTS", "operator_table"]
+__all__ = ["SORTS", "operator_table", "self_time"]
 
 SORTS: Final = MappingProxyType[str, Callable[[Operator], float]](
     {
-        "device": lambda operator: operator.device_ms,
-        "self_device": lambda operator: operator.self_device_ms,
-        "host": lambda operator: operator.host_ms,
-        "self_host": lambda operator: operator.self_host_ms,
-        "calls": lambda operator: operator.calls,
-        "memory": lambda operator: abs(operator.allocated_bytes or 0),
+        "self_device": lambda operator: operator.self_device_ms_per_step,
+        "device": lambda operator: operator.device_ms_per_step,
+        "self_host": lambda operator: operator.self_host_ms_per_step,
+        "host": lambda operator: operator.host_ms_per_step,
+        "calls": lambda operator: operator.calls_per_step,
+        "memory": lambda operator: abs(operator.allocated_bytes_per_step or 0),
     }
 )
 """What operators can be sorted by, largest first."""
@@ -31,12 +31,13 @@ _SHAPES_SHOWN: Final = 3
 _SHAPES_LENGTH: Final = 200
 
 
-def operator_table(recording: Recording, *, sort: str = "device", top: int = 20) -> tuple[Operator, ...]:
-    """The operators called in the recorded steps.
+def operator_table(recording: Recording, *, sort: str | None = None, top: int = 20) -> tuple[Operator, ...]:
+    """The operators called in the recorded steps, means per step.
 
     Args:
         recording: the recording.
-        sort: a key of `SORTS`.
+        sort: a key of `SORTS`; by default the time of their own GPU work, without any that on the host. What they
+            called is in neither, so that no wrapper stands before the operators that do its work.
         top: how many.
     """
     trace, parent = recording.trace, recording.operator_parent
@@ -44,13 +45,6 @@ def operator_table(recording: Recording, *, sort: str = "device", top: int = 20)
     counted = recording.steps.of_host(operators.start) >= 0
     if not counted.any():
         return ()
-    duration = operators.end - operators.start
-    inner = np.zeros(len(operators), np.int64)
-    child = np.flatnonzero(parent >= 0)
-    # one that ends after the operator around it, as clocks may have it, is in there only in part
-    np.add.at(
-        inner, parent[child], np.minimum(operators.end[child], operators.end[parent[child]]) - operators.start[child]
-    )
     self_device = _device_time(recording)
     device = sum_into_ancestors(parent, self_device)
     memory = sum_into_ancestors(parent, _allocated(recording))
@@ -59,26 +53,40 @@ def operator_table(recording: Recording, *, sort: str = "device", top: int = 20)
     def by_name(values: Ints, rows: NDArray[np.bool_]) -> Ints:
         return np.bincount(operators.name[rows], values[rows], len(trace.names)).astype(np.int64)
 
-    ones = np.ones(len(operators), np.int64)
-    calls, host, self_host = by_name(ones, counted), by_name(duration, outer), by_name(duration - inner, counted)
+    ones, steps = np.ones(len(operators), np.int64), len(recording.steps)
+    calls, self_host = by_name(ones, counted), by_name(self_time(recording), counted)
+    host = by_name(operators.end - operators.start, outer)
     self_device_sum, device_sum = by_name(self_device, counted), by_name(device, outer)
     memory_sum = by_name(memory, outer)
     table = [
         Operator(
             name=trace.names[name],
-            calls=int(calls[name]),
-            host_ms=int(host[name]) / 1e6,
-            self_host_ms=int(self_host[name]) / 1e6,
-            device_ms=int(device_sum[name]) / 1e6,
-            self_device_ms=int(self_device_sum[name]) / 1e6,
-            allocated_bytes=int(memory_sum[name]) if len(trace.allocations) else None,
+            calls_per_step=int(calls[name]) / steps,
+            host_ms_per_step=int(host[name]) / steps / 1e6,
+            self_host_ms_per_step=int(self_host[name]) / steps / 1e6,
+            device_ms_per_step=int(device_sum[name]) / steps / 1e6,
+            self_device_ms_per_step=int(self_device_sum[name]) / steps / 1e6,
+            allocated_bytes_per_step=int(memory_sum[name]) / steps if len(trace.allocations) else None,
             input_shapes=(),
         )
         for name in np.flatnonzero(calls).tolist()
     ]
-    table.sort(key=lambda operator: (-SORTS[sort](operator), -operator.host_ms))
+    by = SORTS[sort or ("self_device" if self_device_sum.any() else "self_host")]
+    table.sort(key=lambda operator: (-by(operator), -operator.self_host_ms_per_step))
     shapes = _shapes(recording, device, counted)
     return tuple(replace(operator, input_shapes=tuple(shapes[operator.name])) for operator in table[:top])
+
+
+def self_time(recording: Recording) -> Ints:
+    """Nanoseconds in each operator on the host without the operators that it calls."""
+    operators, parent = recording.trace.operators, recording.operator_parent
+    inner = np.zeros(len(operators), np.int64)
+    child = np.flatnonzero(parent >= 0)
+    # one that ends after the operator around it, as clocks may have it, is in there only in part
+    np.add.at(
+        inner, parent[child], np.minimum(operators.end[child], operators.end[parent[child]]) - operators.start[child]
+    )
+    return operators.end - operators.start - inner
 
 
 def _device_time(recording: Recording) -> Ints:

@@ -28,8 +28,9 @@ from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_
 from lightning_forge_profiling.analysis.trace_join import join_traces
 from lightning_forge_profiling.analysis.trace_reader import read_trace
 from lightning_forge_profiling.analysis.verdict import by_gain, decide
-from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes, usable_cores
+from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.hardware.host import usable_cores
 
 __all__ = ["Result", "analyze"]
 
@@ -71,7 +72,7 @@ def analyze(
     rank: int | None = None,
     steps: tuple[int, int] | None = None,
     top: int = 20,
-    sort: str = "device",
+    sort: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Analyse a trace, or a folder with one for each rank.
@@ -81,7 +82,8 @@ def analyze(
         rank: look at this rank alone.
         steps: take only steps from the first number to before the second.
         top: how many operators and kernels to list.
-        sort: what to sort operators by: `device`, `self_device`, `host`, `self_host`, `calls` or `memory`.
+        sort: what to sort operators by: `self_device`, `device`, `self_host`, `host`, `calls` or `memory`; None for
+            `self_device`, and `self_host` for a trace without GPU work.
         progress: is told what is being done.
 
     Raises:
@@ -94,7 +96,7 @@ def analyze(
         >>> result.analysis.verdict, result.analysis.ranks[0].steps
         ('input-bound', 2)
     """
-    if sort not in SORTS:
+    if sort is not None and sort not in SORTS:
         raise ConfigurationError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")
     files, notes = find_traces(path)
     groups = windows_by_rank(files)
@@ -138,7 +140,7 @@ def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | str:
 
 
 def _summarized(
-    files: Sequence[Path], *, steps: tuple[int, int] | None, top: int, sort: str, spans: int
+    files: Sequence[Path], *, steps: tuple[int, int] | None, top: int, sort: str | None, spans: int
 ) -> _Rank | str:
     traces, problems = [], []
     for file in files:

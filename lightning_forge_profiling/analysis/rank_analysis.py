@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.busy import BusyTime, busy_time
+from lightning_forge_profiling.analysis.cpu_time import cpu_time
 from lightning_forge_profiling.analysis.flop_rate import flop_rate
 from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, GRAPH_LAUNCHES, LAUNCHES, named
+from lightning_forge_profiling.analysis.host_summary import Host
 from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
 from lightning_forge_profiling.analysis.idle_parts import idle_parts
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
@@ -18,8 +20,6 @@ from lightning_forge_profiling.analysis.rank_summary import (
     Copies,
     Distribution,
     Gpu,
-    Host,
-    Kernel,
     Kind,
     RankSummary,
     Share,
@@ -29,6 +29,7 @@ from lightning_forge_profiling.analysis.recording import Recording, with_steps
 from lightning_forge_profiling.analysis.regions import region_table
 from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.analysis.syncs import sync_causes
+from lightning_forge_profiling.analysis.table_rows import Kernel
 from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints
 from lightning_forge_profiling.analysis.transfers import TO_DEVICE, copies, memory
 
@@ -38,7 +39,7 @@ _LOADER: Final = re.compile(r"enumerate\(DataLoader\)#(\w+)\.__next__")
 
 
 def summarize(
-    recording: Recording, rank: int, counted: NDArray[np.bool_], *, sort: str = "device", top: int = 20
+    recording: Recording, rank: int, counted: NDArray[np.bool_], *, sort: str | None = None, top: int = 20
 ) -> RankSummary:
     """Account for one rank's window.
 
@@ -46,7 +47,7 @@ def summarize(
         recording: the recording.
         rank: the rank's number.
         counted: which of the steps the figures are over; `per_step` has all of them.
-        sort: what operators are sorted by, a key of `operators.SORTS`.
+        sort: what operators are sorted by, a key of `operators.SORTS`; None as in `operator_table`.
         top: how many operators and kernels.
     """
     every, recording = recording, with_steps(recording, counted)
@@ -55,7 +56,7 @@ def summarize(
     idle = idle_time(recording, busy.union)
     length = steps.length()
     share = _Sharing(len(steps), int(length.sum()))
-    copied = copies(recording)
+    copied, cpu = copies(recording), cpu_time(recording)
     flops, flops_note = flop_rate(recording, int(busy.busy.sum()), int(length.sum()))
     return RankSummary(
         rank=rank,
@@ -74,6 +75,7 @@ def summarize(
         kinds=_kinds(recording, busy, share),
         idle={cause: share.of(spent) for cause, spent in idle.causes.items()},
         idle_parts=idle_parts(recording, idle),
+        cpu=cpu,
         comm=_communication(busy, share),
         copies=copied,
         host=_host(recording, idle, copied, share),
@@ -85,7 +87,8 @@ def summarize(
         flops_note=flops_note,
         per_step=_per_step(every, counted),
         unlinked_pct=_unlinked_pct(recording),
-        warnings=tuple(_warnings(every)),
+        loader=trace.loader,
+        warnings=tuple(_warnings(every, on_cpu=cpu is not None)),
     )
 
 
@@ -177,8 +180,8 @@ def _top_kernels(recording: Recording, share: _Sharing, top: int) -> tuple[Kerne
             name=recording.trace.names[keys[row] // len(KINDS)],
             kind=KINDS[keys[row] % len(KINDS)],
             category=CATEGORY_OF[KINDS[keys[row] % len(KINDS)]],
-            calls=int(calls[row]),
-            total_ms=float(spent[row]) / 1e6,
+            calls_per_step=int(calls[row]) / len(recording.steps),
+            ms_per_step=share.ms(int(spent[row])),
             mean_us=float(spent[row] / calls[row]) / 1e3,
             pct=share.pct(int(spent[row])),
         )
@@ -210,7 +213,7 @@ def _unlinked_pct(recording: Recording) -> float:
     return 100 * int(duration[inside & ~recording.links.linked].sum()) / spent if spent else 0.0
 
 
-def _warnings(recording: Recording) -> list[str]:
+def _warnings(recording: Recording, *, on_cpu: bool) -> list[str]:
     trace, steps = recording.trace, recording.steps
     warnings = list(trace.warnings)
     cut_off = all(trace.cuts)
@@ -221,10 +224,10 @@ def _warnings(recording: Recording) -> list[str]:
         thread = trace.threads[trace.annotations.thread[steps.marks[0]]][1]
         text = "two profilers or threads marked steps at the same time; counted are those of thread"
         warnings.append(f"{trace.file}: {text} {thread}")
-    if not len(trace.gpu):
+    if not len(trace.gpu) and (cut_off or not on_cpu):
         what = "no GPU work in the part of it that is there" if cut_off else "no GPU work was recorded"
         warnings.append(f"{trace.file}: {what}")
-    elif not recording.links.linked.any():
+    elif len(trace.gpu) and not recording.links.linked.any():
         warnings.append(f"{trace.file}: no GPU work can be joined to its launch, so steps are those of the host")
     cut = steps.number[~steps.whole].tolist()
     if cut and not cut_off:

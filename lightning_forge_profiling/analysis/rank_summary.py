@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_forge_profiling.analysis.cpu_summary import CpuTime
 from lightning_forge_profiling.analysis.flops import Flops
+from lightning_forge_profiling.analysis.host_summary import Host
+from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
+from lightning_forge_profiling.analysis.table_rows import Kernel, Operator
 
 __all__ = [
     "CATEGORIES",
@@ -16,17 +20,13 @@ __all__ = [
     "Copies",
     "Distribution",
     "Gpu",
-    "Host",
     "IdlePart",
-    "Kernel",
     "Kind",
     "Memory",
-    "Operator",
     "RankSummary",
     "Region",
     "Share",
     "Step",
-    "SyncCause",
 ]
 
 CATEGORIES: Final = ("matmul", "comm", "memory", "other")
@@ -146,61 +146,6 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncCause:
-    """Calls in which the host waited for the GPU, by what made them.
-
-    Attributes:
-        cause: `.item()`, `blocking copy to the host`, `torch.cuda.synchronize()`, ...
-        where: the innermost function outside of torch and Lightning, with its file and first line; "" without stacks.
-        lightning: whether Lightning's own loop makes the call, which the user cannot remove.
-        per_step: how often.
-        host_ms_per_step: how long the host waited in them.
-    """
-
-    cause: str
-    where: str
-    lightning: bool
-    per_step: float
-    host_ms_per_step: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """What the host did to the GPU.
-
-    Attributes:
-        device_syncs_per_step: calls that wait for the GPU, without Lightning's own.
-        lightning_syncs_per_step: those of Lightning's own loop.
-        idle_after_sync_ms_per_step: idle time of the GPU in gaps that waited for the host and began while it was in an
-            operator with such a call, or as far as it was in one; without Lightning's own.
-        idle_after_allocator_ms_per_step: likewise for cudaMalloc, cudaFree and the like.
-        idle_launching_ms_per_step: what remains of the idle time for which Python and launches are the cause.
-        launches_per_step: kernel and graph launches.
-        graph_launches_per_step: launches of CUDA graphs alone.
-        cuda_mallocs_per_step: device allocations that reached the driver.
-        cuda_frees_per_step: likewise frees.
-        h2d_bytes_per_step: bytes copied to the device.
-        data_wait_ms_per_step: how long the host was in the data loader, whether or not the GPU was busy meanwhile.
-        data_loader: PyTorch's iterator, `_SingleProcessDataLoaderIter` where num_workers is 0; "" for other loaders.
-        syncs: the sync calls by cause, most frequent first.
-    """
-
-    device_syncs_per_step: float
-    lightning_syncs_per_step: float
-    idle_after_sync_ms_per_step: float
-    idle_after_allocator_ms_per_step: float
-    idle_launching_ms_per_step: float
-    launches_per_step: float
-    cuda_mallocs_per_step: float
-    cuda_frees_per_step: float
-    h2d_bytes_per_step: float
-    data_wait_ms_per_step: float
-    data_loader: str
-    syncs: tuple[SyncCause, ...]
-    graph_launches_per_step: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """PyTorch's allocator on the device, where `profile_memory` recorded it."""
 
@@ -233,44 +178,6 @@ class Region:
     idle_ms_per_step: float
     pct: float
     launches_per_step: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One PyTorch operator over all steps.
-
-    Attributes:
-        name: its name.
-        calls: how often.
-        host_ms: time in it on the host, what it called included.
-        self_host_ms: the same without the operators it called.
-        device_ms: durations of the GPU work launched in it, what it called included.
-        self_device_ms: of what it launched itself; these sum over operators without counting twice.
-        allocated_bytes: what it allocated on the device, net of what it freed; None where memory was not recorded.
-        input_shapes: the shapes it was called with, the costliest first; empty where they were not recorded.
-    """
-
-    name: str
-    calls: int
-    host_ms: float
-    self_host_ms: float
-    device_ms: float
-    self_device_ms: float
-    allocated_bytes: int | None
-    input_shapes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """One kernel over all steps."""
-
-    name: str
-    kind: str
-    category: str
-    calls: int
-    total_ms: float
-    mean_us: float
-    pct: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,15 +222,17 @@ class RankSummary:
         comm: communication.
         copies: by direction and memory.
         host: launches, syncs, allocations.
+        cpu: what the step is made of on the CPU; None where a GPU was used, or no operators were recorded.
         memory: PyTorch's allocator, None where it was not recorded.
         regions: GPU work by region.
-        operators: the costliest operators.
+        operators: the costliest operators, by the order that was asked for.
         top_kernels: the costliest kernels.
         flops: None where there is nothing to count; `flops_note` says why.
         flops_note: why there are no FLOPs, "" where there are.
         per_step: all recorded steps one by one.
         unlinked_pct: share of the GPU time whose launch is not in the trace.
         warnings: what could not be read or was left out.
+        loader: the settings of the loader; None where the trace does not say.
     """
 
     rank: int
@@ -348,3 +257,5 @@ class RankSummary:
     unlinked_pct: float
     warnings: tuple[str, ...]
     idle_parts: tuple[IdlePart, ...] = ()
+    loader: LoaderSettings | None = None
+    cpu: CpuTime | None = None

@@ -18,7 +18,7 @@ from lightning_forge_profiling.analysis.rank_summary import Region
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.trace import Ints
 
-__all__ = ["region_table"]
+__all__ = ["host_spans", "region_table"]
 
 _BUILT_IN: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
 _OTHER: Final = _BUILT_IN.index("other")
@@ -54,6 +54,12 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
         rows = (of_work == number) & (recording.step >= 0)
         table.append(region(name, rows, calls=calls, host=spans))
     return tuple(table) + tuple(_users(recording, region))
+
+
+def host_spans(recording: Recording) -> dict[str, Intervals]:
+    """When the host was in each of the built-in regions."""
+    _, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
+    return {name: spans for name, (_, spans) in zip(_BUILT_IN, host, strict=True)}
 
 
 def _has_marks(recording: Recording) -> bool:

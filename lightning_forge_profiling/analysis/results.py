@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
 from lightning_forge_profiling.analysis.rank_summary import Distribution, RankSummary
+from lightning_forge_profiling.analysis.saving import Saving
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 
 __all__ = [
@@ -71,12 +73,13 @@ class Finding:
 
     Attributes:
         code: stable, as `input-bound`.
-        share_pct: what it costs, in percent of the step.
+        share_pct: what it costs, in percent of the step; from the trace the mean over the ranks.
         rank: the rank it was found on, None where it holds for all of them.
         source: the recorded `trace`, or the regions of the whole `run`.
         title: one sentence with the numbers that matter.
         evidence: the numbers, each named with its unit.
         advice: what to change, naming the setting.
+        saves: what that is predicted to save; None if unknown, or where there is no fix.
     """
 
     code: str
@@ -86,6 +89,12 @@ class Finding:
     title: str
     evidence: Mapping[str, float | str]
     advice: str
+    saves: Saving | None = None
+
+    @property
+    def remedy(self) -> str:
+        """The advice, and what it saves."""
+        return self.advice if self.saves is None else f"{self.advice} {self.saves.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +224,7 @@ class RunEvidence:
         worker_restarts: ends and starts of the loader's workers; None where it keeps them, or has none.
         like_ms: what the mean step would take if each took the median time of those like it: that change the weights,
             or that only accumulate gradients. None if unknown.
+        loader: the settings of the loader on rank 0; None if unknown.
     """
 
     steps: int
@@ -232,6 +242,7 @@ class RunEvidence:
     clocks: tuple[RankClock, ...] = ()
     worker_restarts: WorkerRestarts | None = None
     like_ms: float | None = None
+    loader: LoaderSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

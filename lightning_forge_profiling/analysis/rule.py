@@ -7,11 +7,9 @@ from typing import Final
 from lightning_forge_profiling.analysis.rank_summary import RankSummary
 
 __all__ = [
-    "HANDED_OVER_MS",
     "MATH",
     "NAMED_FROM_PCT",
     "NO_BANDWIDTH",
-    "SMALL_BATCHES",
     "Evidence",
     "Rule",
     "Seen",
@@ -21,15 +19,6 @@ __all__ = [
 
 NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
-
-HANDED_OVER_MS: Final = 1.0
-"""A DataLoader's worker takes 0.5 ms to hand a batch of one tensor over, however little it costs to make (torch 2.13,
-two cores, `python -m benchmarks.handover`): where making it takes hardly longer, workers gain little."""
-
-SMALL_BATCHES: Final = (
-    "a worker takes some 0.5 ms to hand one over, so that workers gain little: make batches larger or cheaper (index "
-    "whole tensors instead of collating samples)."
-)
 
 MATH: Final = frozenset({"matmul", "convolution", "attention"})
 """Kinds of kernels that multiply matrices, in one way or another."""
@@ -81,6 +70,11 @@ class Seen:
         return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name not in NO_BANDWIDTH)
 
     @property
+    def host_idle_ms(self) -> float:
+        """Idle time for which the host is the cause, the data loader apart: none is left once it runs ahead."""
+        return sum(share.ms_per_step for cause, share in self.rank.idle.items() if cause not in {"data", "gpu"})
+
+    @property
     def compute_ms(self) -> float:
         """Busy time without copies and exposed communication."""
         return sum(self.rank.categories[category].ms_per_step for category in ("matmul", "other"))
@@ -94,11 +88,15 @@ class Rule:
         code: the finding's code.
         cost_ms: what it costs a step, in milliseconds; 0 where it is not the case.
         describe: a title, the evidence, and what to do.
+        saves_ms: what the fix saves of a step, in milliseconds; None where there is no fix, or nothing bounds it.
+        at_most: whether that is a bound, and not the expected value; always by default.
     """
 
     code: str
     cost_ms: Callable[[Seen], float]
     describe: Callable[[Seen], Told]
+    saves_ms: Callable[[Seen], float | None] | None = None
+    at_most: Callable[[Seen], bool] = lambda _: True
 
 
 def in_ms(value: float) -> str:

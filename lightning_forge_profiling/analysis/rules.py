@@ -1,25 +1,31 @@
 """What costs a step time, as rules: each looks at the figures of one rank and says what it finds."""
 
-from math import ceil
 from typing import Final
 
 from lightning_forge_profiling.analysis.idle_rules import SLOW_LAUNCHES, largest_idle
+from lightning_forge_profiling.analysis.loader_advice import (
+    LoaderWait,
+    accumulating,
+    loader_advice,
+    loader_evidence,
+    only_bounded,
+    pin_memory_advice,
+)
 from lightning_forge_profiling.analysis.rule import (
-    HANDED_OVER_MS,
     NAMED_FROM_PCT,
     NO_BANDWIDTH,
-    SMALL_BATCHES,
     Evidence,
     Rule,
     Seen,
     Told,
     in_ms,
 )
+from lightning_forge_profiling.hardware.peaks import find_peak
 
 __all__ = ["RULES", "WITHOUT_GPU"]
 
 WITHOUT_GPU: Final = "input-bound"
-"""The one cause that can be found where there is no GPU."""
+"""The one of these causes that can be found where there is no GPU; `cpu_rules` has others."""
 
 _GPU_BOUND_PCT: Final = 85.0
 """The GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest."""
@@ -40,6 +46,18 @@ def _input_cost(seen: Seen) -> float:
     return rank.idle["data"].ms_per_step if rank.gpu.busy_ms_per_step else rank.host.data_wait_ms_per_step
 
 
+def _wait(seen: Seen) -> LoaderWait:
+    rank = seen.rank
+    return LoaderWait(
+        host_ms=rank.host.data_wait_ms_per_step,
+        exposed_ms=_input_cost(seen),
+        step_ms=rank.step_ms.mean,
+        on_gpu=rank.gpu.busy_ms_per_step > 0,
+        in_process=rank.host.data_loader == _SINGLE_PROCESS,
+        pinned=any(copy.direction == "HtoD" and copy.memory == "pinned" for copy in rank.copies),
+    )
+
+
 def _input(seen: Seen) -> Told:
     rank, waits, loads = seen.rank, seen.rank.idle["data"].ms_per_step, seen.rank.host.data_wait_ms_per_step
     if not rank.gpu.busy_ms_per_step:
@@ -49,23 +67,8 @@ def _input(seen: Seen) -> Told:
             f"the GPU waits {in_ms(waits)} of each {seen.step} step for the data loader "
             f"(host wait {in_ms(loads)}, {100 * max(1 - waits / max(loads, waits), 0):.0f} % of it hidden)"
         )
-    if rank.host.data_loader == _SINGLE_PROCESS and loads < HANDED_OVER_MS:
-        advice = f"A batch is made in {in_ms(loads)}, and {SMALL_BATCHES}"
-    elif rank.host.data_loader == _SINGLE_PROCESS:
-        # as many as keep up with what is left of the step, and as many again
-        workers = 2 * max(ceil(loads / max(rank.step_ms.mean - waits, 1e-6)), 1)
-        advice = f"The DataLoader works in the training process: try num_workers={min(workers, 16)}"
-        advice += (
-            ", persistent_workers=True and pin_memory=True."
-            if rank.gpu.busy_ms_per_step
-            else (" and persistent_workers=True, if the training leaves them a core.")
-        )
-    else:
-        advice = (
-            "Give the DataLoader more num_workers or a larger prefetch_factor, or make a sample cheaper: decode and "
-            "augment less, or ahead of time."
-        )
-    return title, {"exposed_wait_ms_per_step": waits, "host_wait_ms_per_step": loads}, advice
+    evidence: Evidence = {"exposed_wait_ms_per_step": waits, "host_wait_ms_per_step": loads}
+    return title, evidence | loader_evidence(rank.loader), loader_advice(_wait(seen), rank.loader)
 
 
 def _transfer_cost(seen: Seen) -> float:
@@ -86,12 +89,13 @@ def _transfer(seen: Seen) -> Told:
     less = "copy less (uint8 or bf16 with the conversion on the GPU), or copy the next batch while this one is computed"
     advice = f"{less[0].upper()}{less[1:]}."
     if main and main.memory == "pageable":
-        advice = f"Set pin_memory=True in the DataLoader (only from pinned memory is a copy asynchronous); {less}."
+        advice = f"{pin_memory_advice(seen.rank.loader)}; {less}."
     evidence: Evidence = {
         "exposed_copy_ms_per_step": sum(copy.exposed_ms_per_step for copy in copies),
         "copied_bytes_per_step": size,
         "bandwidth_gb_per_s": rate,
         "from": main.memory if main else "",
+        **loader_evidence(seen.rank.loader),
     }
     return title, evidence, advice
 
@@ -125,9 +129,12 @@ def _sync(seen: Seen) -> Told:
     return title, evidence, advice + more
 
 
+def _allocator_cost(seen: Seen) -> float:
+    return seen.rank.host.idle_after_allocator_ms_per_step
+
+
 def _allocator(seen: Seen) -> Told:
-    host = seen.rank.host
-    cost = host.idle_after_allocator_ms_per_step
+    host, cost = seen.rank.host, _allocator_cost(seen)
     title = (
         f"{host.cuda_mallocs_per_step:.1f} cudaMalloc and {host.cuda_frees_per_step:.1f} cudaFree a step keep the GPU "
         f"waiting {in_ms(cost)} of each {seen.step} step"
@@ -167,6 +174,12 @@ def _optimizer(seen: Seen) -> Told:
     return title, evidence, "Give the optimizer fused=True (or foreach=True where it has no fused kernel)."
 
 
+def _optimizer_saving(seen: Seen) -> float:
+    """Its GPU work, and all waiting for the host: once the update is a few launches, the host runs ahead."""
+    region = next(region for region in seen.rank.regions if region.name == "optimizer" and not region.user)
+    return region.gpu_ms_per_step + seen.host_idle_ms
+
+
 def _named_optimizer(seen: Seen) -> bool:
     """Whether the optimizer's part is a finding of its own."""
     return seen.pct(_optimizer_cost(seen)) >= NAMED_FROM_PCT
@@ -199,9 +212,13 @@ def _launch(seen: Seen) -> Told:
     graphs = rank.host.graph_launches_per_step
     advice = 'Launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a larger batch, fused modules.'
     if graphs:
+        single = rank.host.launches_per_step - graphs
         advice = (
-            f"CUDA graphs are replayed {graphs:.0f} times a step beside {rank.host.launches_per_step - graphs:.0f} "
-            "single launches: capture what is still outside of them (the optimizer too), or make the batch larger."
+            f"CUDA graphs are replayed {graphs:.0f} times a step beside {single:.0f} single launches: capture what is "
+            "still outside of them (the optimizer too), or make the batch larger."
+            if single >= 1
+            else f"All work is launched as CUDA graphs, {graphs:.0f} a step: capture more in each of them, make the "
+            "batch larger, or do less in Python between the replays."
         )
         evidence["graph_launches_per_step"] = graphs
     return title, evidence, advice
@@ -230,8 +247,9 @@ def _communication(seen: Seen) -> Told:
     if seen.wait_ms is not None:
         evidence["waiting_for_ranks_ms_per_step"] = seen.wait_ms
     advice = (
-        "Communicate less often or less: accumulate_grad_batches (DDP then skips the exchange), a larger batch per "
-        "GPU, bf16 gradients (DDP's bf16_compress_hook), a larger bucket_cap_mb; with FSDP, prefetching."
+        f"Communicate less often or less: a larger accumulate_grad_batches{accumulating(seen.rank.loader)}, of which "
+        "DDP exchanges the last batch's alone; a larger batch per GPU, bf16 gradients (DDP's bf16_compress_hook), a "
+        "larger bucket_cap_mb; with FSDP, prefetching."
     )
     return title, evidence, advice
 
@@ -295,17 +313,26 @@ def _compute(seen: Seen) -> Told:
     return title, evidence, advice
 
 
+def _compute_saving(seen: Seen) -> float | None:
+    """Down to what the counted operations take at the peak of 16-bit floats, or that of a lower precision in use."""
+    flops, device = seen.rank.flops, find_peak(seen.rank.device)
+    if flops is None or flops.peak_tflops is None:
+        return None
+    others = [device.flops[dtype] / 1e12 for dtype in ("bf16", "fp16") if dtype in device.flops] if device else []
+    return seen.compute_ms - (flops.model_per_step or flops.per_step) / max(flops.peak_tflops, *others, 0.0) / 1e9
+
+
 _CAUSES: Final = (
-    Rule(WITHOUT_GPU, _input_cost, _input),
-    Rule("transfer-bound", _transfer_cost, _transfer),
-    Rule("sync-bound", _sync_cost, _sync),
-    Rule("allocator-churn", lambda seen: seen.rank.host.idle_after_allocator_ms_per_step, _allocator),
+    Rule(WITHOUT_GPU, _input_cost, _input, _input_cost, lambda seen: only_bounded(_wait(seen), seen.rank.loader)),
+    Rule("transfer-bound", _transfer_cost, _transfer, _transfer_cost),
+    Rule("sync-bound", _sync_cost, _sync, lambda seen: seen.host_idle_ms),
+    Rule("allocator-churn", _allocator_cost, _allocator, lambda seen: seen.host_idle_ms),
     SLOW_LAUNCHES,
-    Rule("slow-optimizer", _optimizer_cost, _optimizer),
-    Rule("launch-bound", _launch_cost, _launch),
-    Rule("communication-bound", _communication_cost, _communication),
-    Rule("compute-bound", _compute_cost, _compute),
-    Rule("memory-bandwidth-bound", _bandwidth_cost, _bandwidth),
+    Rule("slow-optimizer", _optimizer_cost, _optimizer, _optimizer_saving),
+    Rule("launch-bound", _launch_cost, _launch, _launch_cost),
+    Rule("communication-bound", _communication_cost, _communication, _communication_cost),
+    Rule("compute-bound", _compute_cost, _compute, _compute_saving),
+    Rule("memory-bandwidth-bound", _bandwidth_cost, _bandwidth, lambda seen: seen.bandwidth_ms),
 )
 
 RULES: Final = (*_CAUSES, largest_idle(_CAUSES))

@@ -18,7 +18,13 @@ _DEVICE: Final = (
 )  # fmt: skip
 _DISTRIBUTED: Final = ("backend", "rank", "world_size", "pg_count", "nccl_version")
 _GROUP: Final = ("pg_name", "pg_desc", "backend_config", "pg_size", "ranks")
-_ABOUT: Final = ("rank", "world_size", "start_step", "end_step", "recorded_steps")
+_ABOUT: Final = (
+    "rank", "world_size", "intra_op_threads", "usable_cores", "start_step", "end_step", "recorded_steps",
+)  # fmt: skip
+_LOADER: Final = (
+    "kind", "loaders", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "batch_size", "sampler",
+    "iterable", "cores", "ranks_on_host", "accumulate_grad_batches",
+)  # fmt: skip
 _SETTINGS: Final = (
     "schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "record_shapes", "profile_memory", "with_stack",
     "with_modules", "with_flops", "cuda_runtime_version", "cuda_driver_version", "cupti_version", "hip_runtime_version",
@@ -29,7 +35,7 @@ HEADER: Final[Fields] = {
     **dict.fromkeys(_SETTINGS),
     "deviceProperties": dict.fromkeys(_DEVICE),
     "distributedInfo": {**dict.fromkeys(_DISTRIBUTED), "pg_config": dict.fromkeys(_GROUP)},
-    "forge_profiling": dict.fromkeys(_ABOUT),
+    "forge_profiling": {**dict.fromkeys(_ABOUT), "loader": dict.fromkeys(_LOADER)},
 }
 """Of the trace itself."""
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import WAITS, named
+from lightning_forge_profiling.analysis.host_summary import SyncCause
 from lightning_forge_profiling.analysis.nesting import (
     enclosing,
     innermost_marked,
@@ -15,7 +16,6 @@ from lightning_forge_profiling.analysis.nesting import (
     outermost_marked,
     parents,
 )
-from lightning_forge_profiling.analysis.rank_summary import SyncCause
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.trace import Ints, Trace
 

@@ -7,6 +7,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
+
 __all__ = [
     "ACTIVITIES",
     "Allocations",
@@ -186,6 +188,8 @@ class Trace:
         device: the name of the GPU its work ran on, "" where it does not say.
         memory_bytes: that GPU's memory, None likewise.
         multiprocessors: that GPU's number of them, None likewise.
+        intra_op_threads: how many threads an operator may use on the CPU, None likewise.
+        usable_cores: how many cores the process may use, None likewise, or where it is one of several ranks.
         names: what events are called.
         threads: process and thread.
         lanes: device and stream.
@@ -197,6 +201,7 @@ class Trace:
         annotations: `record_function` ranges: steps, regions, optimizers, data loaders.
         frames: Python functions, where stacks were recorded.
         allocations: the allocator's calls, where memory was recorded.
+        loader: the settings of the loader that was trained from, None where it does not say.
         begins: when each recording in the file began; one, but for files put together.
         cuts: for each recording where its file is cut off; None where all of its events were read.
         warnings: what could not be read.
@@ -207,6 +212,8 @@ class Trace:
     device: str = ""
     memory_bytes: int | None = None
     multiprocessors: int | None = None
+    intra_op_threads: int | None = None
+    usable_cores: int | None = None
     names: Sequence[str] = ()
     threads: Sequence[tuple[str, str]] = ()
     lanes: Sequence[tuple[str, str]] = ()
@@ -218,6 +225,7 @@ class Trace:
     annotations: Spans = field(default_factory=Spans)
     frames: Spans = field(default_factory=Spans)
     allocations: Allocations = field(default_factory=Allocations)
+    loader: LoaderSettings | None = None
     begins: tuple[int, ...] = (0,)
     cuts: tuple[Cut | None, ...] = (None,)
     warnings: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
 from lightning_forge_profiling.analysis.trace import Trace
 from lightning_forge_profiling.analysis.trace_event import EventDecoder
 from lightning_forge_profiling.analysis.trace_tables import TraceTables
@@ -73,12 +74,16 @@ def read_trace(path: Path) -> Trace:
     cut = tables.cut()
     trace = tables.trace(name)
     device = _device(text.header, trace)
+    host = _host(text.header)
     return replace(
         trace,
         rank=_rank(text.header),
+        intra_op_threads=host.intra_op_threads,
+        usable_cores=host.usable_cores if host.world_size == 1 else None,
         device=device.name,
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
+        loader=_loader(text.header),
         cuts=(None if text.complete else cut,),
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),
     )
@@ -95,6 +100,16 @@ class _Distributed(msgspec.Struct):
     rank: int | None = None
 
 
+class _About(msgspec.Struct):
+    loader: LoaderSettings | None = None
+
+
+class _Host(msgspec.Struct):
+    world_size: int | None = None
+    intra_op_threads: int | None = None
+    usable_cores: int | None = None
+
+
 def _device(header: Mapping[str, msgspec.Raw], trace: Trace) -> _Device:
     """The GPU that did most of the work."""
     try:
@@ -103,6 +118,13 @@ def _device(header: Mapping[str, msgspec.Raw], trace: Trace) -> _Device:
         devices = []
     number = trace.lanes[int(np.bincount(trace.gpu.lane).argmax())][0] if len(trace.gpu) else ""
     return next((device for device in devices if str(device.id) == number), _Device())
+
+
+def _host(header: Mapping[str, msgspec.Raw]) -> _Host:
+    try:
+        return msgspec.json.decode(header.get("forge_profiling", b"{}"), type=_Host)
+    except msgspec.DecodeError:
+        return _Host()
 
 
 def _rank(header: Mapping[str, msgspec.Raw]) -> int | None:
@@ -114,3 +136,10 @@ def _rank(header: Mapping[str, msgspec.Raw]) -> int | None:
         if rank is not None and 0 <= rank < _MOST_RANKS:
             return rank
     return None
+
+
+def _loader(header: Mapping[str, msgspec.Raw]) -> LoaderSettings | None:
+    try:
+        return msgspec.json.decode(header.get("forge_profiling", b"{}"), type=_About).loader
+    except msgspec.DecodeError:
+        return None

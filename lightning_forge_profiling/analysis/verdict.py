@@ -8,7 +8,9 @@ from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, Findi
 
 __all__ = ["RECOVERABLE", "by_gain", "decide"]
 
-RECOVERABLE: Final = MappingProxyType({"launch-bound": 0.6, "compute-bound": 0.15, "memory-bandwidth-bound": 0.2})
+RECOVERABLE: Final = MappingProxyType(
+    {"launch-bound": 0.6, "python-bound": 0.6, "compute-bound": 0.15, "memory-bandwidth-bound": 0.2}
+)
 """What part of a finding's cost its fix can be expected to win back, where that is not all of it.
 
 A wait can be removed. But recording slows the host, so that launching costs less without it: on an H200, steps that
@@ -16,6 +18,12 @@ Python paces took 1.4 to 1.8 times as long while they were recorded. Work has to
 better (a lower precision, fused kernels): those two figures are a judgement, not a measurement. All of them only decide
 which of two findings comes first, and are shown nowhere.
 """
+
+
+_NOTHING_WITHOUT_GPU: Final = (
+    "Nothing stands out: training does not wait for the data loader. What else takes the time of a step without a GPU "
+    "shows in the operators of a recorded window (ForgeProfilerCallback)."
+)
 
 
 def by_gain(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -38,8 +46,8 @@ def decide(findings: Sequence[Finding], *, gpu: bool = True) -> tuple[str, str]:
         'nothing stands out'
     """
     if not findings and not gpu:
-        return NOTHING_STANDS_OUT, "Nothing stands out: without a GPU only waiting for the data loader can be told."
+        return NOTHING_STANDS_OUT, _NOTHING_WITHOUT_GPU
     if not findings:
         return NOTHING_STANDS_OUT, "Nothing stands out: no single cause costs enough of the step to be worth naming."
     first = findings[0]
-    return first.code, f"{first.code}: {first.title}. {first.advice}"
+    return first.code, f"{first.code}: {first.title}. {first.remedy}"

@@ -1,6 +1,5 @@
 """Several tasks at a time, each in a process of its own."""
 
-import os
 import signal
 import traceback
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-__all__ = ["WorkerDiedError", "run_in_processes", "usable_cores"]
+__all__ = ["WorkerDiedError", "run_in_processes"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,18 +26,6 @@ class WorkerDiedError(Exception):
         super().__init__(f"task {task}: the process {how}")
         self.task = task
         self.how = how
-
-
-def usable_cores() -> int:
-    """How many cores this process may run on: a batch system or `taskset` may have left it fewer than there are.
-
-    Example:
-        >>> 1 <= usable_cores() <= os.cpu_count()
-        True
-    """
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> list[R]:

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer
+from lightning_forge_profiling.callbacks.lightning_api import PER_BATCH, Actions, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import LOADER_START
@@ -129,7 +129,7 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
         self._inner = inner
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
-        if action_name[:1] != "[":  # not one of Lightning's hooks; the user may want what `as` gives
+        if action_name[:1] != "[" and action_name != PER_BATCH:  # the user's own: what `as` gives may be wanted
             inner: AbstractContextManager[Any] = self._inner.profile(action_name)
             return inner
         if len(self) < self.MOST:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from lightning_forge_profiling.analysis.combine import combine
+from lightning_forge_profiling.analysis.loader_settings import LoaderSettings
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import (
     Analysis,
@@ -58,6 +59,7 @@ def run_evidence(
     compute: Sequence[RunCompute] = (),
     clocks: Sequence[RankClock] = (),
     workers: int = 0,
+    loader: LoaderSettings | None = None,
 ) -> RunEvidence | None:
     """The evidence in a run's books, None where no step counts: warm-up steps are typical of nothing.
 
@@ -69,6 +71,7 @@ def run_evidence(
         compute: how fast a device computed.
         clocks: each rank's own clock, where several recorded.
         workers: how many processes the training loader ends and starts between epochs.
+        loader: its settings.
     """
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
@@ -92,6 +95,7 @@ def run_evidence(
         window_effect=window_effect(run.before_window_ms, run.after_window_ms),
         worker_restarts=_worker_restarts(steady, workers),
         like_ms=spread.like,
+        loader=loader,
     )
 
 

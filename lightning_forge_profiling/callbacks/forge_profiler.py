@@ -3,7 +3,7 @@
 import secrets
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch.profiler import supported_activities
 
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.data_loader import loader_settings
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
 from lightning_forge_profiling.callbacks.recording import RecordingCallback
@@ -195,6 +196,8 @@ class ForgeProfilerCallback(RecordingCallback):
     def begin(self, trainer: Trainer) -> None:
         """Step 0 begins."""
         if self._session is not None:
+            loader = loader_settings(trainer)
+            self._session.about = {} if loader is None else {"loader": asdict(loader)}
             self._advance(self._session, start=True)
 
     def after_step(self, trainer: Trainer) -> None:

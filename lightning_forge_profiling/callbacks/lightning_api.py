@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from lightning_forge_profiling.hardware.precision import dtype_name, parameter_dtype
 
@@ -31,6 +30,7 @@ else:
 Trainer: TypeAlias = Any
 
 __all__ = [
+    "PER_BATCH",
     "Actions",
     "BatchSource",
     "Callback",
@@ -55,8 +55,8 @@ __all__ = [
     "logs_now",
     "may_be_last",
     "replicas",
-    "restarted_workers",
     "step_progress",
+    "training_loaders",
     "uses_pytorch_profiler",
 ]
 
@@ -72,6 +72,10 @@ BATCH_HOOKS = (
     "on_validation_batch_end",
 )
 """The hooks of a callback that come in every batch."""
+
+
+PER_BATCH = "run_training_batch"
+"""The one action of each batch that Lightning names without a bracket in front, as the user's are."""
 
 
 class Actions(NamedTuple):
@@ -225,7 +229,8 @@ def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
 def batches_until_log(trainer: Trainer, every_n_steps: int | None) -> int:
     """So many of the next batches at least end without `logs_now`."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
-    return int((-logger_step(trainer) - 1) % interval) if interval else sys.maxsize
+    following = logger_step(trainer) + (not is_accumulating(trainer))  # Lightning counts this one after our hook
+    return int((-following - 1) % interval) if interval else sys.maxsize
 
 
 def may_be_last(trainer: Trainer) -> bool:
@@ -266,11 +271,10 @@ def batch_source(trainer: Trainer) -> BatchSource:
     )
 
 
-def restarted_workers(trainer: Trainer) -> int:
-    """How many worker processes the training loaders end and start between epochs."""
+def training_loaders(trainer: Trainer) -> list[Any]:
+    """What this fit trains from, mostly one DataLoader; empty before the training loop has set it up."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001
-    loaders = [each for each in combined.flattened if isinstance(each, DataLoader)] if combined is not None else []
-    return sum(loader.num_workers for loader in loaders if not loader.persistent_workers)
+    return [] if combined is None else list(combined.flattened)
 
 
 def replicas(trainer: Trainer) -> int:

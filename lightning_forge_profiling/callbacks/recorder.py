@@ -1,6 +1,7 @@
 """What a fit's boundaries become: marks on the GPU's timeline, steps, and a ledger of the run."""
 
 from collections.abc import Callable, Collection
+from itertools import pairwise
 from threading import Lock
 from time import perf_counter_ns
 from typing import Final
@@ -13,7 +14,7 @@ from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent
 from lightning_forge_profiling.timing.interval import Mark
-from lightning_forge_profiling.timing.rates import StepTiming, StepWork
+from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
 from lightning_forge_profiling.timing.steps import EXCLUDED, LOADER_START, PARTITION, WHOLE
 from lightning_forge_profiling.timing.throughput import LeftOut, RunLedger, RunSummary
 
@@ -81,7 +82,7 @@ class StepRecorder:
         self._split = True
         self._chosen = True
         self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
-        self._host_is_ahead = False
+        self._host_is_ahead = None if timers.on_device else False
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
         self._active = self._began = False
@@ -94,8 +95,10 @@ class StepRecorder:
         self._user_regions = Lock()  # autograd has a thread for each device
         self.ledger = RunLedger(tuple(name for name in PARTITION if name in timed))
         self._completed = CompletedSteps(self.ledger)
-        self._plain: list[tuple[StepWork, int]] = []
-        self._plain_own_ns = self._plain_ended_ns = 0
+        self._plain: list[StepWork] = []
+        self._plain_ended_ns: list[int] = []
+        self._plain_own_ns = 0
+        self._disturbed = False
         self._deliver_at = _DELIVER_EVERY
         self._dropped = 0
         self.listeners = self._completed.listeners
@@ -131,7 +134,10 @@ class StepRecorder:
         if self._active and not self._split:
             self._split = True
             if self._label == WHOLE:
-                self.timers.relabel(WHOLE, "other")
+                if self._plain:  # the piece began with the first of them
+                    self._since = self.timers.switch(WHOLE, "other")
+                else:
+                    self.timers.relabel(WHOLE, "other")
                 self._label = "other"
 
     def enter(self, name: str) -> None:
@@ -139,6 +145,7 @@ class StepRecorder:
         if not self._active or not (self._split or name in EXCLUDED):
             return
         began_ns = self._clock_ns()
+        self._disturbed = True
         if self._validating and self._is_of_validation(name):
             return
         before = self._since
@@ -237,7 +244,7 @@ class StepRecorder:
             return
         began_ns = self._clock_ns()
         try:
-            self._catch_up()
+            before = self._take_plain()
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
             timers, split, chosen = self.timers, self._split, self._chosen
@@ -257,11 +264,12 @@ class StepRecorder:
             self._label = self._base
             timing = StepTiming(caught_up, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
-            self._completed.expect(EndedStep(self.step, work, left_out, timing, complete))
+            self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, before))
             if left_out != "recorded":
                 self._learn(began_ns - self._stepped_ns, self._own_ns, split=split)
             self._stepped_ns = began_ns
             self._own_ns = self._before_fetch_ns = 0
+            self._disturbed = False
             self.step = timers.tag = self.step + 1
             if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
@@ -272,43 +280,45 @@ class StepRecorder:
     @property
     def plain(self) -> bool:
         """Whether the step under way is timed in one piece and nothing in it was unlike the steps before it."""
-        return self.saw_training and self._label == WHOLE and self._active and not self._stack
+        return self.saw_training and not self._disturbed and self._active
 
     def plain_steps_ahead(self) -> int:
-        """How many steps in a row, from the one under way on, are timed in one piece, and so is the one after them."""
-        if not self._active or self._split:
+        """How many steps in a row, from the one under way on, may end by `end_plain_step` if they are `plain`.
+
+        So may steps in one piece before another such, where the GPU waits for the host: the host's clock tells what
+        each of them took of what passed on the GPU from event to event. Where the host is ahead of the GPU each needs
+        its event, and what it costs the host costs the run nothing.
+        """
+        if not self._active or self._split or self._host_is_ahead is not False:
             return 0
         later = range(self.step + 1, max(self._deliver_at, self.step + 1))
         return next((step for step in later if self._budget.splits(step)), later.stop) - later.start
 
     def end_plain_step(self, work: StepWork, began_ns: int) -> None:
-        """What `end_step` does, as far as it has to be done now: for a `plain` step with another one behind it.
+        """What `end_step` does, as far as that has to be done at once.
 
         Args:
             work: what it worked through.
             began_ns: when the callbacks began with its end.
         """
-        timers = self.timers
-        self._since = timers.switch(WHOLE, WHOLE)
-        self._plain.append((work, timers.dropped))
-        self._plain_ended_ns = began_ns
-        self.step = timers.tag = self.step + 1
+        self._plain.append(work)
+        self._plain_ended_ns.append(began_ns)
+        self.step += 1
         self.saw_training = False
         self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
         self._own_ns = 0
 
-    def _catch_up(self) -> None:
-        """Do the rest for the plain steps that have ended, as if each of them had taken what they took in the mean."""
-        plain, self._plain = self._plain, []
-        if not plain:
-            return
-        own_ns, self._plain_own_ns = self._plain_own_ns // len(plain), 0
-        timing = StepTiming(own_us=own_ns / 1e3)
-        for step, (work, dropped) in enumerate(plain, self.step - len(plain)):
-            self._completed.expect(EndedStep(step, work, None, timing, dropped == self._dropped))
-            self._dropped = dropped
-        self._learn((self._plain_ended_ns - self._stepped_ns) // len(plain), own_ns, split=False, steps=len(plain))
-        self._stepped_ns = self._plain_ended_ns
+    def _take_plain(self) -> PlainSteps | None:
+        """The plain steps that have ended since the last call."""
+        works, ended_ns = self._plain, self._plain_ended_ns
+        if not works:
+            return None
+        self._plain, self._plain_ended_ns = [], []
+        host_ms = [(end - began) / 1e6 for began, end in pairwise((self._stepped_ns, *ended_ns))]
+        own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
+        self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
+        self._stepped_ns = ended_ns[-1]
+        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3)
 
     def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
         # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's
@@ -329,11 +339,17 @@ class StepRecorder:
                 self._pop()
             self._active = False
             self.timers.stop(self._label)
+            before = self._take_plain()
+            if before is not None:
+                complete = self.timers.dropped == self._dropped
+                self._completed.expect(
+                    EndedStep(self.timers.tag, self.step, None, None, StepTiming(), complete, before)
+                )
             if wait:
                 self.timers.elapsed_all()
             self._ended_ns = self._clock_ns()
             self.deliver()
-            self._completed.flush(self.step)
+            self._completed.flush(self.timers.tag)
         except Exception as exc:
             self.fail(exc)
 
@@ -388,7 +404,6 @@ class StepRecorder:
 
     def deliver(self) -> None:
         """Hand the steps that the GPU has completed to the ledger and the listeners. Never waits."""
-        self._catch_up()
         self._deliver_at = self.step + _DELIVER_EVERY
         self._completed.deliver(self.timers)
 

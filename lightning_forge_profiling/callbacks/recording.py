@@ -226,14 +226,13 @@ class RecordingCallback(Callback):
     ) -> None:
         """A step has ended. Only the leader's is called: each hook more costs Lightning some microseconds a batch."""
         plain = self._plain_steps
-        if plain is not None and plain.end(batch):
+        if self._recorder is None or (plain is not None and plain.end(batch)):
             return
         skipped = 0 if plain is None else plain.take()
         self._end_step(trainer, pl_module, batch)
         for peer in self._peers:
             peer._step_ended(trainer, skipped)  # noqa: SLF001  (one of us)
-        recorder = self._recorder
-        kind = self.profiled, recorder is not None and recorder.step < recorder.warmup_steps
+        kind = self.profiled, self._recorder.step < self._recorder.warmup_steps
         if kind != self._kind_of_step:
             self._kind_of_step = kind
             for peer in self._peers:

@@ -7,6 +7,7 @@ from typing import Protocol
 from lightning_forge_profiling.analysis.results import Analysis, RankClock
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.data_loader import loader_settings, restarted_workers
 from lightning_forge_profiling.callbacks.evidence import analysis_of, recorded_analysis, run_compute, run_evidence
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.rank_clocks import rank_clock, read_clocks, write_clock
@@ -68,7 +69,8 @@ def report_run(
         telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
         compute=compute,
         clocks=clocks,
-        workers=lightning_api.restarted_workers(trainer),
+        workers=restarted_workers(trainer),
+        loader=loader_settings(trainer),
     )
     analysis = analysis_of(trace, recorded, evidence)
     print_run(

@@ -73,6 +73,8 @@ class WorkCounter:
             if samples is None:
                 return None
         self._batches += 1
+        if self._tokens_fn is None and self._flops_fn is None:
+            return samples, None, None
         return samples, self._tokens(batch), self._flops(batch)
 
     def count(self, batch: Any, trainer: Trainer, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:

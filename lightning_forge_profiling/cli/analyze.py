@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SORTS", "add_to"]
 
-SORTS = ("device", "self_device", "host", "self_host", "calls", "memory")
+SORTS = ("self_device", "device", "self_host", "host", "calls", "memory")
 """Those of `analysis.operators`, named here too so that `--help` need not load it."""
 
 _CUT_OFF = 65  # EX_DATAERR of sysexits.h
@@ -51,7 +51,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
     parser.add_argument("--rank", type=at_least(0), metavar="N", help="only this rank of a folder")
     parser.add_argument("--steps", type=step_range, metavar="A:B", help="only the steps from A up to, not including, B")
-    parser.add_argument("--sort", choices=SORTS, help="order of the operators (default: device), and print them")
+    parser.add_argument(
+        "--sort",
+        choices=SORTS,
+        help="print the operators, in this order (default in the reports: self_device; self_host without GPU work)",
+    )
     parser.add_argument(
         "--top", type=at_least(1), metavar="N", help=f"how many kernels and operators (default: {_TOP} in the reports)"
     )
@@ -79,9 +83,7 @@ def _run(args: argparse.Namespace) -> int:
 def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":
     from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
 
-    return analyze(
-        path, rank=args.rank, steps=args.steps, top=args.top or _TOP, sort=args.sort or "device", progress=progress
-    )
+    return analyze(path, rank=args.rank, steps=args.steps, top=args.top or _TOP, sort=args.sort, progress=progress)
 
 
 def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":

@@ -5,6 +5,7 @@
 | 0 | done |
 | 1 | `compare`: a metric is worse by more than the limit |
 | 2 | bad input: arguments, a file that is no trace, an output that is closed or cannot be written; or out of memory |
+| 3 | `compare`: the steps leave open whether it is |
 | 65 | `analyze`: a file is cut off; the part that is there was analysed |
 | 70 | a fault of this program, with a traceback |
 | 130 | interrupted |
@@ -40,8 +41,8 @@ examples:
   forge-profiling view lightning_logs/version_0/profiler_traces
   forge-profiling crossover --html crossover.html
 
-exit codes: 0 done, 1 a metric is worse than the limit, 2 bad input, 65 a file is cut
-off, 70 own fault, 130 interrupted, 141 output no longer read
+exit codes: 0 done, 1 a metric is worse than the limit, 2 bad input, 3 it is open whether a metric is,
+65 a file is cut off, 70 own fault, 130 interrupted, 141 output no longer read
 """
 
 

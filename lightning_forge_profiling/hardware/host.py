@@ -1,10 +1,11 @@
-"""The machine that PyTorch runs on: its processor's name and its free memory."""
+"""The machine that PyTorch runs on: its processor's name, the usable cores, the free memory."""
 
+import os
 import platform
 import re
 from pathlib import Path
 
-__all__ = ["free_memory_bytes", "processor_name"]
+__all__ = ["free_memory_bytes", "processor_name", "usable_cores"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
@@ -25,6 +26,18 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     """
     named = re.search(r"^model name\s*:\s*(.+)$", _text(cpuinfo), re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on: a batch system or `taskset` may have left it fewer than there are.
+
+    Example:
+        >>> 1 <= usable_cores() <= os.cpu_count()
+        True
+    """
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:

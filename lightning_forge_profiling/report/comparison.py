@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from lightning_forge_profiling.analysis.compare import Change, Comparison, Gate
+from lightning_forge_profiling.analysis.compare import Change, Comparison
+from lightning_forge_profiling.analysis.gate import Gate
+from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
-from lightning_forge_profiling.report.text import short_kernel_name
 from lightning_forge_profiling.report.wording import IDLE_WORDS
 
 __all__ = ["print_comparison"]
@@ -14,6 +15,8 @@ __all__ = ["print_comparison"]
 _SHOWN = 10
 _NUMBERS = ("before", "now", "ms", "%")
 _KERNEL_LINES = 2
+_STYLES = {"slower": "bold red", "inconclusive": "bold yellow"}
+_BESIDE, _NARROWEST_NAME = 50, 20  # columns that the numbers take, and those of a name
 
 
 def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Screen | None = None) -> None:
@@ -27,7 +30,7 @@ def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Scre
     screen = screen or Screen()
     for side, source in (("before", comparison.a), ("now", comparison.b)):
         screen.line(source, name=side, column=len("before "), whole=True)
-    for title, table in _tables(comparison):
+    for title, table in _tables(comparison, screen.width):
         screen.line()
         screen.line(Text(title, "bold"))
         screen.table(table)
@@ -36,7 +39,7 @@ def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Scre
         screen.line(text, name=Text(name, style))
 
 
-def _tables(comparison: Comparison) -> Iterator[tuple[str, Table]]:
+def _tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Table]]:
     table = Table("", *_NUMBERS, "95 % interval, ms")
     on_gpu = _on_gpu(comparison)
     # without GPU work all of the step would be idle, and none of it busy
@@ -57,7 +60,7 @@ def _tables(comparison: Comparison) -> Iterator[tuple[str, Table]]:
         moved = [change for change in changes if change.a_ms or change.b_ms]
         if moved:
             more = f"; the {_SHOWN} biggest movers of {len(moved)}" if len(moved) > _SHOWN else ""
-            yield title + more, _change_table(moved[:_SHOWN])
+            yield title + more, _change_table(moved[:_SHOWN], width)
 
 
 def _on_gpu(comparison: Comparison) -> tuple[bool, bool]:
@@ -65,12 +68,13 @@ def _on_gpu(comparison: Comparison) -> tuple[bool, bool]:
     return any(kind.a_ms for kind in comparison.kinds), any(kind.b_ms for kind in comparison.kinds)
 
 
-def _change_table(changes: Sequence[Change]) -> Table:
+def _change_table(changes: Sequence[Change], width: int) -> Table:
     counted = any(change.a_calls or change.b_calls for change in changes)
-    table = Table("", *_NUMBERS, *(["calls"] if counted else []), most_lines=_KERNEL_LINES if counted else None)
-    for change in changes:
+    table = Table("", *_NUMBERS, *(["calls"] if counted else []))
+    labels = kernel_labels([change.name for change in changes], _KERNEL_LINES * max(width - _BESIDE, _NARROWEST_NAME))
+    for label, change in zip(labels, changes, strict=True):
         table.row(
-            short_kernel_name(change.name),
+            label,
             *_numbers(change.a_ms, change.b_ms, change.difference_ms, change.pct),
             *([_calls(change)] if counted else []),
         )
@@ -92,4 +96,4 @@ def _lines(comparison: Comparison, gates: Iterable[Gate]) -> Iterator[tuple[str,
         yield "yellow", "note", f"no GPU activity in the trace of {' and of '.join(without)}"
     yield from (("yellow", "note", note) for note in comparison.notes)
     for gate in gates:
-        yield ("bold green", "passed", gate.text) if gate.passed else ("bold red", "failed", gate.text)
+        yield _STYLES.get(gate.outcome, "bold green"), gate.outcome, gate.text

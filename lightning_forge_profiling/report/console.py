@@ -1,21 +1,27 @@
 """An analysis on a terminal: the verdict, then the numbers behind it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, IDLE_CAUSES, Kernel, Operator, RankSummary
+from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, IDLE_CAUSES, RankSummary
 from lightning_forge_profiling.analysis.results import Analysis, Finding
+from lightning_forge_profiling.analysis.table_rows import Kernel, Operator
+from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
-from lightning_forge_profiling.report.text import short_kernel_name
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     all_warnings,
     by_text,
+    calls,
+    cpu_threads,
     efficiency,
     findings_note,
     linked,
+    operator_columns,
+    share_of,
     slowest,
     slowest_rank,
+    step_on_host,
     steps_of,
     used_gpu,
     verdict,
@@ -26,7 +32,9 @@ __all__ = ["print_analysis"]
 _SHOWN_KERNELS = 8
 _SHOWN_FINDINGS = 5
 _NAMES_WIDTH = 10
-_NAME_LINES = 2  # what tells one elementwise kernel from another comes late
+_NAME_LINES = 2  # so many lines of a name are shown: what tells one elementwise kernel from another comes late
+_BESIDE_KERNELS, _BESIDE_OPERATORS = 46, 56  # columns that the rest of the table takes
+_NARROWEST_NAME = 20
 
 
 def print_analysis(
@@ -38,7 +46,7 @@ def print_analysis(
         analysis: what to print.
         screen: where to; standard output by default.
         kernels: how many kernels to list, those of the slowest rank.
-        operators: how many of its operators to list.
+        operators: how many of its operators to list; as many as kernels for training on the CPU if 0.
 
     Example:
         >>> print_analysis(Analysis(source="run", verdict="x", verdict_text="Nothing stands out.", findings=()))
@@ -49,7 +57,9 @@ def print_analysis(
     screen.line(verdict(analysis))
     if note := findings_note(analysis):
         screen.line(Text(note, "dim"))
-    for title, table in _tables(analysis, kernels, operators):
+    if all(rank.cpu is not None for rank in analysis.ranks):
+        operators = operators or kernels  # there are no kernels to show
+    for title, table in _tables(analysis, kernels, operators, screen.width):
         screen.line()
         screen.line(Text(title, "bold"))
         screen.table(table)
@@ -58,35 +68,37 @@ def print_analysis(
         screen.line(text, name=Text(name, style), column=_NAMES_WIDTH)
 
 
-def _tables(analysis: Analysis, kernels: int, operators: int) -> Iterator[tuple[str, Table]]:
+def _tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Iterator[tuple[str, Table]]:
     """The titles and the tables."""
     ranks = analysis.ranks
     if ranks:
         rank = slowest_rank(ranks)
         of_rank = f" of rank {rank.rank}{slowest(ranks)}" if len(ranks) > 1 else ""
     if len(ranks) == 1:
-        yield steps_of(ranks[0]), _one_rank(ranks[0]) if used_gpu(ranks[0]) else _regions_on_host(ranks[0])
+        yield steps_of(ranks[0]), _one_rank(ranks[0]) if used_gpu(ranks[0]) else _step_on_host(ranks[0])
     elif any(map(used_gpu, ranks)):
         yield f"{len(ranks)} ranks, percent of the step; rank {ranks[0].rank}: {steps_of(ranks[0])}", _busy_table(ranks)
         yield "Idle by what the host did meanwhile, percent of the step", _idle_table(analysis)
     elif ranks:
         yield f"{len(ranks)} ranks; rank {ranks[0].rank}: {steps_of(ranks[0])}", _steps_table(ranks)
-        yield f"Regions{of_rank}", _regions_on_host(rank)
+        yield f"The step on the host{of_rank}", _step_on_host(rank)
     if analysis.findings:
-        yield "Findings", _findings_table(analysis.findings[:_SHOWN_FINDINGS])
+        shown = analysis.findings[:_SHOWN_FINDINGS]
+        averaged = any("mean" in share_of(analysis, finding) for finding in shown)
+        yield f"Findings{', shares as the mean of the ranks' if averaged else ''}", _findings_table(shown)
     if ranks:
         if rank.top_kernels[:kernels]:
-            yield f"Top kernels{of_rank}", _kernel_table(rank.top_kernels[:kernels])
+            yield f"Top kernels{of_rank}", _kernel_table(rank.top_kernels[:kernels], width - _BESIDE_KERNELS)
         if rank.operators[:operators]:
-            yield f"Operators{of_rank}", _operator_table(rank.operators[:operators])
+            title = f"Operators{of_rank}: per step, times in milliseconds"
+            yield title, _operator_table(rank.operators[:operators], width - _BESIDE_OPERATORS, on_gpu=used_gpu(rank))
 
 
-def _regions_on_host(rank: RankSummary) -> Table:
+def _step_on_host(rank: RankSummary) -> Table:
     """What there is of a rank without GPU work."""
-    table = Table("", "host ms/step")
-    for region in rank.regions:
-        if region.host_ms_per_step:
-            table.row(region.name, f"{region.host_ms_per_step:.3f}")
+    table = Table("", "ms/step", "of step")
+    for name, ms, pct, style in step_on_host(rank):
+        table.row(name, f"{ms:.3f}", f"{pct:.1f} %", style=style)
     return table
 
 
@@ -145,29 +157,26 @@ def _findings_table(findings: Iterable[Finding]) -> Table:
         on_rank = "" if finding.rank is None else f"rank {finding.rank}: "
         table.row(finding.code, f"{finding.share_pct:.1f} %", Text(f"{on_rank}{finding.title}", "bold"))
         if position:  # the verdict says it of the first
-            table.row("", "", finding.advice)
+            table.row("", "", finding.remedy)
     return table
 
 
-def _kernel_table(kernels: Iterable[Kernel]) -> Table:
-    table = Table("kernel", "kind", "calls", "total ms", "of step", align="<<", most_lines=_NAME_LINES)
-    for kernel in kernels:
-        numbers = str(kernel.calls), f"{kernel.total_ms:.3f}", f"{kernel.pct:.1f} %"
-        table.row(short_kernel_name(kernel.name), kernel.kind, *numbers)
+def _kernel_table(kernels: Sequence[Kernel], name_width: int) -> Table:
+    table = Table("kernel", "kind", "calls/step", "ms/step", "of step", align="<<")
+    labels = kernel_labels([kernel.name for kernel in kernels], _NAME_LINES * max(name_width, _NARROWEST_NAME))
+    for label, kernel in zip(labels, kernels, strict=True):
+        numbers = calls(kernel.calls_per_step), f"{kernel.ms_per_step:.3f}", f"{kernel.pct:.1f} %"
+        table.row(label, kernel.kind, *numbers)
     return table
 
 
-def _operator_table(operators: Iterable[Operator]) -> Table:
-    headings = ("operator", "calls", "device ms", "self", "host ms", "self", "MB")
-    table = Table(*headings, most_lines=_NAME_LINES)
-    for operator in operators:
-        times = (operator.device_ms, operator.self_device_ms, operator.host_ms, operator.self_host_ms)
-        table.row(
-            operator.name,
-            str(operator.calls),
-            *(f"{ms:.3f}" for ms in times),
-            "" if operator.allocated_bytes is None else f"{operator.allocated_bytes / 1e6:.1f}",
-        )
+def _operator_table(operators: Sequence[Operator], name_width: int, *, on_gpu: bool) -> Table:
+    """Its columns of GPU time and memory are left out where there is nothing in them."""
+    columns = operator_columns(operators, on_gpu=on_gpu)
+    table = Table("operator", *columns)
+    labels = operator_labels([operator.name for operator in operators], _NAME_LINES * max(name_width, _NARROWEST_NAME))
+    for label, operator in zip(labels, operators, strict=True):
+        table.row(label, *(write(operator) for write in columns.values()))
     return table
 
 
@@ -175,7 +184,10 @@ def _lines(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
     """What there is to say in a line each: its style, its heading, its text."""
     several = len(analysis.ranks) > 1
     if analysis.ranks:
-        yield "bold", "compute", efficiency(slowest_rank(analysis.ranks))
+        if computed := efficiency(slowest_rank(analysis.ranks)):
+            yield "bold", "compute", computed
+        if threads := cpu_threads(slowest_rank(analysis.ranks)):
+            yield "bold", "threads", threads
         if joined := linked(slowest_rank(analysis.ranks)):
             yield "bold", "linked", joined
     hidden = len(analysis.findings) - _SHOWN_FINDINGS

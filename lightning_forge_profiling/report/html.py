@@ -1,6 +1,7 @@
 """An analysis as one web page: a file that needs nothing beside it and no network."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,8 +9,9 @@ import msgspec
 
 from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.analysis.timeline import Timeline
+from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.page import asset, filled, source
-from lightning_forge_profiling.report.wording import compute_lines, findings_note
+from lightning_forge_profiling.report.wording import compute_lines, cpu_threads, findings_note, share_of
 
 __all__ = ["html_report", "replace_summary"]
 
@@ -19,6 +21,10 @@ _SCRIPTS: Final = (
 )
 _COMMENTS: Final = re.compile(r"^ *//.*\n", re.MULTILINE)
 """Whole lines of them, for whoever changes a script; each page would have 5 kB of them."""
+
+_SHOWN_OF_NAME: Final = 70
+"""A kernel's name is shown so far at least, in the two lines that it has."""
+_LABEL: Final = 80
 
 _BLOCK: Final = '<script type="application/json" id="forge-{}">{}</script>'
 _SUMMARY: Final = re.compile(r'^<script type="application/json" id="forge-summary">[^<\n]*</script>$', re.MULTILINE)
@@ -87,8 +93,28 @@ def replace_summary(html: str, analysis: Analysis) -> str:
 def _summary(analysis: Analysis) -> str:
     """The results, and what is put in words as in the other reports."""
     compute = analysis.run.compute if analysis.run else ()
-    words = {"note": findings_note(analysis), "compute": tuple(compute_lines(compute))}
+    words = {
+        "note": findings_note(analysis),
+        "compute": tuple(compute_lines(compute)),
+        "labels": _labels(analysis),
+        "shares": [share_of(analysis, finding) for finding in analysis.findings],
+        "threads": cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
+    }
     return _block("summary", {"analysis": analysis, "words": words})
+
+
+def _labels(analysis: Analysis) -> dict[str, str]:
+    """What to show of kernels that the table's two lines of their names would not tell apart."""
+    labels: dict[str, str] = {}
+    for rank in analysis.ranks:
+        names = [kernel.name for kernel in rank.top_kernels]
+        alike = Counter(name[:_SHOWN_OF_NAME] for name in dict.fromkeys(names))
+        labels |= {
+            name: label
+            for name, label in zip(names, kernel_labels(names, _LABEL), strict=True)
+            if len(name) > _SHOWN_OF_NAME and alike[name[:_SHOWN_OF_NAME]] > 1
+        }
+    return labels
 
 
 def _block(name: str, content: Any) -> str:

@@ -7,7 +7,15 @@ from typing import Any, Final
 
 import msgspec
 
-from lightning_forge_profiling.analysis import flops, rank_summary, results, telemetry_summary
+from lightning_forge_profiling.analysis import (
+    flops,
+    host_summary,
+    loader_settings,
+    rank_summary,
+    results,
+    saving,
+    telemetry_summary,
+)
 
 __all__ = ["SHIPPED", "schema_json"]
 
@@ -22,7 +30,7 @@ def schema_json() -> bytes:
     """The schema, indented, in the dialect of 2020-12; what fields mean is taken from the docstrings."""
     (schema,), definitions = msgspec.json.schema_components([results.Analysis], ref_template="#/$defs/{name}")
     for name, definition in definitions.items():
-        homes = (results, rank_summary, flops, telemetry_summary)
+        homes = (results, rank_summary, host_summary, flops, loader_settings, saving, telemetry_summary)
         _describe(definition, next(getattr(home, name) for home in homes if hasattr(home, name)))
     document = {"$schema": _DIALECT, "title": "forge-profiling summary.json", **schema, "$defs": definitions}
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

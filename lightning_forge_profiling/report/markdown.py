@@ -1,33 +1,32 @@
 """An analysis as GitHub's Markdown: the content of `summary.md`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, IDLE_CAUSES, RankSummary
 from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.report.markdown_tables import host_tables, kernel_table, operator_table, table
 from lightning_forge_profiling.report.telemetry import telemetry_words
-from lightning_forge_profiling.report.text import code, code_cell, plain, prose, short, short_kernel_name
+from lightning_forge_profiling.report.text import code, code_cell, plain, prose
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     all_warnings,
     by_text,
     compute_lines,
+    cpu_threads,
     efficiency,
     findings_note,
     linked,
+    share_of,
     slowest,
     slowest_rank,
+    step_on_host,
     steps_of,
     timing_lines,
     used_gpu,
 )
 
 __all__ = ["markdown"]
-
-_KERNELS = 20
-_OPERATORS = 20
-_LONGEST_NAME = 120
-_SHAPES = 2
 
 
 def markdown(analysis: Analysis) -> str:
@@ -60,21 +59,12 @@ def _lines(analysis: Analysis) -> Iterator[str]:
     yield from _run(analysis)
     yield from _findings(analysis)
     if analysis.ranks:
-        yield from _regions(slowest_rank(analysis.ranks))
-        yield from _kernels(analysis.ranks)
-        yield from _operators(analysis.ranks)
+        yield from host_tables(slowest_rank(analysis.ranks))
+        yield from kernel_table(analysis.ranks)
+        yield from operator_table(analysis.ranks)
     yield from _remarks(analysis)
     if analysis.ranks:
         yield from _how_to_view(analysis)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> Iterator[str]:
-    """A table whose first columns, as many as `texts`, are text, and whose others are numbers."""
-    yield ""
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{'|'.join('---' if position < texts else '---:' for position in range(len(columns)))}|"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
 
 
 def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
@@ -83,11 +73,10 @@ def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
         shares = ("busy", *CATEGORIES, "idle", *(f"idle: {cause}" for cause in IDLE_CAUSES))
         columns = ("rank", "step ms", "median", *(shares if any(map(used_gpu, ranks)) else ()))
         yield from ("", "Times in milliseconds, shares in percent of the step:")
-        yield from _table(columns, (_rank_row(rank)[: len(columns)] for rank in ranks))
+        yield from table(columns, (_rank_row(rank)[: len(columns)] for rank in ranks))
     rank = slowest_rank(ranks)
     yield from ("", f"Rank {rank.rank}{slowest(ranks)}, {code(rank.file)}: {prose(steps_of(rank))}")
-    if used_gpu(rank):
-        yield from _table(("part of the step", "ms per step", "of step"), _parts(rank))
+    yield from table(("part of the step", "ms per step", "of step"), _parts(rank) if used_gpu(rank) else _on_host(rank))
 
 
 def _rank_row(rank: RankSummary) -> list[str]:
@@ -118,13 +107,18 @@ def _parts(rank: RankSummary) -> Iterator[list[str]]:
             yield row(f"&emsp;{IDLE_WORDS[cause]}", rank.idle[cause].ms_per_step, rank.idle[cause].pct)
 
 
+def _on_host(rank: RankSummary) -> Iterator[list[str]]:
+    for name, ms, pct, style in step_on_host(rank):
+        yield [f"**{prose(name)}**" if style else prose(name), f"{ms:.3f}", f"{pct:.1f} %"]
+
+
 def _collectives(analysis: Analysis) -> Iterator[str]:
     ranks = [rank for rank in analysis.ranks if rank.comm.ms_per_step]
     if not ranks:
         return
     yield from ("", "## Communication")
     waits = {wait.rank: f"{wait.wait_ms_per_step:.3f}" for wait in analysis.rank_waits}
-    yield from _table(
+    yield from table(
         ("rank", "ms per step", "exposed", "hidden", "of it waiting for other ranks"),
         (
             (
@@ -138,7 +132,7 @@ def _collectives(analysis: Analysis) -> Iterator[str]:
         ),
     )
     if analysis.collectives:
-        yield from _table(
+        yield from table(
             ("collective", "group", "calls per step", "MB per step", "cost, ms per step", "waiting, ms per step"),
             (
                 (
@@ -156,13 +150,16 @@ def _collectives(analysis: Analysis) -> Iterator[str]:
 
 
 def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    yield from ("", "## Efficiency", "")
-    for say in (efficiency, linked):
-        said = ((rank.rank, text) for rank in ranks if (text := say(rank)))
-        yield from (f"- {where}{prose(text)}" for where, text in by_text(said, several=len(ranks) > 1))
+    said = [
+        where + text
+        for say in (efficiency, cpu_threads, linked)
+        for where, text in by_text(((rank.rank, say(rank)) for rank in ranks), several=len(ranks) > 1)
+        if text
+    ]
+    yield from ("", "## Efficiency", "", *(f"- {prose(text)}" for text in said))
     if not any(map(used_gpu, ranks)):
         return
-    yield from _table(
+    yield from table(
         (
             "rank",
             "GPU busy",
@@ -200,10 +197,9 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
-    yield from _table(
-        ("region", "device ms per step" if run.on_device else "ms per step", "host ms per step"),
-        ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items()),
-    )
+    columns = ("region", "device ms per step", "host ms per step") if run.on_device else ("region", "ms per step")
+    rows = ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
+    yield from table(columns, (row[: len(columns)] for row in rows))
 
 
 def _findings(analysis: Analysis) -> Iterator[str]:
@@ -213,114 +209,15 @@ def _findings(analysis: Analysis) -> Iterator[str]:
     for number, finding in enumerate(analysis.findings, start=1):
         on_rank = "" if finding.rank is None else f" on rank {finding.rank}"
         yield (
-            f"{number}. **{prose(finding.code)}**{on_rank}, {finding.share_pct:.1f} % of the step "
+            f"{number}. **{prose(finding.code)}**{on_rank}, {finding.share_pct:.1f} % {share_of(analysis, finding)} "
             f"(from the {finding.source}): {prose(finding.title)}."
         )
-        yield f"   - {prose(finding.advice)}"
+        yield f"   - {prose(finding.remedy)}"
         evidence = (
             f"{prose(name)}: {value:.4g}" if isinstance(value, int | float) else f"{prose(name)}: {prose(value)}"
             for name, value in finding.evidence.items()
         )
         yield f"   - Evidence: {'; '.join(evidence)}"
-
-
-def _regions(rank: RankSummary) -> Iterator[str]:
-    if rank.regions and not used_gpu(rank):
-        rows = ((code_cell(region.name), f"{region.host_ms_per_step:.3f}") for region in rank.regions)
-        yield from ("", f"## Regions: rank {rank.rank}", *_table(("region", "host ms per step"), rows))
-    elif rank.regions:
-        yield from ("", f"## Regions: rank {rank.rank}")
-        yield from _table(
-            ("region", "GPU ms per step", "of step", "host ms per step", "launches per step"),
-            (
-                (
-                    code_cell(region.name),
-                    f"{region.gpu_ms_per_step:.3f}",
-                    f"{region.pct:.1f} %",
-                    f"{region.host_ms_per_step:.3f}",
-                    f"{region.launches_per_step:.1f}",
-                )
-                for region in rank.regions
-            ),
-        )
-    if rank.host.syncs:
-        yield from ("", f"## Calls that wait for the GPU: rank {rank.rank}")
-        yield from _table(
-            ("cause", "where", "whose", "per step", "host ms per step"),
-            (
-                (
-                    prose(sync.cause),
-                    code_cell(sync.where) if sync.where else "",
-                    "Lightning's" if sync.lightning else "yours",
-                    f"{sync.per_step:.1f}",
-                    f"{sync.host_ms_per_step:.3f}",
-                )
-                for sync in rank.host.syncs
-            ),
-            texts=3,
-        )
-    if rank.copies:
-        yield from ("", f"## Copies: rank {rank.rank}")
-        yield from _table(
-            ("direction", "host memory", "calls per step", "MB per step", "ms per step", "exposed", "GB/s"),
-            (
-                (
-                    prose(copies.direction),
-                    prose(copies.memory),
-                    f"{copies.calls_per_step:.1f}",
-                    f"{copies.bytes_per_step / 1e6:.3f}",
-                    f"{copies.ms_per_step:.3f}",
-                    f"{copies.exposed_ms_per_step:.3f}",
-                    f"{copies.gb_per_s:.2f}" if copies.gb_per_s else "",
-                )
-                for copies in rank.copies
-            ),
-            texts=2,
-        )
-
-
-def _kernels(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    rank = slowest_rank(ranks)
-    if rank.top_kernels:
-        yield from ("", f"## Top kernels: rank {rank.rank}{slowest(ranks)}")
-        yield from _table(
-            ("kernel", "kind", "calls", "total ms", "mean µs", "of step"),
-            (
-                (
-                    code_cell(short_kernel_name(kernel.name, _LONGEST_NAME)),
-                    prose(kernel.kind),
-                    str(kernel.calls),
-                    f"{kernel.total_ms:.3f}",
-                    f"{kernel.mean_us:.1f}",
-                    f"{kernel.pct:.1f} %",
-                )
-                for kernel in rank.top_kernels[:_KERNELS]
-            ),
-            texts=2,
-        )
-
-
-def _operators(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    rank = slowest_rank(ranks)
-    if rank.operators:
-        yield from ("", f"## Operators: rank {rank.rank}{slowest(ranks)}")
-        yield from _table(
-            ("operator", "input shapes", "calls", "device ms", "self", "host ms", "self", "MB allocated"),
-            (
-                (
-                    code_cell(short(operator.name, _LONGEST_NAME)),
-                    ", ".join(code_cell(short(shape, _LONGEST_NAME)) for shape in operator.input_shapes[:_SHAPES]),
-                    str(operator.calls),
-                    f"{operator.device_ms:.3f}",
-                    f"{operator.self_device_ms:.3f}",
-                    f"{operator.host_ms:.3f}",
-                    f"{operator.self_host_ms:.3f}",
-                    "" if operator.allocated_bytes is None else f"{operator.allocated_bytes / 1e6:.1f}",
-                )
-                for operator in rank.operators[:_OPERATORS]
-            ),
-            texts=2,
-        )
 
 
 def _remarks(analysis: Analysis) -> Iterator[str]:

@@ -46,6 +46,11 @@ class Screen:
         allowed = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._colours = (self._terminal and allowed) if colours is None else colours
 
+    @property
+    def width(self) -> int:
+        """In columns."""
+        return self._width
+
     def line(self, text: str | Text = "", *, name: str | Text = "", column: int = 0, whole: bool = False) -> None:
         """Print a line, which on a terminal is wrapped beside its name.
 

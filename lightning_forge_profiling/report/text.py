@@ -75,6 +75,9 @@ def code_cell(text: str) -> str:
 _LAMBDA = re.compile(r"\([^()]*\)(?:::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?)+")
 _NAMESPACES = re.compile(r"\b(?:\w+::)+")
 _RETURN_TYPE = re.compile(r"^(?:void|int|bool|float|double) ")
+_CAST = re.compile(r"\([\w:]+(?: [\w:]+)*\)(?=-?\d)")  # as in (int)4
+_CONSTANT = re.compile(r"\b(?:C<|constant<int, )(-?\d+)>")  # CuTe's, as its shapes: tuple<C<128>, C<64>>
+_SHAPE = re.compile(r"\btuple<(\d+(?:, ?\d+)+)>")
 
 
 def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
@@ -89,24 +92,32 @@ def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
     Example:
         >>> short_kernel_name("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)")
         'vectorized_elementwise_kernel<4, AddFunctor<float>>'
+        >>> short_kernel_name("cutlass::device_kernel<CollectiveMma<cute::tuple<cute::C<128>, cute::C<64> > > >")
+        'device_kernel<CollectiveMma<128x64>>'
         >>> short_kernel_name("Memcpy HtoD (Pageable -> Device)", width=12)
         'Memcpy HtoD…'
     """
     name = plain(name[:_LONGEST_NAME])
     bare = _RETURN_TYPE.sub("", name).replace("(anonymous namespace)::", "")
     bare = _LAMBDA.sub("", _without_arguments(bare))
-    return short(_NAMESPACES.sub("", bare).replace(" >", ">") or name, width)
+    bare = _CONSTANT.sub(r"\1", _CAST.sub("", _NAMESPACES.sub("", bare)).replace(" >", ">"))
+    return short(_SHAPE.sub(lambda shape: re.sub(", ?", "x", shape[1]), bare) or name, width)
 
 
 def short(text: str, width: int) -> str:
-    """Plain text of at most `width` characters, an ellipsis for what is cut off.
+    """Plain text of at most `width` characters, an ellipsis for what is cut off; a number in it is cut off whole.
 
     Example:
         >>> short("aten::convolution_backward", 12)
         'aten::convo…'
+        >>> short("gemm_256x128", 11)
+        'gemm_256x…'
     """
     text = plain(text[: max(width, _LONGEST_NAME) + 1])  # a name may have megabytes
-    return text if len(text) <= width else text[: max(0, width - 1)].rstrip() + "…"
+    if len(text) <= width:
+        return text
+    kept, lost = text[: max(0, width - 1)], text[max(0, width - 1) :]
+    return (kept.rstrip("0123456789") if lost[0].isalnum() else kept).rstrip() + "…"
 
 
 def _without_arguments(name: str) -> str:

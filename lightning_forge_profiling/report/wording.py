@@ -1,32 +1,39 @@
 """Phrases that the console and Markdown reports share."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
-from lightning_forge_profiling.analysis.rank_summary import RankSummary
+from lightning_forge_profiling.analysis.rank_summary import RankSummary, Region
 from lightning_forge_profiling.analysis.results import (
     NOTHING_STANDS_OUT,
     Analysis,
+    Finding,
     RunCompute,
     RunEvidence,
     WindowEffect,
 )
+from lightning_forge_profiling.analysis.table_rows import Operator
 from lightning_forge_profiling.report.table import Text
 
 __all__ = [
     "IDLE_WORDS",
     "all_warnings",
     "by_text",
+    "calls",
     "compute_lines",
+    "cpu_threads",
     "digits",
     "efficiency",
     "findings_note",
     "linked",
+    "operator_columns",
+    "share_of",
     "slowest",
     "slowest_rank",
+    "step_on_host",
     "steps_of",
     "timing_lines",
     "used_gpu",
@@ -50,7 +57,10 @@ IDLE_WORDS: Final = MappingProxyType(
 _SAME_WORK: Final = 0.001
 _MOST_COUNTED_PCT: Final = 90.0
 _SLOWER_PCT: Final = 10.0
-"""CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %."""
+"""CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %,
+beside busy neighbours by up to 30 %."""
+_RARE: Final = 0.1
+_YOURS: Final = "your "
 _ALL_PCT: Final = 100.0
 _GEFORCE_PCT: Final = 115.0
 """GeForce cards run at up to so much of the clock that their peak is stated for."""
@@ -90,7 +100,7 @@ def window_effect_words(effect: WindowEffect) -> str:
         f"the median step takes {after} ms after the window, {before} ms before it: "
         f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
     )
-    return f"{words}; still slowed down" if effect.low_pct > _SLOWER_PCT else words
+    return f"{words}; slower since then, by the profiler or by the machine" if effect.low_pct > _SLOWER_PCT else words
 
 
 def verdict(analysis: Analysis) -> Text:
@@ -114,6 +124,12 @@ def findings_note(analysis: Analysis) -> str:
     """Which steps the findings are over; "" where that is all of them, or where none is from the trace."""
     of_trace = any(found.source == "trace" for found in analysis.findings)
     return f"Note: {analysis.findings_note}" if analysis.findings_note and of_trace else ""
+
+
+def share_of(analysis: Analysis, finding: Finding) -> str:
+    """What a finding's share is of: the rules' are means over the ranks, also where one of them is named."""
+    averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"
+    return "of the step, mean of the ranks" if averaged else "of the step"
 
 
 def digits(rate: float) -> str:
@@ -165,6 +181,36 @@ def steps_of(rank: RankSummary) -> str:
     return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}; no GPU activity in the trace"
 
 
+def calls(per_step: float) -> str:
+    """How often something happens in a step.
+
+    Example:
+        >>> calls(3.0), calls(1 / 3), calls(12.5), calls(1 / 400)
+        ('3', '0.33', '12.5', '0.0025')
+    """
+    return f"{per_step:.{2 if per_step >= _RARE else 4}f}".rstrip("0").rstrip(".")
+
+
+def operator_columns(operators: Iterable[Operator], *, on_gpu: bool) -> dict[str, Callable[[Operator], str]]:
+    """The columns of a table of operators, each per step: its heading, and what it says of one.
+
+    Those of GPU time and of memory are left out where there is nothing in them.
+
+    Args:
+        operators: the rows.
+        on_gpu: whether there was GPU work.
+    """
+    columns: dict[str, Callable[[Operator], str]] = {"calls": lambda operator: calls(operator.calls_per_step)}
+    if on_gpu:
+        columns["self GPU"] = lambda operator: f"{operator.self_device_ms_per_step:.3f}"
+        columns["GPU"] = lambda operator: f"{operator.device_ms_per_step:.3f}"
+    columns["self host"] = lambda operator: f"{operator.self_host_ms_per_step:.3f}"
+    columns["host"] = lambda operator: f"{operator.host_ms_per_step:.3f}"
+    if any(operator.allocated_bytes_per_step is not None for operator in operators):
+        columns["MB"] = lambda operator: f"{(operator.allocated_bytes_per_step or 0.0) / 1e6:.1f}"
+    return columns
+
+
 def linked(rank: RankSummary) -> str:
     """How much of the GPU time can be joined to its launch; "" where there is none."""
     if not used_gpu(rank):
@@ -172,11 +218,38 @@ def linked(rank: RankSummary) -> str:
     return f"{100 - rank.unlinked_pct:.1f} % of the GPU time is joined to its launch, {rank.unlinked_pct:.1f} % is not"
 
 
+def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, str]]:
+    """Rows for a step without GPU work: a part's name, milliseconds, share in percent, and style.
+
+    Built-in regions sum to the step; the user's lie over them, and so do operators and what is between them.
+    """
+    step = rank.step_ms.mean
+    parts = [("step", step, "bold"), *((_named(one), one.host_ms_per_step, "") for one in rank.regions)]
+    if rank.cpu is not None:
+        parts.append(("operators, but data and optimizer", rank.cpu.operators_ms_per_step, "bold"))
+        parts.append(("Python between operators", rank.cpu.python_ms_per_step, "bold"))
+    yield from ((name, ms, 100 * ms / step if step else 0.0, style) for name, ms, style in parts if ms)
+
+
+def _named(region: Region) -> str:
+    return f"  {_YOURS}{region.name}" if region.user else f"  {region.name}"
+
+
+def cpu_threads(rank: RankSummary) -> str:
+    """How many threads computed on the CPU, of how many cores; "" where a GPU did, or nothing ran."""
+    cpu = rank.cpu
+    if cpu is None:
+        return ""
+    ran = f"operators ran on {cpu.operator_threads} thread{'s' if cpu.operator_threads > 1 else ''}"
+    inner = "" if cpu.intra_op_threads is None else f"; intra-op threads: {cpu.intra_op_threads}"
+    return ran + inner + ("" if cpu.usable_cores is None else f"; usable cores: {cpu.usable_cores}")
+
+
 def efficiency(rank: RankSummary) -> str:
-    """How fast it computes, or why that is not known."""
+    """How fast it computes, or why that is not known; "" for training on the CPU."""
     flops = rank.flops
     if flops is None:
-        return f"FLOPs unknown: {rank.flops_note}"
+        return "" if rank.cpu is not None else f"FLOPs unknown: {rank.flops_note}"
     if flops.counted_pct < _MOST_COUNTED_PCT:  # what is known of the rest is no rate over the busy time
         without = f" (not of {', '.join(flops.uncounted)})" if flops.uncounted else ""
         speed = f"{flops.matmul_tflops:.1f} TFLOP/s in the {flops.counted_pct:.0f} % of matrix products"

@@ -18,6 +18,11 @@ cycles of 2 to 100 steps, without choosing steps in a row."""
 _LATEST: Final = 64
 _DECIDE_EVERY: Final = 16
 
+_COUNTED: Final = 2
+"""Timing costs the run about twice what it takes by its own clock: its lines evict others from the processor's caches,
+which the training then misses. Switching every step's timing on and off within one run cost 1.3 to 1.9 times that
+(docs/benchmarks.md)."""
+
 _LOWEST_RATE: Final = 1 / 64
 """Where even the ends of steps cost more than the share, regions of some steps are timed all the same."""
 
@@ -36,9 +41,9 @@ class TimingBudget:
 
     Example:
         >>> budget = TimingBudget(0.005)
-        >>> for step in range(64):  # steps of 4 ms; splitting one costs 100 us, its end alone 10
+        >>> for step in range(64):  # steps of 4 ms; splitting one takes 50 us, its end alone 5
         ...     split = budget.splits(step)
-        ...     budget.add(step_ns=4_000_000, own_ns=100_000 if split else 10_000, split=split)
+        ...     budget.add(step_ns=4_000_000, own_ns=50_000 if split else 5_000, split=split)
         >>> round(budget.rate, 3)
         0.111
         >>> [step for step in range(64, 100) if budget.splits(step)]
@@ -74,7 +79,7 @@ class TimingBudget:
         if self._share is None:
             return
         self._step_ns.append(step_ns)
-        (self._split_ns if split else self._plain_ns).append(own_ns)
+        (self._split_ns if split else self._plain_ns).append(_COUNTED * own_ns)
         self._undecided += steps
         if self._undecided >= _DECIDE_EVERY and self._split_ns:
             self._undecided = 0

@@ -1,12 +1,12 @@
 """Rates over steps: samples, tokens and steps per second, milliseconds per region."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lightning_forge_profiling.timing.steps import PARTITION, RESERVED, WHOLE
 
-__all__ = ["Rates", "Spread", "StepTiming", "StepWork", "step_ms"]
+__all__ = ["PlainSteps", "Rates", "Spread", "StepTiming", "StepWork", "step_ms"]
 
 
 class StepWork(NamedTuple):  # made each step, in a fifth of a frozen dataclass's time, as StepTiming is
@@ -44,6 +44,22 @@ class StepTiming(NamedTuple):
     own_us: float = 0.0
     before_fetch_ms: float = 0.0
     saw_all: bool = True
+
+
+class PlainSteps(NamedTuple):
+    """Steps in a row, each in one piece and without an event at its end.
+
+    Attributes:
+        first: the number of the first.
+        works: what each worked through.
+        host_ms: what each took on the host.
+        own_us: microseconds that timing each of them took on the host, in the mean.
+    """
+
+    first: int
+    works: Sequence[StepWork]
+    host_ms: Sequence[float]
+    own_us: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """From intervals to steps: which names partition a step, and the times of one step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -57,6 +57,26 @@ class StepTimes(NamedTuple):
     def split(self) -> bool:
         """Whether the regions of the whole step were timed."""
         return WHOLE not in self.device_ms
+
+    def divided(self, host_ms: Sequence[float]) -> "tuple[list[float], StepTimes]":
+        """Divide the step's one piece, which began with other steps, as the host's time divides.
+
+        Args:
+            host_ms: host time of each of the steps that it began with.
+
+        Returns:
+            Device time of each of them, and what is left for the step itself.
+        """
+        whole_ms, whole_host_ms = self.device_ms.get(WHOLE, 0.0), self.host_ms.get(WHOLE, 0.0)
+        theirs_ms = sum(host_ms)
+        share = min(theirs_ms / whole_host_ms, 1.0) if whole_host_ms > 0 else 0.0
+        per_host_ms = share * whole_ms / theirs_ms if theirs_ms > 0 else 0.0
+        device, host = dict(self.device_ms), dict(self.host_ms)
+        name = WHOLE if device.keys().isdisjoint(PARTITION) else "other"  # it was split after it had begun
+        for by, left_ms in ((device, whole_ms * (1 - share)), (host, whole_host_ms * (1 - share))):
+            by.pop(WHOLE, None)
+            by[name] = by.get(name, 0.0) + left_ms
+        return [per_host_ms * ms for ms in host_ms], self._replace(device_ms=device, host_ms=host)
 
     def whole(self) -> "StepTimes":
         """The same step in one piece, with what is no part of it and without regions, the user's included."""

@@ -1,12 +1,12 @@
 """Sums over the steps of a run, from which its rates follow."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from lightning_forge_profiling.timing.rates import Rates, Spread, StepTiming, StepWork, step_ms
-from lightning_forge_profiling.timing.steps import EXCLUDED, LOADER_START, StepTimes
+from lightning_forge_profiling.timing.rates import PlainSteps, Rates, Spread, StepTiming, StepWork, step_ms
+from lightning_forge_profiling.timing.steps import EXCLUDED, LOADER_START, WHOLE, StepTimes
 
 __all__ = ["MEDIAN_OVER", "StepSums", "added"]
 
@@ -85,6 +85,28 @@ class StepSums:
         split = times.split
         kind = self.singular if split and not chosen else (self.plain, self.chosen)[split][changes]
         kind.add(1, times.device_ms, times.host_ms)
+
+    def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
+        """Count several steps in one piece, of which each took so long."""
+        samples, tokens, optimizer_steps, flops, _ = zip(*steps.works, strict=True)
+        self.steps += len(took_ms)
+        self.latest.extend(zip(took_ms, map(bool, optimizer_steps), strict=True))
+        self.shortest_ms = min(self.shortest_ms, *took_ms)
+        self.longest_ms = max(self.longest_ms, *took_ms)
+        self.optimizer_steps += sum(optimizer_steps)
+        self.samples = added(self.samples, _total(samples))
+        self.tokens = added(self.tokens, _total(tokens))
+        self.flops = added(self.flops, _total(flops))
+        self.own_us += steps.own_us * len(took_ms)
+        for changes, kind in enumerate(self.plain):
+            of_kind = [
+                (ms, host_ms)
+                for ms, host_ms, changed in zip(took_ms, steps.host_ms, optimizer_steps, strict=True)
+                if changed == changes
+            ]
+            if of_kind:
+                device_ms, host_ms = map(sum, zip(*of_kind, strict=True))
+                kind.add(len(of_kind), {WHOLE: device_ms}, {WHOLE: host_ms})
 
     def merge(self, other: "StepSums") -> None:
         """Count what others counted, which came later."""
@@ -182,6 +204,12 @@ def _folded(sums: dict[str, float], into: str) -> float:
     if started_ms:
         sums[into] = sums.get(into, 0.0) + started_ms
     return started_ms
+
+
+def _total(amounts: Sequence[float | None]) -> float | None:
+    """The sum, None where one is unknown."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if len(known) == len(amounts) else None
 
 
 def added(one: float | None, other: float | None) -> float | None:

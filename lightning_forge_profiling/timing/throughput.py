@@ -1,11 +1,11 @@
 """The steps of a run: which count, which are left out and why, and what they come to."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from lightning_forge_profiling.timing.rates import Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.rates import PlainSteps, Rates, Spread, StepTiming, StepWork
 from lightning_forge_profiling.timing.steps import EXCLUDED, LOADER_START, PARTITION, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
@@ -115,6 +115,23 @@ class RunLedger:
                 self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
             (self._warmup if times.step else self._first).add(times, took_ms, work, timing)
+
+    def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
+        """Enter plain steps, which count.
+
+        Args:
+            steps: them.
+            took_ms: how long each of them took.
+        """
+        for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
+            self._samples = added(self._samples, work.samples)
+            self._add_beside_window(number, ms)
+        if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
+            timing = StepTiming(own_us=steps.own_us)
+            for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):
+                self._count(StepTimes(0, {WHOLE: ms}, {WHOLE: host_ms}), ms, work, timing)
+        else:
+            self._untaken.add_plain(steps, took_ms)
 
     def skip(self, work: StepWork) -> None:
         """A step could not be timed, and is not entered."""

@@ -1,7 +1,8 @@
 """What a trace says of itself."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,7 +11,9 @@ from lightning_forge_profiling.tracing.window import StepWindow
 __all__ = ["trace_metadata"]
 
 
-def trace_metadata(rank: int, world_size: int, window: StepWindow, steps: Sequence[int]) -> dict[str, str]:
+def trace_metadata(
+    rank: int, world_size: int, window: StepWindow, steps: Sequence[int], more: Mapping[str, object]
+) -> dict[str, str]:
     """The metadata to add to a trace.
 
     Args:
@@ -18,6 +21,7 @@ def trace_metadata(rank: int, world_size: int, window: StepWindow, steps: Sequen
         world_size: how many ranks there are.
         window: the steps that were to be recorded.
         steps: the steps that were.
+        more: what else to say, as JSON.
 
     Returns:
         JSON texts by key: `forge_profiling`, and `distributedInfo` where PyTorch does not write it itself.
@@ -25,9 +29,12 @@ def trace_metadata(rank: int, world_size: int, window: StepWindow, steps: Sequen
     about = {
         "rank": rank,
         "world_size": world_size,
+        "intra_op_threads": torch.get_num_threads(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "start_step": window.start_step,
         "end_step": window.end_step,
         "recorded_steps": list(steps),
+        **more,
     }
     metadata = {"forge_profiling": json.dumps(about)}
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

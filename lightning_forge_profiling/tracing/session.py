@@ -1,7 +1,7 @@
 """One `torch.profiler` object for one window of steps, and what became of its trace."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -76,12 +76,12 @@ class TraceSession:
         self._next_step = 0
         self._phase = Phase.WAIT
         self._profiler: profile | None = None
-        self._claimed = False
+        self._claimed = self._begun = False
         self._annotation: record_function | None = None
-        self._begun = False
         self._raw: Path | None = None
         self._child: FinishingChild | None = None
         self._report = TraceReport()
+        self.about: Mapping[str, object] = {}  # what else the trace says of itself, as JSON
 
     @property
     def report(self) -> TraceReport:
@@ -205,9 +205,8 @@ class TraceSession:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if exc_type is not None:
-            self.begun()
         interrupted = exc_type is not None
+        self._begun |= interrupted
         self.stop(interrupted=interrupted)
         report = self.finish(interrupted=interrupted)
         if report.status == "written":
@@ -281,7 +280,8 @@ class TraceSession:
                 self._report, status="not reached", message=f"the run ended right before {self._window}"
             )
             return
-        for key, value in trace_metadata(self._rank, self._world_size, self._window, self._report.steps).items():
+        about = trace_metadata(self._rank, self._world_size, self._window, self._report.steps, self.about)
+        for key, value in about.items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)
         export_trace(profiler, raw)

@@ -1,7 +1,24 @@
 // Where a step's time goes: bars of which the whole is the step, and the same in numbers.
 
+const REGION_COLOURS = new Map([
+  ["data", "--amber"], ["transfer", "--plum"], ["forward", "--blue"], ["backward", "--green"], ["optimizer", "--brown"],
+]);
+
+const usedGpu = (rank) => rank.gpu.busy_ms_per_step > 0;
+
+// The parts of a step without GPU work: the host's time by region.
+function hostParts(rank) {
+  const step = rank.step_ms.mean;
+  return rank.regions.filter((region) => !region.user && region.host_ms_per_step > 0).map((region) => ({
+    key: `region ${region.name}`, name: region.name, idle: false, colour: REGION_COLOURS.get(region.name) ?? "--stone",
+    note: "", ms: region.host_ms_per_step, pct: step > 0 ? (100 * region.host_ms_per_step) / step : 0,
+    calls: region.calls_per_step || null,
+  }));
+}
+
 // The parts of one rank's step: work by kind, then idle time by cause.
 function partsOf(rank) {
+  if (!usedGpu(rank)) return hostParts(rank);
   const place = (kind) => CATEGORY_ORDER.indexOf(kind.category);
   const work = Object.entries(rank.kinds)
     .sort(([, a], [, b]) => place(a) - place(b) || b.ms_per_step - a.ms_per_step)
@@ -87,8 +104,6 @@ function rankTable(ranks) {
   ], ranks);
 }
 
-const usedGpu = (rank) => rank.gpu.busy_ms_per_step > 0;
-
 // The steps one by one, on the scale of the longest.
 function stepBars(rank) {
   const longest = Math.max(...rank.per_step.map((step) => step.ms));
@@ -100,7 +115,8 @@ function stepBars(rank) {
     }));
     const idle = { name: "idle", idle: true, colour: "--grey", ms: Math.max(0, step.ms - step.busy_ms) };
     const parts = [...work, idle].map((part) => ({ ...part, pct: ofStep(part.ms) }));
-    const label = `Step ${step.number}${step.whole ? "" : " (cut off)"}`;
+    const remark = step.whole ? (step.counted ? "" : " (not counted)") : " (cut off)";
+    const label = `Step ${step.number}${remark}`;
     const text = parts.map((part) => `${part.name} ${percent(part.pct)}`).join(", ");
     return element("div", { class: "barrow" },
       element("span", { class: "barlabel" }, label),
@@ -117,9 +133,30 @@ function communicationText(rank) {
     `${milliseconds(exposed)} exposed, ${percent(share)} of the step.`);
 }
 
-function breakdownSection(ranks) {
-  const recorded = ranks.filter((rank) => usedGpu(rank) && partsOf(rank).length > 0);
-  if (!recorded.length) return [element("p", { class: "empty" }, "No GPU activity in the trace. The regions below have the host's times.")];
+// What a step on the CPU is made of besides its regions, which it lies across.
+function cpuFacts({ cpu, step_ms: step }, threads) {
+  if (!cpu) return null;
+  const share = (ms) => `${milliseconds(ms)} per step, ${percent(step.mean > 0 ? (100 * ms) / step.mean : 0)}`;
+  return facts([
+    ["Operators, but data and optimizer", share(cpu.operators_ms_per_step)],
+    ["Python between operators", share(cpu.python_ms_per_step)],
+    ["Threads", threads],
+  ]);
+}
+
+// Nothing where there is neither GPU work nor a region.
+function breakdownSection(ranks, words) {
+  const onGpu = ranks.some(usedGpu);
+  const recorded = ranks.filter((rank) => usedGpu(rank) === onGpu && partsOf(rank).length > 0);
+  if (!recorded.length) return [];
+  if (!onGpu) {
+    return [
+      rankBars(recorded),
+      element("p", { class: "muted" }, "No GPU activity in the trace: the whole bar is the step on the host, by region."),
+      partsTable(recorded),
+      recorded.length === 1 && cpuFacts(recorded[0], words.threads),
+    ];
+  }
   const communicates = recorded.some((rank) => rank.comm.ms_per_step > 0);
   return [
     rankBars(recorded),

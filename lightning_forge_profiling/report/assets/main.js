@@ -12,15 +12,19 @@ function section(id, title, content, tools = null) {
     title && element("div", { class: "heading" }, element("h2", null, title), tools), content);
 }
 
-function rankDetails(rank) {
+function rankDetails(rank, words) {
+  const onCpu = rank.cpu !== null && !usedGpu(rank);
+  const regions = onCpu ? rank.regions.filter((region) => region.user) : rank.regions; // the others are the breakdown
   const part = (id, title, content) => section(id, title, content);
   return [
-    part("kernels", "Top kernels", kernelTable(rank.top_kernels).element),
-    part("operators", "Operators", operatorTable(rank.operators).element),
-    rank.regions.length > 0 && part("regions", "Regions", regionTable(rank.regions)),
-    part("host", "Host and memory", [hostFacts(rank), rank.host.syncs.length > 0 && syncTable(rank.host.syncs)]),
+    rank.top_kernels.length > 0 && part("kernels", "Top kernels", kernelTable(rank.top_kernels, words.labels).element),
+    rank.operators.length > 0 && part("operators", "Operators", [
+      element("p", { class: "muted" }, "Means per step."), operatorTable(rank.operators, usedGpu(rank)).element,
+    ]),
+    regions.length > 0 && part("regions", onCpu ? "Your regions" : "Regions", regionTable(regions, !onCpu)),
+    !onCpu && part("host", "Host and memory", [hostFacts(rank), rank.host.syncs.length > 0 && syncTable(rank.host.syncs)]),
     rank.copies.length > 0 && part("copies", "Copies", copyTable(rank.copies)),
-    part("flops", "FLOPs", flopsSection(rank)),
+    !onCpu && part("flops", "FLOPs", flopsSection(rank)),
   ];
 }
 
@@ -60,17 +64,18 @@ function build(summary, timelines) {
     if (!rank) return;
     const select = detailRanks?.querySelector("select");
     if (select) select.value = String(number);
-    details.replaceChildren(...rankDetails(rank).filter(Boolean));
+    details.replaceChildren(...rankDetails(rank, summary.words).filter(Boolean));
     steps.replaceChildren(...(rank.per_step.length > 1 && usedGpu(rank)
       ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rank.rank}` : "Steps"), stepBars(rank)] : []));
   };
 
   const several = ranks.length > 1;
+  const breakdown = breakdownSection(ranks, summary.words);
   const sections = [
     section("verdict", "", verdictSection(summary)),
-    ranks.length > 0 && section("timeline", "Step timeline", picture?.element ?? element("p", { class: "empty" }, "No timeline was recorded.")),
-    ranks.length > 0 && section("breakdown", "Breakdown of the step", [...breakdownSection(ranks), steps]),
-    section("findings", "Findings", findingsSection(findings)),
+    picture && section("timeline", "Step timeline", picture.element),
+    breakdown.length > 0 && section("breakdown", "Breakdown of the step", [...breakdown, steps]),
+    section("findings", "Findings", findingsSection(findings, summary.words.shares)),
     run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run)),
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
     (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),

@@ -6,9 +6,9 @@ function verdictSection(summary) {
   const plain = summary.verdict_text.replace(`${summary.verdict}: `, "");
   return [
     element("p", { class: "badges" }, element("span", { class: "badge", id: "verdict-code" }, summary.verdict),
-      named && element("span", { class: "muted" }, `${percent(first.share_pct)} of the step${ofRank(first.rank)}`)),
+      named && element("span", { class: "muted" }, `${percent(first.share_pct)} ${summary.words.shares[0]}${ofRank(first.rank)}`)),
     element("h1", { id: "verdict-text" }, named ? first.title : plain),
-    named && element("p", { class: "advice" }, first.advice),
+    named && element("p", { class: "advice" }, remedy(first)),
     summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
     facts(overview(summary)),
     notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks, new Set(summary.warnings))]),
@@ -17,7 +17,7 @@ function verdictSection(summary) {
 }
 
 function ofRank(rank) {
-  return rank === null || rank === undefined ? "" : `, rank ${rank}`;
+  return rank === null || rank === undefined ? "" : ` \u00b7 rank ${rank}`;
 }
 
 // What several ranks say alike is said once.
@@ -68,15 +68,19 @@ function stepTime({ mean, p50, min, max }) {
   return `${milliseconds(mean)} (p50 ${short(p50)}, ${short(min)} to ${short(max)})`;
 }
 
-function findingsSection(findings) {
+function remedy(finding) {
+  return finding.saves ? `${finding.advice} ${finding.saves.text}` : finding.advice;
+}
+
+function findingsSection(findings, shares) {
   if (!findings.length) return [element("p", { class: "empty" }, "No single cause costs enough of the step to be worth naming.")];
-  return findings.map((finding) => element("article", { class: "finding" },
+  return findings.map((finding, index) => element("article", { class: "finding" },
     element("p", { class: "badges" }, element("span", { class: "badge quiet" }, finding.code),
       element("b", null, percent(finding.share_pct)),
-      element("span", { class: "muted" }, `of the step${ofRank(finding.rank)} \u00b7 seen in the ${finding.source === "run" ? "whole run" : "trace"}`)),
+      element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 seen in the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),
     facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
-    element("p", { class: "advice" }, finding.advice)));
+    element("p", { class: "advice" }, remedy(finding))));
 }
 
 function hintsSection(hints, several) {
@@ -86,8 +90,7 @@ function hintsSection(hints, several) {
 
 const column = {
   text: (label, value, write) => ({ label, value, write }),
-  kernel: (label, value) => ({ label, value, write: (name) => nameCell(name) }),
-  name: (label, value) => ({ label, value, write: (name) => nameCell(name, false) }),
+  name: (label, value) => ({ label, value, write: (name) => clampedWhenLong(nameText(name, false), "full name") }),
   number: (label, value, digits = 3, title = null) => ({
     label, value, title, numeric: true, write: (figure) => number(figure, digits),
   }),
@@ -95,47 +98,51 @@ const column = {
   bar: (label, value, title = null) => ({ label, value, title, numeric: true, bar: true, write: (figure) => number(figure, 1) }),
 };
 
-function kernelTable(kernels) {
+function kernelTable(kernels, labels) {
   return new DataTable({
     label: "Top kernels", search: "Search kernels", rows: kernels, sort: 2, limit: 15, empty: "No kernels in the trace.",
     columns: [
-      column.kernel("Kernel", (kernel) => kernel.name),
+      column.text("Kernel", (kernel) => kernel.name, (name) => kernelCell(name, labels[name])),
       column.bar("% of step", (kernel) => kernel.pct),
-      column.number("total ms", (kernel) => kernel.total_ms, 3, "over all steps"),
-      column.number("mean \u00b5s", (kernel) => kernel.mean_us, 2),
-      column.count("calls", (kernel) => kernel.calls, "over all steps"),
+      column.number("ms per step", (kernel) => kernel.ms_per_step),
+      column.number("mean \u00b5s", (kernel) => kernel.mean_us, 2, "of one call"),
+      column.count("calls per step", (kernel) => kernel.calls_per_step),
       column.text("Kind", (kernel) => kernel.kind, (kind, kernel) =>
         element("span", { class: "kind" }, swatch(kindColour(kind, kernel.category)), kind)),
     ],
   });
 }
 
-function operatorTable(operators) {
-  const allocated = operators.some((operator) => operator.allocated_bytes !== null);
+function operatorTable(operators, onGpu) {
+  const allocated = operators.some((operator) => operator.allocated_bytes_per_step !== null);
   const shaped = operators.some((operator) => operator.input_shapes.length > 0);
   return new DataTable({
     label: "Operators", search: "Search operators", rows: operators, sort: 1, limit: 15, empty: "No operators in the trace.",
     columns: [
       column.name("Operator", (operator) => operator.name),
-      column.number("self GPU ms", (operator) => operator.self_device_ms, 3, "over all steps"),
-      column.number("GPU ms", (operator) => operator.device_ms, 3, "with the operators it called"),
-      column.number("self host ms", (operator) => operator.self_host_ms, 3, "over all steps"),
-      column.number("host ms", (operator) => operator.host_ms, 3, "with the operators it called"),
-      column.count("calls", (operator) => operator.calls, "over all steps"),
-      ...(allocated ? [{ ...column.count("allocated", (operator) => operator.allocated_bytes), write: (size) => (size === null ? "\u2013" : memoryBytes(size)) }] : []),
+      ...(onGpu ? [
+        column.number("self GPU ms", (operator) => operator.self_device_ms_per_step, 3, "per step, of what it launched itself"),
+        column.number("GPU ms", (operator) => operator.device_ms_per_step, 3, "per step, with the operators it called"),
+      ] : []),
+      column.number("self host ms", (operator) => operator.self_host_ms_per_step, 3, "per step, without the operators it called"),
+      column.number("host ms", (operator) => operator.host_ms_per_step, 3, "per step, with the operators it called"),
+      column.count("calls", (operator) => operator.calls_per_step, "per step"),
+      ...(allocated ? [{ ...column.count("allocated", (operator) => operator.allocated_bytes_per_step, "per step, net of what it freed"), write: (size) => (size === null ? "\u2013" : memoryBytes(size)) }] : []),
       ...(shaped ? [column.text("Input shapes", (operator) => operator.input_shapes.join("; "), (shapes) => clampedWhenLong(element("span", { class: "shapes" }, shapes), "all shapes"))] : []),
     ],
   });
 }
 
-function regionTable(regions) {
+function regionTable(regions, onGpu) {
   return smallTable("Regions", [
     column.text("Region", (region) => region.name, (name, region) => element("span", { class: "part" },
       element("span", { class: "name" }, name), region.user && element("span", { class: "muted" }, "yours"))),
-    column.bar("% of step", (region) => region.pct, "GPU work launched in it"),
-    column.number("GPU ms per step", (region) => region.gpu_ms_per_step),
+    ...(onGpu ? [
+      column.bar("% of step", (region) => region.pct, "GPU work launched in it"),
+      column.number("GPU ms per step", (region) => region.gpu_ms_per_step),
+    ] : []),
     column.number("host ms per step", (region) => region.host_ms_per_step),
-    column.count("launches per step", (region) => region.launches_per_step),
+    ...(onGpu ? [column.count("launches per step", (region) => region.launches_per_step)] : []),
     column.count("entered per step", (region) => region.calls_per_step || null, "unknown where inferred from operators"),
   ], regions);
 }
@@ -214,7 +221,6 @@ function collectivesSection(collectives, waits) {
 
 function runSection(run, words) {
   const rows = Object.entries(run.regions).map(([name, region]) => ({ name, ...region, user: run.user_regions.includes(name) }));
-  const whose = run.on_device ? "GPU" : "CPU";
   return [
     facts([
       ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
@@ -224,7 +230,7 @@ function runSection(run, words) {
     smallTable("Regions of the whole run", [
       column.text("Region", (row) => row.name, (name, row) => element("span", { class: "part" },
         element("span", { class: "name" }, name), row.user && element("span", { class: "muted" }, "yours"))),
-      column.number(`${whose} ms per step`, (row) => row.device_ms),
+      ...(run.on_device ? [column.number("GPU ms per step", (row) => row.device_ms)] : []),
       column.number("host ms per step", (row) => row.host_ms),
     ], rows),
   ];

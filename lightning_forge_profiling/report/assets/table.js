@@ -119,8 +119,18 @@ function nameText(name, isKernel) {
     name.slice(0, begin), element("b", null, name.slice(begin, end)), name.slice(end));
 }
 
-function nameCell(name, isKernel = true) {
-  return clampedWhenLong(nameText(name, isKernel), "full name");
+// A kernel's name, or what tells it apart from others that begin like it; a button opens the whole name.
+function kernelCell(name, label) {
+  if (label === undefined) return clampedWhenLong(nameText(name, true), "full name");
+  const text = element("span", { class: "name" }, element("b", null, label));
+  const whole = nameText(name, true);
+  const toggle = button("full name", () => {
+    const opens = text.isConnected;
+    (opens ? text : whole).replaceWith(opens ? whole : text);
+    toggle.textContent = opens ? "less" : "full name";
+    toggle.setAttribute("aria-expanded", String(opens));
+  }, { class: "link", "aria-expanded": "false" });
+  return element("div", null, text, " ", toggle);
 }
 
 // Of a long text two lines show, and a button opens the rest.

@@ -1,0 +1,50 @@
+"""What the fix of a finding saves of a step."""
+
+from dataclasses import dataclass
+
+__all__ = ["Saving", "saving"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What the fix of a finding is predicted to save.
+
+    Attributes:
+        ms_per_step: milliseconds of a step.
+        pct: the same in percent of the step.
+        at_most: whether the cause only bounds it; else it is the expected value.
+        text: the same as a sentence.
+    """
+
+    ms_per_step: float
+    pct: float
+    at_most: bool
+    text: str
+
+
+def saving(ms: float | None, step_ms: float, *, at_most: bool) -> Saving | None:
+    """A predicted saving.
+
+    Args:
+        ms: milliseconds of a step; None if it cannot be predicted.
+        step_ms: the step.
+        at_most: whether `ms` is a bound.
+
+    Returns:
+        None where there is nothing to save.
+
+    Example:
+        >>> saving(29.5, 38.3, at_most=False).text
+        'That saves about 29.5 ms of each 38.3 ms step (77 %).'
+    """
+    if ms is None or ms <= 0 or step_ms <= 0:
+        return None
+    ms = min(ms, step_ms)
+    pct = 100 * ms / step_ms
+    much = "at most" if at_most else "about"
+    text = f"That saves {much} {_ms(ms)} of each {_ms(step_ms)} step ({pct:.0f} %)."
+    return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"

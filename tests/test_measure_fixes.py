@@ -1,0 +1,74 @@
+"""docs/measure_fixes.py runs, has a case for each page of the findings, and holds predictions to what was measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.measure_fixes import CASES, Measured, row
+
+CHECKOUT = Path(__file__).parents[1]
+WITHOUT_CASE = {"gpu-idle", "slow-launches", "python-bound"}
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "docs.measure_fixes", *map(str, arguments)]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def measured(predicted_ms, *, at_most, saved_ms=10.0):
+    return Measured(
+        before={"step": 10.0 + saved_ms},
+        after={"step": 10.0},
+        verdicts_before=(),
+        verdicts_after=(),
+        recorded_verdict="sync-bound",
+        predicted_ms=predicted_ms,
+        at_most=at_most,
+        title="",
+    )
+
+
+def test_each_page_of_a_finding_that_has_a_fix_has_its_pair():
+    pages = {page.stem for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
+    assert CASES.keys() == pages - WITHOUT_CASE
+
+
+def test_a_case_ends_in_a_line_and_in_the_file(tmp_path):
+    out = tmp_path / "fixes.json"
+    done = run("--quick", "--cases", "slow-optimizer", "--out", out)
+    assert done.returncode == 0, done.stderr
+    *_, line = done.stdout.splitlines()
+    figures = json.loads(out.read_text())["slow-optimizer"]
+    assert line.startswith(f"| `slow-optimizer` | {figures['before']['step']:.2f} | {figures['after']['step']:.2f} |")
+    assert min(figures["before"]["optimizer"], figures["after"]["optimizer"]) > 0
+
+
+def test_a_case_that_takes_too_long_is_ended_and_the_next_one_tried(tmp_path):
+    out = tmp_path / "fixes.json"
+    done = run("--quick", "--cases", "slow-optimizer,sync-bound", "--limit", "0.2", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text()) == dict.fromkeys(("slow-optimizer", "sync-bound"), "no result within 0.2 s")
+
+
+def test_a_case_that_is_none_is_refused(tmp_path):
+    done = run("--cases", "slow-optimiser", "--out", tmp_path / "fixes.json")
+    assert done.returncode == 1
+    assert "unknown cases slow-optimiser; there are input-bound," in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("predicted_ms", "at_most", "expected"),
+    [
+        (11.9, False, "yes"),
+        (8.1, True, "yes"),
+        (13.0, False, "no"),
+        (13.0, True, "the bound holds"),
+        (7.0, True, "no"),
+        (None, False, "no prediction"),
+    ],
+)
+def test_a_prediction_is_held_to_what_was_measured(predicted_ms, at_most, expected):
+    assert f"| {expected} |" in row("sync-bound", measured(predicted_ms, at_most=at_most))

@@ -1,0 +1,200 @@
+"""Steps of which nothing but the end is timed, by the host's clock: whose time they take, and what ends their row."""
+
+import time
+
+import pytest
+from lightning.pytorch import Callback
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.recording import RecordingCallback
+from lightning_forge_profiling.timing.budget import TimingBudget
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.steps import LOADER_START, PARTITION, WHOLE
+from tests.fakes import FakeDevice
+from tests.models import Classifier, Manual, loader
+from tests.outcomes import logged
+
+TIGHT = 1e-5
+"""No step of a CPU is so long that this share of it pays for splitting it."""
+
+ONE = StepWork(samples=2, optimizer_steps=1)
+
+
+class Loop:
+    """A training loop on a GPU of paper, that is always done before the host comes to a step's end, or never."""
+
+    def __init__(self, *, gpu_waits=True):
+        self.device = FakeDevice()
+        budget = TimingBudget(None)
+        timers = CUDATimerCollection((), events=self.device, clock_ns=self.device.host_clock_ns)
+        self.recorder = StepRecorder(timers, budget=budget, clock_ns=self.device.host_clock_ns)
+        self.seen = {}
+        self.recorder.listeners.append(lambda times, *_: self.seen.__setitem__(times.step, times))
+        self.gpu_waits = gpu_waits
+        self.recorder.start()
+        self.step(10)
+        budget.rate = 0.0
+        self.step(10)
+        self.step(10)
+
+    def pass_time(self, ms):
+        self.device.pass_host_time(ms)
+        self.device.run(ms=ms)
+
+    def step(self, ms, during=lambda: None):
+        for name in ("data", "forward", "backward", "optimizer"):
+            self.recorder.enter(name)
+            if not self.gpu_waits:
+                self.device.enqueue(100)
+            self.pass_time(ms / 4)
+            self.recorder.exit(name)
+        during()
+        self.recorder.saw_training = True
+        if self.recorder.plain and self.recorder.plain_steps_ahead():
+            self.recorder.end_plain_step(ONE, self.device.host_clock_ns())
+            return True
+        self.recorder.end_step(ONE)
+        return False
+
+    def finish(self):
+        self.recorder.finish(wait=True)
+        return {step: dict(times.device_ms) for step, times in self.seen.items()}
+
+
+def test_many_steps_take_one_event_and_each_has_its_own_time():
+    loop = Loop()
+    calls = loop.device.calls
+    took = [10 + step % 3 for step in range(20)]
+    assert [loop.step(ms) for ms in took] == [True] * 20
+    assert loop.device.calls == calls
+
+    def made_unlike_others():
+        loop.recorder.split()
+        loop.pass_time(30)
+
+    loop.step(10, during=made_unlike_others)
+    times = loop.finish()
+    assert [times[3 + number] for number in range(20)] == [{WHOLE: pytest.approx(ms)} for ms in took]
+    assert sum(times[23][name] for name in PARTITION if name in times[23]) == pytest.approx(40)
+    rates = loop.recorder.ledger.steady()
+    assert rates.steps == 24
+    assert rates.samples == 48
+    assert rates.total_ms == pytest.approx(sum(took) + 70)
+    assert loop.recorder.summary().step_ms.max == pytest.approx(40)
+
+
+def test_where_the_host_is_ahead_of_the_gpu_each_step_has_its_event():
+    loop = Loop(gpu_waits=False)
+    assert [loop.step(10) for _ in range(5)] == [False] * 5
+
+
+@pytest.mark.parametrize("region", ["checkpoint", "validation", LOADER_START])
+def test_what_lies_between_two_of_them_is_not_theirs(region):
+    loop = Loop()
+
+    def between():
+        if region == "validation":
+            loop.recorder.enter_validation()
+        elif region == LOADER_START:
+            loop.recorder.enter_loader_start()
+        else:
+            loop.recorder.enter(region)
+        loop.pass_time(500)
+        if region == "validation":
+            loop.recorder.exit_validation()
+        else:
+            loop.recorder.exit(region)
+
+    assert [loop.step(ms) for ms in (10, 11, 12)] == [True] * 3
+    assert not loop.step(13, during=between)
+    assert [loop.step(ms) for ms in (14, 15)] == [True] * 2
+    times = loop.finish()
+    assert [times[step] for step in (3, 4, 5, 7, 8)] == [{WHOLE: pytest.approx(ms)} for ms in (10, 11, 12, 14, 15)]
+    own = {**times[6]}
+    assert own.pop(region) == pytest.approx(500)
+    assert sum(own.values()) == pytest.approx(13)
+
+
+def test_those_before_the_end_of_the_run_count_and_what_comes_after_them_does_not():
+    loop = Loop()
+    for ms in (10, 11, 12):
+        assert loop.step(ms)
+    loop.pass_time(300)
+    times = loop.finish()
+    assert [times[step] for step in (3, 4, 5)] == [{WHOLE: pytest.approx(ms)} for ms in (10, 11, 12)]
+    assert loop.recorder.summary().steady.steps == 6
+
+
+class Ends(Callback):
+    """How many steps were ended in full by our callbacks, and the host's time at each end."""
+
+    def __init__(self):
+        self.ns, self.in_full, self.planted = [], 0, {}
+
+    def on_train_start(self, trainer, module):
+        leader = next(callback for callback in trainer.callbacks if isinstance(callback, RecordingCallback))
+        recorder = leader._recorder
+        end_step = recorder.end_step
+
+        def counted(*args, **kwargs):
+            self.in_full += 1
+            end_step(*args, **kwargs)
+
+        recorder.end_step = counted
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        time.sleep(self.planted.get(len(self.ns), 0))
+
+    def on_train_batch_end(self, *_):
+        self.ns.append(time.perf_counter_ns())
+
+
+def run(make_trainer, steps, *callbacks, model=None, train=None, **options):
+    ends, ours = Ends(), ThroughputCallback(overhead=TIGHT, warmup_steps=3)
+    options.setdefault("log_every_n_steps", 100)
+    trainer = make_trainer(ours, *callbacks, ends, max_steps=steps, max_epochs=-1, **options)
+    ends.planted = {60: 0.2, 61: 0.1}
+    trainer.fit(model or Classifier(), train if train is not None else loader(4 * 200))
+    return ours, ends, trainer
+
+
+def test_a_real_run_ends_most_steps_so_and_its_sums_are_those_of_the_clock(make_trainer):
+    ours, ends, _ = run(make_trainer, 150)
+    assert ends.in_full < 50
+    run_ = ours.analysis().run
+    assert run_.steps == 147
+    took_ms = (ends.ns[-1] - ends.ns[2]) / 1e6
+    assert run_.step_ms.mean * 147 == pytest.approx(took_ms, rel=0.02)
+    assert run_.step_ms.max == pytest.approx(200, rel=0.1), "the planted one, though none of its regions were timed"
+    assert ours.summary()["throughput/samples_per_sec"] == pytest.approx(147 * 4 / took_ms * 1e3, rel=0.02)
+
+
+@pytest.mark.parametrize("model", [Classifier, Manual])
+def test_rows_come_when_they_should_and_hold_every_step(make_trainer, tmp_path, model):
+    cycles = {"accumulate_grad_batches": 3} if model is Classifier else {}
+    ours, ends, _ = run(make_trainer, 40, model=model(), log_every_n_steps=10, **cycles)
+    rows = [row for row in logged(tmp_path) if "throughput/steps_per_sec" in row]
+    assert [int(row["step"]) for row in rows] == [9, 19, 29, 39]
+    each = 3 if cycles else 1
+    assert len(ends.ns) == 40 * each
+    for row in rows[1:]:
+        rate = row["throughput/steps_per_sec"] / row["throughput/optimizer_steps_per_sec"]
+        assert rate == pytest.approx(each if model is Classifier else rate)
+    took_ms = (ends.ns[-1] - ends.ns[2]) / 1e6
+    assert ours.analysis().run.step_ms.mean * (len(ends.ns) - 3) == pytest.approx(took_ms, rel=0.02)
+
+
+def test_a_window_far_into_the_run_is_where_it_was_asked_for(make_trainer):
+    forge = ForgeProfilerCallback(90, 93, analyze=False, tensorboard=False)
+    _, ends, _ = run(make_trainer, 120, forge)
+    assert ends.in_full < 60
+    report = forge.trace_report()
+    assert (report.status, tuple(report.steps)) == ("written", (90, 91, 92))
+
+
+def test_a_fit_that_ends_before_the_window_says_after_how_many_steps(make_trainer):
+    forge = ForgeProfilerCallback(90, 93, analyze=False, tensorboard=False)
+    run(make_trainer, 70, forge)
+    assert "70" in forge.trace_report().message

@@ -1,0 +1,98 @@
+"""What a finding predicts that its fix saves: by the traces with planted problems, and by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_forge_profiling.analysis.combine import combine
+from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.analysis.rank_summary import Distribution
+from lightning_forge_profiling.analysis.results import RunEvidence, RunRegion
+from lightning_forge_profiling.analysis.saving import saving
+from lightning_forge_profiling.timing.steps import PARTITION
+from tests.synthetic import Synthetic
+
+TRACES = Path(__file__).parent / "data" / "traces"
+
+# Milliseconds that the fix saved, measured on an H200 without a profiler: the tables of docs/findings
+MEASURED = {
+    "transfer-bound": ("pageable_copies", 18.59 - 9.23),
+    "sync-bound": ("sync_item", 4.68 - 2.63),
+    "allocator-churn": ("allocator_churn", 6.08 - 3.47),
+    "slow-optimizer": ("slow_optimizer", 5.25 - 3.49),
+    "memory-bandwidth-bound": ("elementwise", 8.76 - 3.53),
+}
+
+
+def live(case):
+    """The run that was timed beside the recorded one, as the callbacks hand it over."""
+    figures = json.loads((TRACES / case / "live.json").read_text())
+    step = figures["time/step_ms"]
+    regions = {name: RunRegion(device_ms=figures[f"time/{name}_ms"], host_ms=0.0) for name in PARTITION}
+    return RunEvidence(
+        steps=25,
+        on_device=True,
+        step_ms=Distribution(mean=step, p50=step, min=step, max=step),
+        regions=regions,
+        drained_pct=50.0,
+    )
+
+
+def the(code, analysis):
+    [found] = [found for found in analysis.findings if found.code == code]
+    return found
+
+
+@pytest.mark.parametrize("code", MEASURED)
+def test_the_prediction_for_a_planted_problem_holds(code):
+    case, saved_ms = MEASURED[code]
+    saves = the(code, combine(analyze(TRACES / case).analysis, live(case))).saves
+    within = abs(saves.ms_per_step - saved_ms) <= max(1.0, 0.2 * saved_ms)
+    assert within or (saves.at_most and saved_ms <= saves.ms_per_step)
+    assert saves.pct == pytest.approx(100 * saves.ms_per_step / live(case).step_ms.mean, rel=0.02)
+
+
+@pytest.mark.parametrize("case", ["input_bound", "slow_rank_gpu", "slow_rank_host"])
+def test_a_wait_that_goes_away_is_expected_to_be_saved(case):
+    first = analyze(TRACES / case).analysis.findings[0]
+    assert not first.saves.at_most
+    assert first.saves.pct == pytest.approx(first.share_pct, abs=1)
+
+
+def test_compute_can_come_down_to_the_peak_and_no_further():
+    analysis = analyze(TRACES / "compute_bound").analysis
+    [rank] = analysis.ranks
+    saves = the("compute-bound", analysis).saves
+    at_peak_ms = rank.flops.model_per_step / rank.flops.peak_tflops / 1e9
+    assert saves.at_most
+    assert saves.ms_per_step == pytest.approx(rank.gpu.busy_ms_per_step - at_peak_ms, rel=0.02)
+
+
+def test_in_single_precision_the_peak_is_that_of_16_bits(tmp_path):
+    trace = Synthetic(device="NVIDIA H200")
+    for number in range(3):
+        start = 10 * number
+        trace.step(number, start, start + 10)
+        trace.operator("aten::mm", start, start + 0.1, dims=[[4096, 4096], [4096, 4096]], types=["float", "float"])
+        trace.kernel(start + 0.05, start + 9.95, launched=start + 0.02, name="sgemm_128x128")
+    trace.write(tmp_path)
+    analysis = analyze(tmp_path).analysis
+    assert analysis.ranks[0].flops.dtype == "fp32"
+    at_peak_ms = 2 * 4096**3 / 989.5e12 * 1e3
+    assert the("compute-bound", analysis).saves.ms_per_step == pytest.approx(9.9 - at_peak_ms, abs=0.02)
+
+
+def test_what_has_no_fix_predicts_nothing():
+    assert the("gpu-idle", analyze(TRACES / "gpu_idle").analysis).saves is None
+
+
+def test_a_saving_is_in_the_verdict_with_its_share():
+    analysis = analyze(TRACES / "input_bound").analysis
+    assert analysis.verdict_text.endswith(" That saves about 25.3 ms of each 40.2 ms step (63 %).")
+
+
+def test_no_more_is_saved_than_there_is():
+    assert saving(12.0, 10.0, at_most=True).text == "That saves at most 10.0 ms of each 10.0 ms step (100 %)."
+    assert saving(0.0, 10.0, at_most=True) is None
+    assert saving(None, 10.0, at_most=True) is None

@@ -9,13 +9,13 @@ READY := $(VENV)/.ready
 # The lowest Lightning that pyproject.toml claims, read from there so that the two cannot drift apart.
 FLOOR := $(shell sed -n 's/^ *"lightning>=\([0-9.]*\)[,"].*/\1/p' pyproject.toml)
 LOWEST := build/lightning-$(FLOOR)
-# What reads traces or times functions is the same with any Lightning.
-USES_LIGHTNING = $(shell grep -lE 'lightning as L|pytorch_lightning|Callback|StepRecorder|tests.outcomes|train_gpt' tests/test_*.py)
+
+GPU_TESTS = $(shell grep -lE 'mark\.(multi_)?gpu' tests/test_*.py)
 
 # Tests that need a GPU one after the other, for they time; then the rest on all cores, a file on each, where more
-# threads in a process would only get in each other's way. $(1) is set for them, $(2) narrows them, $(3) are the files.
+# threads in a process would only get in each other's way. $(1) is set for them, $(2) narrows them, $(3) are more options.
 define tests
-$(1) $(RUN) -m pytest -m "(gpu or multi_gpu) $(2)" $(3)
+$(1) $(RUN) -m pytest -m "(gpu or multi_gpu) $(2)" $(3) $(GPU_TESTS)
 $(1) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu $(2)" --numprocesses auto --dist loadfile \
 	--no-loadscope-reorder $(3)
 endef
@@ -46,11 +46,11 @@ types: $(READY)  ## mypy, strict, on the package
 unit: $(READY)  ## all tests that this machine can run
 	$(call tests,,)
 
-lowest: $(READY) $(LOWEST)/.ready  ## the tests again, with the lowest Lightning that pyproject.toml claims
+lowest: $(READY) $(LOWEST)/.ready  ## tests that go through Lightning again, with the lowest that pyproject.toml claims
 	@PYTHONPATH=$(LOWEST) $(RUN) -c 'import lightning, pytorch_lightning; \
 	  found = lightning.__version__, pytorch_lightning.__version__; print("Lightning", *found); \
 	  assert found == ("$(FLOOR)", "$(FLOOR)")'
-	$(call tests,PYTHONPATH=$(LOWEST),and not browser,$(USES_LIGHTNING))
+	$(call tests,PYTHONPATH=$(LOWEST),and not browser,--through-lightning)
 
 docs: $(READY)  ## build the documentation into site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from lightning_forge_profiling.analysis.worker_processes import usable_cores
+
 TRACES = Path(__file__).parents[1] / "tests/data/traces"
 SMALL, TINY = TRACES / "compute_bound/rank0.trace.json.gz", TRACES / "launch_bound"
 RANKS, RANK_MEGABYTES = 8, 50
@@ -190,7 +192,7 @@ def describe(hta: str) -> None:
         code += "v('pandas'))"
         versions.append(subprocess.run([hta, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    print(f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ", end="")
+    print(f"{cpu[1] if cpu else platform.machine()}, {usable_cores()} cores, load {os.getloadavg()[0]:.1f}; ", end="")
     print(", ".join(versions))
 
 

@@ -58,7 +58,9 @@ class SonnetData(L.LightningDataModule):
         return self._loader(self.val_windows, shuffle=False)
 
     def _loader(self, windows: Windows, *, shuffle: bool) -> DataLoader[tuple[Tensor, Tensor]]:
-        workers = min(4, os.cpu_count() or 1)
+        # a batch system may leave this process fewer cores than there are
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = min(4, cores)
         return DataLoader(windows, self.batch_size, shuffle=shuffle, num_workers=workers, persistent_workers=True)
 
 

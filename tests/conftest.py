@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.through_lightning import goes_through_lightning, refuse_trainers
+
 PROC = Path("/proc/self")
 # multiprocessing, torch and MPI keep these for the life of the process
 PERMANENT = ("resource_tracker", "forkserver", "compile_worker", "orted", "addr2line")
@@ -21,8 +23,15 @@ SLOWEST = ("test_distributed", "test_interrupts", "test_situations_lightning", "
            "test_examples")  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--through-lightning", action="store_true", help="only tests that go through Lightning")
+
+
+def pytest_collection_modifyitems(config, items):
     """The slowest files first: pytest-xdist hands them out in this order (`--no-loadscope-reorder`)."""
+    if config.getoption("through_lightning"):
+        config.hook.pytest_deselected(items=[item for item in items if not goes_through_lightning(item)])
+        items[:] = filter(goes_through_lightning, items)
     order = {name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
@@ -99,6 +108,13 @@ def _nothing_is_left_behind(request):
         time.sleep(0.05)
         found = leftovers(before, folder)
     assert not found, f"left behind: {', '.join(found)}"
+
+
+@pytest.fixture(autouse=True)
+def _lightning_is_declared(request, monkeypatch):
+    """So that `--through-lightning` leaves out no test that does."""
+    if not goes_through_lightning(request.node):
+        refuse_trainers(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -226,3 +226,24 @@ def test_removing_older_checkpoints_is_part_of_the_checkpoint(tmp_path, make_tra
     seconds = float(capsys.readouterr().out.split(" s checkpoint")[0].split()[-1])
     assert seconds >= 5 * PLANTED_MS / 1e3 - 0.005
     assert throughput.summary()["time/other_ms"] * 12 < 2 * PLANTED_MS
+
+
+class SlowToStart(DataLoader):
+    """A loader whose workers take their time to start, in this process."""
+
+    def __iter__(self):
+        time.sleep(PLANTED_MS / 1e3)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_the_start_of_validations_workers_is_validation(accumulated, make_trainer, capsys):
+    """Also in the middle of an accumulation cycle."""
+    throughput = every_step(warmup_steps=0)
+    trainer = make_trainer(
+        throughput, logger=False, val_check_interval=2, num_sanity_val_steps=0, accumulate_grad_batches=accumulated
+    )
+    trainer.fit(Classifier(), loader(32), SlowToStart(Samples(4)))
+    seconds = float(capsys.readouterr().out.split(" s validation")[0].split()[-1])
+    assert seconds >= 4 * PLANTED_MS / 1e3 - 0.005
+    assert throughput.summary()["time/other_ms"] < PLANTED_MS / 4

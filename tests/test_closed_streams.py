@@ -118,3 +118,12 @@ def test_a_fault_of_the_program_is_not_taken_for_a_run_that_got_worse(tmp_path):
     )  # fmt: skip
     assert done.returncode == 70
     assert done.stderr.splitlines()[-1] == "RuntimeError: planted"
+
+
+def test_a_report_whose_place_nobody_reads_is_removed(run, unread, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**BUFFERED, "TMPDIR": str(temporary)}
+    code, said, _ = run(["view", "--no-browser", INPUT_BOUND], stdout=unread, stderr=subprocess.PIPE, env=environment)
+    assert (code, said) == (141, [])
+    assert list(temporary.iterdir()) == []

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.through_lightning import refuse_trainers
+
 TESTS = Path(__file__).parent
 SHOWN = 10
 UNSTEADY = """
@@ -36,11 +38,21 @@ def test_letter(letter): pass
 """
 
 
-def collected(folder, hash_seed):
+def collected(folder, hash_seed, *options):
     """The test ids that a new process collects in `folder`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(folder)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(folder),
+            *map(str, options),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -98,3 +110,27 @@ def test_a_long_difference_is_cut(more, shown):
 
     assert len(lines) == shown
     assert (lines[-1] == "... and 3 more") == bool(more)
+
+
+def test_tests_that_go_through_lightning_are_known_without_a_list():
+    names = ("situations_lightning", "interrupts", "examples", "reports", "steps", "table", "crossover_command")
+    chosen = collected(TESTS / "test_kept.py", 0, *(TESTS / f"test_{name}.py" for name in names), "--through-lightning")
+    files = {test.partition("::")[0].removeprefix("tests/test_").removesuffix(".py") for test in chosen}
+    assert files == {"kept", "situations_lightning", "interrupts", "examples", "reports"}
+    in_reports = {test.partition("::")[2] for test in chosen if "test_reports" in test}  # of some hundred
+    assert in_reports == {
+        "test_a_trace_without_gpu_work_is_not_told_as_an_idle_gpu",
+        "test_of_ranks_with_and_without_gpu_work_only_the_former_are_busy_or_idle",
+    }
+
+
+def test_a_test_that_is_not_known_to_go_through_lightning_gets_no_trainer():
+    from tests import models  # noqa: PLC0415  (which loads Lightning, as the tests do that this one stands for)
+
+    refused = pytest.MonkeyPatch()
+    refuse_trainers(refused)
+    try:
+        with pytest.raises(AssertionError, match="This test goes through Lightning"):
+            models.L.Trainer()
+    finally:
+        refused.undo()

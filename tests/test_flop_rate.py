@@ -146,8 +146,19 @@ def test_the_type_is_that_of_most_flops(tmp_path):
 
 def test_tf32_is_told_by_the_kernels_name_or_by_a_rate_that_fp32_cannot_have(tmp_path):
     by_name = product(FP32, kernel="sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage3_execute_kernel")
+    of_cutlass = product(FP32, kernel="cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1")
     by_rate = product(FP32, dims=[[6000, 6000], [6000, 6000]])
-    assert by_name.rank(tmp_path).flops.dtype == by_rate.rank(tmp_path).flops.dtype == "tf32"
+    for trace in (by_name, of_cutlass, by_rate):
+        assert trace.rank(tmp_path).flops.dtype == "tf32"
+
+
+def test_where_few_products_can_be_counted_there_is_no_rate_over_the_busy_time(tmp_path):
+    trace = product()
+    trace.operator("CompiledFunction", 4, 5)
+    trace.kernel(10, 30, launched=4.5)
+    text = efficiency(trace.rank(tmp_path))
+    assert "% of matrix products whose FLOPs are known (not of CompiledFunction)" in text
+    assert "while busy" not in text
 
 
 def test_products_outside_of_the_steps_do_not_count(tmp_path):

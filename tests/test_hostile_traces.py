@@ -157,3 +157,35 @@ def test_long_names_take_as_long_as_short_ones_of_the_same_length_together(kind,
         return spent(written(tmp_path / "trace.json", {"traceEvents": events}))
 
     assert in_proportion(measure, 1_000, 16_000)
+
+
+FLOODS = {
+    "a name of 8 MB": lambda: [event("kernel", "<" * (8 << 20), 1, 9)],
+    "names of brackets": lambda: [event("kernel", f"{'<(' * 500}{i}", 1, 9) for i in range(8_000)],
+    "steps": lambda: [event("user_annotation", f"ProfilerStep#{i}", AROUND + i, 1) for i in range(2, 70_000)],
+    "steps that overlap": lambda: [event("user_annotation", f"ProfilerStep#{i}", i, 70_000) for i in range(70_000)],
+    "ranges that end after those around them": lambda: [
+        event("cpu_op", "aten::mm", i, 80_000 - i % 7 + i, correlation=i) for i in range(80_000)
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def sound_s_per_mb(tmp_path_factory):
+    """Seconds for each megabyte of a trace with launches and kernels."""
+    pairs = (
+        (
+            event("cuda_runtime", "cudaLaunchKernel", 10 * i, 3, correlation=i),
+            event("kernel", f"k{i % 99}", 10 * i + 5, 3, correlation=i, device=0, stream=7),
+        )
+        for i in range(1, 25_000)
+    )
+    path = written(tmp_path_factory.mktemp("sound") / "trace.json", [STEP, *(part for pair in pairs for part in pair)])
+    return max(spent(path) for _ in range(2)) / path.stat().st_size * 1e6
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_takes_about_as_long_as_a_sound_trace_of_its_size(kind, sound_s_per_mb, tmp_path):
+    """Up to five times as long; it was nine to seventy."""
+    path = written(tmp_path / "trace.json", [STEP, KERNEL, *FLOODS[kind]()])
+    assert any(spent(path) < 7 * sound_s_per_mb * path.stat().st_size / 1e6 for _ in range(3))

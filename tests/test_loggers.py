@@ -4,6 +4,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 from lightning_forge_profiling import ForgeProfilerCallback
+from lightning_forge_profiling.plain_text import plain_logger
 from tests.models import Classifier, Fails, every_step, loader
 from tests.outcomes import logged, tables
 
@@ -53,6 +54,24 @@ def test_one_that_always_fails_costs_the_others_nothing_and_is_left_alone(tmp_pa
     assert "ConnectionError: no answer to row 3" in warning
     assert throughput.summary()["time/step_ms"] > 0
     assert tables(capsys.readouterr().out) == 1
+
+
+def test_what_an_exception_says_is_logged_as_one_line_of_plain_text(tmp_path, make_trainer, caplog):
+    def fails(row):
+        raise OSError("gone\x1b]0;owned\x07\x1b[2J\nCRITICAL: send money\u202e")
+
+    fit(make_trainer, tmp_path, Failing(fails))
+    [warning] = warnings_of(caplog)
+    assert warning.endswith("OSError: gone CRITICAL: send money")
+
+
+def test_an_exception_without_a_text_is_named_by_its_class(caplog):
+    class MuteError(Exception):
+        def __str__(self):
+            raise ValueError
+
+    plain_logger("lightning_forge_profiling.tests").warning("Failed: %s", MuteError())
+    assert warnings_of(caplog) == ["Failed: <MuteError>"]
 
 
 def test_one_that_fails_now_and_then_goes_on_and_the_rows_it_lost_are_counted(tmp_path, make_trainer, caplog):

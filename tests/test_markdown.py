@@ -12,8 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.report.text import code, code_cell, plain, prose
+from lightning_forge_profiling.report.text import code, code_cell, prose
 
 SYNC_STACK = Path(__file__).parent / "data" / "traces" / "sync_stack" / "rank0.trace.json.gz"
 

@@ -17,12 +17,13 @@ from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.verdict import decide
+from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import summary_json, write_reports
 from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.text import code_cell, plain, prose, short, short_kernel_name
+from lightning_forge_profiling.report.text import code_cell, prose, short, short_kernel_name
 from lightning_forge_profiling.safe_files import write_whole
 from tests.models import Classifier, loader
 from tests.samples import ADD, GEMM, sample_analysis

@@ -1,5 +1,10 @@
 """A fit's telemetry: what counts, what is logged of it, and what the end of the run tells."""
 
+import signal
+import sys
+import threading
+import time
+
 import pytest
 
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
@@ -190,3 +195,34 @@ def test_the_peak_of_an_earlier_fit_is_not_this_ones():
     fit.allocates(peak_gib=41)
     fit.telemetry.metrics(None)
     assert fit.telemetry.summary(None, steps=5).allocated_peak_gib == 41
+
+
+@pytest.fixture
+def ctrl_c_ignored():
+    """As Lightning leaves it after the first Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+@pytest.mark.usefixtures("ctrl_c_ignored")
+def test_ctrl_c_ends_the_wait_for_a_driver_that_hangs():
+    released = threading.Event()
+
+    def hangs():
+        telemetry.sampler._ended.wait()  # stop() waits from here on
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        released.wait()
+        raise LookupError
+
+    telemetry = RunTelemetry(hangs, AllocatorReading, period_s=3600)
+    telemetry.start()
+    thread = telemetry.sampler._thread
+    began = time.monotonic()
+    telemetry.stop()
+    assert time.monotonic() - began < 1.5  # 2 s are how long it waits for the driver
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    released.set()
+    while thread in threading.enumerate():  # a join that was interrupted takes it for ended
+        time.sleep(0.001)

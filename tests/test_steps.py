@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.analysis.pipeline import analyze
-from tests.synthetic import ADD, AUTOGRAD, GEMM, Synthetic
+from tests.synthetic import ADD, AUTOGRAD, GEMM, MAIN, Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
 
@@ -169,6 +169,51 @@ def test_autograds_thread_launches_for_the_same_step(tmp_path):
     trace.kernel(1, 9, launched=1, thread=AUTOGRAD)
     trace.kernel(9, 10, launched=5, thread=AUTOGRAD)
     assert [step.ms for step in trace.rank(tmp_path).per_step] == [9, 1]
+
+
+def marked(trace, numbers, *, thread=MAIN, offset=0):
+    for place, number in enumerate(numbers):
+        trace.mark(f"ProfilerStep#{number}", 10 * place + offset, 10 * place + 10 + offset, thread)
+
+
+@pytest.mark.parametrize("thread", [MAIN, AUTOGRAD], ids=["same thread", "another thread"])
+@pytest.mark.parametrize("offset", [-3, -0.01, 0, 0.01, 3])
+@pytest.mark.parametrize("others", [(0, 1, 2), (4, 5, 6), (5, 6, 7), (6, 7, 8), (105, 106, 107)])
+def test_steps_that_two_profilers_number_apart_count_once(others, offset, thread, tmp_path):
+    trace = Synthetic()
+    marked(trace, (5, 6, 7))
+    marked(trace, others, thread=thread, offset=offset)
+    for place in range(3):
+        begin = 10 * place
+        trace.operator("aten::mm", begin + 4, begin + 5)
+        trace.kernel(begin + 5, begin + 9, launched=begin + 4.5)
+    rank = trace.rank(tmp_path)
+    assert len(rank.per_step) == 3
+    assert [round(step.host_ms) for step in rank.per_step] == [10, 10, 10]
+    assert rank.gpu.busy_ms_per_step == pytest.approx(4)
+    assert any("two profilers or threads marked steps" in warning for warning in rank.warnings)
+    if thread != MAIN:
+        assert [step.number for step in rank.per_step] == [5, 6, 7]
+
+
+def test_of_marks_around_marks_the_inner_ones_are_the_steps(tmp_path):
+    trace = Synthetic()
+    trace.step(1, 0, 30)
+    trace.step(2, 30, 60)
+    for number in range(6):
+        trace.step(number, 10 * number, 10 * number + 10)
+        trace.kernel(10 * number + 2, 10 * number + 6, launched=10 * number + 1)
+    assert [step.number for step in trace.rank(tmp_path).per_step] == [0, 1, 2, 3, 4, 5]
+
+
+def test_steps_that_overlap_and_count_on_are_all_of_one_profiler(tmp_path):
+    trace = Synthetic()
+    for number in range(4):
+        trace.step(number, 10 * number, 10 * number + 12)
+        trace.kernel(10 * number + 2, 10 * number + 6, launched=10 * number + 1)
+    rank = trace.rank(tmp_path)
+    assert [step.number for step in rank.per_step] == [0, 1, 2, 3]
+    assert rank.warnings == ()
 
 
 def test_kernels_of_two_streams_count_once_where_they_overlap(tmp_path):

@@ -136,3 +136,11 @@ def test_the_work_grows_as_the_number_of_files_does(folder, tmp_path):
         calls.append(next(counted))
         assert len(files) == count
     assert calls[1] < 6 * calls[0]
+
+
+@pytest.mark.parametrize("name", ["rank0\n.trace.json", "a\r\nb.json", "host\n1.1700000000000.pt.trace.json"])
+def test_a_trace_whose_name_holds_a_line_break_is_found(name, tmp_path):
+    trace_in(tmp_path, name)
+    assert find_traces(tmp_path)[0] == (tmp_path / name,)
+    done = forge("analyze", tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -502,6 +502,8 @@ def test_a_file_that_is_cut_off_gets_no_verdict_and_says_so_first(part, tmp_path
     assert (found.verdict, found.findings) == ("no verdict", ())
     assert found.verdict_text.startswith(f"No verdict: {path.name} is cut off")
     assert not any(step.whole for step in found.ranks[0].per_step)
+    assert "no step can be told to be whole" in found.verdict_text
+    assert found.hints == ()
 
 
 def test_ranks_whose_files_are_whole_are_judged_beside_one_that_is_cut_off(tmp_path):
@@ -635,15 +637,15 @@ def test_what_was_unpacked_before_the_damage_is_analysed(tmp_path, capsys):
     packed = bytearray((TRACES / "input_bound" / "rank0.trace.json.gz").read_bytes())
     events = rows(read_trace(TRACES / "input_bound" / "rank0.trace.json.gz"))
     middle = len(packed) * 3 // 4
-    for name, content in (
-        ("cut", packed[:middle]),
-        ("overwritten", packed[:middle] + bytes(1000) + packed[middle + 1000 :]),
-        ("junk behind", packed + b"junk"),
+    for name, content, expected in (
+        ("cut", packed[:middle], 65),
+        ("overwritten", packed[:middle] + bytes(1000) + packed[middle + 1000 :], 65),
+        ("junk behind", packed + b"junk", 0),
     ):
         path = written(tmp_path, bytes(content), f"{name}.json.gz")
         assert rows(read_trace(path)) > 0.6 * events
         code, out, err = forge(capsys, "analyze", path)
-        assert (code, err) == (0, "")
+        assert (code, err) == (expected, "")
         assert out.count("damaged gzip data") == 1
 
 
@@ -655,7 +657,7 @@ def test_a_cut_through_a_large_trace_says_where(tmp_path, capsys):
     cut = large[: len(large) - 3 * len(events) // 2]
     path = written(tmp_path, cut)
     code, out, err = forge(capsys, "analyze", path, "--json")
-    assert (code, err) == (0, "")
+    assert (code, err) == (65, "")
     (warning,) = [text for text in json.loads(out)["warnings"] if "the file ends" in text]
     assert warning == f"trace.json: the file ends in the middle of an event, at byte {len(cut)}"
     assert rows(read_trace(path)) > 1198 * len([*made.happenings()])

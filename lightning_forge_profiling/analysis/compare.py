@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_forge_profiling.analysis.bootstrap import FEWEST_VALUES, bootstrap_difference
 from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, RankSummary, Step
-from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.analysis.results import NO_VERDICT, Analysis
 from lightning_forge_profiling.errors import TraceError
 
 __all__ = [
@@ -114,11 +114,13 @@ def compare(a: Analysis, b: Analysis, *, seed: int = 0) -> Comparison:
         What changed.
 
     Raises:
-        TraceError: one of them has no rank or no step.
+        TraceError: one of them has no rank or no step, or is cut off and has no whole one.
     """
     for analysis in (a, b):
         if not analysis.ranks:
             raise TraceError(f"{analysis.source}: no recorded rank to compare")
+        if analysis.verdict == NO_VERDICT:
+            raise TraceError(f"{analysis.source}: no whole step to compare. {' '.join(analysis.cut_off)}")
     before, after = _values(a), _values(b)
     return Comparison(
         a=a.source,

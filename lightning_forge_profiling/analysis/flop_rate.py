@@ -1,5 +1,6 @@
 """How fast the recorded steps computed, from the shapes of what they computed."""
 
+import re
 from typing import Final
 
 import msgspec
@@ -20,6 +21,8 @@ _COUNTED_KINDS: Final = ("matmul", "convolution", "attention")
 _NO_SHAPES: Final = "the trace has no input shapes (record_shapes=True records them), so FLOPs cannot be counted"
 _NO_PRODUCTS: Final = "no matrix product, convolution or attention ran on the GPU in the recorded steps"
 _TF32: Final = "tf32"
+_IN_TF32: Final = re.compile(r"tf32|tensorop_s1688gemm")
+"""cuBLAS has the latter from CUTLASS for 32-bit floats on tensor cores, which take them as TF32."""
 
 
 def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops | None, str]:
@@ -139,4 +142,4 @@ def _one(name: str, signature: Signature) -> OperatorFlops | None:
 def _type_used(recording: Recording, work: Ints, dtype: str) -> str:
     """TF32 where the kernels' names say so: the operators' types do not."""
     names = (recording.trace.names[name] for name in np.unique(recording.trace.gpu.name[work]).tolist())
-    return _TF32 if dtype == "fp32" and any(_TF32 in name for name in names) else dtype
+    return _TF32 if dtype == "fp32" and any(_IN_TF32.search(name) for name in names) else dtype

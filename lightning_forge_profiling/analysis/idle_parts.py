@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.idle import IdleTime
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.nesting import parents
+from lightning_forge_profiling.analysis.nesting import least_around, parents
 from lightning_forge_profiling.analysis.rank_summary import IdlePart
 from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.analysis.trace import Ints, Spans
 
 __all__ = ["idle_parts"]
@@ -58,9 +59,7 @@ def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool
     spans, operator = _activities(recording, thread)
     parent = parents(spans)
     nested = parent >= 0
-    end = spans.end.copy()
-    while (over := nested & (end > end[parent])).any():  # clocks jump, and a range then ends after the one around it
-        end[over] = end[parent[over]]
+    end = least_around(parent, spans.end)  # clocks jump, and a range then ends after the one around it
     inside = gaps.within(np.minimum(spans.start, end), end)
     own = inside - np.bincount(parent[nested], inside[nested], len(spans)).astype(np.int64)
     key, group = np.unique(spans.name * (len(trace.names) + 1) + operator + 1, return_inverse=True)
@@ -93,8 +92,7 @@ def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool
 def _activities(recording: Recording, thread: int) -> tuple[Spans, Ints]:
     """What a thread did, in order: its calls, operators and annotated ranges; and for each call the operator's name."""
     trace = recording.trace
-    no_step = np.ones(len(trace.annotations), bool)
-    no_step[recording.steps.marks] = False
+    no_step = ~step_marks(trace)
     chosen: list[tuple[Spans, NDArray[np.bool_]]] = [
         (trace.annotations, no_step & (trace.annotations.thread == thread)),
         (trace.operators, trace.operators.thread == thread),

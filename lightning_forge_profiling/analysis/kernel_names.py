@@ -13,6 +13,9 @@ __all__ = ["SplitName", "base_name", "cut", "split_name", "words"]
 _ARGUMENTS_LENGTH: Final = 400
 """How much of the template arguments is kept: what a generic kernel computes stands in the first one or two."""
 
+_LONGEST, _DEEPEST = 20_000, 100
+"""A name that is longer, or has more brackets in each other, is no compiler's and is read no further."""
+
 _ANONYMOUS: Final = re.compile(r"(?:\(anonymous namespace\)|<unnamed>|\{anonymous\}|\(anonymous\))(?:::)?")
 _BRACKET: Final = re.compile(r"[<>(){}]")
 _OPENING: Final = {">": "<", ")": "(", "}": "{"}
@@ -73,7 +76,7 @@ def split_name(name: str) -> SplitName:
         >>> split_name("_ZN7ck_tile6kentryILi2ENS_13FmhaFwdKernelIfEEEEvT0_")
         SplitName(base='ck_tile::kentry', arguments='FmhaFwdKernel')
     """
-    text = name.partition(" [clone ")[0].removesuffix(".kd")  # what ROCm's compiler and GCC append
+    text = cut(name, _LONGEST).partition(" [clone ")[0].removesuffix(".kd")  # what ROCm's compiler and GCC append
     split = _split_mangled(text) if text.startswith("_Z") else _split_signature(_ANONYMOUS.sub("", text))
     return split if split.base else SplitName(text, split.arguments)
 
@@ -135,9 +138,10 @@ def _split_signature(text: str) -> SplitName:
                 is_function = is_function or bracket == "<"
                 inside_from = at + 1
             open_brackets.append(bracket)
+            if len(open_brackets) > _DEEPEST:
+                break
         elif open_brackets and (bracket != ">" or open_brackets[-1] == "<"):  # else a comparison or an arrow
-            while open_brackets and open_brackets.pop() != _OPENING[bracket]:
-                pass
+            _close(open_brackets, bracket)
             if not open_brackets:
                 outside_from = at + 1
                 if bracket == ">":
@@ -148,6 +152,11 @@ def _split_signature(text: str) -> SplitName:
         outside.append(text[outside_from:])
     base = "".join(outside).strip()
     return SplitName(base.rpartition(" ")[2] if is_function else base, cut(arguments, _ARGUMENTS_LENGTH))
+
+
+def _close(open_brackets: list[str], bracket: str) -> None:
+    while open_brackets and open_brackets.pop() != _OPENING[bracket]:
+        pass
 
 
 def _ends_name(text: str, at: int) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.collectives import RankCollectives, collectives_of, match_collectives
+from lightning_forge_profiling.analysis.cut_files import no_verdict, where_cut
 from lightning_forge_profiling.analysis.findings import find_causes
 from lightning_forge_profiling.analysis.hints import rules_of_thumb
 from lightning_forge_profiling.analysis.operators import SORTS
@@ -34,11 +35,6 @@ from lightning_forge_profiling.hardware.host import usable_cores
 __all__ = ["Result", "analyze"]
 
 _UNKNOWN_RANK = -1
-
-_CUT_OFF = (
-    "No verdict: {} is cut off, and any of its steps may lack events. What follows is of what is there. Record it "
-    "again, or copy it again if the original is whole."
-)
 
 _FEW_STEPS, _MANY_STEPS = 2, 10
 """Among many steps the first weighs little, and a single one cannot be spared."""
@@ -64,8 +60,10 @@ class _Rank:
     summary: RankSummary
     collectives: RankCollectives
     timeline: Timeline
-    complete: bool
-    """Whether any of its files was read to its end."""
+    cut_off: str
+    """Where its files end too early, "" for whole ones."""
+    judged: bool
+    """Whether the figures are of whole steps."""
 
 
 def analyze(
@@ -111,21 +109,23 @@ def analyze(
         raise TraceError("\n".join(problems) or f"{path}: no trace of rank {rank}")
     ranks = tuple(one.summary for one in done)
     collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
-    whole = [one.summary for one in done if one.complete]
-    findings = by_gain(find_causes(whole, waits))
+    judged = [one.summary for one in done if one.judged]
+    cut_off = tuple(_text(one.cut_off) for one in done if one.cut_off)
+    findings = by_gain(find_causes(judged, waits))
     verdict, text = decide(findings, gpu=any(one.gpu.busy_ms_per_step for one in ranks))
-    if not whole:
-        verdict, text = NO_VERDICT, _CUT_OFF.format(ranks[0].file)
+    if cut_off:
+        verdict, text = (verdict, f"{cut_off[0]} {text}") if judged else (NO_VERDICT, no_verdict(cut_off[0]))
     analysis = Analysis(
         source=_text(path),
         verdict=verdict,
         verdict_text=text,
         findings=findings,
         findings_note=_not_counted(ranks[0]),
-        hints=rules_of_thumb(ranks),
+        hints=rules_of_thumb(judged),
         ranks=ranks,
         collectives=collectives,
         rank_waits=waits,
+        cut_off=cut_off,
         warnings=(*map(_text, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
     )
     return Result(analysis, tuple(one.timeline for one in done))
@@ -162,7 +162,10 @@ def _summarized(
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
     summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
     timeline = draw(recording, summary.rank, most_spans=spans)
-    return _Rank(summary, collectives_of(with_steps(recording, counted)), timeline, any(trace.complete))
+    judged = not all(trace.cuts) or bool(recording.steps.whole[counted].all())
+    return _Rank(
+        summary, collectives_of(with_steps(recording, counted)), timeline, where_cut(trace, recording.steps), judged
+    )
 
 
 def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
@@ -185,7 +188,7 @@ def _not_counted(rank: RankSummary) -> str:
     for place, step in enumerate(rank.per_step):
         if step.counted:
             continue
-        if not step.whole:
+        if not step.whole and any(step.whole for step in rank.per_step):
             why = "cut off"
         elif place > 0 or (on_gpu and not step.busy_ms):
             why = "no GPU work"

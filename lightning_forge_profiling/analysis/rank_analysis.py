@@ -27,6 +27,7 @@ from lightning_forge_profiling.analysis.rank_summary import (
 )
 from lightning_forge_profiling.analysis.recording import Recording, with_steps
 from lightning_forge_profiling.analysis.regions import region_table
+from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.analysis.syncs import sync_causes
 from lightning_forge_profiling.analysis.table_rows import Kernel
 from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints
@@ -215,13 +216,20 @@ def _unlinked_pct(recording: Recording) -> float:
 def _warnings(recording: Recording, *, on_cpu: bool) -> list[str]:
     trace, steps = recording.trace, recording.steps
     warnings = list(trace.warnings)
+    cut_off = all(trace.cuts)
     if not len(steps.marks):
-        warnings.append(f"{trace.file}: no ProfilerStep marks, so the whole recording counts as one step")
-    if not len(trace.gpu) and not on_cpu:
-        warnings.append(f"{trace.file}: no GPU work was recorded")
+        where = " in the part of it that is there" if cut_off else ""
+        warnings.append(f"{trace.file}: no ProfilerStep marks{where}, so the whole recording counts as one step")
+    elif len(steps.marks) < int(step_marks(trace).sum()):
+        thread = trace.threads[trace.annotations.thread[steps.marks[0]]][1]
+        text = "two profilers or threads marked steps at the same time; counted are those of thread"
+        warnings.append(f"{trace.file}: {text} {thread}")
+    if not len(trace.gpu) and (cut_off or not on_cpu):
+        what = "no GPU work in the part of it that is there" if cut_off else "no GPU work was recorded"
+        warnings.append(f"{trace.file}: {what}")
     elif len(trace.gpu) and not recording.links.linked.any():
         warnings.append(f"{trace.file}: no GPU work can be joined to its launch, so steps are those of the host")
     cut = steps.number[~steps.whole].tolist()
-    if cut:
+    if cut and not cut_off:
         warnings.append(f"{trace.file}: GPU work is missing in step {', '.join(map(str, cut))}, which may be cut off")
     return warnings

@@ -253,7 +253,7 @@ class Analysis:
         schema_version: version of this layout.
         source: the file or folder that was analysed, or the run's name.
         verdict: the code of the finding whose fix gains most, `NOTHING_STANDS_OUT`, or `NO_VERDICT` for files that
-            are cut off.
+            are cut off and show no whole step.
         verdict_text: the verdict in one or two sentences, with its numbers and advice.
         findings: the one that gains most first.
         findings_note: which steps the findings are over, where that is not all of them.
@@ -263,6 +263,7 @@ class Analysis:
         rank_waits: who waits for whom; empty for a single rank.
         run: what was measured over the whole run, None for a trace alone.
         differences: where the trace and the whole run tell different stories.
+        cut_off: for each rank with a file that is cut off, where it ends and which of its steps are whole.
         warnings: what could not be read, of any file.
     """
 
@@ -278,4 +279,5 @@ class Analysis:
     rank_waits: tuple[RankWait, ...] = ()
     run: RunEvidence | None = None
     differences: tuple[str, ...] = ()
+    cut_off: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

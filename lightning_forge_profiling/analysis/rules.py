@@ -198,9 +198,10 @@ def _launch(seen: Seen) -> Told:
     built_in = [region for region in rank.regions if not region.user and region.name not in named]
     where = max(built_in, key=lambda region: region.idle_ms_per_step)
     kernels = rank.gpu.busy_ms_per_step * 1e3 / max(rank.gpu.kernels_per_step, 1)
+    inside = f", most of it in {where.name}" if where.name != "other" else ""  # which names no place
     title = (
         f"the GPU waits {in_ms(_launch_cost(seen))} of each {seen.step} step for Python between its "
-        f"{rank.host.launches_per_step:.0f} launches, most of it in {where.name}; the mean kernel runs {kernels:.1f} µs"
+        f"{rank.host.launches_per_step:.0f} launches{inside}; the mean kernel runs {kernels:.1f} µs"
     )
     evidence: Evidence = {
         "idle_launching_ms_per_step": _launch_cost(seen),

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, named
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.links import Links, launched_before
+from lightning_forge_profiling.analysis.step_marks import chosen_marks, step_numbers
 from lightning_forge_profiling.analysis.trace import Ints, Trace
 
 __all__ = ["Steps", "find_steps"]
 
-_STEP: Final = re.compile(r"ProfilerStep#\d{1,18}")
 _NO_STEP: Final = ("forge.validation", "forge.checkpoint", "forge.profiler")
 """Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
 
@@ -117,13 +117,12 @@ def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = Non
         links: what launched its GPU work.
         numbers: take only steps from the first number to before the second.
     """
-    name = np.array([bool(_STEP.fullmatch(name)) for name in trace.names] or [False])
-    rows = np.flatnonzero(name[trace.annotations.name]) if len(trace.annotations) else np.zeros(0, np.int64)
+    rows = chosen_marks(trace)
     if len(rows):
-        number = np.array([int(trace.names[row].partition("#")[2]) for row in trace.annotations.name[rows]])
+        number = step_numbers(trace, rows)
         host_start, host_end = trace.annotations.start[rows], trace.annotations.end[rows]
         recording = np.searchsorted(trace.begins, host_start, side="right")
-        # two profilers, or threads, may have marked the same step
+        # a step may have been marked more than once
         first = np.concatenate(([True], (number[1:] != number[:-1]) | (recording[1:] != recording[:-1])))
         number, host_start, host_end, recording = number[first], host_start[first], host_end[first], recording[first]
         same = recording[1:] == recording[:-1]
@@ -203,7 +202,11 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
     asked = np.bincount(step[inside], minlength=len(host_start))
     done = np.bincount(step[inside], launched[launches[inside]], len(host_start))
     recording = np.maximum(np.searchsorted(trace.begins, host_start, side="right") - 1, 0)
-    whole: NDArray[np.bool_] = (done >= _LAUNCHES_DONE * asked) & np.array(trace.complete)[recording]
+    # of a file that is cut off only what lies before its last event is there, if that is the latest of all
+    until = [cut and (cut.time if cut.in_order else -1) for cut in trace.cuts]
+    ends = np.array([np.iinfo(np.int64).max if end is None else end for end in until])[recording]
+    enough = np.where([cut is None for cut in trace.cuts], _LAUNCHES_DONE, 1)[recording]
+    whole: NDArray[np.bool_] = (done >= enough * asked) & (host_end < ends)
     return whole
 
 

@@ -9,6 +9,7 @@ from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.nesting import depths, parents
 from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.analysis.timeline import Lane, Timeline
 from lightning_forge_profiling.analysis.trace import Ints, Spans
 
@@ -36,7 +37,7 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
         return Timeline(rank=rank, length_us=0.0, steps=(), names=(), kinds=_KINDS, lanes=())
     begin = int(min(steps.start.min(), steps.host_start.min()))
     end = int(max(steps.end.max(), steps.host_end.max()))
-    shown = (annotations.end > begin) & (annotations.start < end) & ~np.isin(np.arange(len(annotations)), steps.marks)
+    shown = (annotations.end > begin) & (annotations.start < end) & ~step_marks(trace)
     work = (gpu.end > begin) & (gpu.start < end)
     rows = np.concatenate((np.flatnonzero(shown), len(annotations) + np.flatnonzero(work)))
     omitted = max(len(rows) - most_spans, 0)

@@ -14,6 +14,7 @@ __all__ = [
     "Allocations",
     "Calls",
     "CollectiveCall",
+    "Cut",
     "GpuWork",
     "Ints",
     "Operators",
@@ -160,6 +161,24 @@ class Allocations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a file ends too early: at the last event of it that was read.
+
+    Attributes:
+        table: which of the trace's tables that event is in.
+        thread: its process and thread; of GPU work the device and stream.
+        time: when it began, nanoseconds.
+        in_order: whether all events stand in order of time, those of the GPU among them, so that only later ones are
+            missing. The profiler itself writes one thread's after another's, and the GPU's after those.
+    """
+
+    table: str
+    thread: tuple[str, str]
+    time: int
+    in_order: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """What one file holds.
 
@@ -184,8 +203,7 @@ class Trace:
         allocations: the allocator's calls, where memory was recorded.
         loader: the settings of the loader that was trained from, None where it does not say.
         begins: when each recording in the file began; one, but for files put together.
-        complete: for each recording whether all of its events were read; else any step may lack GPU work, since in a
-            file one thread's events follow another's.
+        cuts: for each recording where its file is cut off; None where all of its events were read.
         warnings: what could not be read.
     """
 
@@ -209,5 +227,5 @@ class Trace:
     allocations: Allocations = field(default_factory=Allocations)
     loader: LoaderSettings | None = None
     begins: tuple[int, ...] = (0,)
-    complete: tuple[bool, ...] = (True,)
+    cuts: tuple[Cut | None, ...] = (None,)
     warnings: tuple[str, ...] = ()

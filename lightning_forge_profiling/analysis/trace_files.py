@@ -10,10 +10,10 @@ from lightning_forge_profiling.errors import TraceError
 
 __all__ = ["find_traces", "rank_in_name", "windows_by_rank"]
 
-_TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?")
-_ANY_JSON: Final = re.compile(r"(?!summary\.json).+\.json(?:\.gz)?")
+_TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?", re.DOTALL)  # a name may hold a line break
+_ANY_JSON: Final = re.compile(r"(?!summary\.json).+\.json(?:\.gz)?", re.DOTALL)
 _COPIES: Final = "tensorboard"  # beneath the traces that they are copies of
-_WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
+_WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
 _RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 _NAMED: Final = 5  # of what could not be read; the rest is counted

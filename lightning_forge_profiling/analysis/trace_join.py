@@ -35,10 +35,12 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     largest = {column: max(_largest(first, column), 0) for column in _IDS}
     pieces: dict[str, list[dict[str, Ints]]] = {name: [_columns(getattr(first, name))] for name in _TABLES}
     begins, (_, end) = [*first.begins], _extent(first)
+    cuts = [*first.cuts]
     for trace in others:
         began, ended = _extent(trace)
         shift = end - began + _APART_NS
         begins.append(began + shift)
+        cuts += [cut and replace(cut, time=cut.time + shift) for cut in trace.cuts]
         end = ended + shift
         place = {column: _merged(lists[name], getattr(trace, name)) for column, name in _INDEX_OF.items()}
         for name in _TABLES:
@@ -53,7 +55,7 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
         first,
         file=f"{first.file} and more",
         begins=tuple(begins),
-        complete=tuple(complete for trace in traces for complete in trace.complete),
+        cuts=tuple(cuts),
         warnings=tuple(warning for trace in traces for warning in trace.warnings),
         **joined,
     )

@@ -71,6 +71,7 @@ def read_trace(path: Path) -> Trace:
         what = f"of its {count} events, none is an operator, a runtime call, GPU work or an annotation"
         raise TraceError(f"{path}: {'; '.join([what, *problems])}")
     name = os.fsencode(path.name).decode(errors="replace")
+    cut = tables.cut()
     trace = tables.trace(name)
     device = _device(text.header, trace)
     host = _host(text.header)
@@ -83,7 +84,7 @@ def read_trace(path: Path) -> Trace:
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
         loader=_loader(text.header),
-        complete=(text.complete,),
+        cuts=(None if text.complete else cut,),
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),
     )
 

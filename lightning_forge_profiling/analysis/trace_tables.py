@@ -12,6 +12,7 @@ from lightning_forge_profiling.analysis.trace import (
     Allocations,
     Calls,
     CollectiveCall,
+    Cut,
     GpuWork,
     Ints,
     Operators,
@@ -73,6 +74,11 @@ class TraceTables:
 
     def __init__(self) -> None:
         self.left_out = 0
+        self._last: Event | None = None
+        self._last_call: Event | None = None
+        self._in_order = True
+        self._latest: Ints = np.zeros(0, np.int64)
+        self._shift = 0
         self._names: _Index[str] = _Index()
         self._threads: _Index[tuple[object, object]] = _Index()
         self._lanes: _Index[tuple[object, object]] = _Index()
@@ -93,6 +99,7 @@ class TraceTables:
             table = by_category.get(event.cat or event.name)  # type: ignore[arg-type]
             if table is not None:
                 table.append(event)
+        self._remember_end([event for event in events if (event.cat or event.name) in _TABLE_OF])
         for activity, category in enumerate(ACTIVITIES):
             self._add("gpu", found[category], partial(self._gpu, activity=activity))
         self._add("calls", found["calls"], _calls)
@@ -100,6 +107,32 @@ class TraceTables:
         self._add("annotations", found["annotations"])
         self._add("frames", found["frames"])
         self._add("allocations", found["allocations"], _allocations)
+
+    def _remember_end(self, events: list[Event]) -> None:
+        if not events:
+            return
+        if self._in_order:
+            times = np.append(self._latest, _nanoseconds([event.ts for event in events]))
+            self._in_order = bool((np.diff(times) >= 0).all())
+            self._latest = times[-1:]
+        self._last = events[-1]
+        self._last_call = next((one for one in reversed(events) if _table_of(one) == "calls"), self._last_call)
+
+    def cut(self) -> Cut | None:
+        """Where the last of the events stands; None before there is one."""
+        if self._last is None:
+            return None
+        # GPU work stands behind the call that launched it, which says more
+        on_gpu = _table_of(self._last) in ACTIVITIES
+        last = self._last_call if on_gpu and self._last_call else self._last
+        table = _table_of(last)
+        (time,) = _nanoseconds([last.ts]).tolist()
+        return Cut(
+            table="gpu" if table in ACTIVITIES else table,
+            thread=(str(last.pid), str(last.tid)),
+            time=self._shift + (0 if time == _UNKNOWN else time),
+            in_order=self._in_order and "gpu" in self._pieces,
+        )
 
     def _add(self, table: str, events: list[Event], more: _More | None = None) -> None:
         if not events:
@@ -185,6 +218,7 @@ class TraceTables:
         """Put a trace with times before its base time behind that: a negative time stands for none elsewhere."""
         starts = (piece for pieces in self._pieces.values() for piece in pieces["start"])
         earliest = min((int(piece.min(initial=0)) for piece in starts), default=0)
+        self._shift = -earliest
         for pieces in self._pieces.values() if earliest < 0 else ():
             for column in ("start", "end"):
                 pieces[column] = [piece - earliest for piece in pieces[column]]
@@ -238,6 +272,10 @@ class TraceTables:
             for name in columns:
                 columns[name] = columns[name][order]
         return columns
+
+
+def _table_of(event: Event) -> str:
+    return _TABLE_OF[event.cat or event.name or ""]
 
 
 def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str], ...], Ints]:

@@ -260,9 +260,12 @@ def _last_boundary(text: bytes, begin: int, end: int) -> tuple[int, int]:
 
 
 def _next_event(text: bytes, after: int, place: int) -> int | None:
-    """Where the first event begins from a place on, looked for from another place before that."""
-    starts = (match.start(1) for match in _EVENT.finditer(text, after + 1))
-    return next((start for start in starts if start >= place), None)
+    """Where the first event begins from a place on, and behind another place before that."""
+    begin = place
+    while begin > after + 1 and text[begin - 1 : begin].isspace():
+        begin -= 1
+    found = _EVENT.search(text, max(begin - 1, after + 1))
+    return found.start(1) if found else None
 
 
 def _repaired(text: bytes) -> bytes:

@@ -5,7 +5,6 @@ Lightning wraps every hook in `trainer.profiler.profile(name)` and announces fet
 data fetch and of the transfer to the device.
 """
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -14,11 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import PER_BATCH, Actions, Trainer
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import LOADER_START
 
 __all__ = ["BoundaryProfiler", "StandIn"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 _EVERY_STEP_HAS: Final = "forward"
 

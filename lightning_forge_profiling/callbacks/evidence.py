@@ -1,6 +1,5 @@
 """What a run's books say as evidence, and the analysis of both: run and trace."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from lightning_forge_profiling.analysis.results import (
 )
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.analysis.window_effect import window_effect
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import summary_json
 from lightning_forge_profiling.report.html import replace_summary
 from lightning_forge_profiling.report.markdown import markdown
@@ -30,7 +30,7 @@ from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 
 def run_compute(found: Compute) -> RunCompute:

@@ -1,6 +1,5 @@
 """The callback that records a window of steps."""
 
-import logging
 import secrets
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -19,6 +18,7 @@ from lightning_forge_profiling.callbacks.lightning_api import LightningModule, T
 from lightning_forge_profiling.callbacks.recording import RecordingCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.hardware.memory_snapshot import MemorySnapshot, refuse_unless_moment
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import PARTITION
 from lightning_forge_profiling.tracing.config import ACTIVITIES, ProfilingConfig
 from lightning_forge_profiling.tracing.folders import writable_folder_problem
@@ -27,7 +27,7 @@ from lightning_forge_profiling.tracing.session import TraceSession
 
 __all__ = ["ForgeProfilerCallback"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 
 class ForgeProfilerCallback(RecordingCallback):

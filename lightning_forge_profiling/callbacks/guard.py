@@ -1,13 +1,14 @@
 """What keeps a failure of a callback's own out of the training."""
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+from lightning_forge_profiling.plain_text import plain_logger
+
 __all__ = ["Guarded", "guarded"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 _CLOSING: Final = frozenset({"_note", "_end", "_conclude", "_abandon"})
 

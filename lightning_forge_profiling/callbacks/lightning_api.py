@@ -127,26 +127,38 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
 
 
 class WatchedLoop:
-    """A Trainer's training loop, of which we are called with an exception that ends it. That is raised on as it is.
+    """A loop of Lightning's, of which we are called when it begins, and with an exception that ends it.
 
     The hook `on_exception` does not come to ranks that were spawned or forked, only to the process that did that, nor
-    to a callback that stands behind one whose own `on_exception` raises.
+    to a callback that stands behind one whose own `on_exception` raises. And where gradients go on being accumulated, a
+    validation announces nothing before it has started its loader's workers.
 
     Args:
-        trainer: about to run its loop.
-        failed: must not raise.
+        loop: about to be run.
+        begins: must not raise.
+        failed: is told of an exception, which is then raised on as it is; must not raise.
     """
 
-    def __init__(self, trainer: Trainer, failed: Callable[[BaseException], None]) -> None:
-        self._loop, self._failed, self._run = trainer.fit_loop, failed, trainer.fit_loop.run
-        trainer.fit_loop.run = self
+    def __init__(
+        self,
+        loop: Any,
+        *,
+        begins: Callable[[], object] | None = None,
+        failed: Callable[[BaseException], object] | None = None,
+    ) -> None:
+        self._loop, self._begins, self._failed = loop, begins, failed
+        self._run = loop.__dict__.get("run")  # somebody else's; the loop's own could not always be pickled
+        loop.run = self
 
     def __call__(self) -> Any:
         """Run the loop."""
+        if self._begins is not None:
+            self._begins()
         try:
-            return self._run()
+            return type(self._loop).run(self._loop) if self._run is None else self._run()
         except BaseException as exc:
-            self._failed(exc)
+            if self._failed is not None:
+                self._failed(exc)
             raise
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[], Any]:
@@ -158,6 +170,8 @@ class WatchedLoop:
         """Watch it no more."""
         if self._loop.__dict__.get("run") is self:
             del self._loop.run
+            if self._run is not None:
+                self._loop.run = self._run
 
 
 def is_accumulating(trainer: Trainer) -> bool:

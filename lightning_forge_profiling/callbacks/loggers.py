@@ -1,13 +1,14 @@
 """Rows of metrics for the Trainer's loggers, of which one that raises costs the others nothing."""
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lightning_forge_profiling.plain_text import plain_logger
+
 __all__ = ["Loggers"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 _FAILURES: Final = 3
 

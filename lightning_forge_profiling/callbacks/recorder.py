@@ -1,6 +1,5 @@
 """What a fit's boundaries become: marks on the GPU's timeline, steps, and a ledger of the run."""
 
-import logging
 from collections.abc import Callable, Collection
 from itertools import pairwise
 from threading import Lock
@@ -10,6 +9,7 @@ from typing import Final
 from torch.autograd.profiler import record_function
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent
@@ -20,7 +20,7 @@ from lightning_forge_profiling.timing.throughput import LeftOut, RunLedger, RunS
 
 __all__ = ["MAX_USER_REGIONS", "StepRecorder"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 MAX_USER_REGIONS: Final = 64
 SPAN_PREFIX: Final = "forge."

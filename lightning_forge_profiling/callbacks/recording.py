@@ -184,7 +184,10 @@ class RecordingCallback(Callback):
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
                 budget=TimingBudget(overhead),
             )
-            self._watched = (lightning_api.WatchedLoop(trainer, partial(self._loop_failed, trainer)),)
+            self._watched = (
+                lightning_api.WatchedLoop(trainer.fit_loop, failed=partial(self._loop_failed, trainer)),
+                lightning_api.WatchedLoop(trainer.fit_loop.epoch_loop.val_loop, begins=self._enter_validation),
+            )
         else:
             self._recorder = peers[0]._recorder  # noqa: SLF001  (one of us)
         self.prepare(trainer)
@@ -236,6 +239,10 @@ class RecordingCallback(Callback):
                 peer._other_steps_come()  # noqa: SLF001  (one of us)
         if plain is not None and not self._failed:
             plain.expect(trainer, pl_module, min(peer.idle_steps(trainer) for peer in self._peers))
+
+    def _enter_validation(self) -> None:
+        if self._recorder is not None:
+            self._recorder.enter_validation()
 
     @guarded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -19,6 +19,7 @@ from lightning_forge_profiling.hardware.allocator import (
 )
 from lightning_forge_profiling.hardware.gpu_usage import GpuUsage
 from lightning_forge_profiling.hardware.telemetry import GpuInfo, GpuReader, TelemetrySampler, open_reader
+from lightning_forge_profiling.tracing.patience import ctrl_c_ends
 
 __all__ = ["RunTelemetry", "gpu_metrics", "run_telemetry"]
 
@@ -79,7 +80,8 @@ class RunTelemetry:
 
     def stop(self) -> None:
         """End; the figures stay. What was paused stays out."""
-        self.sampler.stop()
+        with ctrl_c_ends():  # a driver that hangs takes until the sampler gives it up
+            self.sampler.stop()
 
     def restart(self) -> None:
         """Leave out what was so far: the warm-up is over."""

@@ -1,6 +1,5 @@
 """The callback that logs throughput and the time of each region."""
 
-import logging
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final
@@ -32,6 +31,7 @@ from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_tele
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak
 from lightning_forge_profiling.hardware.telemetry import DEFAULT_PERIOD_S
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.throughput import RunSummary
@@ -40,7 +40,7 @@ from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["ThroughputCallback"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 _SHORTEST_PERIOD_S: Final = 0.01
 """NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""

@@ -1,6 +1,5 @@
 """What a batch is worth: samples, tokens and floating-point operations."""
 
-import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -11,11 +10,12 @@ import torch
 
 from lightning_forge_profiling.callbacks.batch_size import BatchSize, UnknownBatchSizeError
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, batch_source
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.rates import StepWork
 
 __all__ = ["FlopsPerBatch", "WorkCounter"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
 

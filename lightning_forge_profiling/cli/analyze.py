@@ -21,6 +21,8 @@ __all__ = ["SORTS", "add_to"]
 SORTS = ("self_device", "device", "self_host", "host", "calls", "memory")
 """Those of `analysis.operators`, named here too so that `--help` need not load it."""
 
+_CUT_OFF = 65  # EX_DATAERR of sysexits.h
+
 _TOP = 20  # kernels and operators that the reports hold unless told otherwise
 _TOP_ON_TERMINAL = 8
 
@@ -75,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
         write_json(summary_json(result.analysis))
     else:
         _print(args, result)
-    return 0
+    return _CUT_OFF if result.analysis.cut_off else 0
 
 
 def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":

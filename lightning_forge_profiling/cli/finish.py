@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy
-from lightning_forge_profiling.report.text import plain
+from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, whole_file
 
 __all__ = ["main"]

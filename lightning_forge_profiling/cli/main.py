@@ -6,6 +6,7 @@
 | 1 | `compare`: a metric is worse by more than the limit |
 | 2 | bad input: arguments, a file that is no trace, an output that is closed or cannot be written; or out of memory |
 | 3 | `compare`: the steps leave open whether it is |
+| 65 | `analyze`: a file is cut off; the part that is there was analysed |
 | 70 | a fault of this program, with a traceback |
 | 130 | interrupted |
 | 141 | whoever read the output stopped reading |
@@ -23,7 +24,7 @@ from typing import NoReturn, TextIO
 from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, schema, tensorboard, view
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
-from lightning_forge_profiling.report.text import plain
+from lightning_forge_profiling.plain_text import plain
 
 __all__ = ["main"]
 
@@ -41,7 +42,7 @@ examples:
   forge-profiling crossover --html crossover.html
 
 exit codes: 0 done, 1 a metric is worse than the limit, 2 bad input, 3 it is open whether a metric is,
-70 own fault, 130 interrupted, 141 output no longer read
+65 a file is cut off, 70 own fault, 130 interrupted, 141 output no longer read
 """
 
 

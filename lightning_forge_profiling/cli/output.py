@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self, TextIO
 
-from lightning_forge_profiling.report.text import plain
+from lightning_forge_profiling.plain_text import plain
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,9 +1,11 @@
 """`forge-profiling view`."""
 
 import argparse
+import shutil
 import sys
 import tempfile
 import webbrowser
+from contextlib import ExitStack
 from html import escape
 from pathlib import Path
 
@@ -53,16 +55,18 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def _run(args: argparse.Namespace) -> int:
     if args.perfetto:
         return _perfetto(_one_trace(args.path), args.port, browser=not args.no_browser)
-    report = _report(args.path).resolve()
-    say(f"{report}")
-    sys.stdout.flush()
+    with ExitStack() as undo:
+        report = _report(args.path, undo).resolve()
+        say(f"{report}")
+        sys.stdout.flush()
+        undo.pop_all()  # from here on somebody knows where it is
     if not args.no_browser and not webbrowser.open(report.as_uri()):
         warn("no browser found; open the file above in one")
     return 0
 
 
-def _report(path: Path) -> Path:
-    """The HTML report at a path, made in a temporary folder where there is only a trace."""
+def _report(path: Path, undo: ExitStack) -> Path:
+    """The HTML report at a path, made in a temporary folder where there is only a trace; `undo` removes that."""
     if path.suffix == ".html":
         path.stat()
         return path
@@ -75,6 +79,7 @@ def _report(path: Path) -> Path:
     with Progress() as progress:
         result = analyze(path, progress=progress)
         made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / _REPORT
+        undo.callback(shutil.rmtree, made.parent, ignore_errors=True)
         write_whole(made, html_report(result.analysis, result.timelines).encode(errors="replace"))
     return made
 

@@ -1,7 +1,6 @@
 """What one batch costs a module in floating-point operations, counted before training without computing anything."""
 
 import inspect
-import logging
 import random
 import sys
 import warnings
@@ -21,13 +20,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.hardware.fake_copy import NESTED, fake_copy, is_wrapped, left_behind
 from lightning_forge_profiling.hardware.operator_watch import FORMULAS, OperatorWatch
+from lightning_forge_profiling.plain_text import plain_logger
 
 if TYPE_CHECKING:
     from torch.utils.module_tracker import ModuleTracker
 
 __all__ = ["FlopCount", "count_flops"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,18 @@
 """PyTorch's memory snapshot, of one step or at an out-of-memory error."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.safe_files import make_own_folder, whole_file_by_name
 
 __all__ = ["MAX_ENTRIES", "MemoryHistory", "MemorySnapshot", "Moment", "TorchMemoryHistory", "refuse_unless_moment"]
 
 Moment: TypeAlias = Literal["oom"] | int
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 MAX_ENTRIES: Final = 100_000
 """Allocations and frees that are remembered, the latest: with their Python stacks some hundred megabytes of the host's

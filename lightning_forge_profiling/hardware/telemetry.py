@@ -1,6 +1,5 @@
 """A GPU's utilization, memory, power, temperature, clocks and energy, read beside the training."""
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -21,10 +20,11 @@ from lightning_forge_profiling.hardware.nvml import (
     find_device,
     open_nvml,
 )
+from lightning_forge_profiling.plain_text import plain_logger
 
 __all__ = ["DEFAULT_PERIOD_S", "GpuInfo", "GpuReader", "TelemetrySampler", "open_reader"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 DEFAULT_PERIOD_S: Final = 0.2
 """NVML itself renews the utilization every 1/6 s at the most often (nvml.h, `nvmlUtilization_t`)."""

@@ -14,9 +14,9 @@ from lightning_forge_profiling.bench.crossover import (
     Way,
 )
 from lightning_forge_profiling.bench.result import in_unit
+from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
-from lightning_forge_profiling.report.text import plain
 
 __all__ = ["NO_GPU", "WAY_NAMES", "about_size", "ends", "facts", "print_crossover", "threads", "warnings", "words"]
 

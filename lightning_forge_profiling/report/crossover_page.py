@@ -7,10 +7,10 @@ from typing import Final
 
 from lightning_forge_profiling.bench.crossover import GPU_WAYS, CrossoverResult, Curve, Explored
 from lightning_forge_profiling.bench.result import in_unit
+from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.crossover import NO_GPU, WAY_NAMES, ends, facts, warnings, words
 from lightning_forge_profiling.report.crossover_plot import DARK, LIGHT, Theme, draw_operation
 from lightning_forge_profiling.report.page import asset, filled, source
-from lightning_forge_profiling.report.text import plain
 
 __all__ = ["crossover_page"]
 

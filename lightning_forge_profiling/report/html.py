@@ -30,7 +30,7 @@ _BLOCK: Final = '<script type="application/json" id="forge-{}">{}</script>'
 _SUMMARY: Final = re.compile(r'^<script type="application/json" id="forge-summary">[^<\n]*</script>$', re.MULTILINE)
 
 # Inside of JSON these stand in strings only, where an escape means the same. Without them no name can end the block.
-_ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+_ESCAPED: Final = "<>&\u2028\u2029"
 
 
 def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
@@ -119,4 +119,7 @@ def _labels(analysis: Analysis) -> dict[str, str]:
 
 def _block(name: str, content: Any) -> str:
     encoded = msgspec.json.encode(content, enc_hook=dict)  # the hook is for mappings that are no dict
-    return _BLOCK.format(name, encoded.decode().translate(_ESCAPES))
+    text = encoded.decode()
+    for character in _ESCAPED:
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return _BLOCK.format(name, text)

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
 
-from lightning_forge_profiling.report.text import plain
+from lightning_forge_profiling.plain_text import plain
 
 __all__ = ["Table", "Text", "clean", "padded", "width_of", "wrap"]
 

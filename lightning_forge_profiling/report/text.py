@@ -1,38 +1,12 @@
 """Names from a trace are untrusted text: what each output does to them before it shows them."""
 
 import re
-import unicodedata
+
+from lightning_forge_profiling.plain_text import plain
 
 __all__ = ["code", "code_cell", "plain", "prose", "short", "short_kernel_name"]
 
-# Whole escape sequences of a terminal (ECMA-48): CSI with its parameters, OSC and its like with their text, the rest.
-_ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*"
-    r"|\x1b.?"
-)
-_SPACE = {"\t", "\n", "\r", "\v", "\f", "\u2028", "\u2029", "\x85"}
-_UNSEEN = {"Cc", "Cf", "Cs"}  # control, format (direction overrides among them), lone surrogates
-
 _LONGEST_NAME = 2000  # real C++ names stay below it; what comes after is never shown
-
-
-def plain(text: str) -> str:
-    r"""Text without anything that a terminal or a reader could be misled by.
-
-    Escape sequences, control characters and invisible ones, such as those that turn the direction of writing, are
-    left out; line breaks and tabs become spaces.
-
-    Example:
-        >>> plain("red \x1b[31malert\x07 and\na\u202enoitcerid wen")
-        'red alert and anoitcerid wen'
-    """
-    text = _ESCAPES.sub("", text)
-    return "".join(
-        " " if character in _SPACE else character
-        for character in text
-        if character in _SPACE or unicodedata.category(character) not in _UNSEEN
-    )
 
 
 # What GitHub makes a link, a notification or a picture of in text, but not in a code span: mentions, addresses,

@@ -55,6 +55,7 @@ IDLE_WORDS: Final = MappingProxyType(
 """What the host was doing while the GPU was idle, by `IDLE_CAUSES`."""
 
 _SAME_WORK: Final = 0.001
+_MOST_COUNTED_PCT: Final = 90.0
 _SLOWER_PCT: Final = 10.0
 """CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %,
 beside busy neighbours by up to 30 %."""
@@ -249,6 +250,14 @@ def efficiency(rank: RankSummary) -> str:
     flops = rank.flops
     if flops is None:
         return "" if rank.cpu is not None else f"FLOPs unknown: {rank.flops_note}"
+    if flops.counted_pct < _MOST_COUNTED_PCT:  # what is known of the rest is no rate over the busy time
+        without = f" (not of {', '.join(flops.uncounted)})" if flops.uncounted else ""
+        speed = f"{flops.matmul_tflops:.1f} TFLOP/s in the {flops.counted_pct:.0f} % of matrix products"
+        speed += f" whose FLOPs are known{without}"
+        if flops.peak_tflops is None or flops.matmul_pct_of_peak is None:
+            return f"{speed}, in {flops.dtype}"
+        peak = f"the dense {flops.dtype} peak of {flops.peak_tflops:.1f} TFLOP/s"
+        return f"{speed}: {flops.matmul_pct_of_peak:.1f} % of {peak}"
     speed = f"{flops.matmul_tflops:.1f} TFLOP/s in matrix products, {flops.busy_tflops:.1f} while busy"
     if flops.model_per_step is not None and flops.model_per_step < (1 - _SAME_WORK) * flops.per_step:
         extra = 100 * (1 - flops.model_per_step / flops.per_step)

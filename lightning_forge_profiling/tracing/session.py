@@ -1,6 +1,5 @@
 """One `torch.profiler` object for one window of steps, and what became of its trace."""
 
-import logging
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
@@ -14,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.safe_files import discard_with_folders
 from lightning_forge_profiling.tracing.child import FinishingChild
 from lightning_forge_profiling.tracing.collector import detached_at_stop, let_gpu_settle
@@ -35,7 +35,7 @@ from lightning_forge_profiling.tracing.window import Phase
 
 __all__ = ["TraceSession", "build_profiler"]
 
-_log = logging.getLogger(__name__)
+_log = plain_logger(__name__)
 
 
 class TraceSession:

@@ -1,0 +1,77 @@
+"""What is said of a file that ends too early: where it ends, and which of its steps are whole."""
+
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from lightning_forge_profiling.analysis.steps import Steps
+from lightning_forge_profiling.analysis.trace import Cut, Trace
+
+__all__ = ["no_verdict", "where_cut"]
+
+_TABLE_WORDS: Final = MappingProxyType(
+    {
+        "gpu": "GPU work",
+        "calls": "runtime calls",
+        "operators": "operators",
+        "annotations": "annotations",
+        "frames": "Python functions",
+        "allocations": "allocations",
+    }
+)
+
+
+def where_cut(trace: Trace, steps: Steps) -> str:
+    """Where the first file that is cut off ends, and which steps are whole; "" where all files are.
+
+    Args:
+        trace: the trace.
+        steps: its steps.
+    """
+    cut = next((cut for cut in trace.cuts if cut), None)
+    if cut is None:
+        return ""
+    if len(trace.cuts) > 1:
+        return f"{trace.file}: one of these is cut off, and those of its steps that may not be whole are left out."
+    whole = steps.number[steps.whole].tolist()
+    if whole:
+        told = f"Its events stand in order of time, so the steps before are whole: {', '.join(map(str, whole))}."
+    else:
+        told = "Other threads' events may follow there, so no step can be told to be whole."
+    return f"{trace.file} is cut off{_at_step(trace, cut, steps)}. {told}"
+
+
+def no_verdict(cut_off: str) -> str:
+    """What stands in the place of a verdict.
+
+    Args:
+        cut_off: what `where_cut` says.
+    """
+    return (
+        f"No verdict: {cut_off} The figures are of the part that is there. Record it again, or copy it again if the "
+        "original is whole."
+    )
+
+
+def _at_step(trace: Trace, cut: Cut, steps: Steps) -> str:
+    of = "stream" if cut.table == "gpu" else "thread"
+    inside = f"it ends in the {_TABLE_WORDS[cut.table]} of {of} {cut.thread[1].removeprefix('stream ')}"
+    if not len(steps.marks):
+        return f", without any step mark: {inside}"
+    if cut.table == "gpu":
+        return f": {inside}"  # which may be some steps behind the host
+    place = int(np.searchsorted(steps.host_start, cut.time, side="right")) - 1
+    if place < 0:
+        return f" before step {steps.number[0]}: {inside}"
+    if place and _ascending(trace, cut):
+        inside += f", which are whole up to step {steps.number[place - 1]}"
+    return f" in step {steps.number[place]}: {inside}"
+
+
+def _ascending(trace: Trace, cut: Cut) -> bool:
+    """Whether none of the thread's events that stand before the last is later."""
+    table = getattr(trace, cut.table)
+    of_thread = np.array([thread == cut.thread for thread in trace.threads])[table.thread]
+    times = table.time if cut.table == "allocations" else table.start
+    return bool((times[of_thread] <= cut.time).all())

@@ -1,0 +1,74 @@
+"""Text of others, such as names in a trace, of devices or of files, without what would steer a terminal."""
+
+import logging
+import re
+import unicodedata
+from typing import Final
+
+__all__ = ["plain", "plain_logger"]
+
+# Whole escape sequences of a terminal (ECMA-48): CSI with its parameters, OSC and its like with their text, the rest.
+_ESCAPES: Final = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*"
+    r"|\x1b.?"
+)
+_SPACE: Final = {"\t", "\n", "\r", "\v", "\f", "\u2028", "\u2029", "\x85"}
+_UNSEEN: Final = {"Cc", "Cf", "Cs"}  # control, format (direction overrides among them), lone surrogates
+
+
+def plain(text: str) -> str:
+    r"""Text without anything that a terminal or a reader could be misled by.
+
+    Escape sequences, control characters and invisible ones, such as those that turn the direction of writing, are
+    left out; line breaks and tabs become spaces.
+
+    Args:
+        text: any text.
+
+    Example:
+        >>> plain("red \x1b[31malert\x07 and\na\u202enoitcerid wen")
+        'red alert and anoitcerid wen'
+    """
+    text = _ESCAPES.sub("", text)
+    return "".join(
+        " " if character in _SPACE else character
+        for character in text
+        if character in _SPACE or unicodedata.category(character) not in _UNSEEN
+    )
+
+
+class _PlainArguments(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(arg if isinstance(arg, int | float) else _plain_argument(arg) for arg in record.args)
+        return True
+
+
+def _plain_argument(argument: object) -> str:
+    try:
+        return plain(str(argument))
+    except Exception:
+        return f"<{type(argument).__name__}>"
+
+
+_PLAIN_ARGUMENTS: Final = _PlainArguments()
+
+
+def plain_logger(name: str) -> logging.Logger:
+    r"""Get a logger whose messages are one line of plain text, whatever is in the texts that they quote.
+
+    Args:
+        name: the logger's name.
+
+    Example:
+        >>> import io
+        >>> log, stream = plain_logger("example"), io.StringIO()
+        >>> log.addHandler(logging.StreamHandler(stream))
+        >>> log.warning("Failed: %s", OSError("no such \x1b[2Jfile\nor folder"))
+        >>> stream.getvalue()
+        'Failed: no such file or folder\n'
+    """
+    log = logging.getLogger(name)
+    log.addFilter(_PLAIN_ARGUMENTS)
+    return log

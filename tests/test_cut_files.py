@@ -1,0 +1,88 @@
+"""Files that end too early: what is said of them, and which of their steps are judged."""
+
+import gzip
+from pathlib import Path
+
+from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.cli.main import main
+from tests.synthetic import Synthetic
+
+TRACES = Path(__file__).parent / "data" / "traces"
+
+
+def test_a_file_that_is_cut_off_says_in_which_step_and_where_its_threads_end(tmp_path, capsys):
+    whole = gzip.decompress((TRACES / "input_bound" / "rank0.trace.json.gz").read_bytes())
+    path = tmp_path / "rank0.trace.json"
+    path.write_bytes(whole[: len(whole) // 2])
+    code, out = main(["analyze", str(path)]), capsys.readouterr().out
+    numbers = [step.number for step in analyze(path).analysis.ranks[0].per_step]
+    first_line = " ".join(out.split())
+    assert code == 65
+    assert first_line.startswith(f"No verdict: {path.name} is cut off in step {numbers[-1]}: it ends in the ")
+    assert f"which are whole up to step {numbers[-2]}" in first_line
+    assert "no GPU work in the part of it that is there" in first_line
+    assert "without a GPU" not in first_line
+
+
+def three_steps():
+    """Each of 10 ms, half of it computing, and the whole of it waited for."""
+    trace = Synthetic()
+    for number in (4, 5, 6, 7):
+        begin = 10 * number
+        trace.step(number, begin, begin + 10)
+        trace.kernel(begin + 1, begin + 6, launched=begin + 0.5)
+        trace.call("cudaDeviceSynchronize", begin + 1, begin + 9)
+    return trace
+
+
+def cut_in_step_7(folder, trace):
+    """The file without what stands behind the launch of its last kernel."""
+    path = trace.write(folder)
+    text = path.read_text()
+    path.write_text(text[: text.rindex('"cat": "kernel"')])
+    return path
+
+
+def test_steps_before_the_cut_are_judged_where_events_stand_in_order_of_time(tmp_path):
+    trace = three_steps()
+    trace.events.sort(key=lambda event: event["ts"])
+    path = cut_in_step_7(tmp_path, trace)
+    found = analyze(path).analysis
+    assert [step.number for step in found.ranks[0].per_step if step.whole] == [4, 5, 6]
+    assert found.verdict == "sync-bound"
+    assert found.verdict_text.startswith(f"{path.name} is cut off in step 7: ")
+    assert "the steps before are whole: 4, 5, 6. sync-bound: " in found.verdict_text
+    assert main(["analyze", str(path)]) == 65
+
+
+def test_a_step_whose_kernel_lies_behind_the_cut_is_not_whole(tmp_path):
+    trace = three_steps()
+    trace.kernel(75, 76, launched=61)
+    trace.events.sort(key=lambda event: event["ts"])
+    found = analyze(cut_in_step_7(tmp_path, trace)).analysis
+    assert [step.number for step in found.ranks[0].per_step if step.whole] == [4, 5]
+
+
+def test_no_step_is_judged_where_a_threads_events_stand_behind_those_of_another(tmp_path):
+    trace = three_steps()
+    trace.events.sort(key=lambda event: -event["tid"])  # the host's, then the GPU's
+    found = analyze(cut_in_step_7(tmp_path, trace)).analysis
+    assert found.verdict == "no verdict"
+
+
+def test_of_windows_of_a_rank_the_whole_one_is_judged(tmp_path):
+    cut_in_step_7(tmp_path, three_steps()).rename(tmp_path / "rank0.2.trace.json")
+    three_steps().write(tmp_path, "rank0.1.trace.json")
+    found = analyze(tmp_path).analysis
+    assert found.verdict == "sync-bound"
+    assert len(found.cut_off) == 1
+
+
+def test_there_is_nothing_to_compare_with_a_file_that_has_no_whole_step(tmp_path, capsys):
+    trace = three_steps()
+    whole = trace.write(tmp_path / "whole")
+    trace.events.sort(key=lambda event: -event["tid"])
+    cut = cut_in_step_7(tmp_path / "cut", trace)
+    assert main(["compare", str(whole), str(cut), "--fail-over", "5"]) == 2
+    said = capsys.readouterr().err
+    assert f"{cut}: no whole step to compare. {cut.name} is cut off" in said

@@ -49,7 +49,7 @@ def save(print_on: Callable[[Screen], None], name: str, title: str) -> None:
 
 def demo() -> None:
     """Train, and draw what is printed at the end."""
-    from lightning_forge_profiling.callbacks import recording  # noqa: PLC0415  (torch, which reports need not)
+    from lightning_forge_profiling.callbacks import run_report  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.report.run_table import RunReport, print_run  # noqa: PLC0415
 
     def draw(report: RunReport) -> None:
@@ -59,7 +59,7 @@ def demo() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        mock.patch.object(recording, "print_run", draw),
+        mock.patch.object(run_report, "print_run", draw),
         mock.patch.object(sys, "argv", [str(script)]),
     ):
         runpy.run_path(str(script), run_name="__main__")

@@ -43,7 +43,7 @@ from lightning_forge_profiling.analysis.results import Analysis
 from tests.scripts import planted
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 75
+LIMIT_S = 75  # for each device that a case needs
 RECORDED = 4
 REGIONS = ("step", "data", "transfer", "forward", "backward", "optimizer", "other")
 
@@ -302,12 +302,12 @@ def run_apart(name: str, *, quick: bool, limit_s: float) -> Measured | str:
                 start_new_session=True,  # so that it can be ended with rank 1 and the loader's workers
             )
             try:
-                code = process.wait(limit_s)
+                code = process.wait(limit_s * CASES[name].devices)
             except BaseException as exc:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 if isinstance(exc, subprocess.TimeoutExpired):
-                    return f"no result within {limit_s:g} s"
+                    return f"no result within {limit_s * CASES[name].devices:g} s"
                 raise
         if code or not result.exists():
             last = (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]

@@ -223,7 +223,7 @@ def test_a_function_of_the_cpu_is_timed_there_although_the_gpu_is_in_use(vector,
     assert (found.method, found.device, found.threads) == ("cpu", "cpu", torch.get_num_threads())
     assert (found.clock, found.allocated_bytes, found.enqueue_us) == (None, None, None)
     assert not any("GPU" in warning or "CUDA" in warning for warning in found.warnings)
-    assert found.median_us == pytest.approx(alone.median_us, rel=0.5)
+    assert found.min_us == pytest.approx(alone.min_us, rel=0.5), "medians of a shared host differ by more"
 
 
 def test_a_long_function_of_the_cpu_whose_calls_differ_is_not_taken_for_one_that_waits(vector):

@@ -245,13 +245,14 @@ def test_the_data_region_is_the_gpus_idle_gap_around_the_fetch(tmp_path):
         steady[seconds] = keep
     trace = Trace(forge.trace_report().path)
     fetches = trace.spans("forge.data")
-    gap = statistics.fmean(trace.longest_gap_ms(*fetch) for fetch in fetches)
+    gaps = [trace.longest_gap_ms(*fetch) for fetch in fetches]
+    gap = statistics.fmean(gaps)
     ours = keep.mean("data", range(20, 26))
     analysed = analyze(forge.trace_report().path).analysis.ranks[0].idle["data"].ms_per_step
     print(f"GPU idle during the fetch {gap:.3f} ms, data region {ours:.3f} ms, by the analysis {analysed:.3f} ms")
     assert len(fetches) == 6
     assert ours == pytest.approx(gap, rel=0.05)
-    assert analysed == pytest.approx(gap, rel=0.05)
+    assert analysed == pytest.approx(statistics.fmean(gaps[1:]), rel=0.05), "the first recorded step does not count"
     after = range(32, 48)
     grown = {}
     for name in ("data", "transfer", "forward", "backward", "optimizer", "other"):

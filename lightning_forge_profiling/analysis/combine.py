@@ -309,22 +309,26 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
     share = found.share_pct * recorded_ms / live_ms
     averaged = " on the mean of the ranks" if evidence.world_size > 1 else ""
     title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %{averaged}"
-    saves_ms = found.saves.ms_per_step if found.saves else 0.0
+    saves_ms, cost_ms = found.saves.ms_per_step if found.saves else 0.0, found.share_pct * recorded_ms / 100
     if found.code in _HOST_WAITS:
         idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
         share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
-        # what is saved of the GPU's own work stays, and of the waits no more than there are in a live step
-        saves_ms = min(saves_ms, idle_live) + max(saves_ms - idle_recorded, 0.0)
+        if saves_ms <= cost_ms:  # its own waits alone
+            saves_ms = share * live_ms / 100
+        else:  # what is saved of the GPU's own work stays, and of the waits no more than there are in a live step
+            saves_ms = min(saves_ms, idle_live) + max(saves_ms - idle_recorded, 0.0)
         title = (
             f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host{averaged}. "
             f"Recorded, which slows the host: {found.title}"
         )
+    at_most = found.saves is not None and found.saves.at_most
+    saves = saving(saves_ms, live_ms, at_most=at_most, cost_ms=share * live_ms / 100)
     return replace(
         found,
         share_pct=min(share, 100.0),
         title=title,
         evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
-        saves=saving(saves_ms, live_ms, at_most=found.saves.at_most) if found.saves else None,
+        saves=saves if found.saves else None,
     )
 
 

@@ -65,7 +65,7 @@ def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
 
 def _saving(rule: Rule, seen: Seen) -> Saving | None:
     saves_ms = None if rule.saves_ms is None else rule.saves_ms(seen)
-    return saving(saves_ms, seen.rank.step_ms.mean, at_most=rule.at_most(seen))
+    return saving(saves_ms, seen.rank.step_ms.mean, at_most=rule.at_most(seen), cost_ms=rule.cost_ms(seen))
 
 
 def _cost_pct(rule: Rule, seen: Seen) -> float:

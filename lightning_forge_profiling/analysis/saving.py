@@ -22,13 +22,18 @@ class Saving:
     text: str
 
 
-def saving(ms: float | None, step_ms: float, *, at_most: bool) -> Saving | None:
+_BEYOND = 1.2
+"""So many times what a cause costs is more than rounding, and has to be explained."""
+
+
+def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
     """A predicted saving.
 
     Args:
         ms: milliseconds of a step; None if it cannot be predicted.
         step_ms: the step.
         at_most: whether `ms` is a bound.
+        cost_ms: what the finding says that its cause costs; None for the same.
 
     Returns:
         None where there is nothing to save.
@@ -43,6 +48,8 @@ def saving(ms: float | None, step_ms: float, *, at_most: bool) -> Saving | None:
     pct = 100 * ms / step_ms
     much = "at most" if at_most else "about"
     text = f"That saves {much} {_ms(ms)} of each {_ms(step_ms)} step ({pct:.0f} %)."
+    if cost_ms is not None and ms > _BEYOND * cost_ms:
+        text = f"{text[:-1]}, with the GPU's other waits for the host: once the host is not held up, it gets ahead."
     return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
 
 

@@ -1,6 +1,7 @@
 """What a finding predicts that its fix saves: by the traces with planted problems, and by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ def test_the_prediction_for_a_planted_problem_holds(code):
     within = abs(saves.ms_per_step - saved_ms) <= max(1.0, 0.2 * saved_ms)
     assert within or (saves.at_most and saved_ms <= saves.ms_per_step)
     assert saves.pct == pytest.approx(100 * saves.ms_per_step / live(case).step_ms.mean, rel=0.02)
+
+
+def test_a_bound_holds_for_the_run_and_not_for_the_recorded_steps_alone():
+    evidence = live("pageable_copies")
+    longer = evidence.regions["transfer"].device_ms + 0.03 * evidence.step_ms.mean  # by less than the two may differ
+    regions = {**evidence.regions, "transfer": RunRegion(device_ms=longer, host_ms=0.0)}
+    found = the(
+        "transfer-bound", combine(analyze(TRACES / "pageable_copies").analysis, replace(evidence, regions=regions))
+    )
+    assert found.source == "trace"
+    assert found.saves.at_most
+    assert found.saves.ms_per_step == pytest.approx(longer)
+    assert f"at most {longer:.1f} ms" in found.remedy
 
 
 @pytest.mark.parametrize("case", ["input_bound", "slow_rank_gpu", "slow_rank_host"])

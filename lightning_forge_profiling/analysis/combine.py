@@ -270,9 +270,20 @@ def _merge(
             differences.append(_told(code, mine, in_run, evidence, converted_pct))
         # a window may contain the restart of workers, which then is no part of this finding
         run_decides = not of_trace or more or (less and (slowed or restarts is not None))
-        findings += [live[code]] if run_decides and code in live else [] if run_decides else of_trace
+        if run_decides:
+            findings += [live[code]] if code in live else []
+        else:
+            findings += [_bounded_by_run(found, live.get(code), evidence) for found in of_trace]
     differences += _contradictions(findings, live, judged, evidence)
     return findings, differences
+
+
+def _bounded_by_run(found: Finding, of_run: Finding | None, evidence: RunEvidence) -> Finding:
+    """A bound on what the fix saves holds for all steps of the run, not only for the recorded ones."""
+    recorded, run = found.saves, None if of_run is None else of_run.saves
+    if recorded is None or run is None or not recorded.at_most or run.ms_per_step <= recorded.ms_per_step:
+        return found
+    return replace(found, saves=saving(run.ms_per_step, evidence.step_ms.mean, at_most=True))
 
 
 def _told(

@@ -49,11 +49,6 @@ class StepTimes(NamedTuple):
         return _within_step(self.device_ms)
 
     @property
-    def host_step_ms(self) -> float:
-        """Host time of the step, likewise."""
-        return _within_step(self.host_ms)
-
-    @property
     def split(self) -> bool:
         """Whether the regions of the whole step were timed."""
         return WHOLE not in self.device_ms
@@ -84,7 +79,7 @@ class StepTimes(NamedTuple):
             {name: ms for name, ms in by.items() if name in EXCLUDED} for by in (self.device_ms, self.host_ms)
         )
         return self._replace(
-            device_ms={**device_ms, WHOLE: self.step_ms}, host_ms={**host_ms, WHOLE: self.host_step_ms}
+            device_ms={**device_ms, WHOLE: self.step_ms}, host_ms={**host_ms, WHOLE: _within_step(self.host_ms)}
         )
 
 

@@ -14,11 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lightning_forge_profiling.analysis.pipeline import analyze
+    from lightning_forge_profiling.analysis.results import Analysis, Finding
     from lightning_forge_profiling.bench.benchmark import benchmark
     from lightning_forge_profiling.bench.comparison import Comparison, compare_benchmarks
     from lightning_forge_profiling.bench.result import BenchmarkResult
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
     from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
+    from lightning_forge_profiling.compat import SynchronizedWallClockTimer, ThroughputTimer, print_rank_0
     from lightning_forge_profiling.errors import (
         ClocksUnavailableError,
         ConfigurationError,
@@ -32,16 +35,12 @@ if TYPE_CHECKING:
     from lightning_forge_profiling.hardware.clocks import locked_clocks
     from lightning_forge_profiling.hardware.flop_count import FlopCount, count_flops
     from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak, measure_peak
+    from lightning_forge_profiling.report.files import write_reports
     from lightning_forge_profiling.report.profiler_summary import print_profiler_summary
     from lightning_forge_profiling.timing.collection import CUDATimerCollection
     from lightning_forge_profiling.timing.cuda_timer import CUDATimer
     from lightning_forge_profiling.timing.interval import Interval
     from lightning_forge_profiling.timing.region import region
-    from lightning_forge_profiling.timing.wall_clock import (
-        SynchronizedWallClockTimer,
-        ThroughputTimer,
-        print_rank_0,
-    )
     from lightning_forge_profiling.tracing.config import ProfilingConfig
     from lightning_forge_profiling.tracing.report import TraceReport
     from lightning_forge_profiling.tracing.session import TraceSession, build_profiler
@@ -49,6 +48,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Analysis": "analysis.results",
+    "Finding": "analysis.results",
+    "analyze": "analysis.pipeline",
+    "write_reports": "report.files",
     "BenchmarkResult": "bench.result",
     "Comparison": "bench.comparison",
     "benchmark": "bench.benchmark",
@@ -73,9 +76,9 @@ _HOMES = {
     "Interval": "timing.interval",
     "CUDATimer": "timing.cuda_timer",
     "region": "timing.region",
-    "SynchronizedWallClockTimer": "timing.wall_clock",
-    "ThroughputTimer": "timing.wall_clock",
-    "print_rank_0": "timing.wall_clock",
+    "SynchronizedWallClockTimer": "compat",
+    "ThroughputTimer": "compat",
+    "print_rank_0": "compat",
     "ProfilingConfig": "tracing.config",
     "TraceReport": "tracing.report",
     "TraceSession": "tracing.session",
@@ -83,12 +86,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "Analysis",
     "BenchmarkResult",
     "CUDATimer",
     "CUDATimerCollection",
     "ClocksUnavailableError",
     "Comparison",
     "ConfigurationError",
+    "Finding",
     "FlopCount",
     "ForgeProfilerCallback",
     "ForgeProfilingError",
@@ -105,6 +110,7 @@ __all__ = [
     "TraceReport",
     "TraceSession",
     "UnknownRegionError",
+    "analyze",
     "benchmark",
     "build_profiler",
     "compare_benchmarks",
@@ -114,6 +120,7 @@ __all__ = [
     "print_profiler_summary",
     "print_rank_0",
     "region",
+    "write_reports",
 ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lightning_forge_profiling
+from lightning_forge_profiling import compat, errors
 from lightning_forge_profiling.analysis.cpu_rules import CPU_RULES
 from lightning_forge_profiling.analysis.rules import RULES
 from lightning_forge_profiling.analysis.run_findings import BETWEEN_REGIONS, WORKER_RESTARTS
@@ -69,6 +70,26 @@ def test_every_finding_has_its_page_with_an_example():
     assert [code for code, text in pages.items() if f"\n{code}: " not in text] == []
     index = (CHECKOUT / "docs" / "findings.md").read_text(encoding="utf-8")
     assert [code for code in codes if f"| [`{code}`](findings/{code}.md) |" not in index] == []
+
+
+def test_the_api_page_has_every_public_name():
+    page = (CHECKOUT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
+    assert listed == {*lightning_forge_profiling.__all__, *errors.__all__, *compat.__all__}
+
+
+def test_the_documents_import_public_names_only():
+    package = lightning_forge_profiling.__name__
+    homes = {package, f"{package}.compat", f"{package}.errors"}
+    modules = {
+        (document.name, module)
+        for document in DOCUMENTS
+        for block in BLOCK.finditer(document.read_text(encoding="utf-8"))
+        for module in re.findall(rf"^ *(?:from|import) ({package}[\w.]*)", block["code"], re.MULTILINE)
+    }
+    assert {(name, module) for name, module in modules if module not in homes} == {
+        ("crossover.md", f"{package}.report.crossover_json")
+    }
 
 
 def test_the_architecture_lists_every_module():

@@ -2,14 +2,8 @@
 
 import pytest
 
-from lightning_forge_profiling import (
-    SynchronizedWallClockTimer,
-    ThroughputTimer,
-    TimerNotStartedError,
-    TimerRunningError,
-    UnknownRegionError,
-    print_rank_0,
-)
+from lightning_forge_profiling.compat import SynchronizedWallClockTimer, ThroughputTimer, print_rank_0
+from lightning_forge_profiling.errors import TimerNotStartedError, TimerRunningError, UnknownRegionError
 
 
 class Clock:
@@ -41,6 +35,23 @@ def test_a_running_timer_can_be_read_and_goes_on():
     clock.now += 2
     timer.stop()
     assert timer.elapsed() == pytest.approx(2)
+
+
+def test_a_timer_works_without_a_group():
+    clock = Clock()
+    timer = SynchronizedWallClockTimer.Timer("forward", clock)
+    for seconds in (0.5, 0.25):
+        timer.start()
+        clock.now += seconds
+        timer.stop()
+    assert timer.elapsed(reset=False) == pytest.approx(0.75)
+    timer.start()
+    clock.now += 2
+    timer.stop(reset=True)
+    assert timer.elapsed() == pytest.approx(2), "the sum starts anew with this time"
+    with pytest.raises(TimerNotStartedError, match="'forward'"):
+        timer.stop()
+    assert isinstance(SynchronizedWallClockTimer()("forward"), SynchronizedWallClockTimer.Timer)
 
 
 def test_log_prints_milliseconds_divided_by_the_normalizer(capsys):

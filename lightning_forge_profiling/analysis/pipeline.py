@@ -67,7 +67,7 @@ class _Rank:
 
 
 def analyze(
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     rank: int | None = None,
     steps: tuple[int, int] | None = None,
@@ -86,18 +86,22 @@ def analyze(
             `self_device`, and `self_host` for a trace without GPU work.
         progress: is told what is being done.
 
+    Returns:
+        The figures as `.analysis`, and as `.timelines` what a report's timeline shows, one a rank.
+
     Raises:
         TraceError: there is no trace there, none of the rank, or it has none of the steps.
         ConfigurationError: an unknown `sort`.
         OSError: a file could not be read.
 
     Example:
-        >>> result = analyze(Path("tests/data/traces/input_bound"))
+        >>> result = analyze("tests/data/traces/input_bound")
         >>> result.analysis.verdict, result.analysis.ranks[0].steps
         ('input-bound', 2)
     """
     if sort is not None and sort not in SORTS:
         raise ConfigurationError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")
+    path = Path(path)
     files, notes = find_traces(path)
     groups = windows_by_rank(files)
     if rank is not None:

@@ -1,5 +1,6 @@
 """The reports as files beside a trace."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,22 +30,29 @@ class ReportPaths:
     html: Path
 
 
-def write_reports(analysis: Analysis, timelines: Sequence[Timeline], folder: Path) -> ReportPaths:
+def write_reports(analysis: Analysis, timelines: Sequence[Timeline], folder: str | os.PathLike[str]) -> ReportPaths:
     """Write `summary.json`, `summary.md` and `report.html`, each complete or not at all.
 
     Args:
         analysis: what to report.
         timelines: what the HTML's timeline shows, one a rank.
-        folder: where to; earlier reports in it are replaced.
+        folder: where to, an existing folder; earlier reports in it are replaced.
 
     Returns:
         Where they are.
 
     Raises:
         OSError: a file could not be written.
+
+    Example:
+        >>> import tempfile
+        >>> analysis = Analysis(source="run", verdict="nothing stands out", verdict_text="", findings=())
+        >>> write_reports(analysis, (), tempfile.mkdtemp()).html.name
+        'report.html'
     """
     from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415  (only where a page is wanted)
 
+    folder = Path(folder)
     paths = ReportPaths(folder / "summary.json", folder / "summary.md", folder / "report.html")
     write_whole(paths.summary_json, summary_json(analysis))
     write_whole(paths.summary_markdown, markdown(analysis).encode(errors="replace"))

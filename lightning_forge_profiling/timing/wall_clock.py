@@ -34,60 +34,6 @@ def print_rank_0(message: str) -> None:
         print(message, flush=True)  # noqa: T201  (printing is what it is for)
 
 
-class _WallClockTimer:
-    """One timer of a `SynchronizedWallClockTimer`."""
-
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
-        self._name = name
-        self._clock = clock
-        self._elapsed = 0.0
-        self._started_at: float | None = None
-
-    def start(self) -> None:
-        """Wait for the GPU, then start.
-
-        Raises:
-            TimerRunningError: the timer is running.
-        """
-        if self._started_at is not None:
-            raise TimerRunningError(f"timers({self._name!r}).start() while it is running: call stop() first.")
-        _synchronize()
-        self._started_at = self._clock()
-
-    def stop(self) -> None:
-        """Wait for the GPU, then stop and add the time to the sum.
-
-        Raises:
-            TimerNotStartedError: the timer is not running.
-        """
-        if self._started_at is None:
-            raise TimerNotStartedError(f"timers({self._name!r}).stop() without start(): call start() first.")
-        _synchronize()
-        self._elapsed += self._clock() - self._started_at
-        self._started_at = None
-
-    def reset(self) -> None:
-        """Set the sum to zero; a running timer is abandoned."""
-        self._elapsed = 0.0
-        self._started_at = None
-
-    def elapsed(self, reset: bool = True) -> float:
-        """Seconds summed up so far. A running timer is read and goes on.
-
-        Args:
-            reset: start a new sum.
-        """
-        running = self._started_at is not None
-        if running:
-            self.stop()
-        elapsed = self._elapsed
-        if reset:
-            self.reset()
-        if running:
-            self.start()
-        return elapsed
-
-
 class SynchronizedWallClockTimer:
     """Named host-clock timers that synchronize the GPU at every start and stop.
 
@@ -102,14 +48,83 @@ class SynchronizedWallClockTimer:
         True
     """
 
+    class Timer:
+        """One named timer; `timers(name)` makes it, and it works without a group too.
+
+        Args:
+            name: what its errors call it.
+            clock: the clock, in seconds; for tests.
+
+        Example:
+            >>> timer = SynchronizedWallClockTimer.Timer("forward")
+            >>> timer.start()
+            >>> timer.stop()
+            >>> timer.elapsed() > 0
+            True
+        """
+
+        def __init__(self, name: str, clock: Callable[[], float] = perf_counter) -> None:
+            self._name = name
+            self._clock = clock
+            self._elapsed = 0.0
+            self._started_at: float | None = None
+
+        def start(self) -> None:
+            """Wait for the GPU, then start.
+
+            Raises:
+                TimerRunningError: the timer is running.
+            """
+            if self._started_at is not None:
+                raise TimerRunningError(f"timer {self._name!r}: start() while it is running: call stop() first.")
+            _synchronize()
+            self._started_at = self._clock()
+
+        def stop(self, reset: bool = False) -> None:
+            """Wait for the GPU, then stop and add the time to the sum.
+
+            Args:
+                reset: start a new sum with this time.
+
+            Raises:
+                TimerNotStartedError: the timer is not running.
+            """
+            if self._started_at is None:
+                raise TimerNotStartedError(f"timer {self._name!r}: stop() without start(): call start() first.")
+            _synchronize()
+            elapsed = self._clock() - self._started_at
+            self._elapsed = elapsed if reset else self._elapsed + elapsed
+            self._started_at = None
+
+        def reset(self) -> None:
+            """Set the sum to zero; a running timer is abandoned."""
+            self._elapsed = 0.0
+            self._started_at = None
+
+        def elapsed(self, reset: bool = True) -> float:
+            """Seconds summed up so far. A running timer is read and goes on.
+
+            Args:
+                reset: start a new sum.
+            """
+            running = self._started_at is not None
+            if running:
+                self.stop()
+            elapsed = self._elapsed
+            if reset:
+                self.reset()
+            if running:
+                self.start()
+            return elapsed
+
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self.timers: dict[str, _WallClockTimer] = {}
+        self.timers: dict[str, SynchronizedWallClockTimer.Timer] = {}
 
-    def __call__(self, name: str) -> _WallClockTimer:
+    def __call__(self, name: str) -> Timer:
         """The timer of that name, made on its first use."""
         if name not in self.timers:
-            self.timers[name] = _WallClockTimer(name, self._clock)
+            self.timers[name] = self.Timer(name, self._clock)
         return self.timers[name]
 
     def log(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> None:

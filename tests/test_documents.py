@@ -16,7 +16,7 @@ from lightning_forge_profiling.analysis.rules import RULES
 from lightning_forge_profiling.analysis.run_findings import BETWEEN_REGIONS, WORKER_RESTARTS
 
 CHECKOUT = Path(__file__).parents[1]
-DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(CHECKOUT.glob("*.md")), *sorted((CHECKOUT / "docs").rglob("*.md"))]
 PACKAGE = Path(lightning_forge_profiling.__file__).parent
 
 BLOCK = re.compile(
@@ -55,6 +55,19 @@ def test_its_make_targets_exist(document):
     named = {target for piece in code for target in TARGET.findall(piece)}
     makefile = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
     assert named <= set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+
+
+def test_pre_commit_runs_what_make_runs():
+    makefile = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
+    hooks = (CHECKOUT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    made = re.findall(r"^\t\$\(RUN\) (-m (?:ruff|mypy).*)$", makefile, re.MULTILINE)
+    assert len(made) == 3
+    assert re.findall(r"^ *entry: \.venv/bin/python (.*)$", hooks, re.MULTILINE) == made
+
+
+def test_the_citation_names_this_version():
+    citation = (CHECKOUT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {lightning_forge_profiling.__version__}\n" in citation
 
 
 def test_what_is_quoted_of_the_package_is_what_it_prints():

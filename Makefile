@@ -40,7 +40,7 @@ lint: $(READY)  ## ruff: rules and formatting
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-types: $(READY)  ## mypy, strict, on the package
+types: $(READY)  ## mypy, strict, on the package; on the helpers of the tests what has types
 	$(RUN) -m mypy
 
 unit: $(READY)  ## all tests that this machine can run

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ def _signals_act():
 
     `nohup`, and a shell that starts a job in the background, leave some of them ignored.
     """
-    ignored = {}
+    ignored: dict[signal.Signals, Any] = {}
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGTERM, signal.SIG_DFL),
@@ -154,12 +155,12 @@ def make_trainer(tmp_path):
     import lightning as L  # noqa: PLC0415  (slow, and not every test needs it)
     from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415
 
-    made = []
+    made: list[tuple[Any, Any]] = []
 
     def make(*callbacks, **options):
         options.setdefault("logger", CSVLogger(tmp_path, name="csv"))
         options.setdefault("max_epochs", 1)
-        trainer = L.Trainer(
+        trainer: Any = L.Trainer(  # whose `profiler` is set where mypy does not look
             accelerator="cpu",
             devices=options.pop("devices", 1),
             callbacks=list(callbacks),
@@ -183,6 +184,8 @@ def _fp32_settings():
     """PyTorch's settings of TF32 are put back."""
     import torch  # noqa: PLC0415  (not for tests without it)
 
-    products, convolutions = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+    settings: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [each.fp32_precision for each in settings]
     yield
-    torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = products, convolutions
+    for each, precision in zip(settings, before, strict=True):
+        each.fp32_precision = precision

@@ -41,7 +41,7 @@ class FakeNvml:
     def __init__(self, *boards):
         self.boards = boards or (FakeBoard(),)
         self.fails = {}
-        self.asked = Counter()
+        self.asked: Counter[str] = Counter()
         self.opened = 0
 
     def _called(self, name):

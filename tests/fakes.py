@@ -1,6 +1,7 @@
 """A GPU of paper: a queue of work and events, a clock that only moves when told, and a count of who waited."""
 
 from collections import deque
+from typing import Any
 
 
 class FakeEvent:
@@ -40,7 +41,7 @@ class FakeDevice:
     on_device = True
 
     def __init__(self):
-        self.queue = deque()
+        self.queue: deque[Any] = deque()
         self.now_ms = 0.0
         self.host_ns = 0
         self.calls = self.waits = self.events_made = 0

@@ -1,6 +1,7 @@
 """Tiny but real modules and data; `slow` names the one place of a step that takes at least `SLOW_MS`."""
 
 import time
+from typing import Any
 
 import lightning as L
 import torch
@@ -150,7 +151,7 @@ class Manual(Classifier):
 
     def training_step(self, batch, batch_idx):
         self.seen += 1
-        optimizer = self.optimizers()
+        optimizer: Any = self.optimizers()
         loss = self.loss(batch)
         self.manual_backward(loss / self.accumulate)
         if (batch_idx + 1) % self.accumulate == 0:
@@ -164,7 +165,7 @@ class ManualClosure(Manual):
 
     def training_step(self, batch, batch_idx):
         self.seen += 1
-        optimizer = self.optimizers()
+        optimizer: Any = self.optimizers()
 
         def closure():
             loss = self.loss(batch)
@@ -186,7 +187,8 @@ class GAN(Classifier):
 
     def training_step(self, batch):
         self.seen += 1
-        for_generator, for_critic = self.optimizers()
+        optimizers: Any = self.optimizers()
+        for_generator, for_critic = optimizers
         x, y = batch
         for optimizer, points in ((for_generator, self.generator(x)), (for_critic, self.generator(x).detach())):
             self.toggle_optimizer(optimizer)

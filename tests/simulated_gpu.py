@@ -117,7 +117,8 @@ class SimulatedGpu:
 
     def capture(self, calls, count):
         self.captures += 1
-        self.captured = nodes = []
+        nodes: list[float] = []
+        self.captured = nodes
         try:
             calls(count)
         finally:

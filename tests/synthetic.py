@@ -11,6 +11,7 @@ as for work from before the recording.
 
 import json
 from itertools import count
+from typing import Any
 
 from lightning_forge_profiling.analysis.pipeline import analyze
 
@@ -29,7 +30,7 @@ class Synthetic:
 
     def __init__(self, *, device="NVIDIA H200", rank=None, about=None):
         self.events = []
-        self._header = {"deviceProperties": [{"id": 0, "name": device}]}
+        self._header: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": device}]}
         if rank is not None:
             self._header["distributedInfo"] = {"rank": rank}
         if about is not None:  # what the callback says of its run

@@ -36,7 +36,7 @@ def write_reports(analysis: Analysis, timelines: Sequence[Timeline], folder: str
     Args:
         analysis: what to report.
         timelines: what the HTML's timeline shows, one a rank.
-        folder: where to, an existing folder; earlier reports in it are replaced.
+        folder: where to, made if need be; earlier reports in it are replaced.
 
     Returns:
         Where they are.
@@ -45,14 +45,15 @@ def write_reports(analysis: Analysis, timelines: Sequence[Timeline], folder: str
         OSError: a file could not be written.
 
     Example:
-        >>> import tempfile
+        >>> from tempfile import mkdtemp
         >>> analysis = Analysis(source="run", verdict="nothing stands out", verdict_text="", findings=())
-        >>> write_reports(analysis, (), tempfile.mkdtemp()).html.name
+        >>> write_reports(analysis, (), f"{mkdtemp()}/reports").html.name
         'report.html'
     """
     from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415  (only where a page is wanted)
 
     folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     paths = ReportPaths(folder / "summary.json", folder / "summary.md", folder / "report.html")
     write_whole(paths.summary_json, summary_json(analysis))
     write_whole(paths.summary_markdown, markdown(analysis).encode(errors="replace"))

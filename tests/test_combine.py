@@ -1,16 +1,19 @@
 """One list of findings from a trace and from the run around it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lightning_forge_profiling.analysis.combine import combine
+from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.analysis.rank_summary import Distribution
 from lightning_forge_profiling.analysis.results import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.analysis.saving import saving
 from lightning_forge_profiling.analysis.verdict import by_gain
 from tests.samples import sample_analysis
 
+TRACES = Path(__file__).parent / "data" / "traces"
 RECORDED = sample_analysis()  # 53.3 ms a step, 62 % busy; input-bound 16 %, sync-bound 5 %, compute-bound 38 %
 STEP_MS = RECORDED.ranks[0].step_ms.mean
 
@@ -285,3 +288,37 @@ def test_a_loader_that_stalls_every_few_steps_is_not_mistaken_for_slow_recording
 
     assert both.differences == ()
     assert shares(both) == {"input-bound": 50.0}
+
+
+def test_where_live_steps_are_longer_all_shares_are_of_them_and_the_difference_is_said():
+    """Restarted workers come between epochs, and two recorded steps may have none of them."""
+    both = combine(RECORDED, evidence(2 * STEP_MS, data=0.1 * STEP_MS))
+    assert any(f"recorded steps took {STEP_MS:.2f} ms, live ones {2 * STEP_MS:.2f} ms" in told for told in both.differences)
+    before, after = shares(RECORDED), shares(both)
+    assert after["compute-bound"] == pytest.approx(before["compute-bound"] / 2)
+    assert all(found.saves is None or found.saves.ms_per_step <= 2 * STEP_MS for found in both.findings)
+    [compute] = [found for found in both.findings if found.code == "compute-bound"]
+    assert f"of a live step it is {after['compute-bound']:.0f} %" in compute.title
+
+
+def test_without_a_gpu_what_comes_between_epochs_is_no_share_of_the_recorded_steps():
+    recorded = analyze(TRACES / "cpu_mlp").analysis
+    step, update = recorded.ranks[0].step_ms.mean, 0.2 * recorded.ranks[0].step_ms.mean
+    regions = {
+        "data": 2 * step,
+        "forward": 0.3 * step,
+        "backward": 0.4 * step,
+        "optimizer": update,
+        "other": 0.1 * step,
+    }
+    live = replace(
+        evidence(3 * step, on_device=False),
+        regions={name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in regions.items()},
+    )
+    both = combine(recorded, live)
+    told = shares(both)
+    assert both.verdict == "input-bound"
+    assert told["input-bound"] == pytest.approx(100 * 2 / 3, abs=1)
+    assert told["slow-optimizer"] == pytest.approx(100 * update / (3 * step), abs=1)
+    assert sum(told.values()) <= 101
+    assert any("what comes now and then" in said for said in both.differences)

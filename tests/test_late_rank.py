@@ -76,7 +76,8 @@ def test_a_gpu_that_computes_longer_is_the_traces_to_tell():
     slow_gpu = analyze(CASE.with_name("slow_rank_gpu")).analysis
     [found] = [found for found in slow_gpu.findings if found.code == "straggler"]
     both = combine(slow_gpu, run(WORKED_MS, WORKED_MS + 15))
-    assert [each.title for each in both.findings if each.code == "straggler"] == [found.title]
+    [told] = [each.title for each in both.findings if each.code == "straggler"]
+    assert told.startswith(found.title)
 
 
 def test_a_late_hosts_own_idle_gpu_is_no_second_cause(recorded):

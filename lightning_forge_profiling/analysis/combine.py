@@ -52,9 +52,9 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
 
     Returns:
         The analysis with the run's evidence, one list of findings, and `differences`. Where recorded steps are over
-        10 % longer than live ones, shares are of the live step: GPU work takes as long there as recorded, what is
-        left of a live step beside it is all that the GPU can have waited for the host, and the loader's share is what
-        the run measured.
+        10 % longer or shorter than live ones, shares are of the live step: GPU work takes as long there as recorded,
+        what is left of a live step beside it is all that the GPU can have waited for the host, and the loader's share
+        is what the run measured.
 
     Raises:
         ValueError: neither is given.
@@ -158,16 +158,21 @@ def _of_cpu(
     codes = {rule.code for rule in CPU_RULES}
     mine = [found for found in traced if found.code in codes and found.rank in {None, recorded.rank}]
     cpu, step, live = recorded.cpu, recorded.step_ms, evidence.step_ms
-    if step.mean <= SLOWED_FROM * live.mean or step.p50 <= SLOWED_FROM * live.p50:
+    slowed = step.mean > SLOWED_FROM * live.mean and step.p50 > SLOWED_FROM * live.p50
+    if not slowed and step.mean * SLOWED_FROM >= live.mean:
         return mine, []
     regions = evidence.regions
+    other_ms = regions["other"].device_ms if "other" in regions else 0.0
     data_ms = regions["data"].device_ms if "data" in regions else cpu.data_ms_per_step
     update_ms = regions["optimizer"].device_ms if "optimizer" in regions else cpu.optimizer_ms_per_step
-    python_ms = max(cpu.python_ms_per_step - (step.mean - live.mean), 0.0)  # if recording adds to nothing else
+    added_ms = max(step.mean - live.mean, 0.0)
+    python_ms = max(cpu.python_ms_per_step - added_ms, 0.0)  # if recording adds to nothing else
     live_ms = {
         "slow-optimizer": update_ms,
         PYTHON_BOUND: python_ms,
-        "compute-bound": min(cpu.operators_ms_per_step, max(live.mean - data_ms - update_ms - python_ms, 0.0)),
+        "compute-bound": min(
+            cpu.operators_ms_per_step, max(live.mean - data_ms - update_ms - max(python_ms, other_ms), 0.0)
+        ),
     }
     converted = []
     for found in mine:
@@ -183,7 +188,18 @@ def _of_cpu(
                 saves=saving(live_ms[found.code], live.mean, at_most=True) if found.saves else None,
             )
         )
-    return [found for found in converted if found.share_pct >= NAMED_FROM_PCT], [_recorded_slower(step.mean, evidence)]
+    return [found for found in converted if found.share_pct >= NAMED_FROM_PCT], [
+        (_recorded_slower if slowed else _recorded_shorter)(step.mean, evidence)
+    ]
+
+
+def _recorded_shorter(recorded_ms: float, evidence: RunEvidence) -> str:
+    """That the recorded steps lack what others have, and what follows from it."""
+    live_ms = evidence.step_ms.mean
+    return (
+        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: what comes now and then is not in the "
+        "window, or not in its share; the findings' shares are of the live step"
+    )
 
 
 def _recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
@@ -235,10 +251,12 @@ def _merge(
     differences: list[str] = []
     as_recorded = traced
     live = {found.code: found for found in run_findings(evidence)}
-    slowed = _slowed(judged, evidence)
+    slowed, shorter = _slowed(judged, evidence), judged.step_ms * SLOWED_FROM < evidence.step_ms.mean
     if slowed:
         differences.append(_recorded_slower(judged.step_ms, evidence))
-    if slowed or late_ms:  # a late host's own GPU is idle too, which is no second cause
+    if shorter:
+        differences.append(_recorded_shorter(judged.step_ms, evidence))
+    if slowed or shorter or late_ms:  # a late host's own GPU is idle too, which is no second cause
         converted = [_of_live_step(found, judged, evidence, late_ms) for found in traced]
         differences += [
             f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
@@ -321,7 +339,7 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
     averaged = " on the mean of the ranks" if evidence.world_size > 1 else ""
     title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %{averaged}"
     saves_ms, cost_ms = found.saves.ms_per_step if found.saves else 0.0, found.share_pct * recorded_ms / 100
-    if found.code in _HOST_WAITS:
+    if found.code in _HOST_WAITS and live_ms <= recorded_ms * SLOWED_FROM:
         idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
         share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
         if saves_ms <= cost_ms:  # its own waits alone

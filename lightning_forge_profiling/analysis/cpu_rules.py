@@ -66,7 +66,11 @@ def _compute(seen: Seen) -> Told:
         evidence["intra_op_threads"] = cpu.intra_op_threads
     if cpu.usable_cores is not None:
         evidence["usable_cores"] = cpu.usable_cores
-    return title, evidence, _threads(cpu) + "Cheaper: torch.compile, a smaller model or batch, or a GPU."
+    return (
+        title,
+        evidence,
+        _threads(cpu) + "Cheaper: torch.compile, a smaller model, or a GPU if its operations are large.",
+    )
 
 
 def _threads(cpu: CpuTime) -> str:

@@ -113,7 +113,9 @@ def _what_steps_show(found: Metric, limit_pct: float) -> str:
     text = f". The steps vary by {noise_pct:.2g} %: {shown} on each side"
     if limit_pct:
         needed = max(ceil((_POWER * noise_pct / limit_pct) ** 2), FEWEST_VALUES)
-        text += f"; a limit of {limit_pct:g} % takes about {needed:,}"
+        few = min(found.a_steps, found.b_steps) < needed
+        near = f"the difference lies near the limit of {limit_pct:g} %, more steps on each side tell them apart"
+        text += f"; a limit of {limit_pct:g} % takes about {needed:,}" if few else f"; {near}"
     return text
 
 

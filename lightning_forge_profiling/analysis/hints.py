@@ -28,8 +28,9 @@ class Rule:
 
 
 def _copy_pct(rank: RankSummary) -> float:
-    """Share of the step that operators of one name, `aten::copy_`, spend on the GPU."""
+    """Share of the step that operators of one name, `aten::copy_`, spend in kernels, so not in copies to the GPU."""
     spent = sum(operator.self_device_ms_per_step for operator in rank.operators if operator.name == "aten::copy_")
+    spent = max(spent - sum(copy.ms_per_step for copy in rank.copies), 0.0)
     return 100 * spent / rank.step_ms.mean if rank.step_ms.mean else 0.0
 
 

@@ -298,7 +298,9 @@ def _compute(seen: Seen) -> Told:
             f"It is kept busy, but {in_ms(seen.bandwidth_ms)} are kernels that move memory: torch.compile fuses them."
         )
     else:
-        advice = "It is well used. What is left to gain: a lower precision, torch.compile, more GPUs."
+        compiled = any(kernel.name.startswith("triton_") for kernel in rank.top_kernels)
+        left = "a lower precision, more GPUs" if compiled else "a lower precision, torch.compile, more GPUs"
+        advice = f"It is well used. What is left to gain: {left}."
     if rank.flops:
         title += f" at {rank.flops.matmul_tflops:.0f} TFLOP/s"
         evidence |= {"matmul_tflops": rank.flops.matmul_tflops, "dtype": rank.flops.dtype}

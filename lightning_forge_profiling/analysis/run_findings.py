@@ -240,9 +240,9 @@ def _between_regions(evidence: RunEvidence) -> Finding | None:
         f"{ms_words(other.device_ms)} of each {ms_words(evidence.step_ms.mean)} step{on_host} pass outside of data, "
         "transfer, forward, backward and optimizer: in callbacks, loggers, the progress bar, learning-rate schedulers "
         "and Lightning's loop",
-        'Trainer(profiler="simple") lists what each hook takes. Log less often (log_every_n_steps), refresh the '
-        "progress bar less often (TQDMProgressBar(refresh_rate=...)) or do without, and do more in a batch: this time "
-        "does not grow with it.",
+        'Trainer(profiler="simple") lists what each hook takes: make the longest cheaper, or call it every few steps. '
+        "For loggers that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch "
+        "shrinks its share: this time does not grow with it.",
         numbers={"between_regions_ms_per_step": other.device_ms, "between_regions_host_ms_per_step": other.host_ms},
         saves_ms=other.device_ms,
     )

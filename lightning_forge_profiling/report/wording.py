@@ -178,7 +178,7 @@ def steps_of(rank: RankSummary) -> str:
     spread = f", {times.min:.3f} to {times.max:.3f} ms, median {times.p50:.3f} ms" if rank.steps > 1 else ""
     if used_gpu(rank):
         return f"{steps}{spread} on {rank.device or 'an unnamed device'}"
-    return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}; no GPU activity in the trace"
+    return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}; no GPU work was read"
 
 
 def calls(per_step: float) -> str:

@@ -293,7 +293,8 @@ def test_a_loader_that_stalls_every_few_steps_is_not_mistaken_for_slow_recording
 def test_where_live_steps_are_longer_all_shares_are_of_them_and_the_difference_is_said():
     """Restarted workers come between epochs, and two recorded steps may have none of them."""
     both = combine(RECORDED, evidence(2 * STEP_MS, data=0.1 * STEP_MS))
-    assert any(f"recorded steps took {STEP_MS:.2f} ms, live ones {2 * STEP_MS:.2f} ms" in told for told in both.differences)
+    said = f"recorded steps took {STEP_MS:.2f} ms, live ones {2 * STEP_MS:.2f} ms"
+    assert any(said in told for told in both.differences)
     before, after = shares(RECORDED), shares(both)
     assert after["compute-bound"] == pytest.approx(before["compute-bound"] / 2)
     assert all(found.saves is None or found.saves.ms_per_step <= 2 * STEP_MS for found in both.findings)

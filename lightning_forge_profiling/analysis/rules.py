@@ -177,7 +177,12 @@ def _optimizer(seen: Seen) -> Told:
 def _optimizer_saving(seen: Seen) -> float:
     """Its GPU work, and all waiting for the host: once the update is a few launches, the host runs ahead."""
     region = next(region for region in seen.rank.regions if region.name == "optimizer" and not region.user)
-    return region.gpu_ms_per_step + seen.host_idle_ms
+    return region.gpu_ms_per_step + _waits_for_host(seen)
+
+
+def _waits_for_host(seen: Seen) -> float:
+    """All that goes once the host is not held up and gets ahead, so not the calls that take long by themselves."""
+    return seen.host_idle_ms - SLOW_LAUNCHES.cost_ms(seen)
 
 
 def _named_optimizer(seen: Seen) -> bool:
@@ -327,8 +332,8 @@ def _compute_saving(seen: Seen) -> float | None:
 _CAUSES: Final = (
     Rule(WITHOUT_GPU, _input_cost, _input, _input_cost, lambda seen: only_bounded(_wait(seen), seen.rank.loader)),
     Rule("transfer-bound", _transfer_cost, _transfer, _transfer_cost),
-    Rule("sync-bound", _sync_cost, _sync, lambda seen: seen.host_idle_ms),
-    Rule("allocator-churn", _allocator_cost, _allocator, lambda seen: seen.host_idle_ms),
+    Rule("sync-bound", _sync_cost, _sync, _waits_for_host),
+    Rule("allocator-churn", _allocator_cost, _allocator, _waits_for_host),
     SLOW_LAUNCHES,
     Rule("slow-optimizer", _optimizer_cost, _optimizer, _optimizer_saving),
     Rule("launch-bound", _launch_cost, _launch, _launch_cost),

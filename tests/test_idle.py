@@ -140,6 +140,23 @@ def test_the_largest_idle_part_is_named_where_no_rule_explains_it(tmp_path):
     assert (longest.launched, longest.thread, longest.ms_per_step) == (True, str(MAIN), 75)
 
 
+def test_where_the_launching_thread_is_in_nothing_the_call_of_another_one_is_named(tmp_path):
+    """As where one thread copies the next batch, and the one that replays the graphs waits for it in Python."""
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    for start in range(10):
+        trace.kernel(start, start + 1, launched=max(start - 0.001, 0))
+    trace.kernel(90, 100, launched=11, name=ADD, stream=20)
+    trace.operator("aten::copy_", 14, 86, WORKER)
+    trace.call("cudaMemcpyAsync", 15, 85, WORKER)
+    trace.call("cudaEventRecord", 40, 41, WORKER + 1)
+    found = analyze(trace.write(tmp_path)).analysis
+    assert "for 70.0 ms of it the host is in cudaMemcpyAsync of aten::copy_" in found.verdict_text
+    parts = [(part.activity, part.thread, part.ms_per_step) for part in found.ranks[0].idle_parts if part.launched]
+    assert parts[0] == ("cudaMemcpyAsync", str(WORKER), 70)
+    assert sum(ms for *_, ms in parts) == pytest.approx(79, abs=0.1)
+
+
 def test_idle_time_is_listed_by_what_the_launching_thread_was_doing(waiting, tmp_path):
     waiting.mark("forge.backward", 12, 58)
     waiting.operator("aten::mm", 20, 40)

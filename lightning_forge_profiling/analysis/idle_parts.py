@@ -68,7 +68,7 @@ def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool
     order = np.argsort(own, kind="stable")
     longest[group[order]] = order  # the last to be written is the longest
 
-    def part(name: str, around: str, total: int, gap: int) -> IdlePart:
+    def part(name: str, around: str, total: int, gap: int, thread: int = thread) -> IdlePart:
         row = int(_following(recording, gaps.end[gap : gap + 1])[0])
         return IdlePart(
             launched=launched,
@@ -84,9 +84,32 @@ def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool
         gap = int(np.searchsorted(gaps.end, spans.start[longest[place]], side="right"))
         name, around = divmod(int(key[place]), len(names))
         yield part(names[name], names[around - 1], int(spent[place]), gap)
-    outside = gaps.total - int(inside[~nested].sum())
-    if outside > 0:
-        yield part("", "", outside, int(np.argmax(gaps.end - gaps.start)))
+    outside = gaps - Intervals.of(spans.start, end)
+    if outside.total > 0:
+        longest_gap = int(np.argmax(gaps.end - gaps.start))
+        call, elsewhere = _other_threads_call(recording, outside, thread)
+        rest = outside.total - elsewhere
+        if elsewhere > rest:
+            name, inner = int(trace.calls.name[call]), int(recording.links.call_operator[call])
+            around = int(trace.operators.name[inner]) if inner >= 0 else -1
+            yield part(names[name], names[around], elsewhere, longest_gap, int(trace.calls.thread[call]))
+        else:
+            rest = outside.total
+        if rest > 0:
+            yield part("", "", rest, longest_gap)
+
+
+def _other_threads_call(recording: Recording, gaps: Intervals, thread: int) -> tuple[int, int]:
+    """A call of the kind that another thread was in for most of the gaps, and for how long; 0 where there is none."""
+    calls = recording.trace.calls
+    rows = np.flatnonzero(calls.thread != thread)
+    inside = gaps.within(calls.start[rows], calls.end[rows])
+    kinds, kind = np.unique(np.stack((calls.thread[rows], calls.name[rows])), axis=1, return_inverse=True)
+    if not kinds.size or not inside.any():
+        return -1, 0
+    spent = np.bincount(kind, inside, kinds.shape[1])
+    most = int(np.argmax(spent))
+    return int(rows[kind == most][np.argmax(inside[kind == most])]), int(spent[most])
 
 
 def _activities(recording: Recording, thread: int) -> tuple[Spans, Ints]:

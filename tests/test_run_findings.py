@@ -1,5 +1,7 @@
 """The verdict on a run without any trace: on figures measured on an H200, on a GPU of paper, on real Trainers."""
 
+import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from lightning_forge_profiling.analysis.run_hints import run_hints
 from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks.evidence import run_evidence
 from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
@@ -433,3 +436,30 @@ class TestWorkerRestarts:
         recorded = sample_analysis()
         both = combine(recorded, replace(self.RUN, step_ms=replace(self.RUN.step_ms, mean=53.3, p50=53.3)))
         assert "worker-restarts" in {found.code for found in both.findings}
+
+
+def test_analyze_of_a_runs_own_folder_gives_the_runs_verdict(make_trainer, tmp_path, capsysbinary):
+    """A trace does not tell what is the callbacks' time; the run around it does, and lies beside it."""
+
+    class Slow(Callback):
+        def on_train_batch_end(self, *_):
+            time.sleep(0.02)
+
+    forge = ForgeProfilerCallback(5, 9, trace_dir=tmp_path / "t")
+    make_trainer(ThroughputCallback(warmup_steps=2), forge, Slow()).fit(Classifier(), loader(4 * 40))
+    folder = forge.trace_report().path.parent
+    at_its_end = json.loads((folder / "summary.json").read_text())
+    assert at_its_end["verdict"] == "between-regions"
+
+    def analyzed(*options):
+        capsysbinary.readouterr()
+        assert main(["analyze", str(folder), "--json", *options]) == 0
+        return json.loads(capsysbinary.readouterr().out)
+
+    again = analyzed()
+    assert (again["verdict"], again["run"]) == ("between-regions", at_its_end["run"])
+    alone = analyzed("--steps", "6:9")
+    assert alone["run"] is None
+    assert alone["verdict"] != "between-regions"
+    (folder / "summary.json").write_text('{"of": "another program"}')
+    assert analyzed()["run"] is None

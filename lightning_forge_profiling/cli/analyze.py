@@ -15,6 +15,7 @@ from lightning_forge_profiling.errors import TraceError
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.analysis.pipeline import Result
+    from lightning_forge_profiling.analysis.results import Analysis
 
 __all__ = ["SORTS", "add_to"]
 
@@ -49,8 +50,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--json", action="store_true", help="print summary.json and nothing else")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report with the timeline")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
-    parser.add_argument("--rank", type=at_least(0), metavar="N", help="only this rank of a folder")
-    parser.add_argument("--steps", type=step_range, metavar="A:B", help="only the steps from A up to, not including, B")
+    parser.add_argument(
+        "--rank", type=at_least(0), metavar="N", help="only this rank of a folder, without the run around it"
+    )
+    parser.add_argument(
+        "--steps", type=step_range, metavar="A:B", help="only the steps from A up to, not including, B, likewise"
+    )
     parser.add_argument(
         "--sort",
         choices=SORTS,
@@ -83,7 +88,30 @@ def _run(args: argparse.Namespace) -> int:
 def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":
     from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
 
-    return analyze(path, rank=args.rank, steps=args.steps, top=args.top or _TOP, sort=args.sort, progress=progress)
+    result = analyze(path, rank=args.rank, steps=args.steps, top=args.top or _TOP, sort=args.sort, progress=progress)
+    if args.rank is not None or args.steps is not None:
+        return result
+    return replace(result, analysis=_with_run(path, result.analysis))
+
+
+def _with_run(path: Path, analysis: "Analysis") -> "Analysis":
+    """What the callbacks wrote beside the traces of the run around them belongs to the verdict."""
+    from msgspec import MsgspecError  # noqa: PLC0415
+    from msgspec.json import decode  # noqa: PLC0415
+
+    from lightning_forge_profiling.analysis.combine import combine  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.analysis.results import Analysis  # noqa: PLC0415
+    from lightning_forge_profiling.report.files import SUMMARY_JSON  # noqa: PLC0415
+
+    folders = {trace.parent for trace in find_traces(path)[0]}
+    summary = folders.pop() / SUMMARY_JSON
+    if folders or not summary.is_file():
+        return analysis
+    try:
+        run = decode(summary.read_bytes(), type=Analysis).run
+    except (OSError, MsgspecError):  # of another program, or of another version of this one
+        return analysis
+    return analysis if run is None else combine(analysis, run)
 
 
 def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":

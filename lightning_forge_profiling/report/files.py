@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -12,7 +13,9 @@ from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.safe_files import write_whole
 
-__all__ = ["ReportPaths", "summary_json", "write_reports"]
+__all__ = ["SUMMARY_JSON", "ReportPaths", "summary_json", "write_reports"]
+
+SUMMARY_JSON: Final = "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def write_reports(analysis: Analysis, timelines: Sequence[Timeline], folder: str
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = ReportPaths(folder / "summary.json", folder / "summary.md", folder / "report.html")
+    paths = ReportPaths(folder / SUMMARY_JSON, folder / "summary.md", folder / "report.html")
     write_whole(paths.summary_json, summary_json(analysis))
     write_whole(paths.summary_markdown, markdown(analysis).encode(errors="replace"))
     write_whole(paths.html, html_report(analysis, timelines).encode(errors="replace"))

@@ -52,11 +52,11 @@ READERS = {
     "`json.load`": ("import json", "json.load(open(path))"),
     ORJSON: ("import orjson", "orjson.loads(open(path, 'rb').read())"),
     "typed msgspec, the whole text": (
-        "import msgspec; from lightning_forge_profiling.analysis.trace_event import Event",
+        "import msgspec; from lightning_forge_profiling.kineto.event import Event",
         "msgspec.json.decode(open(path, 'rb').read(), type=msgspec.defstruct('File', [('traceEvents', list[Event])]))",
     ),
     "`read_trace` (ours)": (
-        "from pathlib import Path; from lightning_forge_profiling.analysis.trace_reader import read_trace",
+        "from pathlib import Path; from lightning_forge_profiling.kineto.reader import read_trace",
         "read_trace(Path(path))",
     ),
 }

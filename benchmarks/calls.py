@@ -25,7 +25,7 @@ from benchmarks.workloads import SmallKernels, trainer
 from lightning_forge_profiling import CUDATimerCollection, ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from lightning_forge_profiling.callbacks.lightning_api import Actions
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
 
 
 def best_us(call: Callable[[], object], number: int = 500) -> float:

@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 
 from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.gpu import Gpu
+from lightning_forge_profiling.bench.cuda import Gpu
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
 
 TRACED_CALLS = 50

@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 from benchmarks import fresh
 from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
 from lightning_forge_profiling import CUDATimerCollection, ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.recording import RecordingCallback
+from lightning_forge_profiling.callbacks.timed_callback import RecordingCallback
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.events import event_source
 

@@ -22,7 +22,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.workloads import GPT, SmallKernels
-from lightning_forge_profiling.tracing.collector import detached_at_stop
+from lightning_forge_profiling.profiler.collector import detached_at_stop
 
 LIVE, RECORDED, SETTLING = 12, 4, 3
 OPTIONS: dict[str, dict[str, Any]] = {

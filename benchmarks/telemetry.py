@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from benchmarks.workloads import GPT, SmallKernels
-from lightning_forge_profiling.hardware.allocator import read_allocator
-from lightning_forge_profiling.hardware.memory_snapshot import MemorySnapshot
-from lightning_forge_profiling.hardware.nvml import find_device
-from lightning_forge_profiling.hardware.telemetry import DEFAULT_PERIOD_S, GpuReader, TelemetrySampler, open_reader
+from lightning_forge_profiling.gpu.allocator import read_allocator
+from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
+from lightning_forge_profiling.gpu.nvml import find_device
+from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S, GpuReader, TelemetrySampler, open_reader
 
 SAMPLES = 300
 ROUNDS = 30

@@ -67,7 +67,7 @@ def demo() -> None:
 
 def console_report(case: str) -> None:
     """Draw what `analyze` prints."""
-    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415
+    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
     from lightning_forge_profiling.report.console import print_analysis  # noqa: PLC0415
 
     analysis = analyze(TRACES / case).analysis
@@ -100,9 +100,9 @@ def telemetry_report() -> None:
     import msgspec  # noqa: PLC0415  (as above)
     from selenium.webdriver.common.keys import Keys  # noqa: PLC0415  (for the browser alone)
 
-    from lightning_forge_profiling.analysis.combine import combine  # noqa: PLC0415
-    from lightning_forge_profiling.analysis.results import RunEvidence  # noqa: PLC0415
+    from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415
     from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
+    from lightning_forge_profiling.results.analysis import RunEvidence  # noqa: PLC0415
 
     sys.path.insert(0, str(CHECKOUT))
     from tests.browser import chromium  # noqa: PLC0415

@@ -39,7 +39,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.analysis.results import Analysis
+from lightning_forge_profiling.results.analysis import Analysis
 from tests.scripts import planted
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,25 +3,30 @@
     python docs/quotes.py        # writes it into the documents
 
 In docs/findings/CODE.md the block after `<!-- quote CASE -->` is the finding CODE of the trace tests/data/traces/CASE.
-In docs/summary-json.md everything between `<!-- quote fields -->` and `<!-- end of quote -->` is made from the schema.
+Everything between `<!-- quote files -->` and `<!-- end of quote -->` in docs/architecture.md is made from the modules'
+first lines; what is between `<!-- quote fields -->` and that in docs/summary-json.md, from the schema.
 """
 # ruff: noqa: INP001  (a script, in no package)
 
+import ast
 import json
 import re
 import textwrap
 from functools import cache, partial
 from pathlib import Path
 
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.results import Analysis
+import lightning_forge_profiling
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.json_schema import schema_json
+from lightning_forge_profiling.results.analysis import Analysis
 
 DOCS = Path(__file__).resolve().parent
+PACKAGE = Path(lightning_forge_profiling.__file__).parent
+ROOMS = sorted(PACKAGE.glob("*/__init__.py"))
 TRACES = DOCS.parent / "tests" / "data" / "traces"
 
 FINDING = re.compile(r"(?<=<!-- quote )(\w+)( -->\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
-FIELDS = re.compile(r"(?<=<!-- quote fields -->\n).*(?=<!-- end of quote -->)", re.DOTALL)
+MADE = re.compile(r"(<!-- quote (?:fields|files) -->\n).*(?=<!-- end of quote -->)", re.DOTALL)
 
 
 @cache
@@ -71,6 +76,23 @@ def fields() -> str:
     return "\n".join(lines)
 
 
+def files() -> str:
+    """A table of all modules, room by room: the first line of each."""
+    rooms = {"the package itself": PACKAGE, **{f"{init.parent.name}/": init.parent for init in ROOMS}}
+    lines = []
+    for title, room in rooms.items():
+        modules = {path.name: _first_line(path) for path in sorted(room.glob("[!_]*.py"))}
+        about = "" if room == PACKAGE else f" {_first_line(room / '__init__.py')}"
+        lines += [f"**{title}**{about}", "", "| File | What it is for |", "|---|---|"]
+        lines += [f"| `{name}` | {text} |" for name, text in modules.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _first_line(module: Path) -> str:
+    return ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))).partition("\n")[0].replace("|", "\\|")
+
+
 def _told(text: str) -> str:
     return text.replace("None", "null").replace("|", "\\|")
 
@@ -94,9 +116,11 @@ def renewed() -> dict[Path, str]:
     """Each document that quotes, as it should be."""
     pages = {page: page.read_text(encoding="utf-8") for page in sorted((DOCS / "findings").glob("*.md"))}
     texts = {page: FINDING.sub(partial(finding, page.stem), text) for page, text in pages.items()}
-    page = DOCS / "summary-json.md"
-    made = fields()
-    return {**texts, page: FIELDS.sub(lambda _: made, page.read_text(encoding="utf-8"))}
+    for name, made in ("summary-json.md", fields()), ("architecture.md", files()):
+        texts[DOCS / name] = MADE.sub(
+            lambda quoted, made=made: quoted[1] + made, (DOCS / name).read_text(encoding="utf-8")
+        )
+    return texts
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_forge_profiling.analysis.pipeline import analyze
-    from lightning_forge_profiling.analysis.results import Analysis, Finding
     from lightning_forge_profiling.bench.benchmark import benchmark
     from lightning_forge_profiling.bench.comparison import Comparison, compare_benchmarks
     from lightning_forge_profiling.bench.result import BenchmarkResult
@@ -32,32 +30,34 @@ if TYPE_CHECKING:
         TraceError,
         UnknownRegionError,
     )
-    from lightning_forge_profiling.hardware.clocks import locked_clocks
-    from lightning_forge_profiling.hardware.flop_count import FlopCount, count_flops
-    from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak, measure_peak
+    from lightning_forge_profiling.flops.count import FlopCount, count_flops
+    from lightning_forge_profiling.flops.measured_peak import MeasuredPeak, measure_peak
+    from lightning_forge_profiling.gpu.clocks import locked_clocks
+    from lightning_forge_profiling.pipeline import analyze
+    from lightning_forge_profiling.profiler.config import ProfilingConfig
+    from lightning_forge_profiling.profiler.session import TraceSession, build_profiler
+    from lightning_forge_profiling.profiler.summary import print_profiler_summary
     from lightning_forge_profiling.report.files import write_reports
-    from lightning_forge_profiling.report.profiler_summary import print_profiler_summary
+    from lightning_forge_profiling.results.analysis import Analysis, Finding
+    from lightning_forge_profiling.results.trace_report import TraceReport
     from lightning_forge_profiling.timing.collection import CUDATimerCollection
     from lightning_forge_profiling.timing.cuda_timer import CUDATimer
     from lightning_forge_profiling.timing.interval import Interval
     from lightning_forge_profiling.timing.region import region
-    from lightning_forge_profiling.tracing.config import ProfilingConfig
-    from lightning_forge_profiling.tracing.report import TraceReport
-    from lightning_forge_profiling.tracing.session import TraceSession, build_profiler
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Analysis": "analysis.results",
-    "Finding": "analysis.results",
-    "analyze": "analysis.pipeline",
+    "Analysis": "results.analysis",
+    "Finding": "results.analysis",
+    "analyze": "pipeline",
     "write_reports": "report.files",
     "BenchmarkResult": "bench.result",
     "Comparison": "bench.comparison",
     "benchmark": "bench.benchmark",
     "compare_benchmarks": "bench.comparison",
     "ClocksUnavailableError": "errors",
-    "locked_clocks": "hardware.clocks",
+    "locked_clocks": "gpu.clocks",
     "ForgeProfilerCallback": "callbacks.forge_profiler",
     "ThroughputCallback": "callbacks.throughput",
     "ConfigurationError": "errors",
@@ -67,11 +67,11 @@ _HOMES = {
     "TimerRunningError": "errors",
     "TraceError": "errors",
     "UnknownRegionError": "errors",
-    "FlopCount": "hardware.flop_count",
-    "count_flops": "hardware.flop_count",
-    "MeasuredPeak": "hardware.measured_peak",
-    "measure_peak": "hardware.measured_peak",
-    "print_profiler_summary": "report.profiler_summary",
+    "FlopCount": "flops.count",
+    "count_flops": "flops.count",
+    "MeasuredPeak": "flops.measured_peak",
+    "measure_peak": "flops.measured_peak",
+    "print_profiler_summary": "profiler.summary",
     "CUDATimerCollection": "timing.collection",
     "Interval": "timing.interval",
     "CUDATimer": "timing.cuda_timer",
@@ -79,10 +79,10 @@ _HOMES = {
     "SynchronizedWallClockTimer": "compat",
     "ThroughputTimer": "compat",
     "print_rank_0": "compat",
-    "ProfilingConfig": "tracing.config",
-    "TraceReport": "tracing.report",
-    "TraceSession": "tracing.session",
-    "build_profiler": "tracing.session",
+    "ProfilingConfig": "profiler.config",
+    "TraceReport": "results.trace_report",
+    "TraceSession": "profiler.session",
+    "build_profiler": "profiler.session",
 }
 
 __all__ = [

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from statistics import mean, median
 
-from lightning_forge_profiling.analysis.flops import Flops
-from lightning_forge_profiling.analysis.host_summary import Host, SyncCause
-from lightning_forge_profiling.analysis.rank_summary import (
+from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
+from lightning_forge_profiling.results.analysis import Analysis, Collective, Finding, Hint, RankWait
+from lightning_forge_profiling.results.flops import Flops
+from lightning_forge_profiling.results.host import Host, SyncCause
+from lightning_forge_profiling.results.rank import (
     Communication,
     Copies,
     Distribution,
@@ -17,9 +19,7 @@ from lightning_forge_profiling.analysis.rank_summary import (
     Share,
     Step,
 )
-from lightning_forge_profiling.analysis.results import Analysis, Collective, Finding, Hint, RankWait
-from lightning_forge_profiling.analysis.table_rows import Kernel, Operator
-from lightning_forge_profiling.analysis.verdict import by_gain, decide
+from lightning_forge_profiling.results.table_rows import Kernel, Operator
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel"
 ADD = (

@@ -13,7 +13,7 @@ import json
 from itertools import count
 from typing import Any
 
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.pipeline import analyze
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.pipeline import analyze
 from tests.oracle import account
 from tests.synthetic import ADD, GEMM, NCCL, Synthetic
 

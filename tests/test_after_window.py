@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.analysis.window_effect import FEWEST_STEPS, window_effect
+from lightning_forge_profiling.diagnosis.window_effect import FEWEST_STEPS, window_effect
+from lightning_forge_profiling.profiler.collector import detached_at_stop, why_attached
 from lightning_forge_profiling.report.wording import window_effect_words
-from lightning_forge_profiling.tracing.collector import detached_at_stop, why_attached
 from tests.models import Classifier, loader
 
 

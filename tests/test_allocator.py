@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from lightning_forge_profiling.hardware.allocator import AllocatorReading, between, merged, read_allocator
+from lightning_forge_profiling.gpu.allocator import AllocatorReading, between, merged, read_allocator
 
 MIB = 2**20
 

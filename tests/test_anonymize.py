@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.redaction import Redaction, identities_in
+from lightning_forge_profiling.kineto.redaction import Redaction, identities_in
+from lightning_forge_profiling.pipeline import analyze
 from tests.models import Classifier, loader
 from tests.test_cli import CHECKOUT, INPUT_BOUND, TRACES, fails, forge, without_progress
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from lightning_forge_profiling.bench.benchmark import benchmark, time_on_cpu
-from lightning_forge_profiling.bench.doubts import drift
-from lightning_forge_profiling.bench.kernels import CALL, busy_us_per_call
+from lightning_forge_profiling.bench.kernel_time import CALL, busy_us_per_call
 from lightning_forge_profiling.bench.plan import Plan
+from lightning_forge_profiling.bench.quality import drift
 from lightning_forge_profiling.bench.sampling import Limits, collect
-from lightning_forge_profiling.bench.subject import Subject
+from lightning_forge_profiling.bench.timed_call import Subject
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 

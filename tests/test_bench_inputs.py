@@ -18,10 +18,10 @@ from torch._subclasses import FakeTensorMode
 
 from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
-from lightning_forge_profiling.bench.naming import Names, default_name
+from lightning_forge_profiling.bench.names import Names, default_name
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.bench.sampling import Limits
-from lightning_forge_profiling.bench.subject import find_device
+from lightning_forge_profiling.bench.timed_call import find_device
 from lightning_forge_profiling.errors import ConfigurationError
 from tests.simulated_gpu import SimulatedGpu
 

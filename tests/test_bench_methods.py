@@ -6,9 +6,9 @@ import torch
 from lightning_forge_profiling.bench.benchmark import time_on_gpu
 from lightning_forge_profiling.bench.plan import Plan
 from lightning_forge_profiling.bench.sampling import Limits
-from lightning_forge_profiling.bench.subject import Subject
+from lightning_forge_profiling.bench.timed_call import Subject
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
-from lightning_forge_profiling.hardware.clock_watch import ClockWatch
+from lightning_forge_profiling.gpu.clock_watch import ClockWatch
 from tests.fake_nvml import FakeNvml
 from tests.simulated_gpu import GAP_NS, SimulatedGpu
 

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.pipeline import analyze
 from tests.models import Classifier, FromIterator, Samples, Stream, every_step, loader
 from tests.outcomes import PARTITION, logged, the_trace, traces
 

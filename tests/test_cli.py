@@ -15,9 +15,9 @@ import jsonschema
 import pytest
 
 from lightning_forge_profiling.analysis import operators
-from lightning_forge_profiling.analysis.compare import METRICS
 from lightning_forge_profiling.cli import analyze, compare, main
 from lightning_forge_profiling.cli.output import Progress
+from lightning_forge_profiling.diagnosis.compare import METRICS
 from tests.outcomes import HANGS_S
 
 CHECKOUT = Path(__file__).parents[1]

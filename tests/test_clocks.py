@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
-from lightning_forge_profiling.hardware.clock_watch import ClockReading, ClockWatch
-from lightning_forge_profiling.hardware.clock_watch import throttled_samples as throttled
-from lightning_forge_profiling.hardware.clocks import locked_clocks
-from lightning_forge_profiling.hardware.nvml import find_device, open_nvml
+from lightning_forge_profiling.gpu.clock_watch import ClockReading, ClockWatch
+from lightning_forge_profiling.gpu.clock_watch import throttled_samples as throttled
+from lightning_forge_profiling.gpu.clocks import locked_clocks
+from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, FakeBoard, FakeNvml
 
 pytestmark = pytest.mark.usefixtures("_signals_act")
@@ -193,7 +193,7 @@ def run(tmp_path, program):
     log = tmp_path / "calls"
     start = textwrap.dedent(f"""
         import os, signal, sys
-        from lightning_forge_profiling.hardware.clocks import locked_clocks
+        from lightning_forge_profiling.gpu.clocks import locked_clocks
         from tests.test_clocks import UUID, opened
 
         nvml = opened()

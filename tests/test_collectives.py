@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.pipeline import analyze
 from tests.synthetic import GEMM, NCCL, Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.analysis.bootstrap import FEWEST_VALUES, bootstrap_difference
-from lightning_forge_profiling.analysis.compare import METRICS, compare
-from lightning_forge_profiling.analysis.gate import Gate, gate, overall, shown_difference
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_VALUES, bootstrap_difference
+from lightning_forge_profiling.diagnosis.compare import METRICS, compare
+from lightning_forge_profiling.diagnosis.gate import Gate, gate, overall, shown_difference
 from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.comparison import print_comparison
 from lightning_forge_profiling.report.screen import Screen
 from tests.models import Classifier, loader

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.analysis.combine import combine
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, RunEvidence, RunRegion
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, RunEvidence, RunRegion
+from lightning_forge_profiling.results.rank import Distribution
 from tests.models import Classifier, loader
 from tests.synthetic import AUTOGRAD, WORKER, Synthetic
 

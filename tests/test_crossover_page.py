@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.by import By
 
-from lightning_forge_profiling.bench.crossover import CrossoverResult, Explored
 from lightning_forge_profiling.bench.result import in_unit
-from lightning_forge_profiling.report.crossover_json import read_crossover
-from lightning_forge_profiling.report.crossover_page import crossover_page
-from lightning_forge_profiling.report.crossover_plot import DARK, LIGHT, draw_operation
+from lightning_forge_profiling.crossover.curves import CrossoverResult, Explored
+from lightning_forge_profiling.crossover.json_file import read_crossover
+from lightning_forge_profiling.crossover.page import crossover_page
+from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation
 from tests.browser import chromium
 
 H200 = read_crossover(Path(__file__).parent / "data" / "crossover_h200.json")

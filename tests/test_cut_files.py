@@ -3,8 +3,8 @@
 import gzip
 from pathlib import Path
 
-from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.pipeline import analyze
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lightning_forge_profiling.cli.finish import OTHERS_WAIT_S
+from lightning_forge_profiling.finish import OTHERS_WAIT_S
 from tests.outcomes import (
     HANGS_S,
     PARTITION,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import lightning_forge_profiling
-from lightning_forge_profiling.cli.finish import analyze, publish
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.tracing.child import FinishingChild
+from lightning_forge_profiling.finish import analyze, publish
+from lightning_forge_profiling.profiler.child import FinishingChild
 from tests.outcomes import HANGS_S, REPORTS, SCRIPTS, wait_for_processes_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_forge_profiling import ConfigurationError
-from lightning_forge_profiling.hardware.flop_count import FlopCount, count_flops
+from lightning_forge_profiling.flops.count import FlopCount, count_flops
 from tests.models import Product
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")

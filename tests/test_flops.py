@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_forge_profiling.hardware.flops import COUNTED, OperatorFlops, operator_flops
+from lightning_forge_profiling.flops.operator import COUNTED, OperatorFlops, operator_flops
 
 TRACES = Path(__file__).parent / "data" / "traces"
 

@@ -21,7 +21,7 @@ from lightning_forge_profiling import (
     ThroughputCallback,
     region,
 )
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.timing.events import DeviceEventSource
 
 pytestmark = pytest.mark.gpu

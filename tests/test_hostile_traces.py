@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.trace_reader import read_trace
+from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.markdown import markdown
 

@@ -11,12 +11,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.rank_summary import Communication, Distribution, Gpu, Share
-from lightning_forge_profiling.analysis.results import Analysis, RunCompute, RunEvidence, RunRegion
-from lightning_forge_profiling.analysis.timeline import Timeline
-from lightning_forge_profiling.report.html import html_report, replace_summary
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.wording import compute_lines
+from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunEvidence, RunRegion
+from lightning_forge_profiling.results.rank import Communication, Distribution, Gpu, Share
+from lightning_forge_profiling.results.timeline import Timeline
 from tests.browser import chromium, wait_until
 from tests.report_page import Page
 from tests.sample_timeline import COPY, STEPS, lane, sample_timeline
@@ -108,19 +109,22 @@ def test_three_steps_of_many_kernels_stay_small():
     assert len(full.encode()) < 1_500_000
 
 
-@pytest.mark.parametrize("timelines", [[], [sample_timeline()]], ids=["no timeline", "a timeline"])
-def test_another_summary_gives_the_page_that_it_would_have_had(timelines):
-    page = html_report(sample_analysis(), timelines)
+@pytest.mark.parametrize("timelines", [(), (sample_timeline(),)], ids=["no timeline", "a timeline"])
+def test_reports_that_are_written_again_keep_the_timelines(tmp_path, timelines):
+    write_reports(with_names(sample_analysis(), HOSTILE + "\\g<0>\n\u2028"), timelines, tmp_path)
 
-    assert replace_summary(page, run_only()) == html_report(run_only(), timelines)
-    hostile = with_names(sample_analysis(), HOSTILE + "\\g<0>\n\u2028")
-    assert replace_summary(page, hostile) == html_report(hostile, timelines)
-    assert replace_summary(replace_summary(page, hostile), sample_analysis()) == page
+    page = write_reports(run_only(), None, tmp_path).html.read_text(encoding="utf-8")
+
+    assert page == html_report(run_only(), timelines)
 
 
-def test_another_file_gets_no_summary():
+def test_a_page_of_something_else_is_not_replaced(tmp_path):
+    other = tmp_path / "report.html"
+    other.write_text("<!DOCTYPE html><title>Something else</title>", encoding="utf-8")
+
     with pytest.raises(ValueError, match="not a report"):
-        replace_summary("<!DOCTYPE html><title>Something else</title>", run_only())
+        write_reports(run_only(), None, tmp_path)
+    assert other.read_text(encoding="utf-8").endswith("<title>Something else</title>")
 
 
 @pytest.fixture(scope="module")

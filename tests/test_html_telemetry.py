@@ -12,15 +12,15 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import Analysis, RunEvidence
-from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary, summarize
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
-from lightning_forge_profiling.hardware.allocator import AllocatorReading
-from lightning_forge_profiling.hardware.gpu_history import GpuHistory
-from lightning_forge_profiling.hardware.gpu_usage import GpuSample, UsageSums
-from lightning_forge_profiling.hardware.nvml import find_device
-from lightning_forge_profiling.hardware.telemetry import GpuReader
+from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
+from lightning_forge_profiling.gpu.allocator import AllocatorReading
+from lightning_forge_profiling.gpu.history import GpuHistory
+from lightning_forge_profiling.gpu.nvml import find_device
+from lightning_forge_profiling.gpu.telemetry import GpuReader
+from lightning_forge_profiling.gpu.usage import GpuSample, UsageSums
+from lightning_forge_profiling.results.analysis import Analysis, RunEvidence
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
 from tests.browser import chromium, wait_until
 from tests.fake_nvml import GPU_IS_LOST, FakeBoard, FakeNvml
 from tests.models import Classifier, loader

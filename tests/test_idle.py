@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.pipeline import analyze
 from tests.synthetic import ADD, AUTOGRAD, MAIN, WORKER, Synthetic
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

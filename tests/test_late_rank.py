@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.analysis.combine import combine
-from lightning_forge_profiling.analysis.late_rank import late_host, work_ms
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import RankClock, RunEvidence, RunRegion
 from lightning_forge_profiling.callbacks.rank_clocks import read_clocks, write_clock
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.late_rank import late_host, work_ms
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.results.analysis import RankClock, RunEvidence, RunRegion
+from lightning_forge_profiling.results.rank import Distribution
 
 CASE = Path(__file__).parent / "data/traces/slow_rank_host"  # two H200s, rank 1 is busy in Python for 15 ms a step
 LIVE = json.loads((CASE / "live.json").read_text())

@@ -1,6 +1,7 @@
-"""Who may import whom, which names are public, and how long a module may get."""
+"""Which room may import which, and which names are public."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,25 +16,35 @@ ROOT = Path(lightning_forge_profiling.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
 # Any module may import these, and they import nothing of ours.
-COMMON = {"errors", "plain_text", "safe_files"}
+COMMON = {"errors", "names", "plain_text", "safe_files"}
 
-# What the modules of each layer may import besides the standard library, COMMON and their own layer.
+# What each room may import besides the standard library, COMMON and itself, lowest first: no room imports a later one.
 MAY_IMPORT = {
+    "host": set(),
     "timing": {"torch"},
-    "hardware": {"torch"},
-    "bench": {"torch", "numpy", "timing", "hardware"},
-    "tracing": {"torch"},
-    "analysis": {"numpy", "msgspec", "hardware"},
-    "report": {"msgspec", "matplotlib", "timing", "tracing", "analysis", "bench"},
+    "gpu": {"torch"},
+    "flops": {"torch"},
+    "results": {"gpu"},
+    "kineto": {"numpy", "msgspec", "results"},
+    "analysis": {"numpy", "msgspec", "flops", "results", "kineto"},
+    "diagnosis": {"numpy", "flops", "results", "analysis"},
+    "pipeline": {"numpy", "host", "results", "kineto", "analysis", "diagnosis"},
+    "report": {"msgspec", "timing", "results", "diagnosis"},
+    "bench": {"torch", "numpy", "timing", "gpu"},
+    "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
+    "finish": {"kineto", "pipeline", "report"},
+    "profiler": {"torch", "results", "pipeline", "report", "finish"},
     "callbacks": {
-        "torch", "numpy", "msgspec", "lightning", "pytorch_lightning",
-        "timing", "hardware", "bench", "tracing", "analysis", "report",
+        "torch", "msgspec", "lightning", "pytorch_lightning",
+        "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "profiler",
     },
-    "cli": {"msgspec", "analysis", "report", "bench"},
     "compat": {"timing"},
+    "cli": {"msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "crossover"},
     "__main__": {"cli"},
     # Only on first use of a name; test_wheel.py shows that `import` alone loads none of it.
-    "__init__": {"callbacks", "compat", "tracing", "timing", "analysis", "report", "hardware", "bench"},
+    "__init__": {
+        "callbacks", "compat", "timing", "gpu", "flops", "results", "pipeline", "report", "bench", "profiler",
+    },
 }  # fmt: skip
 
 PUBLIC = {
@@ -75,7 +86,10 @@ PUBLIC = {
 }
 
 
-def layer_of(module: Path) -> str:
+MODULE = re.compile(rf"{PACKAGE}(\.\w+)+")
+
+
+def room_of(module: Path) -> str:
     return module.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -100,11 +114,13 @@ def imports(source: str, package: tuple[str, ...]) -> Iterator[str]:
             base = package[: len(package) + 1 - node.level] if node.level else ()
             prefix = ".".join((*base, *([node.module] if node.module else [])))
             yield from (f"{prefix}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value):
+            yield node.value  # a module that is run as a process of its own
 
 
 def forbidden(source: str, module: Path) -> list[str]:
-    layer = layer_of(module)
-    allowed = set() if layer in COMMON else MAY_IMPORT[layer] | COMMON | {layer}
+    room = room_of(module)
+    allowed = set() if room in COMMON else MAY_IMPORT[room] | COMMON | {room}
     found = []
     for name in imports(source, (PACKAGE, *module.relative_to(ROOT).parent.parts)):
         top, *rest = name.split(".")
@@ -114,26 +130,32 @@ def forbidden(source: str, module: Path) -> list[str]:
     return found
 
 
+def test_no_room_may_import_a_later_one():
+    rooms = list(MAY_IMPORT)
+    assert [(room, other) for room in rooms for other in MAY_IMPORT[room] & {*rooms[rooms.index(room) :]}] == []
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
-def test_a_module_imports_only_what_its_layer_may(module):
-    assert layer_of(module) in COMMON | MAY_IMPORT.keys(), "a new layer: say in MAY_IMPORT what it may import"
+def test_a_module_imports_only_what_its_room_may(module):
+    assert room_of(module) in COMMON | MAY_IMPORT.keys(), "a new room: say in MAY_IMPORT what it may import"
     assert forbidden(module.read_text(encoding="utf-8"), module) == []
 
 
 @pytest.mark.parametrize(
     ("source", "module", "expected"),
     [
-        ("import torch.cuda", "analysis/trace.py", ["torch.cuda"]),
-        ("def load():\n    from torch import cuda", "analysis/trace.py", ["torch.cuda"]),
+        ("import torch.cuda", "kineto/trace.py", ["torch.cuda"]),
+        ("def load():\n    from torch import cuda", "kineto/trace.py", ["torch.cuda"]),
         ("try:\n    import lightning\nexcept ImportError: pass", "timing/wall_clock.py", ["lightning"]),
         ("from .. import callbacks", "timing/wall_clock.py", [f"{PACKAGE}.callbacks"]),
         ("from ..callbacks import throughput", "timing/wall_clock.py", [f"{PACKAGE}.callbacks.throughput"]),
         (f"from {PACKAGE} import region", "callbacks/throughput.py", [f"{PACKAGE}.region"]),
         (f"from {PACKAGE}.cli import main", "callbacks/throughput.py", [f"{PACKAGE}.cli.main"]),
         ("from .timing import steps", "errors.py", [f"{PACKAGE}.timing.steps"]),
-        ("if TYPE_CHECKING:\n    import torch\nelse:\n    import rich", "analysis/trace.py", ["rich"]),
+        ("if TYPE_CHECKING:\n    import torch\nelse:\n    import rich", "kineto/trace.py", ["rich"]),
         ("from .steps import StepTimes\nfrom ..errors import TimerError\nimport json", "timing/collection.py", []),
         ("from . import steps", "timing/__init__.py", []),
+        (f"RUN = '{PACKAGE}.cli.main'", "profiler/child.py", [f"{PACKAGE}.cli.main"]),
     ],
 )
 def test_the_check_sees_every_way_to_import(source, module, expected):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.text import code, code_cell, prose

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback
-from lightning_forge_profiling.hardware.memory_snapshot import MemorySnapshot, TorchMemoryHistory, refuse_unless_moment
+from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot, TorchMemoryHistory, refuse_unless_moment
 from tests.models import Classifier, loader
 
 

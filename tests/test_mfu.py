@@ -15,18 +15,19 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.analysis.flops import Flops
-from lightning_forge_profiling.analysis.rank_summary import Kind
-from lightning_forge_profiling.analysis.results import RunCompute
-from lightning_forge_profiling.callbacks import lightning_api, peak, run_report, throughput
-from lightning_forge_profiling.callbacks.recorded_compute import recorded_compute
-from lightning_forge_profiling.hardware.flop_count import count_flops
-from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak
-from lightning_forge_profiling.hardware.precision import fp32_runs_as_tf32
+from lightning_forge_profiling.callbacks import device_peak as peak
+from lightning_forge_profiling.callbacks import lightning_api, run_report, throughput
+from lightning_forge_profiling.callbacks.window_flops import recorded_compute
+from lightning_forge_profiling.flops.count import count_flops
+from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
+from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32
 from lightning_forge_profiling.report.wording import compute_lines
+from lightning_forge_profiling.results.analysis import RunCompute
+from lightning_forge_profiling.results.flops import Flops
+from lightning_forge_profiling.results.rank import Kind
 from lightning_forge_profiling.timing.rates import Rates, StepWork
+from lightning_forge_profiling.timing.run_totals import RunLedger
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.throughput import RunLedger
 from lightning_forge_profiling.timing.utilization import Peak
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lightning_forge_profiling.hardware.peak_geforce import GEFORCE_PARTS
-from lightning_forge_profiling.hardware.peak_table import PARTS
-from lightning_forge_profiling.hardware.peaks import find_peak, peak_flops, power_may_tell
+from lightning_forge_profiling.flops.peak_geforce import GEFORCE_PARTS
+from lightning_forge_profiling.flops.peak_table import PARTS
+from lightning_forge_profiling.flops.peaks import find_peak, peak_flops, power_may_tell
 
 GIB = 2**30
 ALL_PARTS = PARTS + GEFORCE_PARTS

@@ -6,12 +6,13 @@ import pytest
 from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
-from lightning_forge_profiling.callbacks.recording import RecordingCallback
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.timed_callback import RecordingCallback
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
-from lightning_forge_profiling.timing.steps import LOADER_START, PARTITION, WHOLE
+from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
 from tests.fakes import FakeDevice
 from tests.models import Classifier, Manual, loader
 from tests.outcomes import logged
@@ -77,7 +78,7 @@ def test_many_steps_take_one_event_and_each_has_its_own_time():
     loop.step(10, during=made_unlike_others)
     times = loop.finish()
     assert [times[3 + number] for number in range(20)] == [{WHOLE: pytest.approx(ms)} for ms in took]
-    assert sum(times[23][name] for name in PARTITION if name in times[23]) == pytest.approx(40)
+    assert sum(times[23][name] for name in REGIONS if name in times[23]) == pytest.approx(40)
     rates = loop.recorder.ledger.steady()
     assert rates.steps == 24
     assert rates.samples == 48

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_forge_profiling.analysis.recomputation import recomputed
 from lightning_forge_profiling.analysis.recording import by_optimizer, prepare
-from lightning_forge_profiling.analysis.trace_reader import read_trace
+from lightning_forge_profiling.kineto.reader import read_trace
 from tests.models import Product
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::convolution"}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lightning_forge_profiling.callbacks.recorder import MAX_USER_REGIONS, StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import MAX_USER_REGIONS, StepRecorder
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
-from lightning_forge_profiling.timing.steps import PARTITION
 from tests.fakes import FakeDevice
 
 
@@ -313,7 +313,7 @@ def test_events_do_not_accumulate_over_a_long_run(device):
 
     def train(steps):
         for _ in range(steps):
-            for region in PARTITION[:-1]:
+            for region in REGIONS[:-1]:
                 inside(recorder, device, region, 1)
             recorder.end_step(StepWork())
             device.run(ms=5)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.pipeline import analyze
 from tests.synthetic import ADD, AUTOGRAD, GEMM, PAGEABLE, PINNED, Synthetic
 
 # -- regions

@@ -13,10 +13,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import Analysis, RunEvidence, RunRegion
-from lightning_forge_profiling.analysis.verdict import decide
+from lightning_forge_profiling.diagnosis.verdict import decide
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import summary_json, write_reports
@@ -24,6 +22,8 @@ from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code_cell, prose, short, short_kernel_name
+from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunRegion
+from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.safe_files import write_whole
 from tests.models import Classifier, loader
 from tests.samples import ADD, GEMM, sample_analysis

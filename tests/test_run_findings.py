@@ -8,20 +8,21 @@ import pytest
 from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.analysis.combine import combine
-from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import NOTHING_STANDS_OUT, RunEvidence, RunRegion, WorkerRestarts
-from lightning_forge_profiling.analysis.run_findings import MIN_STEPS, run_findings
-from lightning_forge_profiling.analysis.run_hints import run_hints
-from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
-from lightning_forge_profiling.callbacks.evidence import run_evidence
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.run_analysis import run_evidence
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
 from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.run_hints import run_hints
+from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS, run_findings
+from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, RunEvidence, RunRegion, WorkerRestarts
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
-from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
+from lightning_forge_profiling.timing.run_totals import RunLedger
+from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.sums import MEDIAN_OVER
-from lightning_forge_profiling.timing.throughput import RunLedger
 from tests.fakes import FakeDevice
 from tests.models import Classifier, busy, every_step, loader
 from tests.samples import sample_analysis
@@ -30,7 +31,7 @@ from tests.samples import sample_analysis
 def evidence(drained_pct, *times, on_device=True, world_size=1, steps=48, p50=None):
     """A run whose regions, from `data` to `other`, took (device, host) milliseconds a step."""
     regions = {
-        name: RunRegion(device_ms=device, host_ms=host) for name, (device, host) in zip(PARTITION, times, strict=True)
+        name: RunRegion(device_ms=device, host_ms=host) for name, (device, host) in zip(REGIONS, times, strict=True)
     }
     step = sum(device for device, _ in times)
     p50 = step if p50 is None else p50

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.analysis.results import Hint
-from lightning_forge_profiling.callbacks.evidence import run_compute
+from lightning_forge_profiling.callbacks.run_analysis import run_compute
 from lightning_forge_profiling.report.run_table import RunReport, print_run
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.results.analysis import Hint
+from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.run_totals import RunLedger
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.throughput import RunLedger
 from lightning_forge_profiling.timing.utilization import Compute, Peak
-from lightning_forge_profiling.tracing.report import TraceReport
 from tests.samples import sample_analysis
 
 

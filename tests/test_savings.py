@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.analysis.combine import combine
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.rank_summary import Distribution
-from lightning_forge_profiling.analysis.results import RunEvidence, RunRegion
-from lightning_forge_profiling.analysis.saving import saving
-from lightning_forge_profiling.timing.steps import PARTITION
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.saving import saving
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -30,7 +30,7 @@ def live(case):
     """The run that was timed beside the recorded one, as the callbacks hand it over."""
     figures = json.loads((TRACES / case / "live.json").read_text())
     step = figures["time/step_ms"]
-    regions = {name: RunRegion(device_ms=figures[f"time/{name}_ms"], host_ms=0.0) for name in PARTITION}
+    regions = {name: RunRegion(device_ms=figures[f"time/{name}_ms"], host_ms=0.0) for name in REGIONS}
     return RunEvidence(
         steps=25,
         on_device=True,

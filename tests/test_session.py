@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ConfigurationError, ProfilingConfig, build_profiler
-from lightning_forge_profiling.cli.finish import analyze, publish
-from lightning_forge_profiling.tracing.window import Phase, StepWindow
+from lightning_forge_profiling.finish import analyze, publish
+from lightning_forge_profiling.profiler.window import Phase, StepWindow
 from tests.outcomes import HANGS_S, REPORTS, wait_for_processes_of
 
 

@@ -21,10 +21,10 @@ from lightning_forge_profiling import (
     build_profiler,
     print_profiler_summary,
 )
-from lightning_forge_profiling.analysis.results import RankClock
 from lightning_forge_profiling.callbacks.rank_clocks import read_clocks, write_clock
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.hardware.memory_snapshot import MemorySnapshot
+from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
+from lightning_forge_profiling.results.analysis import RankClock
 from tests.models import Classifier, loader
 from tests.outcomes import REPORTS, read_trace, recorded_steps
 from tests.test_memory_snapshot import FakeHistory

@@ -7,8 +7,8 @@ import lightning as L
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
-from lightning_forge_profiling.callbacks import recording
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks import timed_callback as recording
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from tests import models

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.pipeline import analyze
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"

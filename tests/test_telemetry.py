@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import pytest
 
-from lightning_forge_profiling.analysis.telemetry_findings import telemetry_hints
-from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary, summarize
-from lightning_forge_profiling.hardware.allocator import AllocatorReading, between
-from lightning_forge_profiling.hardware.gpu_history import MAX_POINTS
-from lightning_forge_profiling.hardware.gpu_usage import GpuSample, throttle_reasons
-from lightning_forge_profiling.hardware.nvml import find_device, open_nvml
-from lightning_forge_profiling.hardware.telemetry import GpuReader, TelemetrySampler, open_reader
+from lightning_forge_profiling.diagnosis.telemetry_hints import telemetry_hints
+from lightning_forge_profiling.gpu.allocator import AllocatorReading, between
+from lightning_forge_profiling.gpu.history import MAX_POINTS
+from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
+from lightning_forge_profiling.gpu.telemetry import GpuReader, TelemetrySampler, open_reader
+from lightning_forge_profiling.gpu.usage import GpuSample, throttle_reasons
+from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 from tests.outcomes import HANGS_S
 
@@ -535,7 +535,7 @@ def test_what_was_not_measured_is_none():
 def test_on_a_gpu_the_sensors_tell_of_its_load():
     import torch  # noqa: PLC0415  (slow, and the other tests do without)
 
-    from lightning_forge_profiling.hardware.allocator import read_allocator  # noqa: PLC0415
+    from lightning_forge_profiling.gpu.allocator import read_allocator  # noqa: PLC0415
 
     properties = torch.cuda.get_device_properties(0)
     opener = functools.partial(
@@ -571,7 +571,7 @@ def test_on_two_gpus_the_visible_one_is_found(by):
     nvml.nvmlShutdown()
     program = (
         "import torch\n"
-        "from lightning_forge_profiling.hardware.nvml import find_device, open_nvml\n"
+        "from lightning_forge_profiling.gpu.nvml import find_device, open_nvml\n"
         "nvml, known = open_nvml(), str(torch.cuda.get_device_properties(0).uuid)\n"
         "print(find_device(nvml, 0, uuid=known).uuid, find_device(nvml, 0).uuid)"
     )

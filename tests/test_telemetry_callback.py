@@ -10,10 +10,10 @@ import torch
 
 from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import throughput
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
-from lightning_forge_profiling.hardware.allocator import AllocatorReading
-from lightning_forge_profiling.hardware.nvml import find_device
-from lightning_forge_profiling.hardware.telemetry import GpuReader
+from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
+from lightning_forge_profiling.gpu.allocator import AllocatorReading
+from lightning_forge_profiling.gpu.nvml import find_device
+from lightning_forge_profiling.gpu.telemetry import GpuReader
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
 from tests.outcomes import HANGS_S

@@ -3,12 +3,13 @@
 import pytest
 
 from lightning_forge_profiling import ConfigurationError, ThroughputCallback
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
-from lightning_forge_profiling.timing.steps import PARTITION, StepTimes
-from lightning_forge_profiling.timing.throughput import RunLedger
+from lightning_forge_profiling.timing.run_totals import RunLedger
+from lightning_forge_profiling.timing.steps import StepTimes
 from tests.fakes import FakeDevice
 from tests.models import Classifier, loader
 from tests.outcomes import logged
@@ -67,7 +68,7 @@ def test_regions_of_some_steps_are_those_of_all_within_three_percent(cycle):
     rates, estimated = means(0.1, 1200, cycle)
     assert rates.split_steps == pytest.approx(120, abs=6)
     assert estimated["step"] == pytest.approx(expected["step"]), "the step is over all of them"
-    assert sum(estimated[name] for name in PARTITION) == pytest.approx(estimated["step"])
+    assert sum(estimated[name] for name in REGIONS) == pytest.approx(estimated["step"])
     for name in ("data", "forward", "backward", "optimizer"):
         assert estimated[name] == pytest.approx(expected[name], rel=0.03), name
 
@@ -142,7 +143,7 @@ def test_on_a_real_run_the_step_is_exact_and_regions_are_left_out_where_none_wer
     split = [row for row in rows if "time/forward_ms" in row]
     assert split
     for row in split:
-        assert sum(row[f"time/{name}_ms"] for name in PARTITION) == pytest.approx(row["time/step_ms"])
+        assert sum(row[f"time/{name}_ms"] for name in REGIONS) == pytest.approx(row["time/step_ms"])
     assert all(row["time/step_ms"] > 0 and row["profiling/overhead_us"] > 0 for row in rows)
     if log_every == 1:
         assert len(split) < len(rows) / 4

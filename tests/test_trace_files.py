@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lightning_forge_profiling.analysis.trace_files import find_traces
+from lightning_forge_profiling.kineto.files import find_traces
 from tests import trace_builder as made
 from tests.test_cli import fails, forge
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_forge_profiling.analysis.pipeline import analyze
 from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import summary_json
 from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.markdown import markdown

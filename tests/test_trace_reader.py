@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lightning_forge_profiling.analysis.pipeline import analyze
-from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy
-from lightning_forge_profiling.analysis.trace_bytes import unpacked
-from lightning_forge_profiling.analysis.trace_reader import read_trace
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.kineto.bytes import unpacked
+from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
+from lightning_forge_profiling.pipeline import analyze
 from tests import trace_builder as made
 from tests.outcomes import HANGS_S
 
@@ -738,7 +738,7 @@ def large_trace(path, megabytes):
 
 def test_reading_holds_little_beyond_the_columns(tmp_path):
     path = large_trace(tmp_path / "trace.json", 60)
-    read = "from lightning_forge_profiling.analysis.trace_reader import read_trace; from pathlib import Path"
+    read = "from lightning_forge_profiling.kineto.reader import read_trace; from pathlib import Path"
     idle_mb, _ = run_limited(f"{read}; list(map(Path, sys.argv))", path)
     memory_mb, err = run_limited(f"{read}; read_trace(Path(sys.argv[1]))", path)
     assert err == ""
@@ -750,7 +750,7 @@ def test_eight_ranks_are_read_in_processes_of_their_own_within_limits(tmp_path):
     for rank in range(1, 8):
         (tmp_path / f"rank{rank}.trace.json").hardlink_to(path)
     code = (
-        "from lightning_forge_profiling.analysis.pipeline import analyze; from pathlib import Path; import resource;"
+        "from lightning_forge_profiling.pipeline import analyze; from pathlib import Path; import resource;"
         "assert len(analyze(Path(sys.argv[1])).analysis.ranks) == 8;"
         "child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024; assert 20 < child < 150, child"
     )

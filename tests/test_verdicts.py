@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.analysis.findings import find_causes
-from lightning_forge_profiling.analysis.pipeline import analyze
+from lightning_forge_profiling.diagnosis.findings import find_causes
+from lightning_forge_profiling.pipeline import analyze
 from tests.samples import sample_analysis
 from tests.synthetic import Synthetic
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes
-from lightning_forge_profiling.hardware.host import usable_cores
+from lightning_forge_profiling.host import usable_cores
 from tests import trace_builder as made
 from tests.outcomes import HANGS_S
 from tests.test_cli import COMMAND, ENVIRONMENT, without_progress
@@ -84,7 +84,7 @@ def test_there_are_as_many_processes_as_cores_that_may_be_used(tmp_path):
     for rank in range(2):
         (tmp_path / f"rank{rank}.trace.json").write_text(made.kineto(made.today()))
     program = (
-        "import os, sys; from pathlib import Path; from lightning_forge_profiling.analysis.pipeline import analyze\n"
+        "import os, sys; from pathlib import Path; from lightning_forge_profiling.pipeline import analyze\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "analyze(Path(sys.argv[1]), progress=print)"
     )

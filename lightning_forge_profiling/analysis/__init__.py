@@ -1,1 +1,1 @@
-"""What is made from a trace once it is recorded. Nothing in here needs torch or Lightning."""
+"""Measuring a trace: steps, busy and idle time, kernels, operators, collectives. Needs neither torch nor Lightning."""

@@ -7,9 +7,9 @@ import numpy as np
 
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
-from lightning_forge_profiling.analysis.rank_summary import CATEGORIES
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints
+from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints
+from lightning_forge_profiling.results.rank import CATEGORIES
 
 __all__ = ["BusyTime", "busy_time"]
 

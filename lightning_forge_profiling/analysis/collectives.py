@@ -10,8 +10,8 @@ import numpy as np
 
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS, base_name
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.results import Collective, RankWait
-from lightning_forge_profiling.analysis.trace import CollectiveCall, Ints
+from lightning_forge_profiling.kineto.trace import CollectiveCall, Ints
+from lightning_forge_profiling.results.analysis import Collective, RankWait
 
 __all__ = ["RankCollectives", "collectives_of", "match_collectives"]
 

@@ -6,11 +6,11 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.cpu_summary import CpuTime
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, named, spans_of
 from lightning_forge_profiling.analysis.operators import self_time
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.analysis.regions import host_spans
+from lightning_forge_profiling.results.cpu import CpuTime
 
 __all__ = ["cpu_time"]
 

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from lightning_forge_profiling.analysis.steps import Steps
-from lightning_forge_profiling.analysis.trace import Cut, Trace
+from lightning_forge_profiling.kineto.trace import Cut, Trace
 
 __all__ = ["no_verdict", "where_cut"]
 

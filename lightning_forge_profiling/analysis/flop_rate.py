@@ -6,14 +6,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from lightning_forge_profiling.analysis.flops import Flops
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS
 from lightning_forge_profiling.analysis.nesting import outermost_marked, sum_into_ancestors
 from lightning_forge_profiling.analysis.recomputation import recomputed
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
-from lightning_forge_profiling.analysis.trace import Ints, Signature
-from lightning_forge_profiling.hardware.flops import COUNTED, PRODUCTS, OperatorFlops, operator_flops
-from lightning_forge_profiling.hardware.peaks import find_peak
+from lightning_forge_profiling.flops.operator import COUNTED, PRODUCTS, OperatorFlops, operator_flops
+from lightning_forge_profiling.flops.peaks import find_peak
+from lightning_forge_profiling.kineto.trace import Ints, Signature
+from lightning_forge_profiling.results.flops import Flops
 
 __all__ = ["flop_rate"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.trace import Spans, Trace
+from lightning_forge_profiling.kineto.trace import Spans, Trace
 
 __all__ = [
     "ALLOCATES",

@@ -20,10 +20,10 @@ from lightning_forge_profiling.analysis.host_calls import (
 )
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.nesting import outermost_marked
-from lightning_forge_profiling.analysis.rank_summary import IDLE_CAUSES
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.syncs import of_lightning
-from lightning_forge_profiling.analysis.trace import Ints
+from lightning_forge_profiling.kineto.trace import Ints
+from lightning_forge_profiling.results.rank import IDLE_CAUSES
 
 __all__ = ["IdleTime", "idle_time", "launch_latency"]
 

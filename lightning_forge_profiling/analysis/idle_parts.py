@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.idle import IdleTime
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.nesting import least_around, parents
-from lightning_forge_profiling.analysis.rank_summary import IdlePart
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.step_marks import step_marks
-from lightning_forge_profiling.analysis.trace import Ints, Spans
+from lightning_forge_profiling.kineto.trace import Ints, Spans
+from lightning_forge_profiling.results.rank import IdlePart
 
 __all__ = ["idle_parts"]
 

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.trace import Ints
+from lightning_forge_profiling.kineto.trace import Ints
 
 __all__ = ["Intervals"]
 

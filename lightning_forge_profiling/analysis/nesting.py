@@ -9,7 +9,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.trace import Ints, Spans
+from lightning_forge_profiling.kineto.trace import Ints, Spans
 
 __all__ = [
     "depths",

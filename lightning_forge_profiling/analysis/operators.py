@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.nesting import enclosing, in_namesake, sum_into_ancestors
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.table_rows import Operator
-from lightning_forge_profiling.analysis.trace import Ints
+from lightning_forge_profiling.kineto.trace import Ints
+from lightning_forge_profiling.results.table_rows import Operator
 
 __all__ = ["SORTS", "operator_table", "self_time"]
 

@@ -10,12 +10,18 @@ from lightning_forge_profiling.analysis.busy import BusyTime, busy_time
 from lightning_forge_profiling.analysis.cpu_time import cpu_time
 from lightning_forge_profiling.analysis.flop_rate import flop_rate
 from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, GRAPH_LAUNCHES, LAUNCHES, named
-from lightning_forge_profiling.analysis.host_summary import Host
 from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
 from lightning_forge_profiling.analysis.idle_parts import idle_parts
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.operators import operator_table
-from lightning_forge_profiling.analysis.rank_summary import (
+from lightning_forge_profiling.analysis.recording import Recording, with_steps
+from lightning_forge_profiling.analysis.regions import region_table
+from lightning_forge_profiling.analysis.step_marks import step_marks
+from lightning_forge_profiling.analysis.syncs import sync_causes
+from lightning_forge_profiling.analysis.transfers import TO_DEVICE, copies, memory
+from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints
+from lightning_forge_profiling.results.host import Host
+from lightning_forge_profiling.results.rank import (
     Communication,
     Copies,
     Distribution,
@@ -25,13 +31,7 @@ from lightning_forge_profiling.analysis.rank_summary import (
     Share,
     Step,
 )
-from lightning_forge_profiling.analysis.recording import Recording, with_steps
-from lightning_forge_profiling.analysis.regions import region_table
-from lightning_forge_profiling.analysis.step_marks import step_marks
-from lightning_forge_profiling.analysis.syncs import sync_causes
-from lightning_forge_profiling.analysis.table_rows import Kernel
-from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints
-from lightning_forge_profiling.analysis.transfers import TO_DEVICE, copies, memory
+from lightning_forge_profiling.results.table_rows import Kernel
 
 __all__ = ["summarize"]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.host_calls import named
 from lightning_forge_profiling.analysis.nesting import innermost_marked, outermost_marked
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.trace import Ints, Signature
+from lightning_forge_profiling.kineto.trace import Ints, Signature
 
 __all__ = ["recomputed"]
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.correlation import Links, launched_before, link
 from lightning_forge_profiling.analysis.host_calls import named, spans_of
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS, classify
-from lightning_forge_profiling.analysis.links import Links, launched_before, link
-from lightning_forge_profiling.analysis.marks import PREFIX, marks
 from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
+from lightning_forge_profiling.analysis.region_marks import marks
 from lightning_forge_profiling.analysis.steps import Steps, find_steps
-from lightning_forge_profiling.analysis.trace import ACTIVITIES, Ints, Trace
+from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints, Trace
+from lightning_forge_profiling.names import MARK_PREFIX
 
 __all__ = ["Recording", "by_optimizer", "prepare", "with_steps"]
 
@@ -106,5 +107,5 @@ def by_optimizer(trace: Trace, operator_parent: Ints, time: Ints, operator: Ints
     of_closure = (operators.sequence >= 0) | named(trace, operators, re.compile(r"autograd::engine::.*"))
     in_closure = np.append(outermost_marked(operator_parent, of_closure), -1)[operator] >= 0
     mark = enclosing(marked, parents(marked), time, np.zeros(len(time), np.int64))
-    in_closure |= np.append(~named(trace, marked, re.compile(f"{PREFIX}optimizer")), False)[mark]
+    in_closure |= np.append(~named(trace, marked, re.compile(f"{MARK_PREFIX}optimizer")), False)[mark]
     return steps.contains(time) & ~in_closure

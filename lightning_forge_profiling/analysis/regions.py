@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, LOADS_DATA, named, spans_of
 from lightning_forge_profiling.analysis.idle import IdleTime
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.marks import PREFIX, marks
 from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
-from lightning_forge_profiling.analysis.rank_summary import Region
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.trace import Ints
+from lightning_forge_profiling.analysis.region_marks import marks
+from lightning_forge_profiling.kineto.trace import Ints
+from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
+from lightning_forge_profiling.results.rank import Region
 
 __all__ = ["host_spans", "region_table"]
 
-_BUILT_IN: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
-_OTHER: Final = _BUILT_IN.index("other")
+_OTHER: Final = REGIONS.index("other")
 
 # Ranges that frameworks open, which are no regions of the user's.
 _FRAMEWORK: Final = re.compile(
@@ -49,7 +49,7 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
     launches = recording.trace.calls.start[named(recording.trace, recording.trace.calls, LAUNCHES)]
     region = partial(_region, recording, idle, launches)
     table = []
-    for number, name in enumerate(_BUILT_IN):
+    for number, name in enumerate(REGIONS):
         calls, spans = host[number]
         rows = (of_work == number) & (recording.step >= 0)
         table.append(region(name, rows, calls=calls, host=spans))
@@ -59,23 +59,23 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
 def host_spans(recording: Recording) -> dict[str, Intervals]:
     """When the host was in each of the built-in regions."""
     _, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
-    return {name: spans for name, (_, spans) in zip(_BUILT_IN, host, strict=True)}
+    return {name: spans for name, (_, spans) in zip(REGIONS, host, strict=True)}
 
 
 def _has_marks(recording: Recording) -> bool:
-    return any(name.startswith(PREFIX) for name in recording.trace.names)
+    return any(name.startswith(MARK_PREFIX) for name in recording.trace.names)
 
 
 def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     trace = recording.trace
     spans = marks(trace)
-    names = [trace.names[name].removeprefix(PREFIX) for name in spans.name.tolist()]
-    region = np.array([_BUILT_IN.index(name) if name in _BUILT_IN else _OTHER for name in names], np.int64)
+    names = [trace.names[name].removeprefix(MARK_PREFIX) for name in spans.name.tolist()]
+    region = np.array([REGIONS.index(name) if name in REGIONS else _OTHER for name in names], np.int64)
     parent = parents(spans)
     launched = enclosing(spans, parent, recording.links.time, np.zeros(len(trace.gpu), np.int64))
     host = []
     covered = Intervals.of([], [])
-    for number in range(len(_BUILT_IN)):
+    for number in range(len(REGIONS)):
         own = region == number
         inner = np.isin(parent, np.flatnonzero(own)) & ~own
         calls = int((recording.steps.of_host(spans.start[own]) >= 0).sum())
@@ -102,13 +102,13 @@ def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     # the optimizer last: Lightning's closure runs forward and backward inside of its step
     region = np.select(
         [data.contains(links.time), in_engine, in_recorded, optimizer.contains(links.time)],
-        [_BUILT_IN.index(name) for name in ("data", "backward", "forward", "optimizer")],
+        [REGIONS.index(name) for name in ("data", "backward", "forward", "optimizer")],
         _OTHER,
     )
     known = {"data": data, "forward": forward, "backward": backward}
     known["optimizer"] = optimizer - forward - backward - data
     known["other"] = recording.steps.host_scope - (data | forward | backward | optimizer)
-    return region, [(0, known.get(name, Intervals.of([], []))) for name in _BUILT_IN]
+    return region, [(0, known.get(name, Intervals.of([], []))) for name in REGIONS]
 
 
 def _before_backward(recording: Recording, engine: NDArray[np.bool_]) -> NDArray[np.bool_]:

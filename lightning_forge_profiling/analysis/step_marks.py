@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import named
-from lightning_forge_profiling.analysis.trace import Ints, Trace
+from lightning_forge_profiling.kineto.trace import Ints, Trace
 
 __all__ = ["chosen_marks", "step_marks", "step_numbers"]
 

@@ -7,15 +7,16 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.correlation import Links, launched_before
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, named
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.links import Links, launched_before
 from lightning_forge_profiling.analysis.step_marks import chosen_marks, step_numbers
-from lightning_forge_profiling.analysis.trace import Ints, Trace
+from lightning_forge_profiling.kineto.trace import Ints, Trace
+from lightning_forge_profiling.names import EXCLUDED, MARK_PREFIX
 
 __all__ = ["Steps", "find_steps"]
 
-_NO_STEP: Final = ("forge.validation", "forge.checkpoint", "forge.profiler")
+_NO_STEP: Final = tuple(MARK_PREFIX + name for name in EXCLUDED)
 """Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
 
 _PER_STEP: Final = ("number", "host_start", "host_end", "start", "end", "whole")

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import WAITS, named
-from lightning_forge_profiling.analysis.host_summary import SyncCause
 from lightning_forge_profiling.analysis.nesting import (
     enclosing,
     innermost_marked,
@@ -17,7 +16,8 @@ from lightning_forge_profiling.analysis.nesting import (
     parents,
 )
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.trace import Ints, Trace
+from lightning_forge_profiling.kineto.trace import Ints, Trace
+from lightning_forge_profiling.results.host import SyncCause
 
 __all__ = ["of_lightning", "sync_causes"]
 

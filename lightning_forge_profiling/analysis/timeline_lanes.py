@@ -10,8 +10,8 @@ from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.nesting import depths, parents
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.step_marks import step_marks
-from lightning_forge_profiling.analysis.timeline import Lane, Timeline
-from lightning_forge_profiling.analysis.trace import Ints, Spans
+from lightning_forge_profiling.kineto.trace import Ints, Spans
+from lightning_forge_profiling.results.timeline import Lane, Timeline
 
 __all__ = ["MOST_SPANS", "draw"]
 

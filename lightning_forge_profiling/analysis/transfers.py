@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.rank_summary import Copies, Memory
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.trace import ACTIVITIES
+from lightning_forge_profiling.kineto.trace import ACTIVITIES
+from lightning_forge_profiling.results.rank import Copies, Memory
 
 __all__ = ["TO_DEVICE", "copies", "memory"]
 

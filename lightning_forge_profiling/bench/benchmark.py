@@ -7,19 +7,19 @@ from typing import Any, Final, Never
 
 import torch
 
-from lightning_forge_profiling.bench.choice import choose
-from lightning_forge_profiling.bench.doubts import about_samples, unthrottled
-from lightning_forge_profiling.bench.gpu import Gpu
+from lightning_forge_profiling.bench.cuda import Gpu
+from lightning_forge_profiling.bench.gpu_effects import probe
+from lightning_forge_profiling.bench.method_choice import choose
 from lightning_forge_profiling.bench.methods import HostClock, Sampler
-from lightning_forge_profiling.bench.naming import Names, default_name
+from lightning_forge_profiling.bench.names import Names, default_name
 from lightning_forge_profiling.bench.plan import ON_CPU, Plan
-from lightning_forge_profiling.bench.probe import probe
+from lightning_forge_profiling.bench.quality import about_samples, unthrottled
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.bench.sampling import Limits, WarmUp, collect, no_garbage_collection, warm_up
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
-from lightning_forge_profiling.bench.subject import Subject, argument_sets, cuda_in_use, find_device, gpu_taken_by
+from lightning_forge_profiling.bench.timed_call import Subject, argument_sets, cuda_in_use, find_device, gpu_taken_by
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
-from lightning_forge_profiling.hardware.clock_watch import ClockWatch
+from lightning_forge_profiling.gpu.clock_watch import ClockWatch
 
 __all__ = ["benchmark", "time_on_cpu", "time_on_gpu"]
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.bench.gpu import Gpu
-from lightning_forge_profiling.bench.kernels import kernel_times_us
+from lightning_forge_profiling.bench.cuda import Gpu
+from lightning_forge_profiling.bench.kernel_time import kernel_times_us
 from lightning_forge_profiling.bench.stopwatch import Stopwatch
-from lightning_forge_profiling.bench.subject import Subject
+from lightning_forge_profiling.bench.timed_call import Subject
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import Any, Final, Self, TypeGuard
 
 import numpy as np
 
-from lightning_forge_profiling.bench.picture import draw
+from lightning_forge_profiling.bench.histogram import draw
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.hardware.clock_watch import ClockSeen
+from lightning_forge_profiling.gpu.clock_watch import ClockSeen
 
 __all__ = ["BenchmarkResult", "in_unit", "median_interval", "median_noise", "printable"]
 

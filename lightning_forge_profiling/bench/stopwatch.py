@@ -5,7 +5,7 @@ from statistics import median
 from time import perf_counter_ns
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.bench.gpu import Gpu
+from lightning_forge_profiling.bench.cuda import Gpu
 
 __all__ = ["Reading", "Stopwatch"]
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import PER_BATCH, Actions, Trainer
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import LOADER_START
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
+from lightning_forge_profiling.timing.run_totals import LeftOut, RunLedger
 from lightning_forge_profiling.timing.steps import WHOLE, StepAssembler, StepTimes
-from lightning_forge_profiling.timing.throughput import LeftOut, RunLedger
 
 __all__ = ["CompletedSteps", "EndedStep"]
 

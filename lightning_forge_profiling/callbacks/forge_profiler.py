@@ -12,18 +12,18 @@ from typing import Any, Literal
 from torch.profiler import supported_activities
 
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.data_loader import loader_settings
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
-from lightning_forge_profiling.callbacks.recording import RecordingCallback
+from lightning_forge_profiling.callbacks.loader import loader_settings
+from lightning_forge_profiling.callbacks.timed_callback import RecordingCallback
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.hardware.memory_snapshot import MemorySnapshot, refuse_unless_moment
+from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot, refuse_unless_moment
+from lightning_forge_profiling.names import REGIONS, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.timing.steps import PARTITION
-from lightning_forge_profiling.tracing.config import ACTIVITIES, ProfilingConfig
-from lightning_forge_profiling.tracing.folders import writable_folder_problem
-from lightning_forge_profiling.tracing.report import TraceReport
-from lightning_forge_profiling.tracing.session import TraceSession
+from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfig
+from lightning_forge_profiling.profiler.paths import writable_folder_problem
+from lightning_forge_profiling.profiler.session import TraceSession
+from lightning_forge_profiling.results.trace_report import TraceReport
 
 __all__ = ["ForgeProfilerCallback"]
 
@@ -87,7 +87,7 @@ class ForgeProfilerCallback(RecordingCallback):
         *,
         trace_dir: str | PathLike[str] | None = None,
         enabled: bool = True,
-        regions: Collection[str] = PARTITION,
+        regions: Collection[str] = REGIONS,
         activities: Sequence[str] | None = None,
         record_shapes: bool = True,
         profile_memory: bool = True,
@@ -107,7 +107,7 @@ class ForgeProfilerCallback(RecordingCallback):
                 refuse_unless_moment(memory_snapshot)
         self.enabled = enabled
         self.memory_snapshot = memory_snapshot
-        self.regions = tuple(regions) if enabled else PARTITION
+        self.regions = tuple(regions) if enabled else REGIONS
         self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" or not enabled else tuple(ranks)
         self.config = ProfilingConfig(
             enable=enabled,
@@ -124,10 +124,10 @@ class ForgeProfilerCallback(RecordingCallback):
         )
         self._default_dir = trace_dir is None
         if enabled:
-            unknown = [region for region in self.regions if region not in PARTITION]
+            unknown = [region for region in self.regions if region not in REGIONS]
             if unknown:
                 raise ConfigurationError(
-                    f"Unknown regions {unknown}; known are {', '.join(PARTITION)}. "
+                    f"Unknown regions {unknown}; known are {', '.join(REGIONS)}. "
                     'Regions of your own need no list: write `with region("name"):` in the module.'
                 )
             if self.ranks != "all" and not (self.ranks and all(type(rank) is int and rank >= 0 for rank in self.ranks)):
@@ -189,7 +189,7 @@ class ForgeProfilerCallback(RecordingCallback):
             expected_ranks=sorted(rank for rank in expected if rank < trainer.world_size),
             accelerator=device if can_be_recorded else None,
         )
-        self._memory = self._memory_of(device, root / name / f"rank{trainer.global_rank}.memory.pickle")
+        self._memory = self._memory_of(device, memory_path(root / name, trainer.global_rank))
         if self._memory is not None:
             self._memory.start()
 

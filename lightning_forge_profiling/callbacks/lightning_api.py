@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from lightning_forge_profiling.hardware.precision import dtype_name, parameter_dtype
+from lightning_forge_profiling.flops.precision import dtype_name, parameter_dtype
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule

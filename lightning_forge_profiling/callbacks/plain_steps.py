@@ -4,10 +4,10 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from lightning_forge_profiling.callbacks.cycles import AccumulationCycles
+from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
+from lightning_forge_profiling.callbacks.batch_counts import WorkCounter
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer, step_progress
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
-from lightning_forge_profiling.callbacks.work import WorkCounter
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
 from lightning_forge_profiling.timing.rates import StepWork
 
 __all__ = ["PlainSteps"]

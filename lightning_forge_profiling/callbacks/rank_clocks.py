@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from lightning_forge_profiling.analysis.results import RankClock
+from lightning_forge_profiling.names import clock_path
+from lightning_forge_profiling.results.analysis import RankClock
 from lightning_forge_profiling.safe_files import write_whole
 from lightning_forge_profiling.timing.rates import Rates
-from lightning_forge_profiling.tracing.folders import clock_path
 
 __all__ = ["rank_clock", "read_clocks", "write_clock"]
 

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from lightning_forge_profiling.analysis.results import Analysis, RankClock
-from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.data_loader import loader_settings, restarted_workers
-from lightning_forge_profiling.callbacks.evidence import analysis_of, recorded_analysis, run_compute, run_evidence
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.loader import loader_settings, restarted_workers
 from lightning_forge_profiling.callbacks.rank_clocks import rank_clock, read_clocks, write_clock
-from lightning_forge_profiling.callbacks.recorder import StepRecorder
+from lightning_forge_profiling.callbacks.run_analysis import analysis_of, recorded_analysis, run_compute, run_evidence
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
 from lightning_forge_profiling.report.run_table import RunReport, print_run
-from lightning_forge_profiling.timing.throughput import RunSummary
+from lightning_forge_profiling.results.analysis import Analysis, RankClock
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
-from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["Reporting", "leave_clock", "report_run"]
 

@@ -6,8 +6,6 @@ from typing import Any, Final
 
 import torch
 
-from lightning_forge_profiling.analysis.results import Analysis
-from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.arguments import (
     refuse_unless_between,
@@ -15,10 +13,12 @@ from lightning_forge_profiling.callbacks.arguments import (
     refuse_unless_integer,
     refuse_unless_operations,
 )
+from lightning_forge_profiling.callbacks.device_peak import run_peak
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
-from lightning_forge_profiling.callbacks.peak import run_peak
-from lightning_forge_profiling.callbacks.recorded_compute import (
+from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry, run_telemetry
+from lightning_forge_profiling.callbacks.timed_callback import DEFAULT_WARMUP_STEPS, RecordingCallback
+from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_FLOPS,
     GIVE_PEAK,
     recorded_compute,
@@ -26,17 +26,18 @@ from lightning_forge_profiling.callbacks.recorded_compute import (
     with_advice,
     with_problem,
 )
-from lightning_forge_profiling.callbacks.recording import DEFAULT_WARMUP_STEPS, RecordingCallback
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.hardware.measured_peak import MeasuredPeak
-from lightning_forge_profiling.hardware.telemetry import DEFAULT_PERIOD_S
+from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
+from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
+from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP_MS, TFLOPS, per_second
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.rates import Rates
-from lightning_forge_profiling.timing.throughput import RunSummary
+from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
-from lightning_forge_profiling.tracing.report import TraceReport
 
 __all__ = ["ThroughputCallback"]
 
@@ -319,8 +320,8 @@ class ThroughputCallback(RecordingCallback):
     def _log_recorded(self, trainer: Trainer, recorded: Sequence[Compute]) -> None:
         metrics = recorded_metrics(recorded)
         self._summary |= metrics
-        if "throughput/mfu" in metrics and recorded[0].peak.flops is not None:
-            metrics["throughput/peak_tflops"] = recorded[0].peak.flops / 1e12
+        if MFU in metrics and recorded[0].peak.flops is not None:
+            metrics[PEAK_TFLOPS] = recorded[0].peak.flops / 1e12
         if metrics:
             self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
             self._loggers.close()
@@ -334,8 +335,8 @@ class ThroughputCallback(RecordingCallback):
             peak_flops=None if self._peak is None else self._peak.flops,
         )
         reached = None if self._peak is None else self._reached(self._peak)
-        if reached is not None and "throughput/tflops_per_device" in metrics:
-            metrics["throughput/mfu_measured"] = metrics["throughput/tflops_per_device"] * 1e12 / reached
+        if reached is not None and TFLOPS in metrics:
+            metrics[MFU_MEASURED] = metrics[TFLOPS] * 1e12 / reached
         return metrics
 
     def _run_metrics(self, steady: Rates) -> dict[str, float]:
@@ -356,11 +357,11 @@ class ThroughputCallback(RecordingCallback):
             return
         self._logged_at = step
         if self.prog_bar:
-            shown = ("throughput/samples_per_sec", "throughput/steps_per_sec")
-            rate = next((name for name in shown if name in metrics), "time/step_ms")
-            trainer.progress_bar_metrics.update({name: metrics[name] for name in (rate, "time/step_ms")})
-        if "throughput/mfu" in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
+            shown = (per_second("samples"), per_second("steps"))
+            rate = next((name for name in shown if name in metrics), STEP_MS)
+            trainer.progress_bar_metrics.update({name: metrics[name] for name in (rate, STEP_MS)})
+        if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
             self._logged_peak = True
-            metrics["throughput/peak_tflops"] = self._peak.flops / 1e12
+            metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
         if trainer.is_global_zero:
             self._loggers.log(trainer.loggers, metrics, step)

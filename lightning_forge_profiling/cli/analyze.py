@@ -6,16 +6,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from lightning_forge_profiling.analysis.trace_files import find_traces
 from lightning_forge_profiling.cli.anonymize import write_copies
 from lightning_forge_profiling.cli.arguments import at_least, step_range
 from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import Progress, say, warn, write_json
 from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.kineto.files import find_traces
 
 if TYPE_CHECKING:
-    from lightning_forge_profiling.analysis.pipeline import Result
-    from lightning_forge_profiling.analysis.results import Analysis
+    from lightning_forge_profiling.pipeline import Result
+    from lightning_forge_profiling.results.analysis import Analysis
+
+from lightning_forge_profiling.names import SUMMARY_JSON
 
 __all__ = ["SORTS", "add_to"]
 
@@ -86,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":
-    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
 
     result = analyze(path, rank=args.rank, steps=args.steps, top=args.top or _TOP, sort=args.sort, progress=progress)
     if args.rank is not None or args.steps is not None:
@@ -99,9 +101,8 @@ def _with_run(path: Path, analysis: "Analysis") -> "Analysis":
     from msgspec import MsgspecError  # noqa: PLC0415
     from msgspec.json import decode  # noqa: PLC0415
 
-    from lightning_forge_profiling.analysis.combine import combine  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.analysis.results import Analysis  # noqa: PLC0415
-    from lightning_forge_profiling.report.files import SUMMARY_JSON  # noqa: PLC0415
+    from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.results.analysis import Analysis  # noqa: PLC0415
 
     folders = {trace.parent for trace in find_traces(path)[0]}
     summary = folders.pop() / SUMMARY_JSON

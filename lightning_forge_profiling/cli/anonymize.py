@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.cli.files import same_file
 from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 
 __all__ = ["add_to", "write_copies"]
 
@@ -65,7 +65,7 @@ def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str]
         ConfigurationError: a copy would replace a trace.
         OSError: a file could not be read or written.
     """
-    from lightning_forge_profiling.analysis.anonymous_copy import write_anonymous_copy  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy  # noqa: PLC0415  (start fast)
 
     copies = [(source, folder / name) for source, name in _names(sources)]
     for source, target in copies:

@@ -56,9 +56,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.analysis.compare import compare  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.analysis.gate import gate, overall  # noqa: PLC0415
-    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415
+    from lightning_forge_profiling.diagnosis.compare import compare  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.diagnosis.gate import gate, overall  # noqa: PLC0415
+    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
 
     with Progress() as progress:
         # All kernels, so that one that left the top of the list does not look as if it were gone.

@@ -12,7 +12,7 @@ from lightning_forge_profiling.cli.output import Progress, say, write_json
 from lightning_forge_profiling.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lightning_forge_profiling.bench.crossover import CrossoverResult
+    from lightning_forge_profiling.crossover.curves import CrossoverResult
 
 __all__ = ["DTYPES", "OPERATIONS", "add_to"]
 
@@ -92,7 +92,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         >>> _sizes("64:512"), _sizes("300,100")
         ((64, 128, 256, 512), (100, 300))
     """
-    from lightning_forge_profiling.bench.crossover import MOST_SIZE  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.crossover.curves import MOST_SIZE  # noqa: PLC0415  (start fast)
 
     first, colon, last = text.partition(":")
     parts = [part.lstrip("0") for part in ([first, last] if colon else text.split(","))]
@@ -152,7 +152,7 @@ def _refuse_early(args: argparse.Namespace) -> None:
         [] if args.source in {None, _DASH} else [("--from", args.source)],
     )
     if args.html or args.png or args.svg:
-        from lightning_forge_profiling.report.crossover_plot import rehearse  # noqa: PLC0415  (start fast)
+        from lightning_forge_profiling.crossover.plot import rehearse  # noqa: PLC0415  (start fast)
 
         if args.html or args.svg:
             rehearse("svg")
@@ -161,7 +161,7 @@ def _refuse_early(args: argparse.Namespace) -> None:
 
 
 def _read(path: Path) -> "CrossoverResult":
-    from lightning_forge_profiling.report.crossover_json import (  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.crossover.json_file import (  # noqa: PLC0415  (start fast)
         parse_crossover,
         read_crossover,
     )
@@ -174,14 +174,14 @@ def _read(path: Path) -> "CrossoverResult":
 
 
 def _measured(args: argparse.Namespace) -> "CrossoverResult":
-    from lightning_forge_profiling.bench.crossover import WAYS, CrossoverResult  # noqa: PLC0415  (start fast)
-    from lightning_forge_profiling.bench.exploration import measure  # noqa: PLC0415
-    from lightning_forge_profiling.bench.operation_timer import (  # noqa: PLC0415  (loads torch)
+    from lightning_forge_profiling.crossover.curves import WAYS, CrossoverResult  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.crossover.operation_timer import (  # noqa: PLC0415  (loads torch)
         OperationTimer,
         find_gpu,
         setting,
     )
-    from lightning_forge_profiling.bench.operations import OPERATIONS as KNOWN  # noqa: PLC0415
+    from lightning_forge_profiling.crossover.operations import OPERATIONS as KNOWN  # noqa: PLC0415
+    from lightning_forge_profiling.crossover.sweep import measure  # noqa: PLC0415
 
     names, sizes = args.ops or OPERATIONS, args.sizes or _sizes(_SIZES)
     dtype, max_time_s = args.dtype or DTYPES[0], args.max_time or _MAX_TIME_S
@@ -202,8 +202,8 @@ def _measured(args: argparse.Namespace) -> "CrossoverResult":
 
 def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
     """Write and print what was asked for: the numbers first, and each whatever becomes of the others."""
-    from lightning_forge_profiling.report.crossover import print_crossover  # noqa: PLC0415  (start fast)
-    from lightning_forge_profiling.report.crossover_json import crossover_json  # noqa: PLC0415
+    from lightning_forge_profiling.crossover.json_file import crossover_json  # noqa: PLC0415
+    from lightning_forge_profiling.crossover.text import print_crossover  # noqa: PLC0415  (start fast)
 
     written, failed = [], []
 
@@ -234,8 +234,8 @@ def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
 
 def _drawn(args: argparse.Namespace, result: "CrossoverResult") -> Iterator[tuple[Path, bytes]]:
     """The page and the pictures that were asked for."""
-    from lightning_forge_profiling.report.crossover_page import crossover_page  # noqa: PLC0415  (start fast)
-    from lightning_forge_profiling.report.crossover_plot import LIGHT, draw_result  # noqa: PLC0415
+    from lightning_forge_profiling.crossover.page import crossover_page  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.crossover.plot import LIGHT, draw_result  # noqa: PLC0415
 
     if args.html:
         yield args.html, crossover_page(result).encode(errors="replace")

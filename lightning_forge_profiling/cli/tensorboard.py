@@ -6,10 +6,11 @@ from itertools import product
 from pathlib import Path
 from shlex import quote
 
-from lightning_forge_profiling.analysis.trace_files import find_traces, rank_in_name
 from lightning_forge_profiling.cli.files import same_file
 from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.kineto.files import find_traces, rank_in_name
+from lightning_forge_profiling.names import plugin_name
 
 __all__ = ["add_to"]
 
@@ -36,7 +37,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.analysis.tensorboard_copy import write_plugin_copy  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy  # noqa: PLC0415  (start fast)
 
     sources, notes = find_traces(args.path)
     copies = _targets(sources, args.out)
@@ -65,7 +66,7 @@ def _targets(sources: Sequence[Path], folder: Path) -> list[tuple[Path, Path]]:
     ranks = [rank for rank in named if rank is not None]
     if len(set(ranks)) < len(sources):
         ranks = list(range(len(sources)))
-    copies = [(source, folder / f"rank{rank}.pt.trace.json.gz") for source, rank in zip(sources, ranks, strict=True)]
+    copies = [(source, folder / plugin_name(rank)) for source, rank in zip(sources, ranks, strict=True)]
     for source, (_, target) in product(sources, copies):
         if same_file(source, target):
             raise ConfigurationError(f"{source}: the copy would replace the trace; give --out another folder")

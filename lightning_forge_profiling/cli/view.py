@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from html import escape
 from pathlib import Path
 
-from lightning_forge_profiling.analysis.trace_files import find_traces
 from lightning_forge_profiling.cli.arguments import port
 from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.kineto.files import find_traces
+from lightning_forge_profiling.names import REPORT_HTML
 from lightning_forge_profiling.safe_files import write_whole
 
 __all__ = ["add_to"]
 
-_REPORT = "report.html"
 
 _EXAMPLES = """\
 examples:
@@ -71,14 +71,14 @@ def _report(path: Path, undo: ExitStack) -> Path:
         path.stat()
         return path
     # the one that a run wrote tells of the whole run too
-    if path.is_dir() and (written := _newest_window(path) / _REPORT).is_file():
+    if path.is_dir() and (written := _newest_window(path) / REPORT_HTML).is_file():
         return written
-    from lightning_forge_profiling.analysis.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
     from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
 
     with Progress() as progress:
         result = analyze(path, progress=progress)
-        made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / _REPORT
+        made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
         undo.callback(shutil.rmtree, made.parent, ignore_errors=True)
         write_whole(made, html_report(result.analysis, result.timelines).encode(errors="replace"))
     return made
@@ -86,7 +86,7 @@ def _report(path: Path, undo: ExitStack) -> Path:
 
 def _newest_window(path: Path) -> Path:
     """The folder itself where a report lies in it, else that of the newest traces below."""
-    return path if (path / _REPORT).is_file() else find_traces(path)[0][0].parent
+    return path if (path / REPORT_HTML).is_file() else find_traces(path)[0][0].parent
 
 
 def _one_trace(path: Path) -> Path:

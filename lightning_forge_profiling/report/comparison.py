@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from lightning_forge_profiling.analysis.compare import Change, Comparison
-from lightning_forge_profiling.analysis.gate import Gate
+from lightning_forge_profiling.diagnosis.compare import Change, Comparison
+from lightning_forge_profiling.diagnosis.gate import Gate
 from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text

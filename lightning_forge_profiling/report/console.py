@@ -2,9 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, IDLE_CAUSES, RankSummary
-from lightning_forge_profiling.analysis.results import Analysis, Finding
-from lightning_forge_profiling.analysis.table_rows import Kernel, Operator
 from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
@@ -26,6 +23,9 @@ from lightning_forge_profiling.report.wording import (
     used_gpu,
     verdict,
 )
+from lightning_forge_profiling.results.analysis import Analysis, Finding
+from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, RankSummary
+from lightning_forge_profiling.results.table_rows import Kernel, Operator
 
 __all__ = ["print_analysis"]
 

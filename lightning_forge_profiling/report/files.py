@@ -4,18 +4,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
-from lightning_forge_profiling.analysis.results import Analysis
-from lightning_forge_profiling.analysis.timeline import Timeline
+from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.timeline import Timeline
 from lightning_forge_profiling.safe_files import write_whole
 
-__all__ = ["SUMMARY_JSON", "ReportPaths", "summary_json", "write_reports"]
-
-SUMMARY_JSON: Final = "summary.json"
+__all__ = ["ReportPaths", "summary_json", "write_reports"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +31,22 @@ class ReportPaths:
     html: Path
 
 
-def write_reports(analysis: Analysis, timelines: Sequence[Timeline], folder: str | os.PathLike[str]) -> ReportPaths:
+def write_reports(
+    analysis: Analysis, timelines: Sequence[Timeline] | None, folder: str | os.PathLike[str]
+) -> ReportPaths:
     """Write `summary.json`, `summary.md` and `report.html`, each complete or not at all.
 
     Args:
         analysis: what to report.
-        timelines: what the HTML's timeline shows, one a rank.
+        timelines: what the HTML's timeline shows, one per rank; None keeps those of the page that is replaced.
         folder: where to, made if need be; earlier reports in it are replaced.
 
     Returns:
         Where they are.
 
     Raises:
-        OSError: a file could not be written.
+        OSError: a file could not be read or written.
+        ValueError: `timelines` is None, and `report.html` is a page of something else.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -53,11 +54,13 @@ def write_reports(analysis: Analysis, timelines: Sequence[Timeline], folder: str
         >>> write_reports(analysis, (), f"{mkdtemp()}/reports").html.name
         'report.html'
     """
-    from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415  (only where a page is wanted)
+    from lightning_forge_profiling.report.html import html_report, timelines_of  # noqa: PLC0415  (only for a page)
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = ReportPaths(folder / SUMMARY_JSON, folder / "summary.md", folder / "report.html")
+    paths = ReportPaths(folder / SUMMARY_JSON, folder / SUMMARY_MARKDOWN, folder / REPORT_HTML)
+    if timelines is None:
+        timelines = timelines_of(paths.html.read_text(encoding="utf-8")) if paths.html.is_file() else ()
     write_whole(paths.summary_json, summary_json(analysis))
     write_whole(paths.summary_markdown, markdown(analysis).encode(errors="replace"))
     write_whole(paths.html, html_report(analysis, timelines).encode(errors="replace"))

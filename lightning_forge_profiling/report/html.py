@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from lightning_forge_profiling.analysis.results import Analysis
-from lightning_forge_profiling.analysis.timeline import Timeline
 from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.page import asset, filled, source
 from lightning_forge_profiling.report.wording import compute_lines, cpu_threads, findings_note, share_of
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.timeline import Timeline
 
-__all__ = ["html_report", "replace_summary"]
+__all__ = ["html_report", "timelines_of"]
 
 _SCRIPTS: Final = (
     *("format", "palette", "table", "lanes", "picture", "timeline", "readings", "telemetry", "breakdown", "sections"),
@@ -27,7 +27,6 @@ _SHOWN_OF_NAME: Final = 70
 _LABEL: Final = 80
 
 _BLOCK: Final = '<script type="application/json" id="forge-{}">{}</script>'
-_SUMMARY: Final = re.compile(r'^<script type="application/json" id="forge-summary">[^<\n]*</script>$', re.MULTILINE)
 
 # Inside of JSON these stand in strings only, where an escape means the same. Without them no name can end the block.
 _ESCAPED: Final = "<>&\u2028\u2029"
@@ -65,29 +64,29 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
     return filled(asset("report.html"), values)
 
 
-def replace_summary(html: str, analysis: Analysis) -> str:
-    """The same page with another summary: at the end of a run it is known what the whole of it measured.
+def timelines_of(html: str) -> tuple[Timeline, ...]:
+    """The timelines that a page shows.
 
     Args:
         html: what `html_report` returned.
-        analysis: what the page shall show, beside its timelines.
 
     Returns:
-        The text of the file.
+        What it was made from.
 
     Raises:
         ValueError: `html` is not such a page.
 
     Example:
-        >>> replace_summary("<html></html>", Analysis(source="run", verdict="x", verdict_text="", findings=()))
+        >>> timelines_of("<html></html>")
         Traceback (most recent call last):
             ...
-        ValueError: not a report of forge-profiling: it has no summary
+        ValueError: not a report of forge-profiling: it has no timeline
     """
-    replaced, count = _SUMMARY.subn(lambda _: _summary(analysis), html)
-    if count != 1:
-        raise ValueError("not a report of forge-profiling: it has no summary")
-    return replaced
+    opening, closing = _BLOCK.format("timeline", "|").split("|")
+    _, found, rest = html.partition(f"\n{opening}")
+    if not found:
+        raise ValueError("not a report of forge-profiling: it has no timeline")
+    return msgspec.json.decode(rest.partition(closing)[0], type=tuple[Timeline, ...])
 
 
 def _summary(analysis: Analysis) -> str:

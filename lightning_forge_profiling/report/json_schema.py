@@ -7,15 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from lightning_forge_profiling.analysis import (
-    flops,
-    host_summary,
-    loader_settings,
-    rank_summary,
-    results,
-    saving,
-    telemetry_summary,
-)
+from lightning_forge_profiling.results import analysis as results
+from lightning_forge_profiling.results import flops, loader_settings, saving
+from lightning_forge_profiling.results import host as host_summary
+from lightning_forge_profiling.results import rank as rank_summary
+from lightning_forge_profiling.results import telemetry as telemetry_summary
 
 __all__ = ["SHIPPED", "schema_json"]
 

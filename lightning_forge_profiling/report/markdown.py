@@ -3,10 +3,8 @@
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
-from lightning_forge_profiling.analysis.rank_summary import CATEGORIES, IDLE_CAUSES, RankSummary
-from lightning_forge_profiling.analysis.results import Analysis
 from lightning_forge_profiling.report.markdown_tables import host_tables, kernel_table, operator_table, table
-from lightning_forge_profiling.report.telemetry import telemetry_words
+from lightning_forge_profiling.report.telemetry_text import telemetry_words
 from lightning_forge_profiling.report.text import code, code_cell, plain, prose
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
@@ -25,6 +23,8 @@ from lightning_forge_profiling.report.wording import (
     timing_lines,
     used_gpu,
 )
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, RankSummary
 
 __all__ = ["markdown"]
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from lightning_forge_profiling.analysis.rank_summary import RankSummary
-from lightning_forge_profiling.analysis.table_rows import Operator
 from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.text import code_cell, prose, short
 from lightning_forge_profiling.report.wording import calls, operator_columns, slowest, slowest_rank, used_gpu
+from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.results.table_rows import Operator
 
 __all__ = ["host_tables", "kernel_table", "operator_table", "table"]
 

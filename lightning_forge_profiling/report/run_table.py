@@ -7,16 +7,16 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from lightning_forge_profiling.analysis.results import Analysis, RunCompute
-from lightning_forge_profiling.analysis.run_findings import MIN_STEPS
-from lightning_forge_profiling.analysis.telemetry_summary import TelemetrySummary
+from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
-from lightning_forge_profiling.report.telemetry import telemetry_words
+from lightning_forge_profiling.report.telemetry_text import telemetry_words
 from lightning_forge_profiling.report.wording import by_text, compute_lines, digits, verdict, window_effect_words
+from lightning_forge_profiling.results.analysis import Analysis, RunCompute
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import Rates
-from lightning_forge_profiling.timing.throughput import RunSummary
-from lightning_forge_profiling.tracing.report import TraceReport
+from lightning_forge_profiling.timing.run_totals import RunSummary
 
 __all__ = ["RunReport", "print_run"]
 

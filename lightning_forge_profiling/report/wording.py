@@ -6,8 +6,8 @@ from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
-from lightning_forge_profiling.analysis.rank_summary import RankSummary, Region
-from lightning_forge_profiling.analysis.results import (
+from lightning_forge_profiling.report.table import Text
+from lightning_forge_profiling.results.analysis import (
     NOTHING_STANDS_OUT,
     Analysis,
     Finding,
@@ -15,8 +15,8 @@ from lightning_forge_profiling.analysis.results import (
     RunEvidence,
     WindowEffect,
 )
-from lightning_forge_profiling.analysis.table_rows import Operator
-from lightning_forge_profiling.report.table import Text
+from lightning_forge_profiling.results.rank import RankSummary, Region
+from lightning_forge_profiling.results.table_rows import Operator
 
 __all__ = [
     "IDLE_WORDS",

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lightning_forge_profiling.timing.steps import PARTITION, RESERVED, WHOLE
+from lightning_forge_profiling.names import MFU, REGIONS, TFLOPS, per_second, region_ms
+from lightning_forge_profiling.timing.steps import RESERVED, WHOLE
 
 __all__ = ["PlainSteps", "Rates", "Spread", "StepTiming", "StepWork", "step_ms"]
 
@@ -93,7 +94,7 @@ class Rates:
     device_ms: Mapping[str, float] = field(default_factory=dict)
     host_ms: Mapping[str, float] = field(default_factory=dict)
     flops: float | None = 0.0
-    regions: tuple[str, ...] = PARTITION
+    regions: tuple[str, ...] = REGIONS
     split_steps: int = 0
     own_us: float = 0.0
     before_fetch_ms: float = 0.0
@@ -172,16 +173,16 @@ class Rates:
         for name, rate in own.items():
             if rate is not None:
                 # every replica works on its own samples; the steps are the same steps
-                metrics[f"throughput/{name}_per_sec"] = rate * (replicas if name in {"samples", "tokens"} else 1)
-                metrics[f"throughput/device/{name}_per_sec"] = rate
+                metrics[per_second(name)] = rate * (replicas if name in {"samples", "tokens"} else 1)
+                metrics[per_second(name, device=True)] = rate
         flops_per_second = self.per_second(self.flops)
         if flops_per_second is not None:
-            metrics["throughput/tflops_per_device"] = flops_per_second / devices_per_batch / 1e12
+            metrics[TFLOPS] = flops_per_second / devices_per_batch / 1e12
             if peak_flops is not None:
-                metrics["throughput/mfu"] = flops_per_second / devices_per_batch / peak_flops
+                metrics[MFU] = flops_per_second / devices_per_batch / peak_flops
         known = self.split_steps and not self.atypical
         for region in ("step", *((*self.regions, *self.user_regions) if known else ())):
-            metrics[f"time/{region}_ms"] = self.mean_ms(region)
+            metrics[region_ms(region)] = self.mean_ms(region)
             if on_device:
                 metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
         if self.steps:
@@ -209,4 +210,4 @@ class Spread:
 
 def step_ms(by_region: Mapping[str, float]) -> float:
     """The step in times by region: the built-in ones, or one piece where they were not told apart."""
-    return sum(by_region.get(region, 0.0) for region in (*PARTITION, WHOLE))
+    return sum(by_region.get(region, 0.0) for region in (*REGIONS, WHOLE))

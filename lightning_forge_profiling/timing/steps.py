@@ -4,16 +4,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.interval import Interval
 
-__all__ = ["EXCLUDED", "LOADER_START", "PARTITION", "RESERVED", "WHOLE", "StepAssembler", "StepTimes"]
-
-PARTITION: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
-"""The built-in regions. By self time they tile a step: their sum is the step."""
-
-EXCLUDED: Final = ("validation", "checkpoint", "profiler")
-"""What happens between the batches of a fit but is no part of a step. `profiler` is what starting, stopping and
-exporting a trace held the loop up for."""
+__all__ = ["LOADER_START", "RESERVED", "WHOLE", "StepAssembler", "StepTimes"]
 
 WHOLE: Final = "step"
 """A step of which only the end is timed, in one piece."""
@@ -22,9 +16,9 @@ LOADER_START: Final = "loader start"
 """The part of `data` between two epochs: the loop makes its loader's iterator anew, which ends workers and starts
 others, and waits for the first batch."""
 
-_WITHIN_STEP: Final = frozenset((*PARTITION, LOADER_START, WHOLE))
+_WITHIN_STEP: Final = frozenset((*REGIONS, LOADER_START, WHOLE))
 
-RESERVED: Final = frozenset((*PARTITION, *EXCLUDED, LOADER_START, WHOLE))
+RESERVED: Final = frozenset((*REGIONS, *EXCLUDED, LOADER_START, WHOLE))
 
 
 class StepTimes(NamedTuple):
@@ -67,7 +61,7 @@ class StepTimes(NamedTuple):
         share = min(theirs_ms / whole_host_ms, 1.0) if whole_host_ms > 0 else 0.0
         per_host_ms = share * whole_ms / theirs_ms if theirs_ms > 0 else 0.0
         device, host = dict(self.device_ms), dict(self.host_ms)
-        name = WHOLE if device.keys().isdisjoint(PARTITION) else "other"  # it was split after it had begun
+        name = WHOLE if device.keys().isdisjoint(REGIONS) else "other"  # it was split after it had begun
         for by, left_ms in ((device, whole_ms * (1 - share)), (host, whole_host_ms * (1 - share))):
             by.pop(WHOLE, None)
             by[name] = by.get(name, 0.0) + left_ms

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
+from lightning_forge_profiling.names import EXCLUDED
 from lightning_forge_profiling.timing.rates import PlainSteps, Rates, Spread, StepTiming, StepWork, step_ms
-from lightning_forge_profiling.timing.steps import EXCLUDED, LOADER_START, WHOLE, StepTimes
+from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 
 __all__ = ["MEDIAN_OVER", "StepSums", "added"]
 

@@ -19,7 +19,7 @@ def stop_child():
     """Stop the process that will finish this one's trace, as a machine without a free processor would."""
     for listing in Path("/proc/self/task").glob("*/children"):
         for pid in listing.read_text().split():
-            if b"cli.finish" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"lightning_forge_profiling.finish" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(int(pid), signal.SIGSTOP)
 
 

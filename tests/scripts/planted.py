@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.workloads import GPT, Block, SmallKernels, random_tokens
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.timing.steps import PARTITION
+from lightning_forge_profiling.names import REGIONS
 
 ROOT = Path(__file__).parents[2]
 START_STEP = 12  # by then the batches that a loader with workers had ready at the start are used up
@@ -466,7 +466,7 @@ def rough_times(path: Path) -> str:
 def seen(folder: Path, devices: int) -> str:
     """What a case left in its folder, on one line."""
     live = json.loads((folder / "live.json").read_text())
-    parts = " ".join(f"{name} {live[f'time/{name}_ms']:.2f}" for name in PARTITION)
+    parts = " ".join(f"{name} {live[f'time/{name}_ms']:.2f}" for name in REGIONS)
     line = f"live {live['time/step_ms']:.2f} ms [{parts}]"
     for rank in range(devices):
         path = folder / f"rank{rank}.trace.json.gz"

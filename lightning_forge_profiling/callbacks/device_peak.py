@@ -1,0 +1,60 @@
+"""What a run's rate of arithmetic is compared with."""
+
+import torch
+
+from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.flops.peaks import find_peak, power_may_tell
+from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
+from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
+from lightning_forge_profiling.timing.utilization import Peak
+
+__all__ = ["no_rate_for", "run_peak"]
+
+
+def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) -> Peak:
+    """What this process's device could do in the type that the run computes in.
+
+    Args:
+        trainer: a Trainer whose strategy has set the model up.
+        given: what the user says it could do, operations a second.
+        asks_power: whether NVML may be loaded to ask for the power limit, where nothing else tells the device.
+    """
+    device = trainer.strategy.root_device
+    dtype = lightning_api.compute_dtype(trainer)
+    if device.type != "cuda":
+        source = "given" if given is not None else f"no table has the peak of a device of type {device.type}"
+        return Peak(given, dtype, str(device), source)
+    properties = torch.cuda.get_device_properties(device)
+    if dtype == "fp32" and has_tf32(device) and fp32_runs_as_tf32(trainer.strategy.model):
+        dtype = "tf32"
+    if given is not None:
+        return Peak(given, dtype, properties.name, "given")
+    name, memory, sms = torch.cuda.get_device_name(device), properties.total_memory, properties.multi_processor_count
+    found = find_peak(name, memory_bytes=memory, sms=sms)
+    if found is None and asks_power and power_may_tell(name, memory_bytes=memory, sms=sms):
+        found = find_peak(name, memory_bytes=memory, sms=sms, power_w=_power_limit_w(device, str(properties.uuid)))
+    if found is None:
+        return Peak(None, dtype, properties.name, f"{properties.name} is not in the table of peaks")
+    if dtype not in found.flops:
+        return Peak(None, dtype, found.device, no_rate_for(dtype, found.device))
+    return Peak(found.flops[dtype], dtype, found.device, found.source_of(dtype))
+
+
+def no_rate_for(dtype: str, device: str) -> str:
+    """Why there is no peak: the table has the device, not the type."""
+    return f"the table of peaks has none for {dtype} on {device}"
+
+
+def _power_limit_w(device: torch.device, uuid: str) -> float | None:
+    try:
+        nvml = open_nvml()
+    except LookupError:
+        return None
+    try:
+        board = find_device(nvml, device.index or 0, uuid=uuid).board
+        return nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3
+    except (LookupError, nvml.NVMLError):
+        return None
+    finally:
+        nvml.nvmlShutdown()

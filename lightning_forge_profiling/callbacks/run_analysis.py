@@ -1,0 +1,146 @@
+"""What a run's books say as evidence, and the analysis of both: run and trace."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.window_effect import window_effect
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.results.analysis import (
+    Analysis,
+    RankClock,
+    RunCompute,
+    RunEvidence,
+    RunRegion,
+    WorkerRestarts,
+)
+from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.utilization import Compute
+
+__all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence"]
+
+_log = plain_logger(__name__)
+
+
+def run_compute(found: Compute) -> RunCompute:
+    """What is known of a device's rate, as the reports have it."""
+    peak = found.peak
+    return RunCompute(
+        kind=found.kind,
+        tflops=None if found.flops_per_second is None else found.flops_per_second / 1e12,
+        dtype=peak.dtype,
+        device=peak.device,
+        peak_tflops=None if peak.flops is None else peak.flops / 1e12,
+        peak_source=peak.source,
+        pct_of_peak=None if found.share is None else 100 * found.share,
+        measured_tflops=None if found.reached is None else found.reached / 1e12,
+        pct_of_measured=None if found.share_of_reached is None else 100 * found.share_of_reached,
+        note=found.note,
+    )
+
+
+def run_evidence(
+    run: RunSummary,
+    *,
+    on_device: bool,
+    world_size: int,
+    telemetry: TelemetrySummary | None = None,
+    compute: Sequence[RunCompute] = (),
+    clocks: Sequence[RankClock] = (),
+    workers: int = 0,
+    loader: LoaderSettings | None = None,
+) -> RunEvidence | None:
+    """The evidence in a run's books, None where no step counts: warm-up steps are typical of nothing.
+
+    Args:
+        run: the books.
+        on_device: whether their times are device times.
+        world_size: how many processes trained.
+        telemetry: what the GPU's sensors said, None where nothing did.
+        compute: how fast a device computed.
+        clocks: each rank's own clock, where several recorded.
+        workers: how many processes the training loader ends and starts between epochs.
+        loader: its settings.
+    """
+    steady, spread = run.steady, run.step_ms
+    if run.only_warmup or not steady.steps:
+        return None
+    return RunEvidence(
+        steps=steady.steps,
+        on_device=on_device,
+        step_ms=Distribution(mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max),
+        regions={
+            name: RunRegion(device_ms=steady.mean_ms(name), host_ms=steady.mean_host_ms(name))
+            for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
+        },
+        user_regions=steady.user_regions,
+        drained_pct=run.caught_up_pct,
+        world_size=world_size,
+        telemetry=telemetry,
+        compute=tuple(compute),
+        split_steps=steady.split_steps if steady.split_steps < steady.steps else None,
+        overhead_us=steady.own_us / steady.steps,
+        clocks=tuple(clocks),
+        window_effect=window_effect(run.before_window_ms, run.after_window_ms),
+        worker_restarts=_worker_restarts(steady, workers),
+        like_ms=spread.like,
+        loader=loader,
+    )
+
+
+def _worker_restarts(steady: Rates, workers: int) -> WorkerRestarts | None:
+    if not workers or not steady.loader_starts:
+        return None
+    return WorkerRestarts(
+        count=steady.loader_starts,
+        workers=workers,
+        device_ms=steady.loader_start_ms / steady.steps,
+        host_ms=steady.loader_start_host_ms / steady.steps,
+    )
+
+
+def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
+    """The analysis of a trace, as its `summary.json` has it.
+
+    Args:
+        trace: what became of the window.
+
+    Returns:
+        None where the trace was not analysed, or that cannot be read.
+    """
+    if trace is None or trace.summary_path is None:
+        return None
+    try:
+        return msgspec.json.decode(trace.summary_path.read_bytes(), type=Analysis)
+    except (OSError, msgspec.MsgspecError) as exc:
+        _log.warning("The trace's analysis could not be read: %s", exc)
+        return None
+
+
+def analysis_of(trace: TraceReport | None, recorded: Analysis | None, evidence: RunEvidence | None) -> Analysis | None:
+    """The analysis of a run, and of its trace where that was analysed; the trace's reports then tell of both.
+
+    Args:
+        trace: what became of the window.
+        recorded: the trace's analysis.
+        evidence: what the run's books say.
+
+    Returns:
+        None where there is neither.
+    """
+    if recorded is None and evidence is None:
+        return None
+    analysis = combine(recorded, evidence)
+    if recorded is not None and evidence is not None and trace is not None and trace.summary_path is not None:
+        try:
+            write_reports(analysis, None, trace.summary_path.parent)
+        except (OSError, ValueError) as exc:
+            _log.warning("The reports in %s tell of the trace alone: %s", trace.summary_path.parent, exc)
+    return analysis

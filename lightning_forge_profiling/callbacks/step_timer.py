@@ -1,0 +1,415 @@
+"""What a fit's boundaries become: marks on the GPU's timeline, steps, and a ledger of the run."""
+
+from collections.abc import Callable, Collection
+from itertools import pairwise
+from threading import Lock
+from time import perf_counter_ns
+from typing import Final
+
+from torch.autograd.profiler import record_function
+
+from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
+from lightning_forge_profiling.names import EXCLUDED, MARK_PREFIX, REGIONS
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.timing.budget import TimingBudget
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.events import HostEvent
+from lightning_forge_profiling.timing.interval import Mark
+from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
+from lightning_forge_profiling.timing.run_totals import LeftOut, RunLedger, RunSummary
+from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
+
+__all__ = ["MAX_USER_REGIONS", "StepRecorder"]
+
+_log = plain_logger(__name__)
+
+MAX_USER_REGIONS: Final = 64
+"""What the built-in regions are called in a trace: `forge.forward`, `forge.validation`, ..."""
+
+_DELIVER_EVERY: Final = 32
+"""Reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm."""
+
+_DELIVER_ABOVE: Final = 1024
+"""So many intervals are read at once at the most: a region in each layer of a large model makes hundreds a step."""
+
+_ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
+"""Between the fetch and the transfer, before a closure's forward and between forward and backward are a few lines of
+Python: below this limit they count to what follows, which saves three of a step's ten events."""
+_ABSORBED_BELOW_NS: Final = 100_000
+
+_LAUNCHING: Final = ("forward", "backward", "optimizer")
+"""Where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind
+all of its work, and tell how far the GPU is."""
+
+
+class StepRecorder:
+    """Attribute every instant of a fit to exactly one built-in region, and let the user's regions lie over them.
+
+    The current region is the innermost one entered. Each change records one event that ends the one and begins the
+    other, so that the regions tile the step and an outer one (`optimizer`, around a closure) has its self time only.
+    Nothing here raises into the training loop: a failure is logged once and switches the recorder off.
+
+    Args:
+        timers: the collection to time with; it belongs to the recorder from here on.
+        regions: which built-in regions to tell apart; the others' time falls into `other`.
+        warmup_steps: how many steps at the start of the fit do not count. They are all split.
+        budget: which of the others are; None for all.
+        clock_ns: the host clock.
+    """
+
+    def __init__(
+        self,
+        timers: CUDATimerCollection,
+        *,
+        regions: Collection[str] = REGIONS,
+        warmup_steps: int = 0,
+        budget: TimingBudget | None = None,
+        clock_ns: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self.timers = timers
+        self.warmup_steps = warmup_steps
+        self.tracing = False
+        """Whether to show the regions in a trace that is being recorded."""
+        self.step = 0
+        """The step under way."""
+        self.saw_training = False
+        """Whether its training step was announced."""
+        timed = {*regions, *EXCLUDED, "other"}
+        self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
+        self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*REGIONS, *EXCLUDED)}
+        self._labels[LOADER_START] = LOADER_START
+        self._budget = budget or TimingBudget(None)
+        self._split = True
+        self._chosen = True
+        self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
+        self._host_is_ahead = None if timers.on_device else False
+        self._clock_ns = clock_ns
+        self._began_ns = self._started_ns = self._ended_ns = clock_ns()
+        self._active = self._began = False
+        self._validating = False
+        self._label = "other"
+        self._since = Mark(HostEvent())  # start() puts the first in its place
+        self._update: Mark | None = None
+        self._stack: list[tuple[str, record_function | None]] = []
+        self._depth: dict[str, int] = {}
+        self._user_regions = Lock()  # autograd has a thread for each device
+        self.ledger = RunLedger(tuple(name for name in REGIONS if name in timed))
+        self._completed = CompletedSteps(self.ledger)
+        self._plain: list[StepWork] = []
+        self._plain_ended_ns: list[int] = []
+        self._plain_own_ns = 0
+        self._disturbed = False
+        self._deliver_at = _DELIVER_EVERY
+        self._dropped = 0
+        self.listeners = self._completed.listeners
+        for region in (*REGIONS, *EXCLUDED, LOADER_START, WHOLE):
+            timers.add_region(region)
+
+    @property
+    def active(self) -> bool:
+        """Whether a fit's training loop is running and being timed."""
+        return self._active
+
+    @property
+    def began(self) -> bool:
+        """Whether a training loop was ever timed."""
+        return self._began
+
+    def start(self) -> None:
+        """The training loop begins: step 0 starts now."""
+        self._active = self._began = True
+        self._started_ns = self._clock_ns()
+        self._since = self.timers.mark()
+        self._stepped_ns = self._since.host_ns
+        self.timers.start("other", at=self._since)
+
+    @property
+    def _base(self) -> str:
+        """What the step under way is outside of all regions."""
+        return "other" if self._split else WHOLE
+
+    def split(self) -> None:
+        """The step under way is unlike others: its regions are timed, and it speaks for itself alone."""
+        self._chosen = False
+        if self._active and not self._split:
+            self._split = True
+            if self._label == WHOLE:
+                if self._plain:  # the piece began with the first of them
+                    self._since = self.timers.switch(WHOLE, "other")
+                else:
+                    self.timers.relabel(WHOLE, "other")
+                self._label = "other"
+
+    def enter(self, name: str) -> None:
+        """A built-in region begins, inside the current one."""
+        if not self._active or not (self._split or name in EXCLUDED):
+            return
+        began_ns = self._clock_ns()
+        self._disturbed = True
+        if self._validating and self._is_of_validation(name):
+            return
+        before = self._since
+        if self._label == LOADER_START:  # Lightning does not announce its end
+            if name == "data":  # it includes the wait for the first batch, for which a worker has to be up
+                self._before_fetch_ns = began_ns - before.host_ns
+                self._stack[-1] = name, self._stack[-1][1]
+                return
+            self.exit(LOADER_START)
+        try:
+            span = None
+            if self.tracing:
+                span = record_function(MARK_PREFIX + ("data" if name == LOADER_START else name))
+                span.__enter__()  # type: ignore[no-untyped-call]
+            self._stack.append((name, span))
+            label = self._labels[name]
+            if _ABSORBS.get(label) == self._label and began_ns - self._since.host_ns < _ABSORBED_BELOW_NS:
+                self.timers.relabel(self._label, label)
+                self._label = label
+            elif label != self._label:
+                self._since = self.timers.switch(self._label, label)
+                if name == "data" and not self._before_fetch_ns:
+                    self._before_fetch_ns = self._since.host_ns - before.host_ns
+                self._label = label
+            self._own_ns += self._clock_ns() - began_ns
+        except Exception as exc:
+            self.fail(exc)
+
+    def _is_of_validation(self, name: str) -> bool:
+        """Whether a region is a part of validation, which moves batches too and is one region as a whole."""
+        if name in {"data", LOADER_START}:  # training only: validation ended without saying so (nothing to validate)
+            self.exit_validation()
+        return self._validating and name != "checkpoint"
+
+    def exit(self, name: str) -> None:
+        """A built-in region ends, and with it whatever was left open inside it."""
+        stack = self._stack
+        if not self._active or not stack:
+            return
+        if stack[-1][0] != name and not any(entered == name for entered, _ in stack):
+            return
+        began_ns = self._clock_ns()
+        try:
+            while self._pop() != name:
+                pass
+            label = self._labels[stack[-1][0]] if stack else self._base
+            if label != self._label:
+                if self._label == "optimizer":
+                    self._update = self._since
+                self._since = self.timers.switch(self._label, label)
+                self._label = label
+            self._own_ns += self._clock_ns() - began_ns
+        except Exception as exc:
+            self.fail(exc)
+
+    def enter_loader_start(self) -> None:
+        """The loop makes its loader or the loader's iterator anew; it lasts until the first batch is there."""
+        if self._active and self._label != LOADER_START:
+            self.split()
+            self.enter(LOADER_START)
+
+    def enter_validation(self) -> None:
+        """A validation run begins."""
+        if not self._active or self._validating:
+            return
+        self.split()
+        self.enter("validation")
+        self._validating = True
+
+    def exit_validation(self) -> None:
+        """A validation run has ended."""
+        self._validating = False
+        self.exit("validation")
+
+    def forward_in_closure(self) -> None:
+        """A backward pass is about to begin inside a manual optimizer step: its closure's forward went before."""
+        if self._active and self._label == "optimizer":
+            try:
+                self.timers.relabel("optimizer", self._labels["forward"])
+                self._label = self._labels["forward"]
+            except Exception as exc:
+                self.fail(exc)
+
+    def end_step(
+        self, work: StepWork, *, recorded: bool = False, ends_epoch: bool = False, saw_all: bool = True
+    ) -> None:
+        """The step under way has ended; the next one begins at the same instant.
+
+        Args:
+            work: what it worked through.
+            recorded: whether the profiler ran, in which case the step does not count.
+            ends_epoch: whether the next one is the first of an epoch, and so unlike others.
+            saw_all: whether all boundaries of the step came.
+        """
+        if not self._active:
+            return
+        began_ns = self._clock_ns()
+        try:
+            before = self._take_plain()
+            while self._stack:  # an exception that the user's code caught may have left something open
+                self._pop()
+            timers, split, chosen = self.timers, self._split, self._chosen
+            left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
+            # The event of this instant is never complete yet: the end of the last region is asked, some 50 us ago, or
+            # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
+            caught_up = timers.passed(self._update or self._since) if self._asks and split and saw_all else None
+            self._update = None
+            if caught_up is not None:
+                self._host_is_ahead = not caught_up
+            self._split = self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1)
+            self._chosen = not ends_epoch
+            if not split or self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
+                self._since = timers.switch(self._label, self._base)
+            else:
+                timers.relabel("other", self._base)
+            self._label = self._base
+            timing = StepTiming(caught_up, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
+            complete, self._dropped = timers.dropped == self._dropped, timers.dropped
+            self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, before))
+            if left_out != "recorded":
+                self._learn(began_ns - self._stepped_ns, self._own_ns, split=split)
+            self._stepped_ns = began_ns
+            self._own_ns = self._before_fetch_ns = 0
+            self._disturbed = False
+            self.step = timers.tag = self.step + 1
+            if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
+                self.deliver()
+            self._own_ns += self._clock_ns() - began_ns
+        except Exception as exc:
+            self.fail(exc)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the step under way is timed in one piece and nothing in it was unlike the steps before it."""
+        return self.saw_training and not self._disturbed and self._active
+
+    def plain_steps_ahead(self) -> int:
+        """How many steps in a row, from the one under way on, may end by `end_plain_step` if they are `plain`.
+
+        So may steps in one piece before another such, where the GPU waits for the host: the host's clock tells what
+        each of them took of what passed on the GPU from event to event. Where the host is ahead of the GPU each needs
+        its event, and what it costs the host costs the run nothing.
+        """
+        if not self._active or self._split or self._host_is_ahead is not False:
+            return 0
+        later = range(self.step + 1, max(self._deliver_at, self.step + 1))
+        return next((step for step in later if self._budget.splits(step)), later.stop) - later.start
+
+    def end_plain_step(self, work: StepWork, began_ns: int) -> None:
+        """What `end_step` does, as far as that has to be done at once.
+
+        Args:
+            work: what it worked through.
+            began_ns: when the callbacks began with its end.
+        """
+        self._plain.append(work)
+        self._plain_ended_ns.append(began_ns)
+        self.step += 1
+        self.saw_training = False
+        self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
+        self._own_ns = 0
+
+    def _take_plain(self) -> PlainSteps | None:
+        """The plain steps that have ended since the last call."""
+        works, ended_ns = self._plain, self._plain_ended_ns
+        if not works:
+            return None
+        self._plain, self._plain_ended_ns = [], []
+        host_ms = [(end - began) / 1e6 for began, end in pairwise((self._stepped_ns, *ended_ns))]
+        own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
+        self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
+        self._stepped_ns = ended_ns[-1]
+        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3)
+
+    def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
+        # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's
+        # queue, which is no work of ours
+        self._budget.add(step_ns=step_ns, own_ns=0 if self._host_is_ahead else own_ns, split=split, steps=steps)
+
+    def finish(self, *, wait: bool) -> None:
+        """The training loop has ended.
+
+        Args:
+            wait: wait for the GPU to get there, so that nothing is missing. False after an exception, when the GPU
+                may never get there.
+        """
+        if not self._active:
+            return
+        try:
+            while self._stack:
+                self._pop()
+            self._active = False
+            self.timers.stop(self._label)
+            before = self._take_plain()
+            if before is not None:
+                complete = self.timers.dropped == self._dropped
+                self._completed.expect(
+                    EndedStep(self.timers.tag, self.step, None, None, StepTiming(), complete, before)
+                )
+            if wait:
+                self.timers.elapsed_all()
+            self._ended_ns = self._clock_ns()
+            self.deliver()
+            self._completed.flush(self.timers.tag)
+        except Exception as exc:
+            self.fail(exc)
+
+    def summary(self) -> RunSummary:
+        """Where the run's time went so far."""
+        end_ns = self._clock_ns() if self._active else self._ended_ns
+        return self.ledger.summary(
+            steps=self.step,
+            before_first_s=(self._started_ns - self._began_ns) / 1e9,
+            wall_s=(end_ns - self._began_ns) / 1e9,
+        )
+
+    def open_region(self, name: str) -> object | None:
+        """A region of the user's begins (see `timing.region`)."""
+        if not self._active or self._validating or not self._split:
+            return None
+        try:
+            with self._user_regions:
+                depth = self._depth.get(name, 0)
+                if not depth:
+                    if name not in self._depth and len(self._depth) >= MAX_USER_REGIONS:
+                        return None
+                    self.timers.add_region(name)
+                    self.timers.start(name)
+                self._depth[name] = depth + 1
+            if not self.tracing:
+                return self
+            span = record_function(name)
+            span.__enter__()  # type: ignore[no-untyped-call]
+        except Exception as exc:
+            self.fail(exc)
+            return None
+        return span
+
+    def close_region(self, name: str, token: object) -> None:
+        """A region of the user's ends."""
+        try:
+            if isinstance(token, record_function):
+                token.__exit__(None, None, None)
+            with self._user_regions:
+                self._depth[name] -= 1
+                if not self._depth[name] and self._active:
+                    self.timers.stop(name)
+        except Exception as exc:
+            self.fail(exc)
+
+    def _pop(self) -> str:
+        name, span = self._stack.pop()
+        if span is not None:
+            span.__exit__(None, None, None)
+        return name
+
+    def deliver(self) -> None:
+        """Hand the steps that the GPU has completed to the ledger and the listeners. Never waits."""
+        self._deliver_at = self.step + _DELIVER_EVERY
+        self._completed.deliver(self.timers)
+
+    def fail(self, exc: Exception) -> None:
+        """Time nothing any more in this run, and say why."""
+        self._active = False
+        self.tracing = False
+        _log.warning("Profiling is switched off for the rest of this run: %s: %s", type(exc).__name__, exc)
+        _log.debug("", exc_info=exc)

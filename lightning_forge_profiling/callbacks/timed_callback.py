@@ -1,0 +1,398 @@
+"""What both callbacks have in common: one recorder for the two of them, driven by whichever comes first."""
+
+import sys
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import torch
+
+from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
+from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
+from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
+from lightning_forge_profiling.callbacks.guard import guarded
+from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
+from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
+from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
+from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
+from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.utilization import Compute
+
+__all__ = ["DEFAULT_WARMUP_STEPS", "RecordingCallback"]
+
+DEFAULT_WARMUP_STEPS = 10
+"""Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
+a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
+
+_MANUAL_HOOKS = ("on_before_backward", "on_after_backward")
+_OF_THE_MODULE = ("log", "log_dict")
+"""What Lightning gives each callback of the module at the start of a run, and never takes away."""
+
+
+class RecordingCallback(Callback):
+    """Drives the recorder that the callbacks of this package in one Trainer share.
+
+    The first of them in the Trainer's list leads: it makes the recorder, stands in front of the Trainer's profiler
+    while the training loop runs, and ends the steps. The last one prints the table.
+    """
+
+    warmup_steps: int | None = None
+    regions: Collection[str] = REGIONS
+    batch_size_fn: Callable[[Any], int] | None = None
+    tokens_fn: Callable[[Any], int] | None = None
+    flops_per_batch: FlopsPerBatch = None
+    overhead: float | None = DEFAULT_SHARE
+    enabled: bool = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._analysis: Analysis | None = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold nothing of a fit any more but what came of it. Ends nothing that runs: it also makes copies idle."""
+        self._peers: tuple[RecordingCallback, ...] = ()
+        self._recorder: StepRecorder | None = None
+        self._stand_in: StandIn | None = None
+        self._previous_sink: RegionSink | None = None
+        self._cycles: AccumulationCycles | None = None
+        self._counter: WorkCounter | None = None
+        self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
+        self._plain_steps: PlainSteps | None = None
+        self._kind_of_step = (False, True)
+        self._failed = False
+        for name in lightning_api.BATCH_HOOKS:
+            self.__dict__.pop(name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was asked for and what came of it: a copy takes no part in a fit that is under way."""
+        idle = object.__new__(type(self))
+        idle.__dict__.update(self.__dict__)
+        idle._let_go()
+        return {name: value for name, value in idle.__dict__.items() if name not in _OF_THE_MODULE}
+
+    def analysis(self) -> Analysis | None:
+        """What bounds the last fit, and what to change first: the verdict that its table ends with, and all behind it.
+
+        Returns:
+            On rank 0 after a fit the analysis of the steps that count, and of the trace where one was analysed; None
+            before, on other ranks, and where there is neither.
+        """
+        return self._analysis
+
+    @property
+    def counts_flops(self) -> bool:
+        """Whether anybody says how many operations a batch asks for."""
+        return bool(self._peers and (counter := self._peers[0]._counter) and counter.counts_flops)  # noqa: SLF001
+
+    # -- what the subclasses add ---------------------------------------------------------------------------------
+
+    @property
+    def records_step(self) -> bool:
+        """Whether the profiler runs in the step under way."""
+        return False
+
+    def trace_report(self) -> TraceReport | None:
+        """What became of the trace, where this callback records one."""
+        return None
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Called in `setup`, with the recorder in place. May raise ConfigurationError."""
+
+    def begin(self, trainer: Trainer) -> None:
+        """The training loop begins."""
+
+    def after_step(self, trainer: Trainer) -> None:
+        """A step has ended and the recorder knows."""
+
+    def idle_steps(self, trainer: Trainer) -> int:
+        """For how many steps to come `after_step` has nothing to do, and need not be called."""
+        return sys.maxsize
+
+    def skip_steps(self, steps: int) -> None:
+        """So many steps have ended without a call of `after_step`."""
+
+    def before_other_steps(self) -> None:
+        """The next step differs from the last one in whether it is a warm-up step, or in whether it is `profiled`."""
+
+    def end(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """The training loop has ended."""
+
+    def failing(self, exception: BaseException) -> None:
+        """The run is coming down, and nothing else has been done about it yet."""
+
+    def finish(self, *, interrupted: bool) -> None:
+        """The fit is over; the table comes next."""
+
+    def compute(
+        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
+    ) -> tuple[Compute, ...]:
+        """Called on rank 0 before the table: how fast the run computed, where this callback can tell.
+
+        Args:
+            trainer: of the fit.
+            run: its books.
+            trace: what became of the window.
+            recorded: what the window says.
+        """
+        return ()
+
+    def pause(self) -> None:
+        """Validation begins, which is no part of a step."""
+
+    def resume(self) -> None:
+        """Validation has ended."""
+
+    def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
+        """Called on rank 0 before the table: what the GPU's sensors said, or why nothing; None where nobody asked."""
+        return None
+
+    # -- hooks ---------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the other callbacks of this package, and refuse what cannot work."""
+        if stage != "fit" or not self.enabled:
+            return
+        for watched in self._watched:
+            watched.release()
+        self._abandon(trainer)
+        self._let_go()
+        self._analysis = None
+        peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, RecordingCallback) and peer.enabled)
+        twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
+        if len(twins) > 1:
+            raise ConfigurationError(
+                f"The Trainer has {len(twins)} callbacks of the kind {type(self).__name__}; give it one."
+            )
+        self._peers = peers
+        if self._leads:
+            warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
+            overhead = next((peer.overhead for peer in peers if peer.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
+            self._recorder = StepRecorder(
+                CUDATimerCollection((), device=trainer.strategy.root_device),
+                regions=set.intersection(*(set(peer.regions) for peer in peers)),
+                warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
+                budget=TimingBudget(overhead),
+            )
+            self._watched = (
+                lightning_api.WatchedLoop(trainer.fit_loop, failed=partial(self._loop_failed, trainer)),
+                lightning_api.WatchedLoop(trainer.fit_loop.epoch_loop.val_loop, begins=self._enter_validation),
+            )
+        else:
+            self._recorder = peers[0]._recorder  # noqa: SLF001  (one of us)
+        self.prepare(trainer)
+
+    @guarded
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stand in front of the Trainer's profiler and start the clock."""
+        recorder = self._recorder
+        assert recorder is not None  # noqa: S101
+        if self._leads:
+            self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
+            self._counter = self._work_counter(pl_module)
+            self._plain_steps = PlainSteps(recorder, self._counter, self._cycles)
+            self._stand_in = StandIn(recorder, lightning_api.actions(trainer, pl_module))
+            self._stand_in.take_place(trainer)
+            self._previous_sink = set_region_sink(recorder)
+            recorder.start()
+        self._skip_hooks(manual=not pl_module.automatic_optimization)
+        self.begin(trainer)
+
+    @guarded
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        """The boundary of `manual_backward`; in automatic optimization the Trainer's profiler sees it."""
+        if self._leads and self._recorder is not None and not pl_module.automatic_optimization:
+            self._recorder.forward_in_closure()
+            self._recorder.enter("backward")
+
+    @guarded
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The end of it."""
+        if self._leads and self._recorder is not None and not pl_module.automatic_optimization:
+            self._recorder.exit("backward")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A step has ended. Only the leader's is called: each hook more costs Lightning some microseconds a batch."""
+        plain = self._plain_steps
+        if self._recorder is None or (plain is not None and plain.end(batch)):
+            return
+        skipped = 0 if plain is None else plain.take()
+        self._end_step(trainer, pl_module, batch)
+        for peer in self._peers:
+            peer._step_ended(trainer, skipped)  # noqa: SLF001  (one of us)
+        kind = self.profiled, self._recorder.step < self._recorder.warmup_steps
+        if kind != self._kind_of_step:
+            self._kind_of_step = kind
+            for peer in self._peers:
+                peer._other_steps_come()  # noqa: SLF001  (one of us)
+        if plain is not None and not self._failed:
+            plain.expect(trainer, pl_module, min(peer.idle_steps(trainer) for peer in self._peers))
+
+    def _enter_validation(self) -> None:
+        if self._recorder is not None:
+            self._recorder.enter_validation()
+
+    @guarded
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation is no part of a step."""
+        if self._recorder is not None and self._stand_in is not None:
+            self._stand_in.follow(trainer)
+            self._recorder.enter_validation()  # a profiler that was assigned just now has not seen it begin
+        self.pause()
+
+    @guarded
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training goes on."""
+        if self._stand_in is not None:
+            self._stand_in.follow(trainer)
+        self.resume()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The training loop has ended."""
+        self._end(trainer, interrupted=False)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """No other hook will be called. Where it was the training loop that failed, that is known already."""
+        self.come_down(trainer, exception)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The fit is over, or what else the Trainer ran."""
+        self._close(trainer, interrupted=False)
+
+    def come_down(self, trainer: Trainer, exception: BaseException) -> None:
+        """The run is coming down: other ranks may be elsewhere, and nothing may be waited for."""
+        self._note(exception)
+        self._end(trainer, interrupted=True)
+        self._close(trainer, interrupted=True)
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    @property
+    def profiled(self) -> bool:
+        """Whether any of the callbacks has the profiler run in the step under way."""
+        return self._peers[0].records_step or self._peers[-1].records_step  # one of each kind at most
+
+    @property
+    def _leads(self) -> bool:
+        return bool(self._peers) and self._peers[0] is self
+
+    def _skip_hooks(self, *, manual: bool) -> None:
+        """Skip the hooks of a batch that do nothing here."""
+        for name in lightning_api.BATCH_HOOKS:
+            ours, theirs = getattr(type(self), name), getattr(Callback, name)
+            idle = not self._leads or (name in _MANUAL_HOOKS and not manual)
+            self._needs_hook(name, ours is not theirs and not (idle and ours is getattr(RecordingCallback, name)))
+
+    def _needs_hook(self, name: str, needed: bool) -> None:
+        """Whether Lightning is to call a hook; it passes over one that is not callable.
+
+        Each that it calls costs it a context manager, a call and two formatted strings a batch.
+        """
+        if needed == (name in self.__dict__):
+            if needed:
+                del self.__dict__[name]
+            else:
+                self.__dict__[name] = None
+
+    def _loop_failed(self, trainer: Trainer, exception: BaseException) -> None:
+        if self._recorder is not None and self._recorder.began:  # it is ours, and not a tuner's before it
+            for peer in self._peers:
+                peer.come_down(trainer, exception)
+
+    @guarded
+    def _end_step(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+        recorder, stand_in = self._recorder, self._stand_in
+        if recorder is not None and stand_in is not None:
+            recorder.end_step(
+                self._work(trainer, module, batch, recorder.step),
+                recorded=self.profiled,
+                ends_epoch=lightning_api.ends_epoch(trainer),
+                saw_all=stand_in.saw_step(trainer, trained=batch is not None),
+            )
+
+    @guarded
+    def _step_ended(self, trainer: Trainer, skipped: int) -> None:
+        if skipped:
+            self.skip_steps(skipped)
+        self.after_step(trainer)
+
+    @guarded
+    def _other_steps_come(self) -> None:
+        self.before_other_steps()
+
+    @guarded
+    def _note(self, exception: BaseException) -> None:
+        self.failing(exception)
+
+    @guarded
+    def _end(self, trainer: Trainer, *, interrupted: bool) -> None:
+        for name in lightning_api.BATCH_HOOKS:
+            self.__dict__.pop(name, None)
+        self._step_back(trainer, wait=not interrupted)
+        self.end(trainer, interrupted=interrupted)
+        if self._peers[-1] is self and not interrupted and self._recorder is not None:
+            leave_clock(trainer, self._recorder, self._peers)
+
+    def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
+        """Time nothing any more, and put back what the leader took over when its training loop began."""
+        standing, self._stand_in = self._stand_in, None
+        if standing is None or self._recorder is None:
+            return
+        standing.leave(trainer)
+        if self._plain_steps is not None:
+            skipped = self._plain_steps.take()
+            for peer in self._peers:
+                peer.skip_steps(skipped)
+        set_region_sink(self._previous_sink)
+        self._recorder.finish(wait=wait)  # last: Ctrl-C may end the wait
+
+    @guarded
+    def _abandon(self, trainer: Trainer) -> None:
+        """End what is left of a fit that ended without a word to us."""
+        self._step_back(trainer, wait=False)
+        self.finish(interrupted=True)
+
+    def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
+        for watched in self._watched:
+            watched.release()
+        self._watched = ()
+        self._conclude(trainer, interrupted=interrupted)
+        for name in _OF_THE_MODULE:
+            self.__dict__.pop(name, None)
+
+    @guarded
+    def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
+        StandIn.leave(trainer)  # again: who kept ours may have assigned it since
+        self.finish(interrupted=interrupted)
+        recorder, peers, self._recorder = self._recorder, self._peers, None
+        if peers[-1:] != (self,):
+            return
+        if recorder is not None and trainer.is_global_zero and recorder.began:
+            analysis = report_run(trainer, recorder, peers, interrupted=interrupted)
+            for peer in peers:
+                peer._analysis = analysis  # noqa: SLF001  (one of us)
+        for peer in peers:
+            peer._let_go()  # noqa: SLF001  (one of us)
+
+    def _work_counter(self, module: LightningModule) -> WorkCounter:
+        first, last = self._peers[0], self._peers[-1]  # one of each kind at most
+        flops = last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch
+        return WorkCounter(first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module)
+
+    def _work(self, trainer: Trainer, module: LightningModule, batch: Any, step: int) -> StepWork:
+        assert self._counter is not None  # noqa: S101  (on_train_start made both)
+        assert self._cycles is not None  # noqa: S101
+        changed, ends_cycle = self._cycles.after_batch(lightning_api.step_progress(trainer, module), step)
+        return self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle)

@@ -1,0 +1,191 @@
+"""How fast a run computed, by what its recorded steps carried out, and what to say where that lacks something."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from lightning_forge_profiling.callbacks.device_peak import no_rate_for
+from lightning_forge_profiling.names import MFU_MEASURED
+from lightning_forge_profiling.results.flops import Flops
+from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.utilization import Compute, Peak
+
+__all__ = [
+    "GIVE_FLOPS",
+    "GIVE_PEAK",
+    "TOO_LITTLE_COUNTED",
+    "recorded_compute",
+    "recorded_metrics",
+    "with_advice",
+    "with_problem",
+]
+
+TOO_LITTLE_COUNTED: Final = "too little could be counted"
+"""Why there is no share of the peak where the rate is only what could be counted of it."""
+
+GIVE_PEAK: Final = (
+    "give the device's dense {0} rate in operations a second, ThroughputCallback(peak_flops=989e12), or what it "
+    'reaches now, measured_peak=measure_peak("{0}")'
+)
+GIVE_FLOPS: Final = (
+    "nobody says how many operations a batch has; give flops_per_batch=count_flops(module, batch).total, or have "
+    "ForgeProfilerCallback record a window on a GPU"
+)
+
+_SAME_LENGTH: Final = 0.005
+_SAME_WORK: Final = 0.001
+_ENOUGH_COUNTED_PCT: Final = 95.0
+"""What is missing from a share may be as much again as this leaves, which is what runs differ by."""
+_ALL_COUNTED_PCT: Final = 99.0
+_NAMED: Final = 3
+
+
+def recorded_compute(
+    run: RunSummary,
+    rank: RankSummary,
+    steps: Sequence[int],
+    peak: Peak,
+    *,
+    peak_is_given: bool,
+    reached: Callable[[Peak], float | None] = lambda _peak: None,
+    model_is_counted: bool = False,
+) -> tuple[Compute, ...]:
+    """The operations of the recorded steps over the time of the steps that count.
+
+    Recorded steps are slower than others and do not count themselves; what they compute is the same. Where the user
+    counts tokens, operations are taken to be proportional to them.
+
+    Args:
+        run: the run's books.
+        rank: what its trace says.
+        steps: which steps the trace has.
+        peak: what the run's rate is compared with.
+        peak_is_given: whether the user said so. Otherwise it follows from the run's settings, and where the trace shows
+            that the run computed in another type that type's peak is taken.
+        reached: what the device was measured to reach in the type of a peak.
+        model_is_counted: whether the operations that the model asks for are known from elsewhere.
+
+    Returns:
+        By what the model asks for (`mfu`) where the trace tells that and it is not known already, and by what the
+        device carried out (`hfu`) where that is more or all that is known; nothing where the trace has no operations
+        or no step counts. Where much of what multiplies could not be counted, the rate of the rest, and no share.
+    """
+    flops, step_ms = rank.flops, run.steady.mean_ms("step")
+    if flops is None or not step_ms:
+        return ()
+    scale, note = _scale(run, steps)
+    notes = [note] if note else []
+    if flops.counted_pct < _ALL_COUNTED_PCT:
+        notes.append(f"of the products, {flops.counted_pct:.0f} % by time could be counted")
+    if "attention" in rank.kinds:
+        notes.append("attention counted in full, causal or not")
+    if not peak_is_given:
+        peak = _as_recorded(peak, flops, rank.device)
+    measured = reached(peak)
+    if flops.counted_pct < _ENOUGH_COUNTED_PCT:
+        peak, measured = replace(peak, flops=None, source=TOO_LITTLE_COUNTED), None
+    per_second, model, found = scale / step_ms * 1e3, flops.model_per_step, []
+    if model is not None and not model_is_counted:
+        note = "; ".join(["by the recorded shapes", *notes])
+        found.append(Compute("mfu", model * per_second, peak, note, measured))
+    if model is None or model_is_counted or flops.per_step > (1 + _SAME_WORK) * model:
+        found.append(Compute("hfu", flops.per_step * per_second, peak, "; ".join(notes), measured))
+    if flops.uncounted:  # named once
+        found[0] = _noted(found[0], _without(flops.uncounted))
+    return tuple(found)
+
+
+def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
+    """A window's rates as loggers take them, without what is not of the whole: a number alone could not say so.
+
+    Args:
+        found: what `recorded_compute` returns.
+
+    Example:
+        >>> recorded_metrics([Compute("hfu", 4e14, Peak(1e15, "bf16", "a GPU", "given"))])
+        {'throughput/hardware_tflops_per_device': 400.0, 'throughput/hfu': 0.4}
+    """
+    metrics: dict[str, float] = {}
+    for each in found:
+        if each.flops_per_second is None or each.peak.source == TOO_LITTLE_COUNTED:
+            continue
+        is_model = each.kind == "mfu"
+        name = "tflops_per_device" if is_model else "hardware_tflops_per_device"
+        metrics[f"throughput/{name}"] = each.flops_per_second / 1e12
+        if each.share is not None:
+            metrics[f"throughput/{each.kind}"] = each.share
+        if is_model and each.share_of_reached is not None:
+            metrics[MFU_MEASURED] = each.share_of_reached
+    return metrics
+
+
+def with_problem(found: Sequence[Compute], peak: Peak, problem: str) -> tuple[Compute, ...]:
+    """Say why it is not known what the batches asked for: in a rate's note, or where there is none in place of one.
+
+    Args:
+        found: the rates.
+        peak: what they would be compared with.
+        problem: why; "" leaves them as they are.
+
+    Example:
+        >>> [none] = with_problem([], Peak(989e12, "bf16", "H200 SXM", "data sheet"), "flops_per_batch returned nan")
+        >>> none.flops_per_second, none.share, none.peak.source
+        (None, None, 'flops_per_batch returned nan')
+    """
+    if not problem:
+        return tuple(found)
+    if not found:
+        return (Compute("mfu", None, replace(peak, flops=None, source=problem)),)
+    return (_noted(found[0], problem), *found[1:])
+
+
+def with_advice(found: Sequence[Compute]) -> tuple[Compute, ...]:
+    """Say once what to give, where it is the device's peak that is missing.
+
+    Args:
+        found: the rates.
+
+    Example:
+        >>> unknown = Peak(None, "bf16", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the table of peaks")
+        >>> [told] = with_advice([Compute("mfu", 4e14, unknown)])
+        >>> "peak_flops=" in told.note
+        True
+    """
+    for row, each in enumerate(found):
+        lacks_peak = each.peak.flops is None and each.reached is None and each.flops_per_second
+        if lacks_peak and each.peak.source != TOO_LITTLE_COUNTED:
+            return (*found[:row], _noted(each, GIVE_PEAK.format(each.peak.dtype)), *found[row + 1 :])
+    return tuple(found)
+
+
+def _scale(run: RunSummary, steps: Sequence[int]) -> tuple[float, str]:
+    """By what the mean step has more tokens than a recorded one, and what to say of it."""
+    tokens = [run.recorded_tokens.get(step, 0.0) for step in steps]
+    if not run.steady.tokens or not tokens or not all(tokens):
+        return 1.0, ""
+    mean, recorded = run.steady.tokens / run.steady.steps, sum(tokens) / len(tokens)
+    if abs(mean / recorded - 1) <= _SAME_LENGTH:
+        return 1.0, ""
+    return mean / recorded, f"scaled from the {recorded:,.0f} tokens of a recorded step to the mean {mean:,.0f}"
+
+
+def _as_recorded(peak: Peak, flops: Flops, device: str) -> Peak:
+    """The peak of the type that the recorded kernels computed in, where that is another than was expected."""
+    # kernels' names do not always tell TF32 from fp32
+    if flops.dtype == peak.dtype or (flops.dtype, peak.dtype) == ("fp32", "tf32"):
+        return peak
+    if flops.peak_tflops is not None:
+        return Peak(flops.peak_tflops * 1e12, flops.dtype, device, "the type by the recorded kernels")
+    is_known = peak.flops is not None or peak.source == no_rate_for(peak.dtype, peak.device)
+    source = no_rate_for(flops.dtype, peak.device) if is_known else peak.source
+    return Peak(None, flops.dtype, peak.device, source)
+
+
+def _without(operators: Sequence[str]) -> str:
+    named = ", ".join(operators[:_NAMED])
+    return f"not counted: {named}" + (f" and {len(operators) - _NAMED} more" if len(operators) > _NAMED else "")
+
+
+def _noted(compute: Compute, note: str) -> Compute:
+    return replace(compute, note="; ".join(filter(None, [compute.note, note])))

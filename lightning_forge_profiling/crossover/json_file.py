@@ -1,0 +1,57 @@
+"""A crossover's result as a file, and back: measured on one machine, drawn on another."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from lightning_forge_profiling.crossover.curves import SCHEMA_VERSION, CrossoverResult
+from lightning_forge_profiling.errors import ConfigurationError
+
+__all__ = ["crossover_json", "parse_crossover", "read_crossover"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Versioned:
+    """What the file of any version has."""
+
+    schema_version: int
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA_VERSION:
+            raise ConfigurationError(f"schema version {self.schema_version} is not known, only {SCHEMA_VERSION}")
+
+
+def crossover_json(result: CrossoverResult) -> bytes:
+    """The content of the file: indented, with a final newline. It also has the crossovers, which nothing reads back."""
+    return msgspec.json.format(msgspec.json.encode(result.to_dict()), indent=2) + b"\n"
+
+
+def read_crossover(path: Path) -> CrossoverResult:
+    """The result that `crossover_json` wrote.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        OSError: it cannot be read.
+        ConfigurationError: it is something else.
+    """
+    return parse_crossover(path.read_bytes(), str(path))
+
+
+def parse_crossover(content: bytes, name: str) -> CrossoverResult:
+    """The result whose file holds `content`.
+
+    Args:
+        content: what `crossover_json` returned.
+        name: where it comes from, for the message of the error.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    try:
+        msgspec.json.decode(content, type=_Versioned)
+        return msgspec.json.decode(content, type=CrossoverResult)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{name}: not what crossover --json wrote: {error}") from error

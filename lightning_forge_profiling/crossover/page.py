@@ -1,0 +1,120 @@
+"""A crossover's result as one web page: a file that needs nothing beside it, no network and no script."""
+
+from base64 import b64encode
+from collections.abc import Iterator
+from html import escape
+from typing import Final
+
+from lightning_forge_profiling.bench.result import in_unit
+from lightning_forge_profiling.crossover.curves import GPU_WAYS, CrossoverResult, Curve, Explored
+from lightning_forge_profiling.crossover.plot import DARK, LIGHT, Theme, draw_operation
+from lightning_forge_profiling.crossover.text import NO_GPU, WAY_NAMES, ends, facts, warnings, words
+from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.report.page import asset, filled, source
+
+__all__ = ["crossover_page"]
+
+_TITLE: Final = "From which size on the GPU is faster"
+_NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
+_DARK: Final = "(prefers-color-scheme: dark)"
+
+
+def crossover_page(result: CrossoverResult) -> str:
+    """The result as a web page.
+
+    It holds the pictures, each for a light and a dark background. Its content security policy lets it load nothing and
+    run nothing.
+
+    Args:
+        result: what was measured.
+
+    Returns:
+        The text of the file.
+    """
+    style = asset("report.css") + asset("crossover.css")
+    found = warnings(result)
+    values = {
+        "policy": f"default-src 'none'; style-src {source(style)}; img-src data:; base-uri 'none'; form-action 'none'",
+        "style": style,
+        "title": _TITLE if result.setting.gpu else NO_GPU,
+        "crossovers": _crossovers(result) if result.setting.gpu else "",
+        "facts": "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(result)),
+        "operations": "\n".join(map(_operation, result.operations)),
+        "warnings": f'<section id="warnings"><h2>Said of single points</h2>{_list(found)}</section>' if found else "",
+    }
+    return filled(asset("crossover.html"), values)
+
+
+def _list(texts: list[str]) -> str:
+    return f'<ul class="ends">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>' if texts else ""
+
+
+def _crossovers(result: CrossoverResult) -> str:
+    found = [(operation, {one.way: words(one) for one in operation.crossovers}) for operation in result.operations]
+    ways = [way for way in GPU_WAYS if any(way in said for _, said in found)]
+    head = "".join(f"<th>{WAY_NAMES[way]}</th>" for way in ways)
+    rows = "".join(
+        f'<tr><th scope="row">{_text(operation.name)}</th>'
+        + "".join(f"<td>{escape(said.get(way, ''))}</td>" for way in ways)
+        + "</tr>"
+        for operation, said in found
+    )
+    return _scrolling(f"<th>operation</th>{head}", rows)
+
+
+def _operation(operation: Explored) -> str:
+    said = [f"{WAY_NAMES[crossover.way]}: {words(crossover)}" for crossover in operation.crossovers]
+    alt = f"Time of a call over size n, {plain(operation.name)}. {'. '.join(said)}"
+    dark, light = (_data_uri(operation, theme) for theme in (DARK, LIGHT))
+    narrow_dark, narrow_light = (_data_uri(operation, theme, narrow=True) for theme in (DARK, LIGHT))
+    return f"""<section class="operation">
+<div class="heading"><h2>{_text(operation.name)}</h2><span class="muted">{_text(operation.meaning)}</span></div>
+<picture>
+<source media="{_NARROW} and {_DARK}" srcset="{narrow_dark}"><source media="{_NARROW}" srcset="{narrow_light}">
+<source media="{_DARK}" srcset="{dark}"><img src="{light}" alt="{escape(alt)}">
+</picture>
+{_list(ends(operation))}
+{_table(operation)}
+</section>"""
+
+
+def _data_uri(operation: Explored, theme: Theme, *, narrow: bool = False) -> str:
+    return f"data:image/svg+xml;base64,{b64encode(draw_operation(operation, theme, 'svg', narrow=narrow)).decode()}"
+
+
+def _table(operation: Explored) -> str:
+    head = "".join(
+        f'<th class="number">{WAY_NAMES[curve.way]}</th>'
+        + ('<th class="number">CPU / GPU</th>' if curve.way != "cpu" else "")
+        for curve in operation.curves
+    )
+    rows = "".join(
+        f'<tr><th scope="row" class="number">{size}</th>{"".join(_cells(operation, size))}</tr>'
+        for size in operation.sizes
+    )
+    return _scrolling(f'<th class="number">n</th>{head}', rows)
+
+
+def _scrolling(head: str, rows: str) -> str:
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _cells(operation: Explored, size: int) -> Iterator[str]:
+    for curve in operation.curves:
+        speedup = operation.speedup(curve.way, size)
+        faster = " faster" if speedup is not None and speedup > 1 else ""
+        yield f'<td class="number{faster}">{_time(curve, size)}</td>'
+        if curve.way != "cpu":
+            yield f'<td class="number{faster}">{"" if speedup is None else f"{speedup:.3g}"}</td>'
+
+
+def _time(curve: Curve, size: int) -> str:
+    point = curve.at(size)
+    if point is None:
+        return "-"
+    count = "1 sample" if point.samples == 1 else f"±{100 * point.noise:.1f} %"
+    return f'{in_unit(point.us)}<span class="muted">{count}</span>'
+
+
+def _text(text: str) -> str:
+    return escape(plain(text))

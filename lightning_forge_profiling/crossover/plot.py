@@ -1,0 +1,315 @@
+"""Crossovers drawn: time over size on two logarithmic axes, for the page and as files of their own."""
+
+import io
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from lightning_forge_profiling.bench.result import in_unit
+from lightning_forge_profiling.crossover.curves import CrossoverResult, Explored, Way
+from lightning_forge_profiling.crossover.text import WAY_NAMES, about_size, threads
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.report.text import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["DARK", "LIGHT", "Format", "Theme", "draw_operation", "draw_result", "rehearse"]
+
+Format = Literal["png", "svg"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theme:
+    """Colours of paper and ink.
+
+    Attributes:
+        panel: behind everything.
+        ink: of text.
+        muted: of what is written at the axes.
+        line: of the grid.
+    """
+
+    panel: str
+    ink: str
+    muted: str
+    line: str
+
+
+# All colours are those of assets/report.css.
+LIGHT: Final = Theme(panel="#ffffff", ink="#16191d", muted="#59626c", line="#dfe3e7")
+DARK: Final = Theme(panel="#171b1f", ink="#e7eaed", muted="#9ba6b1", line="#2a3036")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    colour: str
+    marker: str
+    dashes: str
+
+
+_PENS: Final = MappingProxyType[Way, _Pen](
+    {
+        "cpu": _Pen("#e5703a", "o", "-"),
+        "stream": _Pen("#4d97d6", "s", "-"),
+        "alone": _Pen("#35a883", "^", "--"),
+        "copies": _Pen("#cb84b7", "D", ":"),
+    }
+)
+
+_PANEL_INCHES: Final = (5.6, 3.9)
+_DPI: Final = 150
+_MOST_COLUMNS: Final = 2
+_ALONE_INCHES: Final = (7.6, 4.4)
+_NARROW_INCHES: Final = (4.0, 4.2)  # on a telephone some 350 pixels wide: text of 9.5 points is then 11 pixels high
+_HEADING_INCHES: Final = 0.6  # of one line, and one of the legend
+_LINE_INCHES: Final = 0.22  # of each more
+_HEADING_MARGINS_INCHES: Final = 0.25
+_AXIS_INCHES: Final = 0.9  # left of a panel, with its labels
+_HEADING_POINTS: Final = 11
+_TITLE_POINTS: Final = 9.5
+_LONGEST_NAME: Final = 60
+_TICKS_PER_INCH: Final = 1.8
+_SPARSE: Final = 100.0  # an axis that is no longer has a label at 1, 2 and 5; a longer one has two powers of ten
+_SHORTEST_AXIS: Final = 10.0
+_ROUNDING: Final = 1 - 1e-9
+
+
+def rehearse(kind: Format) -> None:
+    """Draw nothing, to find out before the measuring whether there is a matplotlib here that can draw.
+
+    Args:
+        kind: of file.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    try:
+        draw_operation(Explored(name="", meaning="", curves=()), LIGHT, kind)
+    except Exception as error:  # a broken installation raises what it likes
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
+        why = "is not installed" if missing else f"fails here ({type(error).__name__}: {error})"
+        raise ConfigurationError(
+            f"drawing takes matplotlib, which {why}: pip install 'lightning-forge-profiling[plots]', "
+            "or write --json here and draw --from it elsewhere"
+        ) from error
+
+
+def draw_operation(operation: Explored, theme: Theme, kind: Format, *, narrow: bool = False) -> bytes:
+    """One operation's curves.
+
+    Args:
+        operation: what to draw.
+        theme: light or dark.
+        kind: of file.
+        narrow: for a narrow screen: as large in its letters, and half as wide.
+
+    Returns:
+        The file. The same input gives the same bytes.
+    """
+    with _style(theme):
+        from matplotlib.figure import Figure  # noqa: PLC0415  (only where something is drawn)
+
+        inches = _NARROW_INCHES if narrow else _ALONE_INCHES
+        figure = Figure(figsize=inches, layout="constrained")
+        axes = figure.subplots()
+        _draw(axes, operation, theme, most_ticks=round(inches[0] * _TICKS_PER_INCH))
+        if axes.lines:
+            figure.legend(loc="outside upper left", ncols=2 if narrow else 4, fontsize=9, frameon=False)
+        return _file(figure, kind)
+
+
+def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
+    """All operations side by side, with a heading.
+
+    Args:
+        result: what to draw.
+        theme: light or dark.
+        kind: of file.
+
+    Returns:
+        The file. The same input gives the same bytes.
+    """
+    with _style(theme):
+        from matplotlib.figure import Figure  # noqa: PLC0415  (only where something is drawn)
+
+        columns = min(_MOST_COLUMNS, len(result.operations))
+        rows = math.ceil(len(result.operations) / columns)
+        width, height = _PANEL_INCHES
+        heading = _wrapped(_heading(result), columns * width - _HEADING_MARGINS_INCHES, _HEADING_POINTS)
+        titles = [
+            _wrapped(f"{_short(one.name)}: {_short(one.meaning)}", width - _AXIS_INCHES, _TITLE_POINTS)
+            for one in result.operations
+        ]
+        in_a_row = 2 * columns  # more entries of the legend would be cut off
+        ways = {curve.way for operation in result.operations for curve in operation.curves if curve.points}
+        more_lines = heading.count("\n") + (len(ways) > in_a_row)
+        inches = (columns * width, rows * height + _HEADING_INCHES + more_lines * _LINE_INCHES)
+        figure = Figure(figsize=inches, layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False)
+        for axes in panels.flat[len(result.operations) :]:
+            axes.set_axis_off()
+        for axes, operation, title in zip(panels.flat, result.operations, titles, strict=False):
+            _draw(axes, operation, theme, most_ticks=round(width * _TICKS_PER_INCH))
+            axes.set_title(title, fontsize=_TITLE_POINTS, loc="left")
+        lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
+        figure.legend(
+            lines.values(),
+            lines.keys(),
+            title=heading,
+            title_fontsize=_HEADING_POINTS,
+            alignment="left",
+            loc="outside upper left",
+            ncols=in_a_row,
+            frameon=False,
+        )
+        return _file(figure, kind)
+
+
+def _heading(result: CrossoverResult) -> str:
+    setting = result.setting
+    cpu = f"{_short(setting.cpu)} ({threads(setting)}), {_short(setting.dtype)}"
+    return f"{_short(setting.gpu)} against {cpu}" if setting.gpu else cpu
+
+
+def _short(text: str) -> str:
+    return short(text, _LONGEST_NAME)
+
+
+def _wrapped(text: str, inches: float, points: float) -> str:
+    """Text in as many lines as it takes, shown as it is: a dollar sign would begin a formula."""
+    from matplotlib.font_manager import FontProperties  # noqa: PLC0415  (only where something is drawn)
+    from matplotlib.textpath import text_to_path  # noqa: PLC0415
+
+    font = FontProperties(size=points)
+
+    def fits(line: str) -> bool:
+        return text_to_path.get_text_width_height_descent(line, font, ismath=False)[0] <= 72 * inches
+
+    tried = (textwrap.wrap(text, columns) for columns in range(len(text), 0, -1))
+    lines = next((lines for lines in tried if all(map(fits, lines))), [text])
+    return "\n".join(lines).replace("$", r"\$")
+
+
+def _draw(axes: "Axes", operation: Explored, theme: Theme, *, most_ticks: int) -> None:
+    from matplotlib.ticker import (  # noqa: PLC0415  (only where something is drawn)
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        NullFormatter,
+        NullLocator,
+    )
+
+    for curve in operation.curves:
+        if not curve.points:
+            continue
+        pen = _PENS[curve.way]
+        axes.plot(
+            [point.size for point in curve.points],
+            [point.us for point in curve.points],
+            label=WAY_NAMES[curve.way],
+            color=pen.colour,
+            marker=pen.marker,
+            linestyle=pen.dashes,
+            linewidth=1.8,
+            markersize=4.5,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(_some(operation.sizes, most_ticks)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    low, high = _times(*axes.get_ylim())
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high <= _SPARSE * low else (1.0,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: _round_time(us)))
+    axes.yaxis.set_minor_formatter(NullFormatter())  # the default's are powers of ten, without a unit
+    axes.set_xlabel("size n")
+    axes.set_ylabel("time of a call")
+    axes.grid(visible=True, which="major", color=theme.line, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    _mark(axes, operation, theme)
+
+
+def _mark(axes: "Axes", operation: Explored, theme: Theme) -> None:
+    """A line down to the axis at each crossover between two sizes, and the size beside it."""
+    low, _ = axes.get_ylim()
+    inside = [one for one in operation.crossovers if one.size is not None and not one.everywhere]
+    for row, crossover in enumerate(sorted(inside, key=lambda one: one.size or 0.0, reverse=True)):
+        at = (crossover.size or 0.0, crossover.us or 0.0)
+        colour = _PENS[crossover.way].colour
+        axes.plot([at[0]] * 2, [low, at[1]], color=colour, linewidth=1, linestyle=(0, (2, 2)))
+        axes.plot(
+            *at,
+            color=theme.ink,
+            marker="o",
+            markersize=9,
+            markerfacecolor="none",
+            markeredgewidth=1.2,
+        )
+        axes.annotate(
+            about_size(at[0]),
+            (at[0], low),
+            xytext=(3, 5 + 11 * row),
+            textcoords="offset points",
+            fontsize=9,
+            color=theme.ink,
+            bbox={"boxstyle": "round,pad=0.1", "facecolor": theme.panel, "edgecolor": "none", "alpha": 0.8},
+        )
+
+
+def _some(sizes: Sequence[int], most: int) -> list[int]:
+    """No more sizes than there is room for, on a logarithmic axis."""
+    found: list[int] = []
+    for size in sizes:
+        if not found or math.log(size / found[-1]) * (most - 1) > math.log(sizes[-1] / sizes[0]) * _ROUNDING:
+            found.append(size)
+    return found
+
+
+def _times(low: float, high: float) -> tuple[float, float]:
+    """The ends of the axis: with room for the sizes below, and two labels."""
+    low /= 3
+    more = max(_SHORTEST_AXIS * low / high, 1.0) ** 0.5
+    return low / more, high * more
+
+
+def _round_time(us: float) -> str:
+    return in_unit(us).replace(".00", "").replace(".0", "")
+
+
+@contextmanager
+def _style(theme: Theme) -> Iterator[None]:
+    """Matplotlib's own defaults, whatever the user's are, in a theme's colours."""
+    from matplotlib import rc_context, rcParamsDefault  # noqa: PLC0415  (only where something is drawn)
+
+    colours = {
+        "figure.facecolor": theme.panel,
+        "axes.facecolor": theme.panel,
+        "savefig.facecolor": theme.panel,
+        "text.color": theme.ink,
+        "legend.labelcolor": theme.ink,
+        "axes.titlecolor": theme.ink,
+        "axes.labelcolor": theme.muted,
+        "axes.edgecolor": theme.muted,
+        "xtick.color": theme.muted,
+        "ytick.color": theme.muted,
+    }
+    rest = {"font.size": 9.5, "svg.hashsalt": "forge-profiling"}  # the salt makes the file's identifiers the same
+    defaults = {name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")}
+    settings: Any = {**defaults, **colours, **rest}  # typed as a mapping of some hundred literals
+    with rc_context(settings):
+        yield
+
+
+def _file(figure: "Figure", kind: Format) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
+    return stream.getvalue()

@@ -1,0 +1,103 @@
+"""Timing operations over sizes, each curve as far as it goes.
+
+Nothing here runs an operation: `measure` is given what times one, `OperationTimer` in earnest.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from lightning_forge_profiling.bench.result import in_unit
+from lightning_forge_profiling.crossover.curves import Curve, Explored, Point, Way
+from lightning_forge_profiling.crossover.operations import Operation
+
+__all__ = ["TimeOne", "measure", "predicted_us"]
+
+TimeOne: TypeAlias = Callable[[str, int, Way, float | None], Point | str]
+"""Times an operation by name, size, way and what a call is expected to take in microseconds, None where nobody knows.
+
+Returns the point, or why there can be none of this size or a larger one.
+"""
+
+
+def measure(
+    operations: Mapping[str, Operation],
+    sizes: Sequence[int],
+    ways: Sequence[Way],
+    time: TimeOne,
+    *,
+    longest_us: float,
+    progress: Callable[[str, int], None] = lambda _name, _size: None,
+) -> tuple[Explored, ...]:
+    """Time operations over sizes, each curve as far as it goes.
+
+    Args:
+        operations: by name.
+        sizes: ascending.
+        ways: in which to run each; the CPU first, whose times decide how far the GPU's curves go.
+        time: times one call.
+        longest_us: a curve ends before the size at which one call is expected to take longer, in microseconds, and
+            after one that did. One of the GPU goes on where the CPU took as long.
+        progress: told each operation and size before it is timed.
+
+    Returns:
+        The operations in their order.
+    """
+    found = []
+    for name, operation in operations.items():
+        points: dict[Way, list[Point]] = {way: [] for way in ways}
+        ended: dict[Way, str] = {}
+        for size in sizes:
+            progress(name, size)
+            for way in ways:
+                if way in ended:
+                    continue
+                expected_us = predicted_us(points[way], size, operation.exponent)
+                most_us = max([longest_us, *(point.us for point in points.get("cpu", ()) if point.size == size)])
+                if too_long := _too_long(points[way], size, expected_us, most_us):
+                    ended[way] = too_long
+                    continue
+                timed = time(name, size, way, expected_us)
+                if isinstance(timed, str):
+                    ended[way] = f"{size}: {timed}"
+                else:
+                    points[way].append(timed)
+        curves = [Curve(way=way, points=tuple(points[way]), ended=ended.get(way, "")) for way in ways]
+        found.append(Explored(name=name, meaning=operation.meaning, curves=tuple(curves)))
+    return tuple(found)
+
+
+def _too_long(points: Sequence[Point], size: int, expected_us: float | None, most_us: float) -> str:
+    """Why a call of that size takes too long; "" where it does not, or nobody knows."""
+    if points and points[-1].us > most_us:
+        return f"a call at {points[-1].size} took {in_unit(points[-1].us)}"
+    if expected_us is not None and expected_us > most_us:
+        return f"a call at {size} would take about {in_unit(expected_us)}"
+    return ""
+
+
+def predicted_us(points: Sequence[Point], size: int, exponent: int) -> float | None:
+    """What a call of a larger size will take.
+
+    It goes on along the line through the last two points on logarithmic axes, but no steeper than the work grows:
+    between two points noise may lie, or the end of a cache, after which the time grows with the work again.
+
+    Args:
+        points: of a curve, ascending.
+        size: larger than theirs.
+        exponent: with what power of the size the work grows.
+
+    Returns:
+        Microseconds; None from fewer than two points.
+
+    Example:
+        >>> times = {256: 10.0, 512: 40.0, 1024: 4000.0}
+        >>> points = [Point(size=n, us=us, low_us=us, high_us=us, samples=9) for n, us in times.items()]
+        >>> round(predicted_us(points[:2], 1024, exponent=3)), round(predicted_us(points, 2048, exponent=3))
+        (160, 32000)
+    """
+    if len(points) < 2:  # noqa: PLR2004  (a line)
+        return None
+    first, last = points[-2:]
+    slope = math.log(last.us / first.us) / math.log(last.size / first.size)
+    return last.us * float((size / last.size) ** min(max(slope, 0.0), exponent))

@@ -1,0 +1,381 @@
+"""One list of findings from a trace and from the whole run.
+
+A trace sees kernels and calls, of few steps, which recording has slowed. The run's regions see less, of many steps as
+they are. So the trace decides what the cause is and the run how long a step really takes; and what the two tell
+differently is said. Without a GPU a trace sees no more of waiting than the run does, and the run decides; operators and
+Python are in the trace alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES, PYTHON_BOUND
+from lightning_forge_profiling.diagnosis.late_rank import GPU_IS_SLOWER, late_host, work_ms
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
+from lightning_forge_profiling.diagnosis.run_hints import run_hints
+from lightning_forge_profiling.diagnosis.run_regions import COMPUTE, share_pct
+from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, MIN_STEPS, WORKER_RESTARTS, run_findings
+from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
+from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
+from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.results.saving import saving
+
+__all__ = ["SLOWED_FROM", "combine"]
+
+SLOWED_FROM: Final = 1.1
+"""From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
+
+_MOSTLY_PCT: Final = 50.0
+
+_SMALL_PCT: Final = 10.0
+"""Without a GPU, a cause that costs less is no verdict beside a step that is mostly computation."""
+
+_DIFFER_BY_PCT: Final = 5.0
+"""Shares of a step that lie further apart than this are told: a window of few steps varies by less."""
+
+_HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
+"""What keeps the GPU waiting for the host, which recording slows; everything else but the loader is the GPU's own time,
+which recording does not change."""
+
+_MEASURED: Final = {"input-bound": "data", "transfer-bound": "transfer"}
+"""What the run measures by itself, and the region it shows in."""
+
+
+def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis:
+    """Findings and verdict from all there is.
+
+    Args:
+        analysis: of the trace, None without one.
+        evidence: of the whole run, None without callbacks.
+
+    Returns:
+        The analysis with the run's evidence, one list of findings, and `differences`. Where recorded steps are over
+        10 % longer or shorter than live ones, shares are of the live step: GPU work takes as long there as recorded,
+        what is left of a live step beside it is all that the GPU can have waited for the host, and the loader's share
+        is what the run measured.
+
+    Raises:
+        ValueError: neither is given.
+    """
+    if analysis is None:
+        if evidence is None:
+            raise ValueError("combine() needs an analysis or the run's evidence.")
+        return _of_run(evidence)
+    if evidence is None or evidence.steps < MIN_STEPS:
+        return replace(analysis, run=evidence)
+    recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
+    analysis, late = _by_clocks(analysis, evidence)
+    if recorded is not None and recorded.gpu.busy_ms_per_step:
+        late_ms = sum(found.share_pct for found in late) * evidence.step_ms.mean / 100
+        findings, differences = _merge(analysis.findings, _judged(recorded, analysis), evidence, late_ms)
+    elif any(rank.gpu.busy_ms_per_step for rank in analysis.ranks):  # of others than the one that the run is of
+        known = {found.code for found in analysis.findings}
+        findings = [*analysis.findings, *(found for found in run_findings(evidence) if found.code not in known)]
+        differences = []
+    else:
+        findings, differences = _of_blind(analysis.findings, recorded, evidence)
+    ranked = by_gain([*findings, *late])
+    verdict, text = decide(ranked, gpu=evidence.on_device)
+    return replace(
+        analysis,
+        verdict=verdict,
+        verdict_text=text,
+        findings=ranked,
+        hints=(*analysis.hints, *run_hints(evidence)),
+        run=evidence,
+        differences=(*analysis.differences, *differences),
+    )
+
+
+def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tuple[Finding, ...]]:
+    """Whose host is late, the ranks' own clocks decide: the trace without what it says of that, and what they say."""
+    if not evidence.clocks:
+        return analysis, ()
+    traced = tuple(found for found in analysis.findings if found.code != "straggler" or GPU_IS_SLOWER in found.title)
+    found = None if any(found.code == "straggler" for found in traced) else late_host(analysis, evidence)
+    return replace(analysis, findings=traced), () if found is None else (found,)
+
+
+def _of_run(evidence: RunEvidence) -> Analysis:
+    findings = by_gain(run_findings(evidence))
+    verdict, text = decide(findings, gpu=evidence.on_device)
+    computing_pct = share_pct(evidence, *COMPUTE)
+    if findings and not evidence.on_device and findings[0].share_pct < _SMALL_PCT < _MOSTLY_PCT < computing_pct:
+        verdict = NOTHING_STANDS_OUT
+        text = (
+            f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "
+            f"cause beside them costs {findings[0].share_pct:.0f} %: {text}"
+        )
+    if evidence.steps < MIN_STEPS:
+        verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steady steps, at least {MIN_STEPS} needed."
+    return Analysis(
+        source="the run",
+        verdict=verdict,
+        verdict_text=text,
+        findings=findings,
+        hints=run_hints(evidence),
+        run=evidence,
+    )
+
+
+def _of_blind(
+    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
+) -> tuple[list[Finding], list[str]]:
+    """Findings where the trace has no GPU work: of the run's own rank, it sees no more of waiting than the run."""
+    rank = recorded.rank if recorded else 0
+    live = {found.code: found for found in run_findings(evidence)}
+    others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
+    mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
+    of_cpu, differences = _of_cpu(traced, recorded, evidence)
+    python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
+    if python is not None and BETWEEN_REGIONS in live:  # which is a part of it: the one that says more
+        mostly = live[BETWEEN_REGIONS].share_pct > python.share_pct / 2
+        of_cpu = [found for found in of_cpu if found is not python or not mostly]
+        live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
+    for found in of_cpu:
+        live.pop(found.code, None)  # the trace knows how the update is computed
+    others += of_cpu
+    if "data" not in evidence.regions:  # which nobody timed
+        return [*mine, *others, *live.values()], differences
+    if mine and "input-bound" in live and not evidence.on_device:
+        # which knows the loader
+        live["input-bound"] = replace(live["input-bound"], advice=mine[0].advice)
+    in_run = share_pct(evidence, "data")
+    in_trace = max((found.share_pct for found in mine), default=NAMED_FROM_PCT)
+    far = abs(in_run - in_trace) > _DIFFER_BY_PCT
+    differences += [_told("input-bound", mine, in_run, evidence)] if far else []
+    return [*live.values(), *others], differences
+
+
+def _of_cpu(
+    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
+) -> tuple[list[Finding], list[str]]:
+    """What the trace says of the operators and Python on the CPU, of the live step where recording slowed it."""
+    if recorded is None or recorded.cpu is None or evidence.on_device:
+        return [], []
+    codes = {rule.code for rule in CPU_RULES}
+    mine = [found for found in traced if found.code in codes and found.rank in {None, recorded.rank}]
+    cpu, step, live = recorded.cpu, recorded.step_ms, evidence.step_ms
+    slowed = step.mean > SLOWED_FROM * live.mean and step.p50 > SLOWED_FROM * live.p50
+    if not slowed and step.mean * SLOWED_FROM >= live.mean:
+        return mine, []
+    regions = evidence.regions
+    other_ms = regions["other"].device_ms if "other" in regions else 0.0
+    data_ms = regions["data"].device_ms if "data" in regions else cpu.data_ms_per_step
+    update_ms = regions["optimizer"].device_ms if "optimizer" in regions else cpu.optimizer_ms_per_step
+    added_ms = max(step.mean - live.mean, 0.0)
+    python_ms = max(cpu.python_ms_per_step - added_ms, 0.0)  # if recording adds to nothing else
+    live_ms = {
+        "slow-optimizer": update_ms,
+        PYTHON_BOUND: python_ms,
+        "compute-bound": min(
+            cpu.operators_ms_per_step, max(live.mean - data_ms - update_ms - max(python_ms, other_ms), 0.0)
+        ),
+    }
+    converted = []
+    for found in mine:
+        share = min(100 * live_ms[found.code] / live.mean, 100.0)
+        most = "" if found.code == "slow-optimizer" else "at most "
+        whose = f" of rank {recorded.rank}" if evidence.world_size > 1 else ""
+        converted.append(
+            replace(
+                found,
+                share_pct=share,
+                title=f"{found.title}; of a live step{whose} it is {most}{share:.0f} %",
+                evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
+                saves=saving(live_ms[found.code], live.mean, at_most=True) if found.saves else None,
+            )
+        )
+    return [found for found in converted if found.share_pct >= NAMED_FROM_PCT], [
+        (_recorded_slower if slowed else _recorded_shorter)(step.mean, evidence)
+    ]
+
+
+def _recorded_shorter(recorded_ms: float, evidence: RunEvidence) -> str:
+    """That the recorded steps lack what others have, and what follows from it."""
+    live_ms = evidence.step_ms.mean
+    return (
+        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: what comes now and then is not in the "
+        "window, or not in its share; the findings' shares are of the live step"
+    )
+
+
+def _recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
+    """That recording made steps longer, and what follows from it."""
+    live_ms = evidence.step_ms.mean
+    return (
+        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms "
+        f"({100 * (recorded_ms / live_ms - 1):+.0f} %): recording slows the host, so "
+        "launch and host figures of the trace are inflated; the findings' shares are of the live step"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The recorded steps, in milliseconds.
+
+    Attributes:
+        rank: the lowest rank's number; what follows is of its steps, but for `busy_ms` and `work_ms`.
+        idle_pct: how much of them its GPU was idle.
+        step_ms: their mean.
+        median_ms: their median.
+        busy_ms: how much of the mean step the GPU was busy, the mean over the ranks.
+        work_ms: the same without waiting for other ranks, which depends on the hosts.
+    """
+
+    rank: int
+    idle_pct: float
+    step_ms: float
+    median_ms: float
+    busy_ms: float
+    work_ms: float
+
+
+def _judged(recorded: RankSummary, analysis: Analysis) -> _Judged:
+    return _Judged(
+        recorded.rank,
+        recorded.gpu.idle_pct,
+        recorded.step_ms.mean,
+        recorded.step_ms.p50,
+        fmean(rank.gpu.busy_ms_per_step for rank in analysis.ranks),
+        fmean(work_ms(analysis).values()),
+    )
+
+
+def _merge(
+    traced: tuple[Finding, ...], judged: _Judged, evidence: RunEvidence, late_ms: float
+) -> tuple[list[Finding], list[str]]:
+    """Findings of both, and where they differ. The trace has GPU work, the run enough steps."""
+    differences: list[str] = []
+    as_recorded = traced
+    live = {found.code: found for found in run_findings(evidence)}
+    slowed, shorter = _slowed(judged, evidence), judged.step_ms * SLOWED_FROM < evidence.step_ms.mean
+    if slowed:
+        differences.append(_recorded_slower(judged.step_ms, evidence))
+    if shorter:
+        differences.append(_recorded_shorter(judged.step_ms, evidence))
+    if slowed or shorter or late_ms:  # a late host's own GPU is idle too, which is no second cause
+        converted = [_of_live_step(found, judged, evidence, late_ms) for found in traced]
+        differences += [
+            f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
+            "live ones, too little to be named"
+            for before, after in zip(traced, converted, strict=True)
+            if after.share_pct < NAMED_FROM_PCT
+        ]
+        traced = tuple(found for found in converted if found.share_pct >= NAMED_FROM_PCT)
+    findings = [found for found in traced if found.code not in _MEASURED]
+    restarts = live.get(WORKER_RESTARTS)
+    findings += [] if restarts is None else [restarts]
+    if BETWEEN_REGIONS in live and all(found.code != "launch-bound" for found in findings):  # of which it would be part
+        findings.append(live[BETWEEN_REGIONS])
+    for code, region in _MEASURED.items():
+        of_trace = [found for found in traced if found.code == code]
+        if region not in evidence.regions:  # nobody timed it
+            findings += of_trace
+            continue
+        # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
+        shares = [found.share_pct for found in of_trace if found.rank in {None, judged.rank}]
+        in_trace = max(shares, default=NAMED_FROM_PCT)
+        in_run = share_pct(evidence, region)
+        more = in_run > in_trace + _DIFFER_BY_PCT
+        # copies outside of the region are in the trace alone, and no sign that the two differ
+        less = in_run < in_trace - _DIFFER_BY_PCT and code == "input-bound"
+        if more or less:
+            mine = [found for found in as_recorded if found.code == code and found.rank in {None, judged.rank}]
+            converted_pct = in_trace if slowed and shares else None
+            differences.append(_told(code, mine, in_run, evidence, converted_pct))
+        # a window may contain the restart of workers, which then is no part of this finding
+        run_decides = not of_trace or more or (less and (slowed or restarts is not None))
+        if run_decides:
+            findings += [live[code]] if code in live else []
+        else:
+            findings += [_bounded_by_run(found, live.get(code), evidence) for found in of_trace]
+    differences += _contradictions(findings, live, judged, evidence)
+    return findings, differences
+
+
+def _bounded_by_run(found: Finding, of_run: Finding | None, evidence: RunEvidence) -> Finding:
+    """A bound on what the fix saves holds for all steps of the run, not only for the recorded ones."""
+    recorded, run = found.saves, None if of_run is None else of_run.saves
+    if recorded is None or run is None or not recorded.at_most or run.ms_per_step <= recorded.ms_per_step:
+        return found
+    return replace(found, saves=saving(run.ms_per_step, evidence.step_ms.mean, at_most=True))
+
+
+def _told(
+    code: str, of_trace: Sequence[Finding], in_run: float, evidence: RunEvidence, converted_pct: float | None = None
+) -> str:
+    """That trace and run do not agree on how much something takes."""
+    recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
+    of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
+    averaged = " (mean of the ranks)" if evidence.world_size > 1 and of_trace else ""
+    of_first = " on rank 0" if evidence.world_size > 1 else ""
+    return (
+        f"{code}: {recorded} % of the recorded steps{averaged}{of_live}, "
+        f"{in_run:.0f} % of the run's {evidence.steps} steps{of_first}"
+    )
+
+
+def _slowed(judged: _Judged, evidence: RunEvidence) -> bool:
+    """Both the mean and the median: a loader that stalls every few steps, or one odd step, moves either alone."""
+    return (
+        judged.step_ms > SLOWED_FROM * evidence.step_ms.mean and judged.median_ms > SLOWED_FROM * evidence.step_ms.p50
+    )
+
+
+def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_ms: float) -> Finding:
+    """A trace's finding of the live step: what recording added to a wait for the host is taken off.
+
+    Args:
+        found: the finding, of the recorded step.
+        judged: the recorded steps.
+        evidence: the live ones.
+        late_ms: how long GPUs wait for a late host in a live step, which is another finding's.
+    """
+    recorded_ms, live_ms = judged.step_ms, evidence.step_ms.mean
+    share = found.share_pct * recorded_ms / live_ms
+    averaged = " on the mean of the ranks" if evidence.world_size > 1 else ""
+    title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %{averaged}"
+    saves_ms, cost_ms = found.saves.ms_per_step if found.saves else 0.0, found.share_pct * recorded_ms / 100
+    if found.code in _HOST_WAITS and live_ms <= recorded_ms * SLOWED_FROM:
+        idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
+        share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
+        if saves_ms <= cost_ms:  # its own waits alone
+            saves_ms = share * live_ms / 100
+        else:  # what is saved of the GPU's own work stays, and of the waits no more than there are in a live step
+            saves_ms = min(saves_ms, idle_live) + max(saves_ms - idle_recorded, 0.0)
+        title = (
+            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host{averaged}. "
+            f"Recorded, which slows the host: {found.title}"
+        )
+    at_most = found.saves is not None and found.saves.at_most
+    saves = saving(saves_ms, live_ms, at_most=at_most, cost_ms=share * live_ms / 100)
+    return replace(
+        found,
+        share_pct=min(share, 100.0),
+        title=title,
+        evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
+        saves=saves if found.saves else None,
+    )
+
+
+def _contradictions(
+    findings: list[Finding], live: dict[str, Finding], judged: _Judged, evidence: RunEvidence
+) -> Iterator[str]:
+    """What the run infers about host and GPU, where the trace says otherwise. The trace, which sees both, decides."""
+    found = {each.code: each for each in findings}
+    if "launch-bound" in live and not _HOST_WAITS & found.keys():
+        yield (
+            f"by the whole run's regions the host sets the pace in {live['launch-bound'].share_pct:.0f} % of a step, "
+            f"in the recorded steps the GPU was idle for {judged.idle_pct:.0f} %"
+        )
+    queued_pct = 100 - (100.0 if evidence.drained_pct is None else evidence.drained_pct)
+    if "launch-bound" in found and "launch-bound" not in live and queued_pct > _MOSTLY_PCT:
+        launching = found["launch-bound"]
+        recorded_pct = launching.evidence.get("share_of_recorded_step_pct", launching.share_pct)
+        yield (
+            f"launch-bound took {recorded_pct:.0f} % of the recorded steps, but in the whole run "
+            f"the GPU still had work queued at {queued_pct:.0f} % of the batch ends"
+        )

@@ -1,0 +1,227 @@
+"""What to change in a loader that training waits for, by its settings and the machine's cores."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.rule import Evidence, in_ms
+from lightning_forge_profiling.results.loader_settings import LoaderSettings
+
+__all__ = ["LoaderWait", "accumulating", "loader_advice", "loader_evidence", "only_bounded", "pin_memory_advice"]
+
+_HANDED_OVER_MS: Final = 1.0
+"""A DataLoader's worker takes 0.5 ms to hand a batch of one tensor over, however little it costs to make (torch 2.13,
+two cores, `python -m benchmarks.handover`): where making it takes hardly longer, workers gain little."""
+
+_MOST_TRIED: Final = 16
+"""More workers than this are rarely the answer to a loader that works in the training process."""
+
+_CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
+_CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
+_SHARES_OUT: Final = (
+    " An IterableDataset has to share its samples out among the workers (torch.utils.data.get_worker_info)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderWait:
+    """How long training waits for its loader.
+
+    Attributes:
+        host_ms: what the host waits per step.
+        exposed_ms: what of it the GPU waits too; all of it without a GPU.
+        step_ms: the mean step.
+        on_gpu: whether training is on a GPU, to which batches are copied.
+        in_process: whether the loader is known to work in the training process; None if unknown.
+        pinned: whether batches are known to be in pinned memory.
+    """
+
+    host_ms: float
+    exposed_ms: float
+    step_ms: float
+    on_gpu: bool
+    in_process: bool | None = None
+    pinned: bool = False
+
+    @property
+    def rest_ms(self) -> float:
+        """What a step takes without the wait."""
+        return max(self.step_ms - self.exposed_ms, 1e-6)
+
+
+def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
+    """What to change so that training waits less for its loader: nothing that is set already.
+
+    Args:
+        wait: how long it waits.
+        settings: the loader's; None where only a trace without them is known.
+
+    Example:
+        >>> wait = LoaderWait(host_ms=25, exposed_ms=25, step_ms=40, on_gpu=True)
+        >>> loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=0, pin_memory=True, cores=8))
+        'The DataLoader works in the training process (num_workers=0): try num_workers=4 and persistent_workers=True.'
+    """
+    if wait.host_ms < _HANDED_OVER_MS:
+        return _small_batches(wait, settings)
+    if settings is None:
+        return _without_settings(wait)
+    if settings.num_workers is None:
+        return (
+            f"The loader is of type {settings.kind}, not a torch.utils.data.DataLoader: use a DataLoader with workers, "
+            f"fetch batches ahead in a thread, or {_cheaper(wait)}."
+        )
+    if settings.num_workers >= settings.most_workers:
+        return _at_the_limit(wait, settings, settings.num_workers)
+    return _more_workers(wait, settings, settings.num_workers)
+
+
+def only_bounded(wait: LoaderWait, settings: LoaderSettings | None) -> bool:
+    """Whether workers may leave a part of the wait: on a CPU, whose cores they take, and where they cannot keep up."""
+    if not wait.on_gpu or wait.host_ms < _HANDED_OVER_MS:
+        return True
+    if settings is None:
+        return False
+    return settings.num_workers is None or _keeps_up(wait, settings.num_workers) > settings.most_workers
+
+
+def loader_evidence(settings: LoaderSettings | None) -> Evidence:
+    """The settings as a finding's evidence; empty where they are not known."""
+    if settings is None:
+        return {}
+    evidence: Evidence = {"loader": settings.kind}
+    if settings.num_workers is not None:
+        evidence |= {
+            "num_workers": settings.num_workers,
+            "persistent_workers": str(settings.persistent_workers),
+            "pin_memory": str(settings.pin_memory),
+            "prefetch_factor": "None" if settings.prefetch_factor is None else settings.prefetch_factor,
+            "batch_size": "None" if settings.batch_size is None else settings.batch_size,
+            "sampler": settings.sampler,
+        }
+    return evidence | {
+        "usable_cores": settings.cores,
+        "ranks_on_host": settings.ranks_on_host,
+        "accumulate_grad_batches": settings.accumulate_grad_batches,
+    }
+
+
+def pin_memory_advice(settings: LoaderSettings | None) -> str:
+    """What to do about copies from pageable memory: a sentence without its end."""
+    if settings is None or not settings.pin_memory:
+        return "Set pin_memory=True in the DataLoader (only from pinned memory is a copy asynchronous)"
+    return (
+        "The DataLoader has pin_memory=True: look for what is copied from pageable memory all the same, as a batch "
+        "class without a method pin_memory(), or tensors made in on_before_batch_transfer or transfer_batch_to_device"
+    )
+
+
+def accumulating(settings: LoaderSettings | None) -> str:
+    """What to add to advice to accumulate gradients: how many batches they are accumulated over today."""
+    return "" if settings is None else f" (now {settings.accumulate_grad_batches})"
+
+
+def _small_batches(wait: LoaderWait, settings: LoaderSettings | None) -> str:
+    advice = (
+        f"A batch is there after {in_ms(wait.host_ms)}, and a worker takes some 0.5 ms to hand one over, so workers "
+        "gain little: make batches larger or cheaper (index whole tensors instead of collating samples)."
+    )
+    if settings is not None and settings.accumulate_grad_batches > 1:
+        advice += (
+            f" Larger batches and fewer of them than accumulate_grad_batches={settings.accumulate_grad_batches} leave "
+            "the optimizer's step as it is."
+        )
+    return advice
+
+
+def _without_settings(wait: LoaderWait) -> str:
+    """Words that are right whatever the loader's settings are."""
+    limit = " No more workers than usable cores, those of all ranks on the host together."
+    also = ["persistent_workers=True", *([] if wait.pinned or not wait.on_gpu else ["pin_memory=True"])]
+    if wait.in_process:
+        wanted = _listed([f"num_workers={_wanted_of_none(wait)}", *also])
+        cores = "" if wait.on_gpu else ", if the training leaves them a core"
+        return f"The DataLoader works in the training process: try {wanted}{cores}.{limit}"
+    return (
+        f"Give the DataLoader more num_workers than now, with {_listed(also)}, or a larger prefetch_factor where "
+        f"batches are uneven, or {_cheaper(wait)}.{limit}"
+    )
+
+
+def _more_workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
+    limit = settings.most_workers
+    if not wait.on_gpu and limit == 1:
+        return f"{_in_process(settings)}, and workers would have to share {_cores(settings)}: {_cheaper(wait)}."
+    keeps_up = _keeps_up(wait, now)
+    if now:
+        wanted = max(keeps_up, now + 1)
+        state = f"{_named(settings)} num_workers={now} where {limit} are possible"
+    else:
+        wanted = _wanted_of_none(wait)
+        state = f"{_in_process(settings)} (num_workers=0)"
+    tried = [f"num_workers={min(wanted, limit)}"]
+    if not now:
+        tried.append("persistent_workers=True")
+    if wait.on_gpu and not settings.pin_memory:
+        tried.append("pin_memory=True")
+    advice = f"{state}: try {_listed(tried)}"
+    if not wait.on_gpu:
+        advice += ", if the training leaves them a core"
+    advice += "."
+    if keeps_up > limit:
+        advice += f" That uses all of {_cores(settings)}, and {keeps_up} would keep up; so also {_cheaper(wait)}."
+    elif now:
+        advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
+    return advice + (_SHARES_OUT if settings.iterable else "")
+
+
+def _at_the_limit(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
+    limit, cores = settings.most_workers, _cores(settings)
+    if now > limit:
+        advice = f"{_named(settings)} num_workers={now}, more than {cores}: try num_workers={limit}"
+    else:
+        advice = f"{_named(settings)} num_workers={now}, one for each of {cores}: more would compete for them"
+    pinned = " Set pin_memory=True." if wait.on_gpu and not settings.pin_memory else ""
+    cheaper = _cheaper(wait)
+    fewer = ", or fewer ranks on a host" if settings.ranks_on_host > 1 else ""
+    return (
+        f"{advice}. {cheaper[0].upper()}{cheaper[1:]}. Otherwise a larger prefetch_factor than "
+        f"{settings.prefetch_factor} where batches are uneven, or more cores{fewer}.{pinned}"
+    )
+
+
+def _keeps_up(wait: LoaderWait, workers: int) -> int:
+    """How many workers keep up with the rest of the step.
+
+    Without workers a batch is made in the wait; else each of them takes up to as many steps for one as there are.
+    """
+    batch_ms = workers * wait.step_ms if workers else wait.host_ms
+    return max(ceil(batch_ms / wait.rest_ms), 1)
+
+
+def _wanted_of_none(wait: LoaderWait) -> int:
+    """As many as keep up, and as many again."""
+    return min(2 * _keeps_up(wait, 0), _MOST_TRIED)
+
+
+def _cheaper(wait: LoaderWait) -> str:
+    return _CHEAPER if wait.on_gpu else _CHEAPER_ON_CPU
+
+
+def _cores(settings: LoaderSettings) -> str:
+    if settings.ranks_on_host > 1:
+        return f"this rank's {settings.most_workers} of {settings.cores} usable cores"
+    return "the one usable core" if settings.cores <= 1 else f"the {settings.cores} usable cores"
+
+
+def _named(settings: LoaderSettings) -> str:
+    return f"The {settings.kind} has" if settings.loaders == 1 else f"The {settings.loaders} loaders together have"
+
+
+def _in_process(settings: LoaderSettings) -> str:
+    if settings.loaders == 1:
+        return f"The {settings.kind} works in the training process"
+    return f"The {settings.loaders} loaders work in the training process"
+
+
+def _listed(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

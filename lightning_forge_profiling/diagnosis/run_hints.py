@@ -1,0 +1,46 @@
+"""What of a whole run is worth a look without being a cause."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.run_regions import backward_is_heavy, ms_words, region
+from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
+from lightning_forge_profiling.diagnosis.telemetry_hints import telemetry_hints
+from lightning_forge_profiling.results.analysis import Hint, RunEvidence
+
+__all__ = ["run_hints"]
+
+_UNEVEN: Final = 1.2
+"""A mean so much above the median says that few steps take a good part of the time."""
+
+
+def run_hints(evidence: RunEvidence) -> tuple[Hint, ...]:
+    """The hints; none where there are fewer than `MIN_STEPS` steps."""
+    if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
+        return ()
+    sensors = () if evidence.telemetry is None else telemetry_hints(evidence.telemetry, steps=evidence.steps)
+    return (*_hints(evidence), *sensors)
+
+
+def _hints(evidence: RunEvidence) -> Iterator[Hint]:
+    step = evidence.step_ms
+    restarts_ms = 0.0 if evidence.worker_restarts is None else evidence.worker_restarts.device_ms
+    like_ms = step.p50 if evidence.like_ms is None else evidence.like_ms
+    if step.mean - restarts_ms > _UNEVEN * like_ms:
+        yield Hint(
+            code="uneven-steps",
+            rank=0,
+            text=f"Steps are uneven: {ms_words(step.mean)} in the mean, {ms_words(step.p50)} in the median, "
+            f"{ms_words(step.max)} the longest, beyond what gradient accumulation and workers' restarts make of it. "
+            "Something comes now and then: a callback or a logger, or workers that deliver their batches at the same "
+            "time.",
+        )
+    if backward_is_heavy(evidence):
+        times = region(evidence, "backward").device_ms / max(region(evidence, "forward").device_ms, 1e-3)
+        yield Hint(
+            code="backward-heavy",
+            rank=0,
+            text=f"Backward takes {times:.1f} times as long as forward, where twice is usual. With "
+            f"{evidence.world_size} processes the rest is likely the exchange of gradients or waiting for a slower "
+            "rank; a recorded window of all ranks tells which.",
+        )

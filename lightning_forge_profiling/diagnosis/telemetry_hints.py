@@ -1,0 +1,109 @@
+"""What a GPU's sensors tell about a run: rules of thumb."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from lightning_forge_profiling.results.analysis import Hint
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+
+__all__ = ["MIN_SAMPLES", "telemetry_hints"]
+
+MIN_SAMPLES: Final = 10
+"""Two seconds at the default period: NVML's utilization is over up to one."""
+
+_WELL_USED_PCT: Final = 90.0
+_UNDERUSED_PCT: Final = 50.0
+"""The limits commonly taught for `nvidia-smi`'s GPU-Util."""
+
+_THROTTLED_PCT: Final = 5.0
+_NEARLY_FULL_PCT: Final = 95.0
+_MALLOCS_PER_STEP: Final = 0.1
+"""In a steady state the caching allocator needs none; batches of many sizes make it grow now and then."""
+
+_FEW_MALLOCS: Final = 5
+"""So many may yet be of the settling, whatever they come to a step in a short run."""
+
+_MEANS: Final = {
+    "power cap": "it draws what its power limit allows, which under dense work is ordinary",
+    "temperature": "it is too hot; look at the cooling and at its neighbours",
+    "temperature (hardware)": "it is far too hot; look at the cooling",
+    "power brake": "the server's power supply asks it to draw less",
+    "hardware slowdown": "its hardware protects itself from heat or a spike in power",
+    "board limit": "the board's own limit holds it",
+}
+
+_WELL_USED: Final = (
+    "GPU utilization is {:.0f} %: nearly always a kernel was running. How much of the GPU those kernels use is another "
+    "question, which the MFU answers."
+)
+_UNDERUSED: Final = (
+    "GPU utilization is {:.0f} %: most of the time no kernel was running. It waits for data, for the host's launches "
+    "or for other ranks; the verdict says for which."
+)
+_MALLOCS: Final = (
+    "PyTorch's allocator asked the device for memory {:.1f} times a step after the warm-up, where it needs no more "
+    "once it has seen a step: batches of ever new sizes (pad them to a few), torch.cuda.empty_cache() in the loop, or "
+    "memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lessens it. What it costs, a recorded window "
+    "(ForgeProfilerCallback) shows."
+)
+
+
+def telemetry_hints(summary: TelemetrySummary, *, steps: int | None = None, rank: int = 0) -> tuple[Hint, ...]:
+    """The rules that apply.
+
+    From fewer than `MIN_SAMPLES` samples nothing is said about utilization and clocks, and a few calls of `cudaMalloc`
+    in all are none in steady state.
+
+    Args:
+        summary: of the steps that count.
+        steps: how many those are; None where that is not known.
+        rank: whose GPU it is.
+
+    Example:
+        >>> seen = TelemetrySummary(device="NVIDIA H200", samples=50, utilization_pct=31.0)
+        >>> [hint.code for hint in telemetry_hints(seen)]
+        ['gpu-underused']
+    """
+    return tuple(Hint(code=code, rank=rank, text=text) for code, text in _rules(summary, steps))
+
+
+def _rules(seen: TelemetrySummary, steps: int | None) -> Iterator[tuple[str, str]]:
+    if seen.samples >= MIN_SAMPLES:
+        if seen.utilization_pct is not None and seen.utilization_pct > _WELL_USED_PCT:
+            yield "gpu-well-used", _WELL_USED.format(seen.utilization_pct)
+        if seen.utilization_pct is not None and seen.utilization_pct < _UNDERUSED_PCT:
+            yield "gpu-underused", _UNDERUSED.format(seen.utilization_pct)
+        if seen.throttled_pct is not None and seen.throttled_pct >= _THROTTLED_PCT:
+            yield "gpu-throttled", _throttled(seen)
+    if seen.memory_peak_gib and seen.memory_total_gib:
+        full_pct = 100 * seen.memory_peak_gib / seen.memory_total_gib
+        if full_pct >= _NEARLY_FULL_PCT:
+            yield "gpu-memory-full", _full(seen, full_pct)
+    mallocs = seen.device_allocs_per_step
+    if mallocs is not None and mallocs > _MALLOCS_PER_STEP and (steps is None or mallocs * steps > _FEW_MALLOCS):
+        yield "cuda-malloc-steady", _MALLOCS.format(mallocs)
+
+
+def _throttled(seen: TelemetrySummary) -> str:
+    reasons = sorted(seen.throttled_by_pct.items(), key=lambda item: -item[1])
+    text = f"The GPU's clock was held down {seen.throttled_pct:.0f} % of the time"
+    if reasons:
+        text += f" ({', '.join(f'{reason} {pct:.0f} %' for reason, pct in reasons)})"
+    if seen.sm_mhz is not None and seen.sm_peak_mhz is not None:
+        text += f", at {seen.sm_mhz:.0f} MHz in the mean of {seen.sm_peak_mhz:.0f} MHz at its highest"
+    if seen.power_w is not None and seen.power_limit_w is not None:
+        text += f" and {seen.power_w:.0f} W of the {seen.power_limit_w:.0f} W allowed"
+    return f"{text}: {_MEANS.get(reasons[0][0] if reasons else '', 'its driver does not say why')}."
+
+
+def _full(seen: TelemetrySummary, full_pct: float) -> str:
+    text = f"The GPU's memory was {full_pct:.0f} % full: {seen.memory_peak_gib:.1f} of {seen.memory_total_gib:.1f} GiB"
+    if seen.allocated_peak_gib is not None:
+        text += f", {seen.allocated_peak_gib:.1f} GiB of it tensors"
+    if not seen.alloc_retries:
+        return f"{text}. Nothing is lost by that, but a larger batch may not fit."
+    return (
+        f"{text}. PyTorch's allocator ran out {seen.alloc_retries} times and gave its free blocks back, for which it "
+        "waits for the GPU: a smaller batch, activation checkpointing or "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    )

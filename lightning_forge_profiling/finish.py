@@ -1,0 +1,164 @@
+"""What the child process does with a freshly exported trace: compress it, copy it for TensorBoard, analyse it.
+
+Not a user's command. It runs beside the training, at low priority and without torch, one process a rank; it is started
+with the profiler and waits for a line on standard input, which says whether the raw trace is there. It may outlive the
+training, which after an exception does not wait for it.
+"""
+
+import argparse
+import contextlib
+import gzip
+import os
+import select
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
+from lightning_forge_profiling.names import plugin_name, trace_name
+from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, whole_file
+
+__all__ = ["main"]
+
+COMPRESS_LEVEL = 4  # a third of level 9's time for some 10 % more bytes
+OTHERS_WAIT_S = 15.0
+LOOK_S = 1.0
+PART = ".part"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it.
+
+    Args:
+        argv: the raw trace, the final path, the training process, the ranks that record, for TensorBoard's copy its
+            path, and whether to analyse the traces of all ranks.
+
+    Returns:
+        0, or 1 after one line on stderr.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("raw", type=Path)
+    parser.add_argument("final", type=Path)
+    parser.add_argument("--training", type=int, required=True)
+    parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
+    parser.add_argument("--plugin", type=Path)
+    parser.add_argument("--analyze", action="store_true")
+    args = parser.parse_args(argv)
+    os.nice(10)
+    word = _word(args.training)
+    if word not in {"go", "alone"}:  # the window came to nothing, or the training process is gone
+        discard_with_folders(args.raw)
+        return 0
+    wait_s = 0.0 if word == "alone" else OTHERS_WAIT_S
+    try:
+        _compress(args.raw, args.final)
+        if args.plugin is not None:
+            _copy_for_plugin(args.raw, args.plugin)
+            publish(args.plugin, args.ranks, wait_s)
+    except Exception as exc:
+        what = "TensorBoard's copy of the trace" if args.final.exists() else "the trace"
+        _say(f"{what} could not be written: {type(exc).__name__}: {exc}")
+        if args.plugin is not None:
+            _part(args.plugin).unlink(missing_ok=True)
+        return 1
+    finally:
+        discard_with_folders(args.raw)
+    if args.analyze:
+        try:
+            analyze(args.final, args.ranks, wait_s)
+        except Exception as exc:
+            _say(f"the trace could not be analysed: {type(exc).__name__}: {exc}")
+            return 1
+    return 0
+
+
+def _word(training: int) -> str:
+    """What the training process, our parent, says; "" where it is gone.
+
+    The end of the pipe alone does not tell: processes that were forked from it, as a DataLoader's workers, have the
+    other end open too.
+    """
+    while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+        if os.getppid() != training:
+            return ""
+    return sys.stdin.readline().strip()
+
+
+def _say(problem: str) -> None:
+    with contextlib.suppress(OSError):  # the training process may have ended
+        sys.stderr.write(plain(problem) + "\n")
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + PART)
+
+
+def _compress(raw: Path, final: Path) -> None:
+    with (
+        raw.open("rb") as source,
+        whole_file(final) as file,
+        gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as target,
+    ):
+        shutil.copyfileobj(source, target, length=1 << 20)
+
+
+def _copy_for_plugin(raw: Path, plugin: Path) -> None:
+    make_own_folder(plugin.parent)
+    write_plugin_copy(raw, _part(plugin))
+
+
+def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
+    """Give the copies of all ranks their final names together.
+
+    The plugin reads a folder once, so a copy that appears later is never shown. The first of the ranks waits for the
+    others for a while; one that comes later still publishes its own copy.
+
+    Args:
+        own: final path of this rank's copy, which lies beside it with the suffix `.part`.
+        ranks: the ranks that record.
+        wait_s: how long the first rank waits for the others.
+    """
+    finals = [own.with_name(plugin_name(rank)) for rank in ranks]
+    deadline = time.monotonic() + wait_s
+    while not all(_part(final).exists() or final.exists() for final in finals):
+        if not (_part(own).exists() or own.exists()):  # it was removed, and with it the folder as a rule
+            return
+        if finals[0].exists():  # the first rank has given up waiting for this one
+            finals = [own]
+        elif own != finals[0]:
+            return
+        elif time.monotonic() >= deadline:
+            break
+        time.sleep(0.05)
+    for final in finals:
+        try:
+            _part(final).replace(final)
+        except FileNotFoundError:
+            continue  # published by another rank, or never written
+
+
+def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
+    """Analyse the traces of all ranks and write the reports beside them.
+
+    Args:
+        own: the trace of the first of the ranks.
+        ranks: the ranks that record.
+        wait_s: how long to wait for the others' traces. What is not there by then is not in the reports, which say so.
+    """
+    # the compressed trace need not wait for these imports
+    from lightning_forge_profiling import pipeline  # noqa: PLC0415
+    from lightning_forge_profiling.report.files import write_reports  # noqa: PLC0415
+
+    traces = {rank: own.with_name(trace_name(rank)) for rank in ranks}
+    deadline = time.monotonic() + wait_s
+    # without its own trace, which somebody has removed, there is nothing to wait for
+    while own.exists() and not all(trace.exists() for trace in traces.values()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    missing = [f"rank {rank}'s trace was not there in time" for rank, trace in traces.items() if not trace.exists()]
+    result = pipeline.analyze(own.parent)
+    analysis = replace(result.analysis, warnings=(*result.analysis.warnings, *missing))
+    write_reports(analysis, result.timelines, own.parent)

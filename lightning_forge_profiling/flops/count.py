@@ -1,0 +1,287 @@
+"""What one batch costs a module in floating-point operations, counted before training without computing anything."""
+
+import inspect
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.flops.fake_copy import NESTED, fake_copy, is_wrapped, left_behind
+from lightning_forge_profiling.flops.operator_watch import FORMULAS, OperatorWatch
+from lightning_forge_profiling.plain_text import plain_logger
+
+if TYPE_CHECKING:
+    from torch.utils.module_tracker import ModuleTracker
+
+__all__ = ["FlopCount", "count_flops"]
+
+_log = plain_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FlopCount:
+    """The operations of one batch; a multiply-add is two.
+
+    Attributes:
+        forward: of the step up to its loss.
+        backward: of the backward pass, without what activation checkpointing computes again in it.
+        recomputed: that.
+        by_operator: all three together by operator, as `aten.mm`, the largest first.
+        uncounted: operators that multiply (or may, where they are no operators of PyTorch's own) and that there is no
+            formula for: what they compute is missing above.
+    """
+
+    forward: int
+    backward: int
+    recomputed: int
+    by_operator: Mapping[str, int]
+    uncounted: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        """What the model asks for, forward and backward: `flops_per_batch` of MFU."""
+        return self.forward + self.backward
+
+    @property
+    def hardware(self) -> int:
+        """What the device carries out, recomputation included: what HFU is made of."""
+        return self.total + self.recomputed
+
+    def __str__(self) -> str:
+        scale, unit = next(((scale, unit) for scale, unit in _UNITS if self.hardware >= scale), (1, "FLOP"))
+
+        def text(flops: int) -> str:
+            return f"{flops / scale:,.{0 if scale == 1 else 3}f} {unit}"
+
+        parts = [f"{text(self.total)} a batch: {text(self.forward)} forward, {text(self.backward)} backward"]
+        if self.recomputed:
+            parts[0] += f"; {text(self.recomputed)} more are computed a second time"
+        parts += [
+            f"  {text(flops):>18} {flops / (self.hardware or 1):6.1%}  {name}"
+            for name, flops in self.by_operator.items()
+        ]
+        if any("attention" in name for name in self.by_operator):
+            parts.append("Attention counts in full: a causal mask is not taken to halve it.")
+        if self.uncounted:
+            parts.append(f"Not counted, because there is no formula: {', '.join(self.uncounted)}.")
+        return "\n".join(parts)
+
+
+_UNITS: Final = ((10**12, "TFLOP"), (10**9, "GFLOP"), (10**6, "MFLOP"), (10**3, "kFLOP"))
+
+
+def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> FlopCount:
+    """Count what one batch costs, on a copy of the module that has shapes and no data.
+
+    Nothing is computed and the copy's tensors take no memory (what else the module and the batch hold, as NumPy arrays,
+    is copied as it is); the module, its gradients and buffers and all random numbers stay as they are. It may be on the
+    `meta` device. To be called before training, and before the module is wrapped or sharded: what it gives is the whole
+    batch's count, whatever number of devices will share it.
+
+    Counted are matrix products, convolutions and attention, by PyTorch's `FlopCounterMode` and with its peculiarities:
+    causal attention counts in full; fused attention's backward counts five products where its forward has two, the
+    scores among them that it computes again. Compiled parts run as written.
+
+    What is outside of the module is the step's own: where a cache there (`functools.lru_cache`) has kept tensors of the
+    count, which have no data, a warning in the log says so. It has to be cleared before the module runs.
+
+    Args:
+        module: a LightningModule with automatic optimization, whose `training_step` is called with the batch, or any
+            other module, which is called with the batch, or with its parts where that is a tuple, a list or a mapping
+            whose keys are its arguments.
+        batch: a batch as the module gets it. Its values are not looked at.
+        backward: whether to count the backward pass too, from the loss or, where there is none by that name, from all
+            outputs. Frozen parameters have none.
+
+    Returns:
+        The operations. `count_flops(module, batch).total` is what `ThroughputCallback(flops_per_batch=...)` wants.
+
+    Raises:
+        ConfigurationError: where it is no module or cannot run so: it cannot be copied (FSDP's cannot), looks at values
+            (`.item()`, a mask of varying size, nested tensors), needs its Trainer, or uses tensors from elsewhere.
+
+    Example:
+        >>> counted = count_flops(torch.nn.Linear(256, 512), torch.randn(128, 256))
+        >>> counted.forward, counted.backward  # the input needs no gradient: the weight's alone
+        (33554432, 33554432)
+        >>> print(counted)
+        67.109 MFLOP a batch: 33.554 MFLOP forward, 33.554 MFLOP backward
+                33.554 MFLOP  50.0%  aten.addmm
+                33.554 MFLOP  50.0%  aten.mm
+    """
+    if not isinstance(module, nn.Module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise ConfigurationError(f"count_flops takes a module (torch.nn.Module) and a batch; {what} is no module.")
+    name = type(module).__name__
+    mode = FakeTensorMode()
+    with torch.inference_mode(mode=False), _nothing_changes():
+        try:
+            counted = _count(*fake_copy(module, batch, mode), mode, backward=backward)
+        except ConfigurationError:
+            raise
+        except Exception as exc:
+            _tell_of_leftovers(name, mode, failed=True)
+            raise ConfigurationError(
+                f"{name} cannot be counted on shapes alone ({type(exc).__name__}: {exc}).{_advice(module, exc)}"
+            ) from exc
+        _tell_of_leftovers(name, mode, failed=False)
+    return counted
+
+
+def _tell_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None:
+    caches, shapes = left_behind(mode)
+    if caches:
+        _log.warning(
+            "Counting %s has left tensors without data in a cache, where they would break the run. "
+            "Call %s before the module runs, or count in another process.",
+            *(name, " and ".join(f"{cache}.cache_clear()" for cache in caches)),
+        )
+    elif shapes and not failed:  # an exception holds those of the step's frames
+        _log.warning(
+            "Counting %s has left tensors without data in something outside of the module that its step fills, where "
+            "they would break the run. They have the shapes %s. Clear it before the module runs, or count in another "
+            "process.",
+            *(name, ", ".join(map(str, shapes[:8]))),
+        )
+
+
+_FLEX: Final = "flex_attention has no count: have scaled_dot_product_attention in its place while counting."
+_FROM_ELSEWHERE: Final = (
+    "It uses a tensor that is neither its own nor the batch's, and data cannot mix with shapes. "
+    "Make a constant a buffer (register_buffer); clear a cache that was filled before."
+)
+_FROM_EARLIER: Final = (
+    "A tensor of an earlier count is left in something outside of the module: clear that, a cache by its cache_clear()."
+)
+
+
+def _advice(module: nn.Module, exc: Exception) -> str:
+    """What to do about an error of the step."""
+    said = str(exc)
+    values = isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or ".numpy() is not" in said
+    nested = any(
+        frame.f_globals.get("__name__", "").startswith("torch.nested") for frame, _ in walk_tb(exc.__traceback__)
+    )
+    of_none = isinstance(exc, AttributeError) and exc.obj is None and hasattr(module, "training_step")
+    inside = "count the network inside: count_flops(module.net, inputs)."
+    advice = (
+        (is_wrapped(module), "Count it before it is wrapped or sharded."),
+        (nested, NESTED),
+        (values, f"Its step looks at values, and there are none: {inside}"),
+        ("not attached to a `Trainer`" in said, f"Its step looks at its Trainer, and has none here: {inside}"),
+        (of_none, f"Where that is its logger or another thing that its Trainer gives it, {inside}"),
+        ("flexattention" in said.lower().replace("_", ""), _FLEX),
+        ("convert all Tensors to FakeTensors" in said, _FROM_ELSEWHERE),
+        ("Mixing fake modes" in said, _FROM_EARLIER),
+    )
+    return next((f" {text}" for applies, text in advice if applies), "")
+
+
+@contextmanager
+def _nothing_changes() -> Iterator[None]:
+    """Put back what a step may change outside of its module."""
+    numpy_random = getattr(sys.modules.get("numpy"), "random", None)  # a user who has not imported it has no numbers
+    state, numpy_state = random.getstate(), None if numpy_random is None else numpy_random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            # what self.log says without a Trainer
+            warnings.filterwarnings("ignore", message=".*`self.trainer` reference is not registered")
+            yield
+    finally:
+        random.setstate(state)
+        if numpy_random is not None:
+            numpy_random.set_state(numpy_state)
+
+
+@contextmanager
+def _as_products() -> Iterator[None]:
+    """Without these a recurrent or a transformer's layer is the products it consists of, and no operator of its own."""
+    libraries: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.mkldnn)
+    enabled = [library.enabled for library in libraries]
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    try:
+        for library in libraries:
+            library.enabled = False
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        for library, before in zip(libraries, enabled, strict=True):
+            library.enabled = before
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+class _AnyModule:
+    """In place of what watches which module runs, which no figure here is by and whose hooks refuse some steps."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _count(module: nn.Module, batch: Any, mode: FakeTensorMode, *, backward: bool) -> FlopCount:
+    """Run a step of what `fake_copy` made."""
+    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter.mod_tracker = cast("ModuleTracker", _AnyModule())
+    watch = OperatorWatch(counter.flop_registry)
+    # the counter takes composites apart and hands on what is left
+    with _as_products(), torch.enable_grad(), mode, watch, counter:
+        loss = _loss(_step(module, batch))
+        forward = counter.get_total_flops()
+        if backward and loss is not None:
+            watch.in_backward = True
+            loss.backward()  # type: ignore[no-untyped-call]
+    operators = Counter(counter.get_flop_counts().get("Global", {}))
+    return FlopCount(
+        forward=forward,
+        backward=counter.get_total_flops() - forward - watch.recomputed,
+        recomputed=watch.recomputed,
+        by_operator={str(operator): flops for operator, flops in operators.most_common()},
+        uncounted=tuple(sorted(watch.uncounted)),
+    )
+
+
+def _step(module: nn.Module, batch: Any) -> Any:
+    """What a training step makes of the batch."""
+    training_step = getattr(module, "training_step", None)
+    if callable(training_step):
+        signature = inspect.getfullargspec(training_step)
+        # a second argument behind self, by whatever name, as Lightning does
+        takes_index = signature.args[2:] or signature.varargs
+        return training_step(batch, 0) if takes_index else training_step(batch)
+    if isinstance(batch, Mapping):
+        return module(**batch) if _takes(module, batch) else module(batch)
+    return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+
+
+def _takes(module: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a batch's keys are arguments of the module."""
+    try:
+        inspect.signature(module.forward).bind(**batch)
+    except TypeError:
+        return False
+    return True
+
+
+def _loss(output: Any) -> torch.Tensor | None:
+    """A scalar to go backward from; None where nothing needs a gradient."""
+    if isinstance(output, Mapping) and "loss" in output:
+        output = output["loss"]
+    parts = [leaf.sum() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    return sum(parts[1:], parts[0]) if parts else None

@@ -1,0 +1,201 @@
+"""The rate of matrix products that a device reaches here and now."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from numbers import Real
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+import torch
+
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.flops.precision import dtype_name, has_tf32
+
+__all__ = ["MeasuredPeak", "measure_peak"]
+
+_DTYPES: Final = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp64": torch.float64,
+}
+_SIZES: Final = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024)}
+"""Square products. On a GPU smaller ones do not fill it, and the largest is not always the fastest: it draws the most
+power."""
+_GROUPS: Final = 10
+"""So many equal groups of products are timed one behind the other; the median is over all but the first."""
+_FEWEST_GROUPS: Final = 3
+"""Where a single product takes longer than there is time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPeak:
+    """What a device reached.
+
+    Attributes:
+        device: its name.
+        dtype: of the operands: `bf16`, `fp16`, `fp32`, `tf32` or `fp64`.
+        tflops: 10¹² operations a second in the fastest shape; a multiply-add is two.
+        shape: that shape: rows, inner size and columns.
+        clock_mhz: the clock of its multiprocessors meanwhile; None on a CPU and where `nvidia-ml-py` is not installed.
+    """
+
+    device: str
+    dtype: str
+    tflops: float
+    shape: tuple[int, int, int]
+    clock_mhz: int | None
+
+    @property
+    def flops(self) -> float:
+        """Operations a second, as `ThroughputCallback(peak_flops=...)` takes them."""
+        return self.tflops * 1e12
+
+    def __str__(self) -> str:
+        clock = "" if self.clock_mhz is None else f" at {self.clock_mhz} MHz"
+        return f"{self.tflops:,.4g} TFLOP/s {self.dtype} on {self.device}{clock} ({'x'.join(map(str, self.shape))})"
+
+
+def measure_peak(
+    dtype: str | torch.dtype = "bf16", *, device: torch.device | str | int | None = None, seconds: float = 1.0
+) -> MeasuredPeak:
+    """Measure the fastest matrix product of a device that has nothing else to do.
+
+    Products of random numbers run one behind the other, so that the GPU never waits for the host; the rate of a shape
+    is the median over stretches of equal length, and the best shape's is taken. Random, because a GPU computes zeros
+    with less power and so at a higher clock than it holds in training. Operands stay where they are, as they would in
+    training: nothing is done to keep them in the cache or out of it. Random number generators and settings are left as
+    they were.
+
+    Args:
+        dtype: `bf16`, `fp16`, `fp32` (without TF32), `tf32` or `fp64`, or as PyTorch calls it.
+        device: a GPU or the CPU; None for the current GPU, where there is one.
+        seconds: how long to measure, over all shapes, warm-up aside; longer where three products of the smallest take
+            longer. A GPU that is limited by its power or heat is
+            slower after some seconds.
+
+    Returns:
+        The rate, the shape it was reached in and the clock.
+
+    Raises:
+        ConfigurationError: for a type or device that cannot be measured, or no time.
+
+    Example:
+        >>> peak = measure_peak("fp32", device="cpu", seconds=0.05)
+        >>> peak.flops > 1e9
+        True
+    """
+    dtype = dtype_name(dtype) or str(dtype)
+    if dtype not in _DTYPES:
+        raise ConfigurationError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
+    if not isinstance(seconds, Real) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
+        raise ConfigurationError(f"seconds must be a number above 0, got {seconds!r}.")
+    where = _device(device)
+    if where.type not in _SIZES:
+        raise ConfigurationError(f"Only a GPU or the CPU can be measured, not {where}.")
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
+    if dtype == "tf32" and not has_tf32(where):
+        raise ConfigurationError(f"{name} has no TF32; measure fp32.")
+    sizes = _SIZES[where.type]
+    best: MeasuredPeak | None = None
+    with _fp32_precision("tf32" if dtype == "tf32" else "ieee"), torch.inference_mode():
+        for size in sizes:
+            try:
+                group_s, clock_mhz = _measure(size, _DTYPES[dtype], where, seconds / len(sizes))
+            except torch.OutOfMemoryError:
+                break
+            tflops = 2 * size**3 / group_s / 1e12
+            if best is None or tflops > best.tflops:
+                best = MeasuredPeak(name, dtype, tflops, (size, size, size), clock_mhz)
+            if group_s * 2**3 > seconds:  # the next size
+                break
+    if best is None:
+        raise ConfigurationError(f"{name} has no memory free for a product of {sizes[0]}x{sizes[0]}.")
+    return best
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        where = torch.device(device)
+    except RuntimeError as exc:
+        raise ConfigurationError(f"device={device!r} is none that PyTorch knows.") from exc
+    if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
+        raise ConfigurationError(f"There is no {where} here: PyTorch sees {torch.cuda.device_count()} CUDA devices.")
+    return where
+
+
+@contextmanager
+def _fp32_precision(wanted: str) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.fp32_precision
+    # what it reads as may be set for all of PyTorch, and then has to go on following that
+    inherited = before == torch.backends.fp32_precision  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.fp32_precision = wanted
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none" if inherited else before
+
+
+def _measure(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> tuple[float, int | None]:
+    """Seconds that one product takes, and the clock meanwhile."""
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2))
+    result = torch.empty_like(left)
+
+    def product() -> None:
+        torch.mm(left, right, out=result)
+
+    on_gpu = device.type == "cuda"
+    time_groups = _time_groups_on_gpu if on_gpu else _time_groups_on_cpu
+    product()  # the library chooses its kernel
+    [once], _ = time_groups(product, 1, 3 if on_gpu else 1, device)
+    groups = min(_GROUPS, max(_FEWEST_GROUPS, int(seconds / once)))
+    times, clock_mhz = time_groups(product, groups, max(1, ceil(seconds / groups / once)), device)
+    return median(times[1:]), clock_mhz
+
+
+def _time_groups_on_gpu(
+    product: Callable[[], None], groups: int, calls: int, device: torch.device
+) -> tuple[list[float], int | None]:
+    """Seconds a product takes in each group, by events on the GPU's own timeline."""
+    with torch.cuda.device(device):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(groups + 1)]  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        marks[0].record()
+        for mark in marks[1:]:
+            for _ in range(calls):
+                product()
+            mark.record()
+        marks[groups // 2].synchronize()  # the other half is queued: the GPU goes on
+        clock_mhz = _clock_mhz(device)
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) / 1e3 / calls for a, b in pairwise(marks)], clock_mhz
+
+
+def _time_groups_on_cpu(
+    product: Callable[[], None],
+    groups: int,
+    calls: int,
+    device: torch.device,  # noqa: ARG001  (as on a GPU)
+) -> tuple[list[float], None]:
+    times = []
+    for _ in range(groups):
+        began = perf_counter()
+        for _ in range(calls):
+            product()
+        times.append((perf_counter() - began) / calls)
+    return times, None
+
+
+def _clock_mhz(device: torch.device) -> int | None:
+    try:
+        return torch.cuda.clock_rate(device)
+    except Exception:  # no nvidia-ml-py, or no permission
+        return None

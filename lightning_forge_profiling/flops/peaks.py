@@ -1,0 +1,150 @@
+"""The dense peak rate of a GPU by type, found by the name that its driver gives it."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from lightning_forge_profiling.flops.peak_geforce import GEFORCE_PARTS
+from lightning_forge_profiling.flops.peak_table import PARTS, Part
+
+__all__ = ["DevicePeak", "find_peak", "peak_flops", "power_may_tell"]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """What a device can do at most.
+
+    Attributes:
+        device: which it is, as `H100 PCIe`.
+        flops: dense operations a second by type: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`. A type that the
+            device does not have, or whose rate no source gives, is missing.
+        source: where the rates are from.
+    """
+
+    device: str
+    flops: Mapping[str, float]
+    source: str
+
+    def source_of(self, dtype: str) -> str:
+        """Where the rate of one type is from. Data sheets give `fp64` and `fp32` without sparsity, so not halved.
+
+        Args:
+            dtype: the type.
+
+        Example:
+            >>> h200 = find_peak("NVIDIA H200")
+            >>> h200.source_of("bf16")
+            'NVIDIA H200 data sheet, halved, https://www.nvidia.com/en-us/data-center/h200/'
+            >>> h200.source_of("fp32")
+            'NVIDIA H200 data sheet, https://www.nvidia.com/en-us/data-center/h200/'
+        """
+        return self.source.replace(", halved", "") if dtype in _WITHOUT_SPARSITY else self.source
+
+
+def find_peak(
+    name: str, *, memory_bytes: int | None = None, sms: int | None = None, power_w: float | None = None
+) -> DevicePeak | None:
+    """Look a device up.
+
+    A name matches where each of its words is accounted for, so that what only resembles a device in the table (a
+    laptop's GPU, a MIG slice, a virtual GPU, an export version) is not taken for it. Where one name stands for several
+    devices the other figures decide, and where they contradict the name (a compute partition with fewer units) there
+    is no match.
+
+    Args:
+        name: as the driver says, `NVIDIA H100 80GB HBM3`.
+        memory_bytes: the device's memory, a trace's `totalGlobalMem`.
+        sms: its streaming multiprocessors or compute units, a trace's `numSms`.
+        power_w: its power limit in watts. It excludes devices that cannot be set to it.
+
+    Returns:
+        The device; None for one that is not in the table or cannot be told from others.
+
+    Example:
+        >>> find_peak("NVIDIA H100 PCIe").flops["bf16"] / 1e12
+        756.0
+        >>> find_peak("NVIDIA H100") is None
+        True
+        >>> find_peak("NVIDIA H100", sms=114).device
+        'H100 PCIe'
+    """
+    found = _matches(name, memory_bytes, sms, power_w)
+    if len(found) != 1:
+        return None
+    part = found[0]
+    flops = MappingProxyType({dtype: tflops * 1e12 for dtype, tflops in part.tflops.items()})
+    return DevicePeak(part.device, flops, part.source)
+
+
+def power_may_tell(name: str, *, memory_bytes: int | None = None, sms: int | None = None) -> bool:
+    """Whether a device stands for several in the table that its power limit may tell apart.
+
+    Args:
+        name: as for `find_peak`.
+        memory_bytes: as for `find_peak`.
+        sms: as for `find_peak`.
+
+    Example:
+        >>> power_may_tell("Tesla V100"), power_may_tell("NVIDIA H200"), power_may_tell("NVIDIA Foo 9000")
+        (True, False, False)
+    """
+    found = _matches(name, memory_bytes, sms, None)
+    return len(found) > 1 and any(part.power_w for part in found)
+
+
+def peak_flops(
+    name: str,
+    dtype: str,
+    *,
+    memory_bytes: int | None = None,
+    sms: int | None = None,
+    power_w: float | None = None,
+) -> float | None:
+    """Look up a device's dense rate for one type.
+
+    Args:
+        name: as for `find_peak`.
+        dtype: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8` or `int8`.
+        memory_bytes: as for `find_peak`.
+        sms: as for `find_peak`.
+        power_w: as for `find_peak`.
+
+    Returns:
+        Operations a second; None for an unknown device or type.
+
+    Example:
+        >>> peak_flops("NVIDIA A100-SXM4-80GB", "tf32") / 1e12
+        156.0
+    """
+    peak = find_peak(name, memory_bytes=memory_bytes, sms=sms, power_w=power_w)
+    return None if peak is None else peak.flops.get(dtype)
+
+
+_ALL: Final[tuple[Part, ...]] = PARTS + GEFORCE_PARTS
+
+_WITHOUT_SPARSITY: Final = frozenset({"fp64", "fp32"})
+
+_NO_DISTINCTION: Final = frozenset({"", "NVIDIA", "TESLA", "GEFORCE", "AMD", "INSTINCT"})
+"""Words that drivers of different ages put in or leave out."""
+
+
+def _matches(name: str, memory_bytes: int | None, sms: int | None, power_w: float | None) -> list[Part]:
+    words = frozenset(re.split(r"[^A-Z0-9.]+", name.upper())) - _NO_DISTINCTION
+    return [part for part in _ALL if _is_named(part, words) and _fits(part, memory_bytes, sms, power_w)]
+
+
+def _is_named(part: Part, words: frozenset[str]) -> bool:
+    required = frozenset(part.name.split())
+    return required <= words <= required | frozenset(part.also.split())
+
+
+def _fits(part: Part, memory_bytes: int | None, sms: int | None, power_w: float | None) -> bool:
+    # A driver shows up to a tenth less than the nominal memory: ECC and its own reserve are taken off.
+    if memory_bytes and part.memory_gib and not math.isclose(memory_bytes / 2**30, part.memory_gib, rel_tol=0.1):
+        return False
+    if sms and sms != part.sms:
+        return False
+    return not (power_w and part.power_w and power_w > part.power_w)

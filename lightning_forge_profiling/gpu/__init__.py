@@ -1,0 +1,1 @@
+"""What the GPU is doing: NVML sensors, clocks, the allocator."""

@@ -1,0 +1,222 @@
+"""Holding a GPU's clock at one rate. It takes root, and nothing else in this package ever changes a clock."""
+
+import atexit
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
+from lightning_forge_profiling.gpu.nvml import (
+    NO_PERMISSION,
+    SM_CLOCK,
+    Nvml,
+    NvmlDevice,
+    error_code,
+    find_device,
+    open_nvml,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["locked_clocks"]
+
+# What ends a process without a `finally` or an exit handler; SIGHUP is a terminal that was closed.
+_ENDING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextlib.contextmanager
+def locked_clocks(
+    sm_mhz: int | None = None,
+    *,
+    device: "torch.device | str | int | None" = None,
+    uuid: str | None = None,
+    nvml: Nvml | None = None,
+) -> Iterator[int]:
+    """Hold a GPU's SM clock at one rate while the block runs, and let it go afterwards.
+
+    The lock is the machine's: it holds for every process on that GPU, and for all of its MIG slices. NVML cannot tell
+    what an administrator had locked before, so what is restored is the driver's own control of the clock. It is
+    restored after an exception, at the interpreter's exit and, where the block was entered in the main thread, on
+    SIGTERM and SIGHUP; a forked child leaves it alone. After SIGKILL, `nvidia-smi -rgc` does it by hand. Blocks for
+    several GPUs can be nested.
+
+    Args:
+        sm_mhz: the rate; None takes the one that the maker rates the part at, where the driver knows it.
+        device: which GPU, as PyTorch names it; None takes the current one.
+        uuid: which GPU, as `nvidia-smi -L` names it, instead; for a process that does not touch CUDA.
+        nvml: NVML, started; for tests. None loads it.
+
+    Yields:
+        The rate that was asked for, in MHz. A power cap can still take the clock below it.
+
+    Raises:
+        ConfigurationError: the rate is none, or the device.
+        ClocksUnavailableError: there is no NVML or no such GPU, locking clocks is not permitted here, or this process
+            holds them already. Nothing was changed.
+    """
+    if sm_mhz is not None and (isinstance(sm_mhz, bool) or not isinstance(sm_mhz, int) or sm_mhz <= 0):
+        raise ConfigurationError(
+            f"sm_mhz ({sm_mhz!r}) is a clock rate, a whole number of MHz such as 1500; "
+            "`nvidia-smi -q -d SUPPORTED_CLOCKS` lists those of a GPU."
+        )
+    asked = None if uuid is not None else _asked(device)
+    try:
+        opened = open_nvml() if nvml is None else nvml
+    except LookupError as error:
+        raise ClocksUnavailableError(f"The clock was not locked: {error}.") from error
+    try:
+        with _Lock(opened, _find(opened, asked, uuid), sm_mhz) as rate:
+            yield rate
+    finally:
+        opened.nvmlShutdown()
+
+
+def _asked(device: "torch.device | str | int | None") -> tuple[str, int | None]:
+    """Type and index of a device as PyTorch names it."""
+    import torch  # noqa: PLC0415  (a process that gives a UUID need not touch CUDA)
+
+    if device is None:
+        return "cuda", None
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        return "cuda", device  # torch.device() would take 256 for 0
+    if isinstance(device, (str, torch.device)):
+        with contextlib.suppress(RuntimeError):
+            named = torch.device(device)
+            if str(named) == str(device):  # it would take "cuda:256" for "cuda:0"
+                return named.type, named.index
+    raise ConfigurationError(f"device ({device!r}) is a GPU as PyTorch names it, such as 'cuda:0' or 0.")
+
+
+def _find(nvml: Nvml, asked: tuple[str, int | None] | None, uuid: str | None) -> NvmlDevice:
+    try:
+        if asked is None:
+            return find_device(nvml, uuid=uuid, environ={})  # it is said, whatever this process would see of it
+        index, uuid = _cuda_device(*asked)
+        return find_device(nvml, index, uuid=uuid)
+    except LookupError as error:
+        raise ClocksUnavailableError(f"The clock was not locked: {error}.") from error
+
+
+def _cuda_device(kind: str, index: int | None) -> tuple[int, str]:
+    """Index and UUID of a device that PyTorch names."""
+    import torch  # noqa: PLC0415  (a process that gives a UUID need not touch CUDA)
+
+    count = torch.cuda.device_count()
+    named = kind if index is None else f"{kind}:{index}"
+    index = torch.cuda.current_device() if index is None and count else index or 0
+    if kind != "cuda" or index >= count:
+        raise LookupError(f"{named} is not one of the {count} CUDA devices here")
+    return index, str(torch.cuda.get_device_properties(index).uuid)
+
+
+class _Lock:
+    """The lock itself, with the ways out that no `finally` sees."""
+
+    def __init__(self, nvml: Nvml, device: NvmlDevice, sm_mhz: int | None) -> None:
+        self._nvml = nvml
+        self._board = device.board
+        self._uuid = nvml.nvmlDeviceGetUUID(device.board)
+        self._sm_mhz = sm_mhz
+        self._pid = os.getpid()
+        self._locked = False
+        self.in_main_thread = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> int:
+        nvml = self._nvml
+        rate = self._rate()
+        if _held.setdefault(self._uuid, self) is not self:  # whose end would let go of the other's
+            raise ClocksUnavailableError(
+                "The clock was not locked: this process holds it already. Leave that locked_clocks() block first."
+            )
+        try:
+            atexit.register(self._unlock)
+            _catch_signals()
+            self._locked = True  # from before the call: what ends the process in between must find it
+            nvml.nvmlDeviceSetGpuLockedClocks(self._board, rate, rate)
+        except nvml.NVMLError as error:
+            if error_code(error) != NO_PERMISSION:  # then the reset is not permitted either
+                with contextlib.suppress(nvml.NVMLError):
+                    nvml.nvmlDeviceResetGpuLockedClocks(self._board)
+            self._locked = False
+            self.let_go()
+            why = f"NVML says {error}. `nvidia-smi -q -d SUPPORTED_CLOCKS` lists the rates of a GPU."
+            if error_code(error) == NO_PERMISSION:
+                why = "that takes root. Run as root, or time without locked_clocks(): samples taken while the clock "
+                why += "is held down are left out anyway."
+            raise ClocksUnavailableError(f"The clock was not locked at {rate} MHz: {why}") from error
+        except BaseException:
+            self.let_go()
+            raise
+        return rate
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+    def _rate(self) -> int:
+        if self._sm_mhz is not None:
+            return self._sm_mhz
+        try:
+            return self._nvml.nvmlDeviceGetDefaultApplicationsClock(self._board, SM_CLOCK)
+        except self._nvml.NVMLError as error:
+            raise ClocksUnavailableError(
+                f"The clock was not locked: NVML does not say what this GPU is rated at ({error}). Name a rate: "
+                "locked_clocks(sm_mhz=...)."
+            ) from error
+
+    def let_go(self) -> None:
+        """Unlock the clock, and forget the lock."""
+        try:
+            self._unlock()
+        finally:
+            _held.pop(self._uuid, None)
+            atexit.unregister(self._unlock)
+            _leave_signals()
+
+    def _unlock(self) -> None:
+        if not self._locked or os.getpid() != self._pid:  # a forked child's end is not the lock's
+            return
+        try:
+            self._nvml.nvmlDeviceResetGpuLockedClocks(self._board)
+            self._locked = False  # from after the call, as above
+        except self._nvml.NVMLError as error:
+            self._locked = False
+            raise ClocksUnavailableError(
+                f"The clock could not be unlocked: NVML says {error}. Run `nvidia-smi -rgc` by hand."
+            ) from error
+
+
+_held: Final[dict[str, _Lock]] = {}
+"""All locks of this process, by the GPU's UUID. They share one handler of signals: each with its own would take that of
+the one before for the user's."""
+
+
+def _catch_signals() -> None:
+    # a handler of the user's own ends in an exception or an exit, which the other ways out see
+    if threading.current_thread() is threading.main_thread():
+        for number in _ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _ended)
+
+
+def _leave_signals() -> None:
+    """Take the handler back after the last lock that asked for it."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and not any(lock.in_main_thread for lock in list(_held.values())):
+        for number in _ENDING:
+            if signal.getsignal(number) is _ended:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _ended(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (as signal calls it)
+    for lock in list(_held.values()):
+        try:
+            lock.let_go()
+        except ClocksUnavailableError as error:
+            os.write(2, f"{error}\n".encode())  # nobody will catch it
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,308 @@
+"""The text of a trace as lists of events, without ever holding all of it."""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Generic, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.kineto.bytes import ahead, unpacked
+
+__all__ = ["TraceText"]
+
+_MB: Final = 1 << 20
+_LONGEST_EVENT: Final = 64 * _MB
+_USUAL_EVENT: Final = 4096
+_FEW_EVENTS: Final = 1024
+_MOST_DAMAGED: Final = 50_000
+_NEAR_THE_END: Final = 1 << 16
+_NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_OPENING: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*([\[{])")  # behind a byte order mark
+_EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LAST_BOUNDARY: Final = re.compile(rb".*\}(\s*,\s*)(?=\{)", re.DOTALL)
+_SEPARATOR: Final = re.compile(rb"[\s,]*")
+# An object that begins like an event and is no other object's value.
+_EVENT: Final = re.compile(rb'[^\s:]\s*(\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|sf|tts|tdur|cname)"\s*:)')
+_TOKEN: Final = re.compile(r"[-+.\w]*\s*", re.ASCII)  # a number or a word, as far as it goes
+
+_NOT_A_NUMBER: Final = re.compile(rb'"(?<!\\")\s*:(\s*[-+]?(?i:nan|inf)\w*)(?=\s*[,}\]])')  # behind a key
+_DEEP: Final = re.compile(r"(?:[^\[{]*+[\[{]){500}")  # of so many that begin, none has ended where the last is too deep
+_AT_BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_HEX: Final = np.isin(np.arange(256), list(b"0123456789abcdefABCDEF"))
+_CONTROL_TO_SPACE: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
+
+# Tells where a value ends, which msgspec does not; what the value is does not matter here.
+_scan = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str).raw_decode
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class TraceText(Generic[T]):
+    """A file with a trace, read once from its beginning to its end.
+
+    Args:
+        path: the file, JSON or gzipped JSON.
+        decode: turns the JSON text of a list of events into events; may raise `msgspec.DecodeError`.
+    """
+
+    path: Path
+    decode: Callable[[bytes], list[T]]
+    header: dict[str, msgspec.Raw] = field(default_factory=dict, init=False)
+    """The trace's own fields beside its events; complete when all events have been read."""
+    problems: list[str] = field(default_factory=list, init=False)
+    """What is wrong with the file, in words, as far as it has been read."""
+    skipped: list[int] = field(default_factory=list, init=False)
+    """Where events are that are not JSON, in bytes from the file's beginning."""
+    _offset: int = field(default=0, init=False)
+    _is_object: bool = field(default=False, init=False)
+    _ended: bool = field(default=False, init=False)
+    _between: bool = field(default=False, init=False)
+    _gave_up: bool = field(default=False, init=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the list of events has been read to its end. A bare list need not be closed."""
+        return self._ended or (self._between and not self._is_object)
+
+    def events(self) -> Generator[list[T]]:
+        """The events, some thousands at a time.
+
+        Raises:
+            TraceError: the file holds no trace.
+            OSError: the file could not be read.
+        """
+        with contextlib.closing(ahead(unpacked(self.path, self.problems))) as pieces:
+            yield from self._events(pieces)
+
+    def _events(self, pieces: Iterator[bytes]) -> Iterator[list[T]]:
+        text = self._open(pieces)
+        found = last = False
+        while True:
+            events, text = self._take(text, last=last)
+            if events:
+                found = True
+                yield events
+            if self._ended or self._gave_up or last:
+                break
+            if len(text) > _LONGEST_EVENT:
+                self.problems.append(f"no event ends within {_LONGEST_EVENT // _MB} MB after byte {self._offset}")
+                break
+            # as much again as there is, so that an event of many megabytes is not looked at again with each
+            more = b"".join(_at_least(len(text), pieces))
+            text, last = text + more, not more
+        if self._ended:
+            self._close(text + b"".join(_at_least(_LONGEST_EVENT, pieces)))
+        if not found:
+            raise TraceError(f"{self.path}: no whole event in it: {'; '.join(self.problems) or 'its list has none'}")
+
+    def _open(self, pieces: Iterator[bytes]) -> bytes:
+        """Read up to the first event; returns the text from there on."""
+        text = b""
+        # as much again as there is, so that a long header is not looked at again with each piece
+        while piece := b"".join(_at_least(min(len(text), _LONGEST_EVENT + 1 - len(text)), pieces)):
+            text += piece
+            opening = _OPENING.match(text)
+            if opening and opening[1] == b"[":
+                self._offset = opening.end()
+                return text[opening.end() :]
+            key = _EVENTS_KEY.search(text)
+            if opening and key:
+                self._is_object = True
+                self._read_header(text[opening.start(1) : key.start()].rstrip().removesuffix(b",") + b"}", "before")
+                self._offset = key.end()
+                return text[key.end() :]
+            if (text.strip() and not opening) or len(text) > _LONGEST_EVENT:
+                break
+        raise TraceError(f"{self.path}: {self._no_trace(text)}")
+
+    def _no_trace(self, text: bytes) -> str:
+        if not text.strip():
+            return "; ".join(["the file is empty", *self.problems])
+        if len(text) > _LONGEST_EVENT:
+            return f"no trace: there is no list traceEvents in its first {_LONGEST_EVENT // _MB} MB"
+        try:
+            msgspec.json.decode(_repaired(text))
+        except _NOT_JSON as exc:
+            cut = "truncated" in str(exc) or self.problems
+            return f"cut before its first event, at byte {len(text)}" if cut else f"not JSON: {exc}"
+        return "JSON, but no trace: it has no list traceEvents"
+
+    def _close(self, text: bytes) -> None:
+        """Read what follows the list of events."""
+        rest = text.strip().removeprefix(b",")
+        if self._is_object:
+            self._read_header(b"{" + rest, "after")
+        elif rest:
+            self.problems.append(f"what follows the list of events, at byte {self._offset}, was not read")
+
+    def _read_header(self, text: bytes, where: str) -> None:
+        try:
+            self.header |= msgspec.json.decode(_repaired(text), type=dict[str, msgspec.Raw])
+        except _NOT_JSON:
+            self.problems.append(f"the trace's own fields {where} its events could not be read")
+
+    def _take(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
+        """As many whole events as there are, and the text from the first that is not.
+
+        Where the last event but one ends is guessed. The guess is right if what is before it decodes: a text that
+        begins with an event, and is a list of whole values, can only have been cut between two events, whatever the
+        order of keys, the white space, or the names inside.
+        """
+        end, following = (0, 0) if last else _last_boundary(text, 0, len(text))
+        begin = _end_of(_SEPARATOR, text)
+        if end > begin:
+            with contextlib.suppress(*_NOT_JSON):
+                events = self.decode(b"".join((b"[", memoryview(text)[begin:end], b"]")))
+                self._offset += following
+                return events, text[following:]
+        return self._take_around_damage(text, last=last)
+
+    def _take_around_damage(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
+        """The same by looking for the end of each event where some at a time are not sound: it finds all that are."""
+        repaired = _repaired(text)
+        events: list[T] = []
+        at, size = 0, len(text)
+        while (at := _end_of(_SEPARATOR, repaired, at)) < len(text):
+            some, end = self._some(repaired, at, at + size)
+            if end > at:
+                events += some
+                at, size = end, 2 * size
+                continue
+            size = _FEW_EVENTS
+            if len(self.skipped) > _MOST_DAMAGED:
+                self.problems.append(f"what follows byte {self._offset + at} was not read: too many events are damaged")
+                self._gave_up = True
+                return events, b""
+            if repaired[at : at + 1] == b"]":
+                self._ended = True
+                at += 1
+                break
+            end, state = _value(repaired, at)
+            if state == "whole":
+                events += self._one(repaired, at, end)
+                at = end
+                continue
+            following = None if state == "cut" else _next_event(repaired, at, end)
+            if following is None and not last:
+                break  # there is more to come of it
+            if state == "cut":
+                self.problems.append(f"the file ends in the middle of an event, at byte {self._offset + len(text)}")
+                return events, b""
+            self.skipped.append(self._offset + at)
+            if following is None:
+                return events, b""
+            at = following
+        self._offset += at
+        if last and not self._ended:
+            self._between = True
+            self.problems.append(f"the file ends before its list of events does, at byte {self._offset}")
+        return events, text[at:]
+
+    def _one(self, text: bytes, at: int, end: int) -> list[T]:
+        try:
+            return self.decode(b"[" + text[at:end] + b"]")
+        except _NOT_JSON:
+            self.skipped.append(self._offset + at)
+            return []
+
+    def _some(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
+        """The events between two places, without the last, and where they end; or as far as they are JSON."""
+        for _ in range(2):
+            end, _following = _last_boundary(text, at, stop)
+            if end <= at:
+                break
+            try:
+                return self.decode(b"".join((b"[", memoryview(text)[at:end], b"]"))), end
+            except _NOT_JSON as exc:
+                damage = _AT_BYTE.search(str(exc))
+                if damage is None:
+                    break
+                stop = at + int(damage[1])
+        return [], at
+
+
+def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"]]:
+    """Where the value that begins at a place ends; or where it stops to be one, and whether only more text is missing.
+
+    Looked for in ever larger parts of the text, because an error costs what its text is long.
+    """
+    size = _USUAL_EVENT
+    while True:
+        part = text[at : at + size].decode("latin-1")  # one character a byte, so that the places are the same
+        try:
+            return at + _scan(part)[1], "whole"
+        except (ValueError, RecursionError) as exc:
+            place = getattr(exc, "pos", 0)
+            if isinstance(exc, RecursionError) and (deep := _DEEP.match(part)):
+                place = deep.end()
+            if "Unterminated" not in str(exc) and not _TOKEN.fullmatch(part, place):
+                return at + place, "damaged"
+            if at + size >= len(text):
+                return at + place, "cut"
+            size *= 8
+
+
+def _last_boundary(text: bytes, begin: int, end: int) -> tuple[int, int]:
+    """Where the last event but one seems to end and the last to begin; zeros where nothing looks like that."""
+    begin = max(end - _NEAR_THE_END, begin)
+    if match := _LAST_BOUNDARY.match(text, begin, end):
+        return match.span(1)
+    comma = text.rfind(b",", begin, end)  # what is in the list need not be events
+    return (comma, comma + 1) if comma > begin else (0, 0)
+
+
+def _next_event(text: bytes, after: int, place: int) -> int | None:
+    """Where the first event begins from a place on, and behind another place before that."""
+    begin = place
+    while begin > after + 1 and text[begin - 1 : begin].isspace():
+        begin -= 1
+    found = _EVENT.search(text, max(begin - 1, after + 1))
+    return found.start(1) if found else None
+
+
+def _repaired(text: bytes) -> bytes:
+    r"""The text with every byte where it was, but without what Kineto has written although JSON has no such thing.
+
+    Those are a bandwidth over no time (`inf`, which becomes a text), the paths of Windows (`\` becomes `/`, as in
+    later versions of Kineto), and control characters and broken UTF-8 in names.
+    """
+    text = text.translate(_CONTROL_TO_SPACE)
+    if not text.isascii():
+        text = text.decode(errors="surrogateescape").encode(errors="replace")
+    if b"\\" in text:
+        text = _without_false_escapes(text)
+    return _NOT_A_NUMBER.sub(lambda match: match[0].removesuffix(match[1]) + b'""'.rjust(len(match[1])), text)
+
+
+def _without_false_escapes(text: bytes) -> bytes:
+    """The text, which has no control character, with a slash for each backslash that JSON does not allow."""
+    text = text.replace(b"\\\\", b"\0\0")  # what stands before one that is left is none
+    padded = np.frombuffer(text + bytes(5), np.uint8)
+    at = np.flatnonzero(padded == ord("\\"))
+    escapes = np.isin(padded[at + 1], list(b'"/bfnrt'))
+    escapes |= (padded[at + 1] == ord("u")) & np.all([_HEX[padded[at + n]] for n in range(2, 6)], axis=0)
+    repaired = bytearray(text)
+    np.frombuffer(repaired, np.uint8)[at[~escapes]] = ord("/")
+    return bytes(repaired).replace(b"\0\0", b"\\\\")
+
+
+def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int = 0) -> int:
+    match = pattern.match(text, at)
+    return match.end() if match else at
+
+
+def _at_least(size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The next piece, and so many more that they are no shorter than this together."""
+    for piece in pieces:
+        yield piece
+        size -= len(piece)
+        if size <= 0:
+            break

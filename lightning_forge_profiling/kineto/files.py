@@ -1,0 +1,141 @@
+"""Which files of a folder are traces, and of which rank."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.names import SUMMARY_JSON, TENSORBOARD_FOLDER
+
+__all__ = ["find_traces", "rank_in_name", "windows_by_rank"]
+
+_TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?", re.DOTALL)  # a name may hold a line break
+_ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}).+\.json(?:\.gz)?", re.DOTALL)
+_WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
+_RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
+
+_NAMED: Final = 5  # of what could not be read; the rest is counted
+
+
+def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The traces of a file or folder.
+
+    Args:
+        path: a trace, or a folder with the traces of the ranks. In a folder of folders the newest window is taken.
+
+    Returns:
+        The files, and what there is to say about the choice.
+
+    Raises:
+        TraceError: there are none.
+    """
+    if path.is_file():
+        return (path,), ()
+    if not path.exists():
+        raise TraceError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        raise TraceError(f"{path}: neither a file nor a folder")
+    unreadable: list[OSError] = []
+    names, folders = _listed(path, unreadable)
+    if files := _traces_among(path, names):
+        return files, _notes(path, unreadable)
+    below = _windows_below(folders, unreadable)
+    notes = _notes(path, unreadable)
+    if not below:
+        looked = f"{path}: no trace in this folder (looked for *.trace.json, *.trace.json.gz and *.json)"
+        raise TraceError("; ".join([looked, *notes]))
+    folder = max(below, key=lambda folder: below[folder][0])
+    if len(below) > 1:
+        chosen = f"{path} holds {len(below)} windows; this is the newest, {folder.relative_to(path)}"
+        notes = (chosen, *notes)
+    return below[folder][1], notes
+
+
+def rank_in_name(file: Path) -> int | None:
+    """The rank that a file's name gives.
+
+    Example:
+        >>> rank_in_name(Path("rank3.trace.json.gz")), rank_in_name(Path("host_42.1700000000.pt.trace.json"))
+        (3, None)
+    """
+    match = _RANK.search(file.name)
+    return int(match[1]) if match else None
+
+
+def windows_by_rank(files: Iterable[Path]) -> list[tuple[Path, ...]]:
+    """The files of each rank: one a window.
+
+    Files of one rank have its number in their names, or what PyTorch's `tensorboard_trace_handler` calls a worker.
+
+    Example:
+        >>> files = [Path("a_1.1700000000000.pt.trace.json"), Path("a_1.1700000009000.pt.trace.json"), Path("b.json")]
+        >>> [len(group) for group in windows_by_rank(files)]
+        [2, 1]
+    """
+    groups: dict[object, list[Path]] = {}
+    for file in files:
+        worker = _WORKER.fullmatch(file.name)
+        key = rank_in_name(file)
+        groups.setdefault(key if key is not None else worker[1] if worker else file, []).append(file)
+    return [tuple(group) for group in groups.values()]
+
+
+def _windows_below(folders: Iterable[Path], unreadable: list[OSError]) -> dict[Path, tuple[float, tuple[Path, ...]]]:
+    """Each of the folders, and of those below, that holds traces: when the newest was written, and the traces."""
+    below = {}
+    waiting = list(folders)
+    while waiting:
+        folder = waiting.pop()
+        try:
+            names, folders = _listed(folder, unreadable)
+            if files := _traces_among(folder, names):
+                below[folder] = max(file.stat().st_mtime for file in files), files
+        except OSError as exc:
+            unreadable.append(exc)
+            continue
+        if not folder.is_symlink():  # which may lead back up
+            waiting += folders
+    for folder in list(below):
+        below.pop(folder / TENSORBOARD_FOLDER, None)
+    return dict(sorted(below.items()))
+
+
+def _listed(folder: Path, unreadable: list[OSError]) -> tuple[list[str], list[Path]]:
+    """The names of a folder's files, and the folders in it."""
+    names, folders = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if entry.is_file():
+                    names.append(entry.name)
+                elif entry.is_dir():
+                    folders.append(folder / entry.name)
+            except OSError as exc:  # a link to where we may not look
+                unreadable.append(exc)
+    return names, folders
+
+
+def _notes(path: Path, unreadable: Iterable[OSError]) -> tuple[str, ...]:
+    skipped = sorted(f"{Path(exc.filename).relative_to(path)} ({exc.strerror})" for exc in unreadable)
+    if not skipped:
+        return ()
+    more = f" and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
+    return (f"{path}: skipped what cannot be read: {', '.join(skipped[:_NAMED])}{more}",)
+
+
+def _traces_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    names = sorted(names)
+    for pattern in (_TRACE, _ANY_JSON):
+        found = {name for name in names if pattern.fullmatch(name)}
+        # the raw file beside its compressed self
+        files = [folder / name for name in names if name in found and f"{name}.gz" not in found]
+        if files:
+            return tuple(sorted(files, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), _order(file))))
+    return ()
+
+
+def _order(file: Path) -> list[tuple[int, str]]:
+    """The name with its numbers as numbers: step9 before step10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", file.name)]

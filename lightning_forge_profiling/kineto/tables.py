@@ -1,0 +1,346 @@
+"""The columns of a trace under way, from the first of its events to the last."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from lightning_forge_profiling.kineto.event import Arguments, Event
+from lightning_forge_profiling.kineto.trace import (
+    ACTIVITIES,
+    Allocations,
+    Calls,
+    CollectiveCall,
+    Cut,
+    GpuWork,
+    Ints,
+    Operators,
+    Signature,
+    Spans,
+    Trace,
+)
+from lightning_forge_profiling.names import MARK_PREFIX
+
+__all__ = ["TraceTables"]
+
+# What the profiler has called its events since 2021. A renamed one does not change what it is.
+_TABLE_OF: Final = {
+    **dict.fromkeys(("kernel", "Kernel", "concurrent_kernel"), "kernel"),
+    **dict.fromkeys(("gpu_memcpy", "Memcpy"), "gpu_memcpy"),
+    **dict.fromkeys(("gpu_memset", "Memset"), "gpu_memset"),
+    **dict.fromkeys(
+        ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver",
+         "privateuse1_runtime", "privateuse1_driver"), "calls",
+    ),
+    **dict.fromkeys(("cpu_op", "Operator"), "operators"),
+    "user_annotation": "annotations",
+    "python_function": "frames",
+    **dict.fromkeys(("cpu_instant_event", "[memory]"), "allocations"),  # the latter has a name only
+}  # fmt: skip
+# These were operators then, and are in a copy for TensorBoard's plugin.
+_ANNOTATIONS_2021: Final = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#", MARK_PREFIX)
+_ON_CPU: Final = 0  # c10::DeviceType::CPU
+
+_DAY_NS: Final = 86_400 * 10**9
+_ABSURD_RATIO: Final = 10
+_ABSURD_ABOVE_NS: Final = 10**10
+
+_UNKNOWN: Final = -(2**63)
+_LATEST_NS: Final = 2**62  # differences of times up to here are no overflow
+_LATEST_DIGITS: Final = 15
+_LARGEST: Final = 2**60  # nor are sums of these
+_NOTHING: Final = Arguments()
+
+K = TypeVar("K")
+
+_More: TypeAlias = Callable[[list[Event], list[Arguments]], dict[str, Ints]]
+
+
+class _Index(dict[K, int]):
+    """A number for each distinct value, counted from 0."""
+
+    def __missing__(self, key: K) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class TraceTables:
+    """Columns under way: for each table the pieces of each column.
+
+    Attributes:
+        left_out: how many events were left out, because they have no time or one that cannot be.
+    """
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._last: Event | None = None
+        self._last_call: Event | None = None
+        self._in_order = True
+        self._latest: Ints = np.zeros(0, np.int64)
+        self._shift = 0
+        self._names: _Index[str] = _Index()
+        self._threads: _Index[tuple[object, object]] = _Index()
+        self._lanes: _Index[tuple[object, object]] = _Index()
+        self._signatures: _Index[tuple[bytes, bytes, bytes, bytes]] = _Index()
+        self._collectives: _Index[CollectiveCall] = _Index()
+        self._pieces: dict[str, dict[str, list[Ints]]] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in any table."""
+        return not any(len(piece) for pieces in self._pieces.values() for piece in pieces["start"])
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Take some events."""
+        found: dict[str, list[Event]] = {table: [] for table in _TABLE_OF.values()}
+        by_category = {category: found[table] for category, table in _TABLE_OF.items()}
+        for event in events:
+            table = by_category.get(event.cat or event.name)  # type: ignore[arg-type]
+            if table is not None:
+                table.append(event)
+        self._remember_end([event for event in events if (event.cat or event.name) in _TABLE_OF])
+        for activity, category in enumerate(ACTIVITIES):
+            self._add("gpu", found[category], partial(self._gpu, activity=activity))
+        self._add("calls", found["calls"], _calls)
+        self._add("operators", found["operators"], self._operators)
+        self._add("annotations", found["annotations"])
+        self._add("frames", found["frames"])
+        self._add("allocations", found["allocations"], _allocations)
+
+    def _remember_end(self, events: list[Event]) -> None:
+        if not events:
+            return
+        if self._in_order:
+            times = np.append(self._latest, _nanoseconds([event.ts for event in events]))
+            self._in_order = bool((np.diff(times) >= 0).all())
+            self._latest = times[-1:]
+        self._last = events[-1]
+        self._last_call = next((one for one in reversed(events) if _table_of(one) == "calls"), self._last_call)
+
+    def cut(self) -> Cut | None:
+        """Where the last of the events stands; None before there is one."""
+        if self._last is None:
+            return None
+        # GPU work stands behind the call that launched it, which says more
+        on_gpu = _table_of(self._last) in ACTIVITIES
+        last = self._last_call if on_gpu and self._last_call else self._last
+        table = _table_of(last)
+        (time,) = _nanoseconds([last.ts]).tolist()
+        return Cut(
+            table="gpu" if table in ACTIVITIES else table,
+            thread=(str(last.pid), str(last.tid)),
+            time=self._shift + (0 if time == _UNKNOWN else time),
+            in_order=self._in_order and "gpu" in self._pieces,
+        )
+
+    def _add(self, table: str, events: list[Event], more: _More | None = None) -> None:
+        if not events:
+            return
+        start, duration = _nanoseconds([event.ts for event in events]), _nanoseconds([event.dur for event in events])
+        sound = (start != _UNKNOWN) & (duration >= 0) & (duration < _DAY_NS)
+        if not sound.all():
+            self.left_out += int((~sound).sum())
+            start, duration = start[sound], duration[sound]
+            events = [event for event, keep in zip(events, sound, strict=True) if keep]
+        names, threads = self._names, self._threads
+        columns = {
+            "start": start,
+            "end": start + duration,
+            "name": _ints([names[event.name or ""] for event in events]),
+            "thread": _ints([threads[event.pid, event.tid] for event in events]),
+            **(more(events, [event.args or _NOTHING for event in events]) if more else {}),
+        }
+        pieces = self._pieces.setdefault(table, {})
+        for name, column in columns.items():
+            pieces.setdefault(name, []).append(column)
+
+    def _gpu(self, events: list[Event], arguments: list[Arguments], activity: int) -> dict[str, Ints]:
+        # older traces give device and stream as process and thread only
+        lanes = [
+            self._lanes[
+                event.pid if args.device == -1 else args.device, event.tid if args.stream == -1 else args.stream
+            ]
+            for event, args in zip(events, arguments, strict=True)
+        ]
+        return {
+            **_calls(events, arguments),
+            "activity": np.full(len(events), activity),
+            "lane": _ints(lanes),
+            "size": _ints([args.bytes for args in arguments]),
+            "collective": _ints([-1 if args.collective is None else self._collective(args) for args in arguments]),
+        }
+
+    def _collective(self, args: Arguments) -> int:
+        (elements,) = _ints([args.elements]).tolist()
+        return self._collectives[
+            CollectiveCall(args.collective or "", str(args.group or ""), elements, args.element_type or "")
+        ]
+
+    def _operators(self, _: list[Event], arguments: list[Arguments]) -> dict[str, Ints]:
+        signatures = self._signatures
+        return {
+            "external": _external(arguments),
+            "sequence": _ints([args.sequence for args in arguments]),
+            "signature": _ints(
+                [
+                    signatures[
+                        bytes(args.input_dims),
+                        bytes(args.input_types),
+                        bytes(args.concrete_inputs),
+                        bytes(args.input_strides),
+                    ]
+                    for args in arguments
+                ]
+            ),
+        }
+
+    def drop_absurd(self) -> None:
+        """Leave out what lies a day or more from the rest, or lasts far longer than the recording.
+
+        CUPTI now and then reports an end of 0 or a duration of centuries.
+        """
+        if self.empty:
+            return
+        starts = np.concatenate([piece for pieces in self._pieces.values() for piece in pieces["start"]])
+        middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
+        extent = int(np.ptp(starts[np.abs(starts - middle) < _DAY_NS]))
+        longest = _ABSURD_RATIO * extent + _ABSURD_ABOVE_NS
+        for pieces in self._pieces.values():
+            for number, (start, end) in enumerate(zip(pieces["start"], pieces["end"], strict=True)):
+                sound = (np.abs(start - middle) < _DAY_NS) & (end - start <= longest)
+                if not sound.all():
+                    self.left_out += int((~sound).sum())
+                    for column in pieces.values():
+                        column[number] = column[number][sound]
+
+    def begin_at_zero(self) -> None:
+        """Put a trace with times before its base time behind that: a negative time stands for none elsewhere."""
+        starts = (piece for pieces in self._pieces.values() for piece in pieces["start"])
+        earliest = min((int(piece.min(initial=0)) for piece in starts), default=0)
+        self._shift = -earliest
+        for pieces in self._pieces.values() if earliest < 0 else ():
+            for column in ("start", "end"):
+                pieces[column] = [piece - earliest for piece in pieces[column]]
+
+    def trace(self, file: str) -> Trace:
+        """Close the tables.
+
+        Args:
+            file: the file's name.
+        """
+        names = tuple(self._names)
+        threads, thread = _texts(self._threads)
+        lanes, lane = _texts(self._lanes)
+        for pieces in self._pieces.values():
+            pieces["thread"] = [thread[piece] for piece in pieces["thread"]]
+            if "lane" in pieces:
+                pieces["lane"] = [lane[piece] for piece in pieces["lane"]]
+        operators, annotations = self._table("operators"), self._table("annotations")
+        if not annotations and operators:
+            marks = np.array([name.startswith(_ANNOTATIONS_2021) for name in names])[operators["name"]]
+            annotations = {column: operators[column][marks] for column in ("start", "end", "name", "thread")}
+            operators = {column: values[~marks] for column, values in operators.items()}
+        allocations = self._table("allocations")
+        return Trace(
+            file=file,
+            names=names,
+            threads=threads,
+            lanes=lanes,
+            signatures=tuple(Signature(*signature) for signature in self._signatures),
+            collectives=tuple(self._collectives),
+            gpu=GpuWork(**_without(self._table("gpu"), "thread")),
+            calls=Calls(**self._table("calls")),
+            operators=Operators(**operators),
+            annotations=Spans(**annotations),
+            frames=Spans(**self._table("frames")),
+            allocations=Allocations(time=allocations["start"], **_without(allocations, "start", "end", "name"))
+            if allocations
+            else Allocations(),
+        )
+
+    def _table(self, table: str) -> dict[str, Ints]:
+        pieces = self._pieces.pop(table, {})
+        columns = {name: np.concatenate(pieces.pop(name)) for name in list(pieces)}
+        if table == "allocations" and columns:
+            # until late in 2021 they did not say what is allocated in all
+            known = (columns.pop("device_type") != _ON_CPU) & (columns["allocated"] >= 0)
+            columns = {name: column[known] for name, column in columns.items()}
+        if columns:
+            # an outer range before the inner ones that begin with it
+            order = np.lexsort((-columns["end"], columns["start"]))
+            for name in columns:
+                columns[name] = columns[name][order]
+        return columns
+
+
+def _table_of(event: Event) -> str:
+    return _TABLE_OF[event.cat or event.name or ""]
+
+
+def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str], ...], Ints]:
+    """Pairs as text, and for each the position of its own: 7, "7" and "stream 7" are the same."""
+    place: _Index[tuple[str, str]] = _Index()
+    rows = [place[str(first), str(second).removeprefix("stream ")] for first, second in pairs]
+    return tuple(place), np.array(rows, np.int64)
+
+
+def _without(columns: Mapping[str, Ints], *names: str) -> dict[str, Ints]:
+    return {name: column for name, column in columns.items() if name not in names}
+
+
+def _external(arguments: list[Arguments]) -> Ints:
+    return _ints([args.external if args.external != -1 else args.external_2021 for args in arguments])
+
+
+def _calls(_: list[Event], arguments: list[Arguments]) -> dict[str, Ints]:
+    return {
+        "correlation": _ints([args.correlation for args in arguments]),
+        "external": _external(arguments),
+    }
+
+
+def _allocations(_: list[Event], arguments: list[Arguments]) -> dict[str, Ints]:
+    return {
+        "size": _ints([args.allocation for args in arguments]),
+        "allocated": _ints([args.allocated for args in arguments]),
+        "reserved": _ints([args.reserved for args in arguments]),
+        "device_type": _ints([args.device_type for args in arguments]),
+    }
+
+
+def _ints(values: Sequence[Any]) -> Ints:
+    """Numbers as a column; what is none, or too large for one, is -1."""
+    try:
+        column = np.array(values, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_int(value) for value in values], np.int64)
+    return np.where((column < _LARGEST) & (column > -_LARGEST), column, -1)
+
+
+def _int(value: object) -> int:
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return number if abs(number) < _LARGEST else -1
+
+
+def _nanoseconds(microseconds: Sequence[Any]) -> Ints:
+    """Exact for decimals and for what a float holds to the nanosecond; `_UNKNOWN` for what is no time."""
+    if Decimal in set(map(type, microseconds)):
+        return np.array([_exact(us) for us in microseconds], np.int64)
+    values = np.array(microseconds, float)
+    sound = np.abs(values) < _LATEST_NS / 1e3  # what is not a number is not
+    return np.where(sound, np.rint(np.where(sound, values, 0) * 1e3), _UNKNOWN).astype(np.int64)
+
+
+def _exact(microseconds: Decimal | float | None) -> int:
+    if microseconds is None:
+        return _UNKNOWN
+    time = Decimal(microseconds)
+    if not time.is_finite() or time.adjusted() > _LATEST_DIGITS:
+        return _UNKNOWN
+    nanoseconds = round(time * 1000)
+    return nanoseconds if abs(nanoseconds) < _LATEST_NS else _UNKNOWN

@@ -1,0 +1,91 @@
+"""Every name that is written to disk, logged, or put into a trace, once."""
+
+from pathlib import Path
+from typing import Final
+
+__all__ = [
+    "EXCLUDED",
+    "FETCH_MARK",
+    "MARK_PREFIX",
+    "METADATA_KEY",
+    "MFU",
+    "MFU_MEASURED",
+    "PEAK_TFLOPS",
+    "REGIONS",
+    "REPORT_HTML",
+    "STEP_MS",
+    "SUMMARY_JSON",
+    "SUMMARY_MARKDOWN",
+    "TENSORBOARD_FOLDER",
+    "TFLOPS",
+    "clock_path",
+    "memory_path",
+    "per_second",
+    "plugin_name",
+    "raw_folder",
+    "region_ms",
+    "trace_name",
+]
+
+REGIONS: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
+"""The built-in regions. By self time they tile a step: their sum is the step."""
+
+EXCLUDED: Final = ("validation", "checkpoint", "profiler")
+"""What happens between the batches of a fit but is no part of a step. `profiler` is the time that starting, stopping
+and exporting a trace blocked the training loop."""
+
+MARK_PREFIX: Final = "forge."
+"""A region's `record_function` range in a trace is this and the region's name."""
+
+FETCH_MARK: Final = f"{MARK_PREFIX}data"
+
+METADATA_KEY: Final = "forge_profiling"
+"""The field of a trace's header that holds our metadata."""
+
+SUMMARY_JSON: Final = "summary.json"
+SUMMARY_MARKDOWN: Final = "summary.md"
+REPORT_HTML: Final = "report.html"
+TENSORBOARD_FOLDER: Final = "tensorboard"
+"""The subfolder of TensorBoard's copies, out of the way of tools that read every file of the trace's folder."""
+
+
+def trace_name(rank: int) -> str:
+    """A rank's trace. The name must not match the plugin's pattern, `*.pt.trace.json.gz`."""
+    return f"rank{rank}.trace.json.gz"
+
+
+def plugin_name(rank: int) -> str:
+    """The copy of a rank's trace for TensorBoard's plugin."""
+    return f"rank{rank}.pt.trace.json.gz"
+
+
+def memory_path(folder: Path, rank: int) -> Path:
+    """A rank's memory snapshot."""
+    return folder / f"rank{rank}.memory.pickle"
+
+
+def clock_path(folder: Path, rank: int) -> Path:
+    """A rank's step times by its own clock, until rank 0 has read them."""
+    return folder / f".rank{rank}.clock"
+
+
+def raw_folder(folder: Path, rank: int) -> Path:
+    """The hidden folder that a rank exports its raw trace to. Whoever creates it owns the window's folder."""
+    return folder / f".rank{rank}.raw"
+
+
+STEP_MS: Final = "time/step_ms"
+MFU: Final = "throughput/mfu"
+MFU_MEASURED: Final = "throughput/mfu_measured"
+TFLOPS: Final = "throughput/tflops_per_device"
+PEAK_TFLOPS: Final = "throughput/peak_tflops"
+
+
+def region_ms(region: str) -> str:
+    """The metric for a region's time per step."""
+    return f"time/{region}_ms"
+
+
+def per_second(unit: str, *, device: bool = False) -> str:
+    """The metric for a rate: `samples`, `tokens`, `steps`, ... per second, of all devices or of one."""
+    return f"throughput/{'device/' if device else ''}{unit}_per_sec"

@@ -1,0 +1,1 @@
+"""Recording: one window of steps with `torch.profiler`, from its schedule to the exported trace."""

@@ -1,0 +1,154 @@
+"""The process that finishes a trace beside the training."""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from lightning_forge_profiling.profiler.paths import plugin_path, trace_path, window_folder
+from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends
+
+__all__ = ["FinishingChild"]
+
+_PACKAGES = ("numpy", "msgspec", __name__.partition(".")[0])
+"""What it imports besides the standard library."""
+
+_PROGRAM: Final = "lightning_forge_profiling.finish"
+"""What it runs. Not imported: it is a process of its own, without torch."""
+
+_CODE = (
+    "import sys; end = 2 + int(sys.argv[1]); sys.path += sys.argv[2:end]; del sys.argv[1:end]; "
+    f"from {_PROGRAM} import main; sys.exit(main())"
+)
+
+
+_LEAST_S = 0.1
+"""It takes a look to learn whether a process has ended, and less is too short for that."""
+
+
+class _Process(subprocess.Popen[bytes]):
+    """A process that may outlive its object, which is no leak: Python reaps it when it next starts one."""
+
+    def __del__(self) -> None:
+        super().__del__(_warn=lambda *_, **__: None)  # type: ignore[call-arg]
+
+
+class FinishingChild:
+    """A process without torch that compresses a raw trace, writes the copy for TensorBoard and analyses the trace.
+
+    It is started with the profiler and waits, so that the end of the window need not wait for its start.
+
+    Args:
+        raw: the file the trace will be exported to.
+        rank: this process's global rank.
+        ranks: the ranks that record the window, in order. TensorBoard's copies are published together, and the first
+            rank's process analyses the traces of all.
+        tensorboard: whether to write the copy.
+        analyze: whether the traces are to be analysed.
+    """
+
+    def __init__(self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool) -> None:
+        folders = list(dict.fromkeys(_folders(_PACKAGES)))
+        # Isolated and without `site`: neither the working directory nor the environment nor site-packages' .pth files
+        # put anything before the standard library, and the packages are found where this process found them.
+        command = [sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+        command += ["-c", _CODE, str(len(folders)), *folders]
+        folder = window_folder(raw)
+        command += [str(raw), str(trace_path(folder, rank)), "--training", str(os.getpid())]
+        command += ["--ranks", ",".join(map(str, ranks))]
+        if tensorboard:
+            command += ["--plugin", str(plugin_path(folder, rank))]
+        if analyze and rank == ranks[0]:
+            command.append("--analyze")
+        # a session of its own: Ctrl-C ends the training, not the writing of its trace
+        self._process = _Process(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def go(self, *, alone: bool = False) -> None:
+        """The raw trace is there.
+
+        Args:
+            alone: do not wait for what other ranks write, which may not come.
+        """
+        self._tell(b"alone\n" if alone else b"go\n")
+
+    def dismiss(self) -> None:
+        """There will be none."""
+        self._tell(b"dismiss\n")
+
+    def wait(self, timeout_s: float) -> str:
+        """Wait until it is done. Ctrl-C comes through, and it goes on alone.
+
+        Args:
+            timeout_s: after this many seconds it is killed.
+
+        Returns:
+            What went wrong, "" when nothing did.
+        """
+        try:
+            return self._problem(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)  # with the processes that read other ranks' traces for it
+            self._process.communicate()
+            return f"finishing the trace took longer than {timeout_s:.0f} s"
+        except KeyboardInterrupt:
+            self._let_go()
+            raise
+
+    def leave(self, patience_s: float) -> str | None:
+        """Wait for a while, which Ctrl-C ends, and then let it go on alone.
+
+        Args:
+            patience_s: for how long.
+
+        Returns:
+            What went wrong, "" when nothing did; None where it is still at work.
+        """
+        with ctrl_c_ends(), contextlib.suppress(subprocess.TimeoutExpired):
+            return self._problem(max(patience_s, _LEAST_S))
+        self._let_go()
+        return None
+
+    def _let_go(self) -> None:
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def _problem(self, timeout_s: float) -> str:
+        _, stderr = self._process.communicate(timeout=timeout_s)
+        if not self._process.returncode:
+            return ""
+        return stderr.decode(errors="replace").strip() or f"the process ended with code {self._process.returncode}"
+
+    def _tell(self, word: bytes) -> None:
+        stdin, self._process.stdin = self._process.stdin, None
+        if stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
+                stdin.write(word)
+                stdin.flush()
+            with contextlib.suppress(BrokenPipeError):
+                stdin.close()
+
+
+def _folders(packages: Sequence[str]) -> Iterator[str]:
+    """The folders, or archives, that this process has packages from."""
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise ModuleNotFoundError(f"{name} is not installed", name=name)
+        # not resolved: a link to a package may lead to a folder with another name
+        yield str(Path(spec.submodule_search_locations[0]).absolute().parent)

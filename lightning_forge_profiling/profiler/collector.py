@@ -1,0 +1,95 @@
+"""The collector's stop: the GPU is waited for without blocking, and CUPTI leaves the process.
+
+Kineto, the collector behind `torch.profiler`, leaves CUPTI attached when it stops, and kernel launches then stay slower
+to the end of the process (pytorch/pytorch#144455). It detaches it where the environment variable `TEARDOWN_CUPTI` is
+"1" at the stop. No released PyTorch that we know of does so by default (pytorch/kineto#1264, #1539).
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from time import perf_counter, sleep
+from typing import Final
+
+import torch
+
+from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends, patience_s
+
+__all__ = ["detached_at_stop", "let_gpu_settle", "why_attached"]
+
+_GPU_SETTLES_S: Final = 1.0
+"""What a rank allows the GPU also among others: while that is busy, the profiler's stop would block."""
+
+_VARIABLE: Final = "TEARDOWN_CUPTI"
+
+_SAFE_FROM: Final = (12, 6)
+"""Detaching crashed processes with CUDA graphs before CUDA 12.6 (pytorch/pytorch#146604)."""
+
+
+def why_attached(environment: Mapping[str, str], cuda: str | None) -> str:
+    """Why CUPTI stays attached after a recording, and what to do; "" where it will be detached.
+
+    Args:
+        environment: the process's.
+        cuda: the CUDA version PyTorch was built with; None for a build without CUDA, which has no CUPTI.
+
+    Example:
+        >>> why_attached({}, "13.0")
+        ''
+        >>> why_attached({}, "12.4")
+        'PyTorch is built with CUDA 12.4, ... Without CUDA graphs in the run, set TEARDOWN_CUPTI=1.'
+    """
+    if cuda is None:
+        return ""
+    chosen = environment.get(_VARIABLE)
+    if chosen is not None:
+        return (
+            ""
+            if chosen == "1"
+            else f"{_VARIABLE}={chosen} is set, by you or by torch.compile with CUDA graphs. "
+            f"With CUDA 12.6 or newer, {_VARIABLE}=1 is safe."
+        )
+    if tuple(int(part) for part in cuda.split(".")[:2]) < _SAFE_FROM:
+        return (
+            f"PyTorch is built with CUDA {cuda}, and detaching it is safe with CUDA graphs from 12.6 on. "
+            f"Without CUDA graphs in the run, set {_VARIABLE}=1."
+        )
+    return ""
+
+
+@contextlib.contextmanager
+def detached_at_stop() -> Iterator[str]:
+    """Have a profiler that is stopped inside detach CUPTI. The environment is as before afterwards.
+
+    Yields:
+        Why CUPTI stays attached, "" where it does not.
+    """
+    why = why_attached(os.environ, torch.version.cuda)
+    if why or torch.version.cuda is None or _VARIABLE in os.environ:
+        yield why
+        return
+    os.environ[_VARIABLE] = "1"
+    try:
+        yield ""
+    finally:
+        os.environ.pop(_VARIABLE, None)
+
+
+def let_gpu_settle(world_size: int) -> None:
+    """Give what is queued on the GPU some time to complete, without blocking on it.
+
+    Args:
+        world_size: how many processes the run has.
+
+    Raises:
+        TimeoutError: it is still busy.
+    """
+    event = torch.Event("cuda")
+    event.record()
+    seconds = max(patience_s(world_size), _GPU_SETTLES_S)
+    deadline = perf_counter() + seconds
+    with ctrl_c_ends():
+        while not event.query() and perf_counter() < deadline:
+            sleep(0.005)
+    if not event.query():
+        raise TimeoutError(f"the GPU was still busy {seconds:.0f} s after the exception")

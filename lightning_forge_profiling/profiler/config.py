@@ -1,0 +1,81 @@
+"""What to record, as plain data."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Final
+
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.profiler.window import StepWindow
+
+__all__ = ["ACTIVITIES", "ProfilingConfig"]
+
+ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")
+"""Names of `torch.profiler.ProfilerActivity`, in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingConfig:
+    """What `build_profiler` records and where to.
+
+    It is checked when it is built, but only when enabled: a configuration file may hold a disabled section that would
+    not work.
+
+    Args:
+        enable: record at all.
+        start_step: the first recorded step, counted from 0.
+        end_step: the first step that is not recorded any more.
+        trace_dir: the folder for traces; each window gets a folder of its own in it.
+        activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None records the CPU and the accelerator
+            that is really there.
+        record_shapes: record operators' input shapes, from which FLOPs follow.
+        profile_memory: record allocations.
+        with_stack: record Python stacks; slows the recorded steps.
+        with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not hold them, and
+            the reports count FLOPs from the shapes.
+        tensorboard: also write a copy for TensorBoard's profiler plugin.
+        analyze: also analyse the trace, and write `summary.json`, `summary.md` and `report.html` beside it.
+
+    Raises:
+        ConfigurationError: enabled, and the window is empty or negative, an activity unknown, or `trace_dir` empty or
+            no path.
+
+    Example:
+        >>> ProfilingConfig(enable=True, start_step=5, end_step=8).window.steps
+        3
+    """
+
+    enable: bool = False
+    start_step: int = 5
+    end_step: int = 8
+    trace_dir: str | PathLike[str] = "profiler_traces"
+    activities: Sequence[str] | None = None
+    record_shapes: bool = True
+    profile_memory: bool = True
+    with_stack: bool = False
+    with_flops: bool = False
+    tensorboard: bool = True
+    analyze: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.enable:
+            return
+        _ = self.window
+        if not isinstance(self.trace_dir, str | PathLike):
+            raise ConfigurationError(f"trace_dir must be a path, got {self.trace_dir!r}.")
+        if not fspath(self.trace_dir):
+            raise ConfigurationError('trace_dir must not be empty; the default is "profiler_traces".')
+        if self.activities is not None:
+            if isinstance(self.activities, str | bytes) or not isinstance(self.activities, Collection):
+                raise ConfigurationError(f"activities must be a list of names or None, got {self.activities!r}.")
+            unknown = [activity for activity in self.activities if activity not in ACTIVITIES]
+            if unknown or not self.activities:
+                raise ConfigurationError(
+                    f"activities must name some of {', '.join(ACTIVITIES)}, got {list(self.activities)!r}; "
+                    "None records the CPU and the accelerator that is there."
+                )
+
+    @property
+    def window(self) -> StepWindow:
+        """The steps to record."""
+        return StepWindow(self.start_step, self.end_step)

@@ -1,0 +1,50 @@
+"""The export of a recorded trace to its raw file."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from torch.profiler import profile
+
+from lightning_forge_profiling.profiler.paths import window_folder
+
+__all__ = ["export_trace"]
+
+
+def export_trace(profiler: profile, raw: Path) -> None:
+    """Write what a profiler has recorded.
+
+    Args:
+        profiler: one that has stopped.
+        raw: a path that `claim` returned.
+
+    Raises:
+        OSError: it could not be written whole. Kineto does not say when the disk was full.
+    """
+    with _name_for_kineto(raw) as name:
+        profiler.export_chrome_trace(name)
+    with suppress(FileNotFoundError), raw.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(file.tell() - 64, 0))
+        if file.read().rstrip().endswith(b"}"):
+            return
+    raise OSError(f"the trace could not be written whole to {window_folder(raw)} (is the disk full?)")
+
+
+@contextmanager
+def _name_for_kineto(raw: Path) -> Iterator[str]:
+    """A name of the raw file that Kineto can write to and into the JSON as it is.
+
+    It puts the path between quotes without escaping it, after it has changed backslashes and dropped line breaks in it,
+    and then renames its temporary file to what that gives.
+    """
+    if json.dumps(str(raw)) == f'"{raw}"':
+        yield str(raw)
+        return
+    with TemporaryDirectory() as plain:
+        link = Path(plain) / "window"
+        link.symlink_to(raw.parent)
+        yield str(link / raw.name)

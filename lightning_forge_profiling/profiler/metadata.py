@@ -1,0 +1,44 @@
+"""What a trace says of itself."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from lightning_forge_profiling.names import METADATA_KEY
+from lightning_forge_profiling.profiler.window import StepWindow
+
+__all__ = ["trace_metadata"]
+
+
+def trace_metadata(
+    rank: int, world_size: int, window: StepWindow, steps: Sequence[int], more: Mapping[str, object]
+) -> dict[str, str]:
+    """The metadata to add to a trace.
+
+    Args:
+        rank: the global rank that recorded it.
+        world_size: how many ranks there are.
+        window: the steps that were to be recorded.
+        steps: the steps that were.
+        more: what else to say, as JSON.
+
+    Returns:
+        JSON texts by key: `forge_profiling`, and `distributedInfo` where PyTorch does not write it itself.
+    """
+    about = {
+        "rank": rank,
+        "world_size": world_size,
+        "intra_op_threads": torch.get_num_threads(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "start_step": window.start_step,
+        "end_step": window.end_step,
+        "recorded_steps": list(steps),
+        **more,
+    }
+    metadata = {METADATA_KEY: json.dumps(about)}
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        # PyTorch writes it for distributed runs only. json.dumps puts the space that HTA's '"rank": N' needs.
+        metadata["distributedInfo"] = json.dumps({"backend": "none", "rank": rank, "world_size": world_size})
+    return metadata

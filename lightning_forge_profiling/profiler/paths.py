@@ -1,0 +1,85 @@
+"""Where traces lie on disk, and how one rank gets a place there."""
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryFile
+
+from lightning_forge_profiling.names import TENSORBOARD_FOLDER, plugin_name, raw_folder, trace_name
+from lightning_forge_profiling.safe_files import make_own_folder
+
+__all__ = [
+    "claim",
+    "numbered_folders",
+    "plugin_path",
+    "trace_path",
+    "window_folder",
+    "writable_folder_problem",
+]
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    """A rank's trace in the window's folder."""
+    return folder / trace_name(rank)
+
+
+def plugin_path(folder: Path, rank: int) -> Path:
+    """The copy for TensorBoard's plugin."""
+    return folder / TENSORBOARD_FOLDER / plugin_name(rank)
+
+
+def claim(folders: Iterable[Path], rank: int) -> Path:
+    """Take the first folder that is this user's and holds nothing of this rank.
+
+    Returns:
+        A file to export the raw trace to, in a hidden folder in there that no other process gets and no other user can
+        enter.
+
+    Raises:
+        FileExistsError: all are taken.
+    """
+    why = FileExistsError("no folder was offered for the trace")
+    for folder in map(Path.absolute, folders):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        private = raw_folder(folder, rank)
+        try:
+            make_own_folder(folder)
+            private.mkdir(mode=0o700)
+        except FileExistsError as exc:
+            why = exc
+            continue
+        if not trace_path(folder, rank).exists():
+            return private / f"{token_hex(8)}.json"
+        private.rmdir()
+        why = FileExistsError(f"{folder} holds a trace of rank {rank} already")
+    raise why
+
+
+def window_folder(raw: Path) -> Path:
+    """The folder that was claimed, of the path that `claim` returned."""
+    return raw.parents[1]
+
+
+def numbered_folders(first: Path) -> Iterator[Path]:
+    """`first`, `first.2`, `first.3`, ..."""
+    yield first
+    for number in itertools.count(2):
+        yield first.with_name(f"{first.name}.{number}")
+
+
+def writable_folder_problem(folder: Path) -> str:
+    """Why nothing can be written into a folder that may not exist yet; "" when it can. Creates nothing."""
+    existing = folder
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
+    advice = "Give trace_dir a folder that can be written to."
+    if not existing.is_dir():
+        what = "a file" if existing.exists() else "a link to nothing"
+        return f"trace_dir {str(folder)!r}: {str(existing)!r} is {what}. {advice}"
+    try:
+        TemporaryFile(dir=existing).close()
+    except OSError as exc:
+        return f"trace_dir {str(folder)!r}: {str(existing)!r} is not writable ({exc.strerror}). {advice}"
+    return ""

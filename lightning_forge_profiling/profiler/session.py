@@ -1,0 +1,359 @@
+"""One `torch.profiler` object for one window of steps, and what became of its trace."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.child import FinishingChild
+from lightning_forge_profiling.profiler.collector import detached_at_stop, let_gpu_settle
+from lightning_forge_profiling.profiler.config import ProfilingConfig
+from lightning_forge_profiling.profiler.export import export_trace
+from lightning_forge_profiling.profiler.metadata import trace_metadata
+from lightning_forge_profiling.profiler.other_profilers import RECORDING, active_profiler, scheduled_profiler
+from lightning_forge_profiling.profiler.outcome import finished, handed_over
+from lightning_forge_profiling.profiler.paths import (
+    claim,
+    numbered_folders,
+    plugin_path,
+    trace_path,
+    window_folder,
+    writable_folder_problem,
+)
+from lightning_forge_profiling.profiler.timeouts import patience_s
+from lightning_forge_profiling.profiler.window import Phase
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.safe_files import discard_with_folders
+
+__all__ = ["TraceSession", "build_profiler"]
+
+_log = plain_logger(__name__)
+
+
+class TraceSession:
+    """Record one window of steps with `torch.profiler`; made by `build_profiler` or by `ForgeProfilerCallback`.
+
+    A context manager with `step()`. At the end of the window the loop waits for the collector's stop and the export
+    of the raw file; a child process that imports no torch compresses it, writes the copy for TensorBoard and analyses
+    it. Leaving the context waits for that child. After an exception, what was recorded is written too.
+
+    Args:
+        config: what to record.
+        folders: folders to write into, in order of preference; the first that holds nothing of this rank is taken.
+        rank: this process's global rank.
+        world_size: how many processes there are.
+        expected_ranks: the ranks that record this window, in order: TensorBoard's copies are published together, and
+            the first rank analyses the traces of all.
+        accelerator: `"cuda"` and the like to record as well when `config.activities` is None; None for the CPU alone.
+    """
+
+    def __init__(
+        self,
+        config: ProfilingConfig,
+        folders: Iterable[Path],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        expected_ranks: Iterable[int] = (0,),
+        accelerator: str | None = None,
+    ) -> None:
+        self._config = config
+        self._window = config.window
+        self._folders = folders
+        self._rank = rank
+        self._world_size = world_size
+        self._expected_ranks = tuple(expected_ranks)
+        self._analyzes = config.analyze and rank == self._expected_ranks[0]
+        self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
+        self._next_step = 0
+        self._phase = Phase.WAIT
+        self._profiler: profile | None = None
+        self._claimed = self._begun = False
+        self._annotation: record_function | None = None
+        self._raw: Path | None = None
+        self._child: FinishingChild | None = None
+        self._report = TraceReport()
+        self.about: Mapping[str, object] = {}  # what else the trace says of itself, as JSON
+
+    @property
+    def report(self) -> TraceReport:
+        """What became of the window so far."""
+        return self._report
+
+    @property
+    def recording(self) -> bool:
+        """Whether the step under way is being recorded."""
+        return self._phase is Phase.RECORD
+
+    @property
+    def running(self) -> bool:
+        """Whether the profiler runs in the step under way, which its warm-up step slows as well."""
+        return self._profiler is not None
+
+    def will_act(self) -> bool:
+        """Whether the next `step()` starts, stops or annotates anything, and so may hold the loop up."""
+        return self._phase is Phase.RECORD or self._window.phase(self._next_step) is not self._phase
+
+    def idle_steps(self) -> int:
+        """How many steps may come and go, and be told to `skip`, instead of a `step()` for each."""
+        return self._window.idle_steps(self._next_step)
+
+    def skip(self, steps: int) -> None:
+        """So many of the `idle_steps` have come and gone."""
+        self._next_step += steps
+
+    def start(self) -> Self:
+        """Begin step 0."""
+        if self._window.start_step == 0:
+            _log.info("The window starts at step 0: recording starts without a warm-up step.")
+        self.step()
+        return self
+
+    def begun(self) -> None:
+        """Something of the step under way has happened: it counts as recorded even if it never ends."""
+        self._begun = True
+
+    def end_step(self) -> None:
+        """The step under way has ended and may have been the last: a later `step()` begins the next one."""
+        self._begun = True
+        self._close_annotation()
+
+    def step(self) -> None:
+        """The step under way has ended, the next one begins."""
+        self._begun = False
+        step, self._next_step = self._next_step, self._next_step + 1
+        phase, before = self._window.phase(step), self._phase
+        self._phase = phase
+        if phase is before is not Phase.RECORD or self._report.status in {"stood aside", "failed"}:
+            return
+        try:
+            if phase is Phase.DONE:
+                self._end_window()
+            elif phase is Phase.WARMUP or self._profiler is None:
+                self._start_profiler(recording=phase is Phase.RECORD)
+            elif before is Phase.WARMUP:
+                # one that was made after our warm-up began would be started on top of ours; looked for before
+                # recording, for a Python tracer would record the look
+                other = scheduled_profiler(until=self._window.end_step - step)
+                self._profiler.start_trace()
+                if other:  # which attaches CUPTI itself: detaching it now could take its kernels away
+                    self._profiler.stop_trace()
+                    self._release()
+                    self._discard_raw()
+                    self._stand_aside(other)
+            if phase is Phase.RECORD and self._profiler is not None:
+                self._annotate(step)
+        except Exception as exc:
+            self._fail(exc)
+
+    def stop(self, *, interrupted: bool = False) -> None:
+        """End the run: a window under way is closed and what it holds is written. May be called again.
+
+        Args:
+            interrupted: the run ended by an exception. The collector's stop waits for the GPU, which then may never
+                come to an end (a collective that another rank will not join): in that case the trace is given up.
+        """
+        try:
+            if self._profiler is not None:
+                if interrupted and "cuda" in self._activities:
+                    let_gpu_settle(self._world_size)
+                self._end_window(alone=interrupted)
+            elif self._report.status == "waiting":
+                steps = max(self._next_step - (0 if self._begun else 1), 0)
+                self._report = replace(
+                    self._report,
+                    status="not reached",
+                    message=f"{self._window} never came: the run had {steps} step{'' if steps == 1 else 's'}",
+                )
+        except Exception as exc:
+            self._fail(exc)
+        self._phase = Phase.DONE
+
+    def finish(self, timeout_s: float = 600, *, interrupted: bool = False) -> TraceReport:
+        """Wait until the trace is compressed, in place and analysed. Ctrl-C leaves that to the child process.
+
+        Args:
+            timeout_s: after this many seconds the child process is given up and the raw file stays.
+            interrupted: the run ended by an exception: the wait is a few seconds at most, with several ranks none, and
+                then the child process goes on alone.
+
+        Returns:
+            The final report.
+        """
+        child, self._child = self._child, None
+        if child is None:
+            return self._report
+        report, self._report = self._report, handed_over(self._report)
+        problem = child.leave(patience_s(self._world_size)) if interrupted else child.wait(timeout_s)
+        if problem:
+            _log.warning("%s", problem)
+        if problem is not None:
+            self._report = finished(report, problem, analyzed=self._analyzes)
+        return self._report
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        interrupted = exc_type is not None
+        self._begun |= interrupted
+        self.stop(interrupted=interrupted)
+        report = self.finish(interrupted=interrupted)
+        if report.status == "written":
+            _log.info("Trace: %s; report: %s", report.path, report.report_path or "none")
+        else:
+            _log.warning("No trace: %s", report.message)
+
+    def _start_profiler(self, *, recording: bool) -> None:
+        other = active_profiler() or scheduled_profiler(until=self._window.end_step - self._next_step + 1)
+        self._claimed = not other and RECORDING.acquire(blocking=False)
+        if not self._claimed:
+            self._stand_aside(other or "another fit in this process records at the same time")
+            return
+        began = perf_counter()
+        config = self._config
+        self._raw = claim(self._folders, self._rank)
+        self._child = FinishingChild(
+            self._raw, self._rank, ranks=self._expected_ranks, tensorboard=config.tensorboard, analyze=self._analyzes
+        )
+        self._profiler = profile(
+            activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+            with_flops=config.with_flops,
+        )
+        with warnings.catch_warnings():
+            # torch 2.11 warns of what later cycles would forget; there is one
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            self._profiler.prepare_trace()
+        if recording:
+            self._profiler.start_trace()
+        self._report = replace(self._report, status="recording", start_stall_ms=(perf_counter() - began) * 1e3)
+
+    def _stop_profiler(self, profiler: profile) -> None:
+        with detached_at_stop() if "cuda" in self._activities else nullcontext("") as why_attached:
+            profiler.stop_trace()
+        self._release()
+        self._report = replace(self._report, attached=why_attached)
+
+    def _release(self) -> None:
+        self._profiler, claimed, self._claimed = None, self._claimed, False
+        if claimed:
+            RECORDING.release()
+
+    def _annotate(self, step: int) -> None:
+        self._close_annotation()
+        self._annotation = record_function(f"ProfilerStep#{step}")
+        self._annotation.__enter__()  # type: ignore[no-untyped-call]
+        self._report = replace(self._report, steps=(*self._report.steps, step))
+
+    def _close_annotation(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    def _end_window(self, *, alone: bool = False) -> None:
+        began = perf_counter()
+        profiler, raw = self._profiler, self._raw
+        assert profiler is not None  # noqa: S101
+        assert raw is not None  # noqa: S101
+        self._close_annotation()
+        if self._phase is Phase.RECORD and not self._begun:  # it was announced, and the run ended there
+            self._report = replace(self._report, steps=self._report.steps[:-1])
+        if not self._report.steps:  # nothing to write
+            if self._phase is Phase.WARMUP:
+                profiler.start_trace()
+            self._stop_profiler(profiler)
+            self._discard_raw()
+            self._report = replace(
+                self._report, status="not reached", message=f"the run ended right before {self._window}"
+            )
+            return
+        about = trace_metadata(self._rank, self._world_size, self._window, self._report.steps, self.about)
+        for key, value in about.items():
+            profiler.add_metadata_json(key, value)
+        self._stop_profiler(profiler)
+        export_trace(profiler, raw)
+        assert self._child is not None  # noqa: S101
+        self._child.go(alone=alone)
+        self._report = replace(
+            self._report,
+            status="written",
+            path=trace_path(window_folder(raw), self._rank),
+            plugin_path=plugin_path(window_folder(raw), self._rank) if self._config.tensorboard else None,
+            stall_ms=(perf_counter() - began) * 1e3,
+        )
+
+    def _discard_raw(self) -> None:
+        if self._child is not None:
+            self._child.dismiss()
+        if self._raw is not None:
+            discard_with_folders(self._raw)
+
+    def _stand_aside(self, reason: str) -> None:
+        self._report = replace(self._report, status="stood aside", message=reason)
+        _log.warning("No trace will be recorded: %s.", reason)
+
+    def _fail(self, exc: Exception) -> None:
+        profiler, self._profiler = self._profiler, None
+        if not isinstance(exc, TimeoutError):
+            if profiler is not None and self._report.status == "recording":
+                with suppress(Exception):  # it may have been what failed
+                    self._stop_profiler(profiler)
+            self._release()
+        self._discard_raw()
+        self._report = replace(self._report, status="failed", message=f"{type(exc).__name__}: {exc}", path=None)
+        _log.warning("Recording failed, training goes on without a trace: %s: %s", type(exc).__name__, exc)
+
+
+def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | None:
+    """A scheduled profiler for a plain PyTorch or Fabric loop.
+
+    Args:
+        config: what to record, and whether at all.
+        rank: this process's global rank; every rank that records calls this.
+
+    Returns:
+        A context manager with `step()`, to be called at the end of each step; None when `config.enable` is False.
+
+    Raises:
+        ConfigurationError: `config.trace_dir` is a file or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> config = ProfilingConfig(enable=True, start_step=1, end_step=2, trace_dir=folder.name)
+        >>> with build_profiler(config) as profiler:
+        ...     for step in range(3):
+        ...         profiler.step()
+        >>> profiler.report.path.name
+        'rank0.trace.json.gz'
+        >>> folder.cleanup()
+    """
+    if not config.enable:
+        return None
+    root = Path(config.trace_dir).absolute()  # os.chdir() may come before the window
+    if problem := writable_folder_problem(root):
+        raise ConfigurationError(problem)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if distributed else 1
+    return TraceSession(
+        config,
+        numbered_folders(root / str(config.window).replace(" ", "_")),
+        rank=rank,
+        world_size=world_size,
+        expected_ranks=range(world_size),
+        accelerator="cuda" if torch.cuda.is_available() else None,
+    )

@@ -1,0 +1,85 @@
+"""The analysis for a `torch.profiler` of one's own."""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.profiler.paths import trace_path, writable_folder_problem
+from lightning_forge_profiling.report.console import print_analysis
+from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.safe_files import whole_file_by_name
+
+__all__ = ["print_profiler_summary"]
+
+
+class Profiler(Protocol):
+    """What is needed of a `torch.profiler.profile`."""
+
+    def export_chrome_trace(self, path: str) -> None:
+        """Write what was recorded."""
+
+
+def print_profiler_summary(
+    prof: Profiler, trace_dir: str | os.PathLike[str], *, rank: int | None = None
+) -> Analysis | None:
+    """Say what bounds the steps that a profiler recorded: print it, and write the reports.
+
+    Call it when the profiler has stopped: after its `with` block. The trace goes to `trace_dir/rankN.trace.json.gz`,
+    the reports (`summary.json`, `summary.md`, `report.html`) beside it. Where the profiler has handed its trace out
+    already, as with `on_trace_ready=tensorboard_trace_handler(trace_dir)`, the traces in `trace_dir` are analysed. Of
+    several ranks each writes its trace, and rank 0 reports on its own; `forge-profiling analyze trace_dir` compares all
+    of them.
+
+    Args:
+        prof: a `torch.profiler.profile` that has stopped.
+        trace_dir: where the trace and the reports go; made if need be.
+        rank: this process's rank; None for the environment's `RANK`, or 0.
+
+    Returns:
+        The analysis on rank 0, None on others.
+
+    Raises:
+        ConfigurationError: the profiler has recorded nothing, or has not stopped, or `trace_dir` is a file or cannot be
+            written.
+        TraceError: its trace cannot be analysed.
+        OSError: a file could not be written.
+
+    Example:
+        >>> import contextlib, io, tempfile, torch
+        >>> from torch.profiler import profile
+        >>> with profile() as prof:
+        ...     _ = torch.ones(2, 2) @ torch.ones(2, 2)
+        >>> with contextlib.redirect_stdout(io.StringIO()):
+        ...     analysis = print_profiler_summary(prof, tempfile.mkdtemp())
+        >>> [operator.name for operator in analysis.ranks[0].operators if operator.name == "aten::mm"]
+        ['aten::mm']
+    """
+    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+    try:
+        folder = Path(trace_dir)
+    except TypeError as exc:
+        raise ConfigurationError(f"trace_dir must be a path, got {trace_dir!r}.") from exc
+    if problem := writable_folder_problem(folder):
+        raise ConfigurationError(problem)
+    folder.mkdir(parents=True, exist_ok=True)
+    trace = trace_path(folder, rank)
+    try:
+        with whole_file_by_name(trace) as part:
+            prof.export_chrome_trace(str(part))
+    except RuntimeError as exc:
+        if "already saved" not in str(exc):
+            raise
+        trace = folder  # the user's own handler has written it, hopefully there
+    except (AssertionError, AttributeError) as exc:
+        raise ConfigurationError("The profiler has recorded nothing yet: call this after its `with` block.") from exc
+    if rank:
+        return None
+    result = analyze(trace)
+    print_analysis(result.analysis)
+    paths = write_reports(result.analysis, result.timelines, folder)
+    Screen().line(f"report     {paths.html}", whole=True)
+    return result.analysis

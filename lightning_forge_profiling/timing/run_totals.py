@@ -1,0 +1,223 @@
+"""The steps of a run: which count, which are left out and why, and what they come to."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from lightning_forge_profiling.names import EXCLUDED, REGIONS
+from lightning_forge_profiling.timing.rates import PlainSteps, Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
+from lightning_forge_profiling.timing.sums import StepSums, added
+
+__all__ = ["LeftOut", "RunLedger", "RunSummary"]
+
+LeftOut = Literal["warm-up", "recorded"]
+
+_SETTLED: Final = 5
+"""Steps at the start of a fit, and right after a window, that say nothing about the others' pace."""
+_BESIDE_WINDOW: Final = 256
+"""How many steps before a window and after it are kept, to compare them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """Where a whole run's time went on this rank.
+
+    Attributes:
+        steps: training batches of this fit.
+        steady: the steps that count; where the run had nothing but warm-up steps, those without the very first; where
+            it had but one step, that.
+        only_warmup: whether that was so.
+        step_ms: how the times of those steps differ.
+        caught_up_pct: in how many percent of them the GPU was done with all but the optimizer's update when the host
+            finished the batch: it had nothing queued and waited for the host. None if unknown.
+        warmup_steps: how many were left out as warm-up.
+        recorded_steps: how many were left out because the profiler ran.
+        untimed_steps: how many had to be left out because something in them could not be timed.
+        excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
+        samples: samples of all steps, None where a batch size was not found.
+        first_step_s: from the start of fit to the end of its first step, None when there was none.
+        wall_s: from the start of fit to its end.
+        recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
+        before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
+        after_window_ms: times of the first steps after it, once they are settled.
+    """
+
+    steps: int
+    steady: Rates
+    only_warmup: bool
+    step_ms: Spread
+    caught_up_pct: float | None
+    warmup_steps: int
+    recorded_steps: int
+    untimed_steps: int
+    excluded_ms: Mapping[str, float]
+    samples: float | None
+    first_step_s: float | None
+    wall_s: float
+    recorded_tokens: Mapping[int, float] = field(default_factory=dict)
+    before_window_ms: tuple[float, ...] = ()
+    after_window_ms: tuple[float, ...] = ()
+
+
+class RunLedger:
+    """Keep the books of a run: which steps count, which are left out and why.
+
+    Args:
+        regions: the built-in regions that are told apart.
+    """
+
+    def __init__(self, regions: tuple[str, ...] = REGIONS) -> None:
+        self._regions = regions
+        self._steady = StepSums(regions)
+        self._untaken = StepSums(regions)
+        self._cycle = StepSums(regions)
+        self._cycle_is_broken = False
+        self._warmup = StepSums(regions)
+        self._first = StepSums(regions)
+        self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
+        self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
+        self._samples: float | None = 0.0
+        self._first_step_s: float | None = None
+        self._recorded_tokens: dict[int, float] = {}
+        self._window_ended = 0
+        self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
+        self._after_window: list[float] = []
+
+    def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
+        """Enter one step.
+
+        Args:
+            times: its times.
+            work: what it worked through.
+            left_out: why it does not count, if so.
+            timing: how it was timed.
+        """
+        timing = timing or StepTiming()
+        self._samples = added(self._samples, work.samples)
+        if len(times.device_ms) > 1 or times.split:  # else it is one piece, with nothing beside it
+            self.add_excluded(times)
+        took_ms = times.step_ms
+        if times.step == 0:
+            self._first_step_s = (
+                sum(times.device_ms.get(name, 0.0) for name in (*REGIONS, LOADER_START, WHOLE, *EXCLUDED)) / 1e3
+            )
+        if left_out != "recorded":
+            self._add_beside_window(times.step, took_ms)
+        if left_out is None:
+            self._count(times, took_ms, work, timing)
+            return
+        self._break_cycle(work)
+        self._left_out[left_out] += 1
+        if left_out == "recorded":
+            self._window_ended = times.step + 1
+            if work.tokens is not None:
+                self._recorded_tokens[times.step] = work.tokens
+        if left_out == "warm-up":
+            (self._warmup if times.step else self._first).add(times, took_ms, work, timing)
+
+    def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
+        """Enter plain steps, which count.
+
+        Args:
+            steps: them.
+            took_ms: how long each of them took.
+        """
+        for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
+            self._samples = added(self._samples, work.samples)
+            self._add_beside_window(number, ms)
+        if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
+            timing = StepTiming(own_us=steps.own_us)
+            for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):
+                self._count(StepTimes(0, {WHOLE: ms}, {WHOLE: host_ms}), ms, work, timing)
+        else:
+            self._untaken.add_plain(steps, took_ms)
+
+    def skip(self, work: StepWork) -> None:
+        """A step could not be timed, and is not entered."""
+        self._break_cycle(work)
+
+    def _count(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
+        """Enter a step that counts: to be taken with the others of its accumulation cycle, if all of them count."""
+        cycle = self._cycle
+        if self._cycle_is_broken:
+            self._steady.add(times, took_ms, work, timing)
+            self._cycle_is_broken = not work.ends_cycle
+        elif work.ends_cycle and not cycle.steps:  # as every step does without accumulation
+            self._untaken.add(times, took_ms, work, timing)
+        else:
+            cycle.add(times, took_ms, work, timing)
+            if work.ends_cycle:
+                self._untaken.merge(cycle)
+                self._cycle = StepSums(self._regions)
+
+    def _break_cycle(self, work: StepWork) -> None:
+        """A step does not count: the others of its cycle are never taken."""
+        self._cycle_is_broken = not work.ends_cycle
+        if self._cycle.steps:
+            self._steady.merge(self._cycle)
+            self._cycle = StepSums(self._regions)
+
+    def _add_beside_window(self, step: int, took_ms: float) -> None:
+        if not self._window_ended:
+            if step >= _SETTLED:
+                self._before_window.append(took_ms)
+        elif step >= self._window_ended + _SETTLED and len(self._after_window) < _BESIDE_WINDOW:
+            self._after_window.append(took_ms)
+
+    def add_excluded(self, times: StepTimes) -> None:
+        """Enter only what is no part of a step."""
+        for name in EXCLUDED:
+            if name in times.device_ms:
+                self._excluded_ms[name] += times.device_ms[name]
+
+    def take(self) -> Rates:
+        """Sums over the steps that count and have come since the last call, in whole accumulation cycles."""
+        taken, self._untaken = self._untaken, StepSums(self._regions)
+        self._steady.merge(taken)
+        return taken.read()
+
+    def steady(self) -> Rates:
+        """Sums over all steps that count."""
+        return self._all().read()
+
+    def _all(self) -> StepSums:
+        later = [sums for sums in (self._untaken, self._cycle) if sums.steps]
+        if not later:
+            return self._steady
+        all_ = StepSums(self._regions)
+        for sums in (self._steady, *later):
+            all_.merge(sums)
+        return all_
+
+    def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
+        """Close the books.
+
+        Args:
+            steps: how many steps ended.
+            before_first_s: seconds from the start of fit to the start of its first step.
+            wall_s: seconds of the whole fit.
+        """
+        steady = self._all()
+        counted = steady.steps
+        only_warmup = not counted
+        warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
+        shown = next((sums for sums in (steady, self._warmup) if sums.steps), self._first)
+        return RunSummary(
+            steps=steps,
+            steady=shown.read(),
+            only_warmup=only_warmup,
+            step_ms=shown.spread(),
+            caught_up_pct=shown.caught_up_pct,
+            warmup_steps=warmup,
+            recorded_steps=recorded,
+            untimed_steps=max(steps - counted - warmup - recorded, 0),
+            excluded_ms=dict(self._excluded_ms),
+            samples=self._samples,
+            first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,
+            wall_s=wall_s,
+            recorded_tokens=dict(self._recorded_tokens),
+            before_window_ms=tuple(self._before_window) if self._window_ended else (),
+            after_window_ms=tuple(self._after_window),
+        )

@@ -1,1 +1,0 @@
-"""When to record and what to write: the step window and the torch.profiler session."""

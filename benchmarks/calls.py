@@ -25,7 +25,7 @@ from benchmarks.workloads import SmallKernels, trainer
 from lightning_forge_profiling import CUDATimerCollection, ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from lightning_forge_profiling.callbacks.lightning_api import Actions
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 
 
 def best_us(call: Callable[[], object], number: int = 500) -> float:
@@ -79,7 +79,7 @@ def event_on_the_gpu(calls: int = 200) -> None:
 
 def context_managers() -> None:
     """Lightning's pass-through profiler and what we put in its place."""
-    ours = BoundaryProfiler(PassThroughProfiler(), StepRecorder(CUDATimerCollection((), device="cpu")), Actions())
+    ours = BoundaryProfiler(PassThroughProfiler(), StepTimer(CUDATimerCollection((), device="cpu")), Actions())
 
     def enter(profiler: Any) -> None:
         with profiler.profile("[Callback]X.on_train_batch_start"):
@@ -96,7 +96,7 @@ class OnlyTheStandIn(OnAndOff):
         """Switch the stand-in alone."""
         super().switch(trainer, on=on)
         trainer.callbacks = self._callbacks
-        self._ours.recorder._active = False  # noqa: SLF001
+        self._ours.step_timer._active = False  # noqa: SLF001
 
 
 def train(steps: int, *callbacks: Callback) -> None:
@@ -110,7 +110,7 @@ def calls_in_a_run(steps: int = 1500) -> None:
     """How long the calls take where they are made, in a launch-bound loop."""
     spent: dict[str, list[int]] = defaultdict(list)
     places = [(CUDATimerCollection, "switch"), (CUDATimerCollection, "harvest")]
-    places += [(StepRecorder, name) for name in ("enter", "exit", "end_step")]
+    places += [(StepTimer, name) for name in ("enter", "exit", "end_step")]
     originals = {(home, name): getattr(home, name) for home, name in places}
 
     def timed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 from benchmarks import fresh
 from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
 from lightning_forge_profiling import CUDATimerCollection, ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.timed_callback import RecordingCallback
+from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.events import event_source
 
@@ -169,10 +169,10 @@ class OnAndOff(Callback):
 
     def switch(self, trainer: L.Trainer, *, on: bool) -> None:
         """Put our part of the run in place, or take it out."""
-        others = [callback for callback in self._callbacks if not isinstance(callback, RecordingCallback)]
+        others = [callback for callback in self._callbacks if not isinstance(callback, TimedCallback)]
         trainer.callbacks = self._callbacks if on else others
         trainer.profiler = self._ours if on else self._ours.inner
-        self._ours.recorder._active = on  # noqa: SLF001
+        self._ours.step_timer._active = on  # noqa: SLF001
 
     @property
     def step_ms(self) -> float:
@@ -280,7 +280,7 @@ def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
     if contender == "traceml" and not any("TraceML" in type(callback).__name__ for callback in run.callbacks):
         sys.exit("TraceML added no callback to the Trainer")
     result: dict[str, Any] = {"step_ms": watch.step_ms}
-    recording = next((callback for callback in callbacks if isinstance(callback, RecordingCallback)), None)
+    recording = next((callback for callback in callbacks if isinstance(callback, TimedCallback)), None)
     analysis = recording.analysis() if recording is not None else None
     if analysis is not None and analysis.run is not None:
         told = analysis.run

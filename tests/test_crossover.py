@@ -28,7 +28,7 @@ from tests.simulated_gpu import SimulatedGpu
 from tests.test_bench_methods import plan, timed
 
 H200 = Path(__file__).parent / "data" / "crossover_h200.json"
-CSS = Path(crossover_plot.__file__).parent / "assets" / "report.css"
+CSS = Path(crossover_plot.__file__).parents[1] / "report" / "assets" / "report.css"
 
 
 def curve(way, times, noise=0.0):

@@ -578,7 +578,7 @@ def _clean():
 
 
 def logged(caplog):
-    return [record.getMessage() for record in caplog.records if record.name.endswith("flop_count")]
+    return [record.getMessage() for record in caplog.records if record.name.endswith("flops.count")]
 
 
 @pytest.mark.usefixtures("_clean")

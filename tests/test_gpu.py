@@ -23,6 +23,7 @@ from lightning_forge_profiling import (
 )
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.timing.events import DeviceEventSource
+from tests.entered_steps import watch
 
 pytestmark = pytest.mark.gpu
 
@@ -114,7 +115,7 @@ class Keep(Callback):
         return self.ends[steps.start - 1].elapsed_time(self.ends[steps.stop - 1]) / len(steps)
 
     def on_train_start(self, trainer, module):
-        trainer.profiler.recorder.listeners.append(lambda times, *_: self.times.__setitem__(times.step, times))
+        watch(trainer.profiler.step_timer, lambda times, *_: self.times.__setitem__(times.step, times))
 
     def mean(self, name, steps):
         return statistics.fmean(self.times[step].device_ms[name] for step in steps)

@@ -26,7 +26,7 @@ from lightning_forge_profiling.results.analysis import RunCompute
 from lightning_forge_profiling.results.flops import Flops
 from lightning_forge_profiling.results.rank import Kind
 from lightning_forge_profiling.timing.rates import Rates, StepWork
-from lightning_forge_profiling.timing.run_totals import RunLedger
+from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.utilization import Peak
 from tests.fake_nvml import FakeBoard, FakeNvml
@@ -578,11 +578,11 @@ def test_a_number_is_no_measured_peak():
 
 def books(tokens=(None, None, None, None)):
     """A run whose first two steps were recorded and whose others took 10 ms each."""
-    ledger = RunLedger()
+    totals = RunTotals()
     for step, held in enumerate(tokens):
         times = StepTimes(step, {"forward": 10.0}, {})
-        ledger.add(times, StepWork(4, held), "recorded" if step < 2 else None)
-    return ledger.summary(steps=len(tokens), before_first_s=0.0, wall_s=1.0)
+        totals.add(times, StepWork(4, held), "recorded" if step < 2 else None)
+    return totals.summary(steps=len(tokens), before_first_s=0.0, wall_s=1.0)
 
 
 def rank(**changes):
@@ -703,7 +703,7 @@ def test_how_attention_counts_is_said():
 
 def test_no_operations_or_no_steps_give_no_rate():
     assert of_window(books(), replace(rank(), flops=None)) == ()
-    assert of_window(RunLedger().summary(steps=0, before_first_s=0.0, wall_s=1.0), rank()) == ()
+    assert of_window(RunTotals().summary(steps=0, before_first_s=0.0, wall_s=1.0), rank()) == ()
 
 
 def run_with_window(monkeypatch, make_trainer, rank, flops_per_batch=None, peak_flops=1e12):

@@ -6,13 +6,14 @@ import pytest
 from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
-from lightning_forge_profiling.callbacks.timed_callback import RecordingCallback
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
+from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, Manual, loader
 from tests.outcomes import logged
@@ -30,11 +31,11 @@ class Loop:
         self.device = FakeDevice()
         budget = TimingBudget(None)
         timers = CUDATimerCollection((), events=self.device, clock_ns=self.device.host_clock_ns)
-        self.recorder = StepRecorder(timers, budget=budget, clock_ns=self.device.host_clock_ns)
+        self.step_timer = StepTimer(timers, budget=budget, clock_ns=self.device.host_clock_ns)
         self.seen = {}
-        self.recorder.listeners.append(lambda times, *_: self.seen.__setitem__(times.step, times))
+        watch(self.step_timer, lambda times, *_: self.seen.__setitem__(times.step, times))
         self.gpu_waits = gpu_waits
-        self.recorder.start()
+        self.step_timer.start()
         self.step(10)
         budget.rate = 0.0
         self.step(10)
@@ -46,21 +47,21 @@ class Loop:
 
     def step(self, ms, during=lambda: None):
         for name in ("data", "forward", "backward", "optimizer"):
-            self.recorder.enter(name)
+            self.step_timer.enter(name)
             if not self.gpu_waits:
                 self.device.enqueue(100)
             self.pass_time(ms / 4)
-            self.recorder.exit(name)
+            self.step_timer.exit(name)
         during()
-        self.recorder.saw_training = True
-        if self.recorder.plain and self.recorder.plain_steps_ahead():
-            self.recorder.end_plain_step(ONE, self.device.host_clock_ns())
+        self.step_timer.saw_training = True
+        if self.step_timer.plain and self.step_timer.plain_steps_ahead():
+            self.step_timer.end_plain_step(ONE, self.device.host_clock_ns())
             return True
-        self.recorder.end_step(ONE)
+        self.step_timer.end_step(ONE)
         return False
 
     def finish(self):
-        self.recorder.finish(wait=True)
+        self.step_timer.finish(wait=True)
         return {step: dict(times.device_ms) for step, times in self.seen.items()}
 
 
@@ -72,18 +73,18 @@ def test_many_steps_take_one_event_and_each_has_its_own_time():
     assert loop.device.calls == calls
 
     def made_unlike_others():
-        loop.recorder.split()
+        loop.step_timer.split()
         loop.pass_time(30)
 
     loop.step(10, during=made_unlike_others)
     times = loop.finish()
     assert [times[3 + number] for number in range(20)] == [{WHOLE: pytest.approx(ms)} for ms in took]
     assert sum(times[23][name] for name in REGIONS if name in times[23]) == pytest.approx(40)
-    rates = loop.recorder.ledger.steady()
+    rates = loop.step_timer.totals.steady()
     assert rates.steps == 24
     assert rates.samples == 48
     assert rates.total_ms == pytest.approx(sum(took) + 70)
-    assert loop.recorder.summary().step_ms.max == pytest.approx(40)
+    assert loop.step_timer.summary().step_ms.max == pytest.approx(40)
 
 
 def test_where_the_host_is_ahead_of_the_gpu_each_step_has_its_event():
@@ -97,16 +98,16 @@ def test_what_lies_between_two_of_them_is_not_theirs(region):
 
     def between():
         if region == "validation":
-            loop.recorder.enter_validation()
+            loop.step_timer.enter_validation()
         elif region == LOADER_START:
-            loop.recorder.enter_loader_start()
+            loop.step_timer.enter_loader_start()
         else:
-            loop.recorder.enter(region)
+            loop.step_timer.enter(region)
         loop.pass_time(500)
         if region == "validation":
-            loop.recorder.exit_validation()
+            loop.step_timer.exit_validation()
         else:
-            loop.recorder.exit(region)
+            loop.step_timer.exit(region)
 
     assert [loop.step(ms) for ms in (10, 11, 12)] == [True] * 3
     assert not loop.step(13, during=between)
@@ -125,7 +126,7 @@ def test_those_before_the_end_of_the_run_count_and_what_comes_after_them_does_no
     loop.pass_time(300)
     times = loop.finish()
     assert [times[step] for step in (3, 4, 5)] == [{WHOLE: pytest.approx(ms)} for ms in (10, 11, 12)]
-    assert loop.recorder.summary().steady.steps == 6
+    assert loop.step_timer.summary().steady.steps == 6
 
 
 class Ends(Callback):
@@ -135,15 +136,15 @@ class Ends(Callback):
         self.ns, self.in_full, self.planted = [], 0, {}
 
     def on_train_start(self, trainer, module):
-        leader = next(callback for callback in trainer.callbacks if isinstance(callback, RecordingCallback))
-        recorder = leader._recorder
-        end_step = recorder.end_step
+        leader = next(callback for callback in trainer.callbacks if isinstance(callback, TimedCallback))
+        step_timer = leader._step_timer
+        end_step = step_timer.end_step
 
         def counted(*args, **kwargs):
             self.in_full += 1
             end_step(*args, **kwargs)
 
-        recorder.end_step = counted
+        step_timer.end_step = counted
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         time.sleep(self.planted.get(len(self.ns), 0))

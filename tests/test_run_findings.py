@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.run_analysis import run_evidence
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
@@ -20,7 +20,7 @@ from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
-from lightning_forge_profiling.timing.run_totals import RunLedger
+from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.sums import MEDIAN_OVER
 from tests.fakes import FakeDevice
@@ -223,32 +223,32 @@ class Loop:
     def __init__(self, **options):
         self.device = FakeDevice()
         timers = CUDATimerCollection((), events=self.device, clock_ns=self.device.host_clock_ns)
-        self.recorder = StepRecorder(timers, clock_ns=self.device.host_clock_ns, **options)
-        self.recorder.start()
+        self.step_timer = StepTimer(timers, clock_ns=self.device.host_clock_ns, **options)
+        self.step_timer.start()
 
     def pass_time(self, ms):
         self.device.pass_host_time(ms=ms)
         self.device.run(ms=ms)
 
     def region(self, name, *, host, gpu=0.0, launches=1):
-        self.recorder.enter(name)
+        self.step_timer.enter(name)
         for _ in range(launches):
             self.pass_time(host / launches)
             if gpu:
                 self.device.enqueue(gpu / launches)
-        self.recorder.exit(name)
+        self.step_timer.exit(name)
 
     def step(self, regions):
         for name, options in regions.items():
             self.region(name, **options)
         self.pass_time(0.05)  # what Lightning does until the end of the batch
-        self.recorder.end_step(StepWork())
+        self.step_timer.end_step(StepWork())
 
     def evidence(self, steps, **regions):
         for _ in range(steps):
             self.step(regions)
-        self.recorder.finish(wait=True)
-        return run_evidence(self.recorder.summary(), on_device=True, world_size=1)
+        self.step_timer.finish(wait=True)
+        return run_evidence(self.step_timer.summary(), on_device=True, world_size=1)
 
 
 STEADY = {"transfer": {"host": 0.1}, "other": {"host": 0.1}}
@@ -341,13 +341,13 @@ def test_nothing_is_asked_while_a_cuda_graph_is_captured():
 
 
 def test_the_spread_is_over_the_steps_that_count_and_bounded_in_memory():
-    ledger = RunLedger()
+    totals = RunTotals()
     for step, ms in enumerate([500.0, 3.0, 9.0, 1.0, *[5.0] * MEDIAN_OVER]):
-        ledger.add(StepTimes(step, {"forward": ms}, {}), StepWork(), None if step else "warm-up")
-    spread = ledger.summary(steps=0, before_first_s=0, wall_s=1).step_ms
+        totals.add(StepTimes(step, {"forward": ms}, {}), StepWork(), None if step else "warm-up")
+    spread = totals.summary(steps=0, before_first_s=0, wall_s=1).step_ms
     assert (spread.p50, spread.min, spread.max) == (5.0, 1.0, 9.0)
-    ledger.take()
-    assert len(ledger._steady.latest) == MEDIAN_OVER
+    totals.take()
+    assert len(totals._steady.latest) == MEDIAN_OVER
 
 
 def test_a_run_of_warm_up_steps_is_no_evidence():

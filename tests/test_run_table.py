@@ -12,7 +12,7 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Hint
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import StepWork
-from lightning_forge_profiling.timing.run_totals import RunLedger
+from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 from tests.samples import sample_analysis
@@ -20,11 +20,11 @@ from tests.samples import sample_analysis
 
 def books(*left_out, samples=8.0):
     """A run whose step k took k + 1 ms in forward and as much in `mine`, with 5 s of validation in step 1."""
-    ledger = RunLedger()
+    totals = RunTotals()
     for step, reason in enumerate(left_out):
         times = {"forward": step + 1.0, "mine": step + 1.0} | ({"validation": 5000.0} if step == 1 else {})
-        ledger.add(StepTimes(step, times, times), StepWork(samples, None, optimizer_steps=step % 2), reason)
-    return ledger.summary(steps=len(left_out), before_first_s=0.5, wall_s=2.0)
+        totals.add(StepTimes(step, times, times), StepWork(samples, None, optimizer_steps=step % 2), reason)
+    return totals.summary(steps=len(left_out), before_first_s=0.5, wall_s=2.0)
 
 
 def printed(run, trace=None, log_folder=None, *, terminal=False, **options):
@@ -94,7 +94,7 @@ def test_a_run_of_one_step_shows_that():
 
 
 def test_a_run_without_steps_prints_no_rate():
-    text = printed(RunLedger().summary(steps=0, before_first_s=0.1, wall_s=0.2))
+    text = printed(RunTotals().summary(steps=0, before_first_s=0.1, wall_s=0.2))
     assert "unknown: no step was timed" in text
 
 
@@ -117,19 +117,19 @@ def test_a_missing_trace_is_named_with_its_reason(status):
 
 
 def test_windows_of_rates_add_up_to_the_whole():
-    ledger = RunLedger()
+    totals = RunTotals()
     for step in range(5):
         if step == 3:
-            first = ledger.take()
+            first = totals.take()
         regions = {"forward": 3.0, **({"late": 2.0} if step == 4 else {})}
-        ledger.add(StepTimes(step, regions, regions), StepWork(8.0, None, optimizer_steps=step % 2), None)
-    window = ledger.take()
+        totals.add(StepTimes(step, regions, regions), StepWork(8.0, None, optimizer_steps=step % 2), None)
+    window = totals.take()
     assert (first.steps, first.optimizer_steps, first.samples) == (3, 1, 24.0)
     assert (window.steps, window.optimizer_steps, window.samples) == (2, 1, 16.0)
     assert window.device_ms == {"forward": 6.0, "late": 2.0}
     assert window.metrics()["throughput/samples_per_sec"] == pytest.approx(16 / 6e-3)
     assert "throughput/tokens_per_sec" not in window.metrics()
-    assert ledger.steady().device_ms == {"forward": 15.0, "late": 2.0}
+    assert totals.steady().device_ms == {"forward": 15.0, "late": 2.0}
 
 
 def test_hints_stand_before_the_verdict():

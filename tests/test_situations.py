@@ -8,7 +8,7 @@ import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
 from lightning_forge_profiling.callbacks import timed_callback as recording
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from tests import models
@@ -47,7 +47,7 @@ def _time_passes_in_slow_places(monkeypatch):
 
     monkeypatch.setattr(models, "busy", busy)
     monkeypatch.setattr(recording, "CUDATimerCollection", timers)
-    monkeypatch.setattr(recording, "StepRecorder", partial(StepRecorder, clock_ns=clock_ns))
+    monkeypatch.setattr(recording, "StepRecorder", partial(StepTimer, clock_ns=clock_ns))
 
 
 @pytest.mark.usefixtures("_time_passes_in_slow_places")

@@ -12,6 +12,7 @@ from selenium.webdriver.common.by import By
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
 from tests.browser import chromium, tensorboard_server, wait_until
+from tests.entered_steps import watch
 from tests.models import SLOW_MS, Classifier, every_step, loader
 
 
@@ -24,7 +25,7 @@ class Keep(L.Callback):
         self.ended = 0.0
 
     def on_train_start(self, trainer, module):
-        trainer.profiler.recorder.listeners.append(lambda times, *_: self.times.__setitem__(times.step, times))
+        watch(trainer.profiler.step_timer, lambda times, *_: self.times.__setitem__(times.step, times))
 
     def on_train_batch_start(self, *_):
         self.between_ms.append((perf_counter() - self.ended) * 1e3)

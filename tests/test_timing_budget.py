@@ -3,13 +3,14 @@
 import pytest
 
 from lightning_forge_profiling import ConfigurationError, ThroughputCallback
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
-from lightning_forge_profiling.timing.run_totals import RunLedger
+from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
+from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, loader
 from tests.outcomes import logged
@@ -25,30 +26,30 @@ def fixed(rate):
     return budget
 
 
-def train(device, recorder, steps, *, cycle=1, before=lambda step: None):
+def train(device, step_timer, steps, *, cycle=1, before=lambda step: None):
     """Steps whose optimizer runs in the last of each `cycle`."""
-    recorder.start()
+    step_timer.start()
     for step in range(steps):
         before(step)
         for name, ms in (("data", 1), ("forward", 5), ("backward", 10), ("optimizer", 0 if (step + 1) % cycle else 8)):
-            recorder.enter(name)
+            step_timer.enter(name)
             device.pass_host_time(ms=1)
             device.enqueue(ms + 0.01 * (step % 7))
-            recorder.exit(name)
-        recorder.end_step(StepWork(samples=2, optimizer_steps=int((step + 1) % cycle == 0)))
+            step_timer.exit(name)
+        step_timer.end_step(StepWork(samples=2, optimizer_steps=int((step + 1) % cycle == 0)))
         device.run(ms=30)
-    recorder.finish(wait=True)
+    step_timer.finish(wait=True)
 
 
 def recorder_on(device, rate=1.0, **options):
     timers = CUDATimerCollection((), events=device, clock_ns=device.host_clock_ns)
-    return StepRecorder(timers, budget=fixed(rate), clock_ns=device.host_clock_ns, **options)
+    return StepTimer(timers, budget=fixed(rate), clock_ns=device.host_clock_ns, **options)
 
 
 def means(rate, steps, cycle):
-    recorder = recorder_on(device := FakeDevice(), rate)
-    train(device, recorder, steps, cycle=cycle)
-    rates = recorder.ledger.steady()
+    step_timer = recorder_on(device := FakeDevice(), rate)
+    train(device, step_timer, steps, cycle=cycle)
+    rates = step_timer.totals.steady()
     return rates, {name: rates.mean_ms(name) for name in ("step", *rates.regions)}
 
 
@@ -74,43 +75,43 @@ def test_regions_of_some_steps_are_those_of_all_within_three_percent(cycle):
 
 
 def test_a_step_that_is_not_split_takes_one_event():
-    recorder = recorder_on(device := FakeDevice(), rate=0.0)
+    step_timer = recorder_on(device := FakeDevice(), rate=0.0)
     seen = []
-    recorder.listeners.append(lambda times, *_: seen.append(times))
-    train(device, recorder, 64)
+    watch(step_timer, lambda times, *_: seen.append(times))
+    train(device, step_timer, 64)
     assert [list(times.device_ms) for times in seen[1:]] == [["step"]] * 63
-    assert recorder.ledger.steady().steps == 64
+    assert step_timer.totals.steady().steps == 64
     assert device.calls < 64 * 5, "record one, ask for it, read it"
 
 
 def test_a_step_after_validation_or_at_an_epochs_start_is_split_and_speaks_for_itself():
-    recorder = recorder_on(device := FakeDevice(), rate=0.05)
+    step_timer = recorder_on(device := FakeDevice(), rate=0.05)
     kinds = {}
-    recorder.listeners.append(lambda times, *_: kinds.__setitem__(times.step, times.split))
+    watch(step_timer, lambda times, *_: kinds.__setitem__(times.step, times.split))
 
     def validate(step):
         if step and step % 10 == 0:
-            recorder.enter_validation()
+            step_timer.enter_validation()
             device.enqueue(100)
-            recorder.exit_validation()
+            step_timer.exit_validation()
             device.enqueue(50)  # what only these steps have, before their fetch
 
-    train(device, recorder, 400, before=validate)
+    train(device, step_timer, 400, before=validate)
     assert all(kinds[step] for step in range(10, 400, 10))
     assert sum(kinds.values()) < 80
-    rates = recorder.ledger.steady()
+    rates = step_timer.totals.steady()
     assert rates.mean_ms("other") == pytest.approx(39 * 50 / 400, rel=0.05), "not 50 ms in each of the split ones"
     assert rates.mean_ms("forward") == pytest.approx(5.03, rel=0.03)
 
 
 def ledger_of(*steps):
     """Steps of 10 ms: `plain`, `chosen`, or `singular` with half of its time in the fetch."""
-    ledger = RunLedger()
+    totals = RunTotals()
     times = {"plain": {"step": 10.0}, "chosen": {"forward": 10.0}, "singular": {"data": 5.0, "forward": 5.0}}
     for number, kind in enumerate(steps):
         work = StepWork(samples=1, optimizer_steps=1)
-        ledger.add(StepTimes(number, times[kind], times[kind]), work, None, StepTiming(chosen=kind != "singular"))
-    return ledger
+        totals.add(StepTimes(number, times[kind], times[kind]), work, None, StepTiming(chosen=kind != "singular"))
+    return totals
 
 
 def test_a_row_without_a_step_like_the_others_has_no_regions():
@@ -124,13 +125,13 @@ def test_a_row_without_a_step_like_the_others_has_no_regions():
 
 
 def test_users_regions_and_spans_follow_the_same_rhythm():
-    recorder = recorder_on(FakeDevice(), rate=0.0)
-    recorder.start()
-    assert recorder.open_region("block") is not None, "the first step is split: nothing is known yet"
-    recorder.end_step(StepWork())
-    assert recorder.open_region("block") is None
-    recorder.split()  # as the profiler's callback does for a step that it records
-    assert recorder.open_region("block") is not None
+    step_timer = recorder_on(FakeDevice(), rate=0.0)
+    step_timer.start()
+    assert step_timer.open_region("block") is not None, "the first step is split: nothing is known yet"
+    step_timer.end_step(StepWork())
+    assert step_timer.open_region("block") is None
+    step_timer.split()  # as the profiler's callback does for a step that it records
+    assert step_timer.open_region("block") is not None
 
 
 @pytest.mark.parametrize("log_every", [1, 5])
@@ -180,19 +181,19 @@ def test_timing_behind_queued_work_is_free_and_every_step_is_split():
 
     def split_steps(device_ms):
         timers = Slow((), events=device, clock_ns=device.host_clock_ns)
-        recorder = StepRecorder(timers, budget=TimingBudget(TIGHT), clock_ns=device.host_clock_ns)
-        recorder.start()
+        step_timer = StepTimer(timers, budget=TimingBudget(TIGHT), clock_ns=device.host_clock_ns)
+        step_timer.start()
         for _ in range(200):
             for name in ("forward", "backward", "optimizer"):
-                recorder.enter(name)
+                step_timer.enter(name)
                 device.pass_host_time(ms=1)
                 device.enqueue(device_ms)
-                recorder.exit(name)
+                step_timer.exit(name)
             device.run(ms=5)
-            recorder.end_step(StepWork(optimizer_steps=1))
+            step_timer.end_step(StepWork(optimizer_steps=1))
             device.run(ms=5)
-        recorder.finish(wait=True)
-        return recorder.ledger.steady().split_steps
+        step_timer.finish(wait=True)
+        return step_timer.totals.steady().split_steps
 
     assert split_steps(device_ms=5) == 200, "15 ms of work queued in each 10 ms"
     assert split_steps(device_ms=0.001) < 40, "the GPU waits for the host"

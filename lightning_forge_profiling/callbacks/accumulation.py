@@ -11,7 +11,7 @@ _LONGEST_CYCLE: Final = 64
 
 
 class AccumulationCycles:
-    """Follows a fit from batch to batch.
+    """Follows gradient accumulation from batch to batch.
 
     Args:
         progress: of the fit, before its first batch.

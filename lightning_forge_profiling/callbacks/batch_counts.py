@@ -1,4 +1,4 @@
-"""What a batch is worth: samples, tokens and floating-point operations."""
+"""Samples, tokens and FLOPs of each batch."""
 
 import weakref
 from collections.abc import Callable
@@ -24,13 +24,13 @@ _MODULE_ATTRIBUTE = "flops_per_batch"
 
 
 class WorkCounter:
-    """Counts what each batch holds, with the functions of the user. None of them can fail the training.
+    """Counts the samples, tokens and FLOPs of each batch, with the user's functions; a failing one is logged.
 
     Args:
         batch_size_fn: samples in a batch; None finds them by what the loaders know.
         tokens_fn: tokens in a batch; None counts none.
-        flops_per_batch: operations of a batch; None takes the module's `flops_per_batch`, if it has that.
-        module: the module that trains.
+        flops_per_batch: FLOPs of a batch; None takes the module's `flops_per_batch`, if it has one.
+        module: the module that is trained.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class WorkCounter:
 
     @property
     def counts_flops(self) -> bool:
-        """Whether anybody says what a batch's operations are."""
+        """Whether the FLOPs of a batch are given."""
         return self._flops_fn is not None
 
     @property
     def flops_problem(self) -> str:
-        """What was wrong with the operations of the first batch that they are not known of; "" for nothing."""
+        """Why the FLOPs of the first batch without a usable number are unknown; "" if there is no such batch."""
         problem, batches = self._problems.get(self._flops_name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
     def usual(self, batch: Any) -> tuple[float | None, float | None, float | None] | None:
-        """Samples, tokens and operations of a batch; None where it takes `count` to tell them.
+        """Samples, tokens and FLOPs of a batch by the short way; None if it takes `count`.
 
         Args:
             batch: from the same loaders as the last one that was counted.
@@ -78,12 +78,12 @@ class WorkCounter:
         return samples, self._tokens(batch), self._flops(batch)
 
     def count(self, batch: Any, trainer: Trainer, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:
-        """What one step worked through.
+        """Samples, tokens and FLOPs of one step.
 
         Args:
             batch: its batch, as `on_train_batch_end` gets it.
-            trainer: whose loaders that is from.
-            optimizer_steps: 1 when the weights changed in it, else 0.
+            trainer: of the fit.
+            optimizer_steps: 1 if the weights changed in it, else 0.
             ends_cycle: whether it is the last of an accumulation cycle.
         """
         if not self._began:
@@ -116,7 +116,7 @@ class WorkCounter:
         return self._count(_SAMPLES, partial(counter, source=source), batch)
 
     def _count(self, name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:
-        """What `function` makes of the batch, None (with a warning the first time) when that is no usable number."""
+        """The result of `function` for the batch; None, with a warning the first time, if it is not a usable number."""
         if batch is None:
             return 0.0
         problem = ""
@@ -146,7 +146,7 @@ class WorkCounter:
 def _flops_function(
     given: FlopsPerBatch, module: LightningModule | None
 ) -> tuple[str, Callable[[Any], float | None] | None]:
-    """Who counts the operations, by name and as a function of the batch."""
+    """The function that gives the FLOPs of a batch, and its name."""
     if callable(given):
         return "flops_per_batch", given
     if given is not None:

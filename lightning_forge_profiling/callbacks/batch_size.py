@@ -1,4 +1,4 @@
-"""How many samples a batch holds, by what its loader knows and what the batch shows."""
+"""Samples in a batch, by its loader's batch size and the batch's own shapes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ class UnknownBatchSizeError(Exception):
 
 
 class _Known(NamedTuple):
-    """What a loader knows of its batches."""
+    """The batch size of a loader, and which sizes its batches may have."""
 
     size: int | None
     """Samples in all of them but the last; None where they differ and the first dimension of every tensor tells."""
@@ -41,7 +41,7 @@ class _Known(NamedTuple):
     """Whether a short batch may come before the last."""
 
     def allows(self, size: int, *, ends_epoch: bool) -> bool:
-        """Whether a batch may have so many samples."""
+        """Whether a batch may have this many samples."""
         return self.size is None or size == self.size or (size < self.size and (self.streams or ends_epoch))
 
 
@@ -49,11 +49,11 @@ class BatchSize:
     """Counts the samples of batches.
 
     The loader's batch size is looked for in the first batch: a tensor's first dimension, or the length of a list of
-    samples. Where it is found is read of every batch, as the last one may be shorter. There is no guess: where the
-    loader does not know or the batch does not show it, the size is unknown.
+    samples. The place where it is found is read in every batch, as the last one may be shorter. Nothing is guessed: if
+    the loader has no batch size or the batch does not show it, the size is unknown.
 
     Args:
-        loaders: what the batches come from, all of the training loaders.
+        loaders: all training loaders.
 
     Example:
         >>> import torch
@@ -81,10 +81,10 @@ class BatchSize:
 
         Args:
             batch: as `on_train_batch_end` gets it.
-            source: where it is from.
+            source: the loader that it comes from.
 
         Raises:
-            UnknownBatchSizeError: it cannot be told.
+            UnknownBatchSizeError: the batch size is unknown.
         """
         self._batches += 1
         if not source.one_a_step:
@@ -101,7 +101,7 @@ class BatchSize:
         return size
 
     def usual(self, batch: Any) -> int | None:
-        """The loader's batch size where everything in a batch shows just that; None where it takes a closer look."""
+        """The loader's batch size if every part of the batch has it; None if it takes the full search."""
         usual = self._usual
         if usual is not None:
             for where in self._sizes:
@@ -147,7 +147,7 @@ def _length(sampler: Any) -> int | None:
 
 
 def _where(batch: Any, known: _Known) -> list[_Size]:
-    """Where the first batch has the size that is looked for."""
+    """The place in the first batch that has the loader's batch size."""
     found = list(islice(_sizes(batch, known.first, _DEPTH), _LOOKED_AT * _FOLLOWED))
     places = [where for where, size in found if known.first in {None, size}][:_FOLLOWED]
     if places:
@@ -176,7 +176,7 @@ def _sizes(part: Any, size: int | None, depth: int) -> Iterator[tuple[_Size, int
 
 
 def _inside(part: Any) -> Iterable[tuple[Callable[[Any], Any], Any]]:
-    """The parts of a container, and how to get at them."""
+    """The parts of a container, and how to reach them."""
     if isinstance(part, Mapping):
         return ((itemgetter(key), each) for key, each in part.items())
     if isinstance(part, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Stand where Lightning announces what it does, in front of the user's own profiler.
+"""Wraps `trainer.profiler`, where Lightning announces each hook, fetch and transfer, to see the regions' boundaries.
 
 Lightning wraps every hook in `trainer.profiler.profile(name)` and announces fetches and manual optimizer steps by
 `start(name)` and `stop(name)`. That is a public extension point, and the only place that sees the boundaries of the
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import PER_BATCH, Actions, Trainer
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import LOADER_START
 
@@ -27,7 +27,7 @@ _LOST_IN_A_ROW: Final = 3
 
 
 class _Nothing:
-    """Does nothing, cheaper than a generator context manager by an order of magnitude."""
+    """A context manager that does nothing, ten times cheaper than one made from a generator."""
 
     __slots__ = ()
 
@@ -44,43 +44,43 @@ _NOTHING: Final = _Nothing()
 
 
 class _Boundary(NamedTuple):
-    """What is called right before and right after something that Lightning announces."""
+    """The functions called right before and right after an announced action."""
 
     before: Callable[[], object]
     after: Callable[[], object]
 
 
-def _boundaries(recorder: StepRecorder, actions: Actions) -> dict[str, _Boundary]:
+def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
     found = {
-        name: _Boundary(partial(recorder.enter, region), partial(recorder.exit, region))
+        name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
         for name, region in actions.regions.items()
     }
-    checkpoint = _Checkpoint(recorder)
+    checkpoint = _Checkpoint(step_timer)
     found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
     found |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
-    found |= dict.fromkeys(actions.loader_starts, _Boundary(recorder.enter_loader_start, _nothing))
-    found |= dict.fromkeys(actions.loader_started, _Boundary(partial(recorder.exit, LOADER_START), _nothing))
-    found |= dict.fromkeys(actions.validation_begins, _Boundary(recorder.enter_validation, _nothing))
-    found |= dict.fromkeys(actions.validation_ends, _Boundary(_nothing, recorder.exit_validation))
+    found |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.enter_loader_start, _nothing))
+    found |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.exit, LOADER_START), _nothing))
+    found |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation, _nothing))
+    found |= dict.fromkeys(actions.validation_ends, _Boundary(_nothing, step_timer.exit_validation))
     return found
 
 
 class _Checkpoint:
-    """From where a checkpoint is saved to the end of the hook that does so, which removes older ones after that."""
+    """The region `checkpoint`: from the save to the end of its hook, which then removes older checkpoints."""
 
-    def __init__(self, recorder: StepRecorder) -> None:
-        self._recorder = recorder
+    def __init__(self, step_timer: StepTimer) -> None:
+        self._step_timer = step_timer
         self._in_hook = self._open = False
 
     def save(self) -> None:
         if not self._open:
             self._open = True
-            self._recorder.enter("checkpoint")
+            self._step_timer.enter("checkpoint")
 
     def saved(self) -> None:
         if self._open and not self._in_hook:
             self._open = False
-            self._recorder.exit("checkpoint")
+            self._step_timer.exit("checkpoint")
 
     def enter_hook(self) -> None:
         self._in_hook = True
@@ -95,7 +95,7 @@ def _nothing() -> None:
 
 
 class _Announced:
-    """Calls at a boundary, inside the user's profiler where there is one."""
+    """Calls the functions of a boundary, inside the user's own profiler if there is one."""
 
     __slots__ = ("_after", "_before", "_inner")
 
@@ -117,9 +117,9 @@ class _Announced:
 
 
 class _Contexts(dict[str, AbstractContextManager[Any]]):
-    """By action name, what Lightning is given to enter where the user has no profiler.
+    """The context manager for each action name, for a Trainer without a profiler of the user's.
 
-    A look-up here stands for a call of the user's profiler some sixty times a step, so names are learnt as they come.
+    Lightning asks some sixty times a step, so each name is looked up once and then kept.
     """
 
     MOST = 4096
@@ -138,23 +138,23 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
 
 
 class BoundaryProfiler:
-    """Forward everything to the user's profiler and tell a recorder of the boundaries on the way.
+    """Forwards everything to the user's profiler, and reports the regions' boundaries to the step timer.
 
-    Where the user has none, Lightning's pass-through stands there, which costs a generator context manager per hook,
-    some sixty a step; its place is taken by shared objects that do nothing.
+    Without a profiler of the user's, Lightning's pass-through creates a generator context manager per hook, some sixty
+    per step; shared objects that do nothing replace it.
 
     Args:
-        inner: the profiler the Trainer had.
-        recorder: who is told.
-        actions: what Lightning calls its actions.
+        inner: the profiler that the Trainer had.
+        step_timer: receives the boundaries.
+        actions: Lightning's names for its actions.
     """
 
-    _OWN: Final = frozenset({"inner", "recorder", "profile", "_boundaries"})
+    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries"})
 
-    def __init__(self, inner: Any, recorder: StepRecorder, actions: Actions) -> None:
+    def __init__(self, inner: Any, step_timer: StepTimer, actions: Actions) -> None:
         self.inner = inner
-        self.recorder = recorder
-        self._boundaries = _boundaries(recorder, actions)
+        self.step_timer = step_timer
+        self._boundaries = _boundaries(step_timer, actions)
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
                 self._boundaries[name] = _Boundary(self._training_begins, self._boundaries[name].after)
@@ -172,18 +172,18 @@ class BoundaryProfiler:
         return inner if boundary is None else _Announced(boundary, inner)
 
     def _training_begins(self) -> None:
-        self.recorder.enter(_EVERY_STEP_HAS)
-        self.recorder.saw_training = True
+        self.step_timer.enter(_EVERY_STEP_HAS)
+        self.step_timer.saw_training = True
 
     def start(self, action_name: str) -> None:
-        """The action begins."""
+        """Begin an action."""
         self.inner.start(action_name)
         boundary = self._boundaries.get(action_name)
         if boundary is not None:
             boundary.before()
 
     def stop(self, action_name: str) -> None:
-        """The action ends."""
+        """End an action."""
         boundary = self._boundaries.get(action_name)
         if boundary is not None:
             boundary.after()
@@ -201,7 +201,7 @@ class BoundaryProfiler:
             setattr(self.inner, name, value)
 
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
-        """A copy, as of a Trainer in the middle of a fit, is one of the user's profiler."""
+        """A copy, as of a Trainer during a fit, is a copy of the user's profiler."""
         return _itself, (self.inner,)
 
 
@@ -210,43 +210,43 @@ def _itself(profiler: Any) -> Any:
 
 
 class StandIn:
-    """Keeps a `BoundaryProfiler` in `trainer.profiler` while a training loop runs, whatever else is assigned to it.
+    """Keeps a `BoundaryProfiler` in `trainer.profiler` while a training loop runs, even if another is assigned to it.
 
     Args:
-        recorder: who is told of the boundaries.
-        actions: what Lightning calls its actions.
+        step_timer: receives the boundaries.
+        actions: Lightning's names for its actions.
     """
 
-    def __init__(self, recorder: StepRecorder, actions: Actions) -> None:
-        self._recorder = recorder
+    def __init__(self, step_timer: StepTimer, actions: Actions) -> None:
+        self._step_timer = step_timer
         self._actions = actions
         self._ours: BoundaryProfiler | None = None
         self._replaced = self._warned = False
         self._lost = 0
 
     def take_place(self, trainer: Trainer) -> None:
-        """Stand in front of the Trainer's profiler."""
-        if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.recorder is self._recorder):
-            self.leave(trainer)  # one of a fit that ended without a word to us
-            trainer.profiler = BoundaryProfiler(trainer.profiler, self._recorder, self._actions)
+        """Wrap the Trainer's profiler."""
+        if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.step_timer is self._step_timer):
+            self.leave(trainer)  # a fit that ended without calling any hook left one
+            trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions)
         self._ours = trainer.profiler
 
     def follow(self, trainer: Trainer) -> None:
-        """Stand in front of another profiler that was assigned to `trainer.profiler` since the last look."""
-        if trainer.profiler is not self._ours and self._recorder.active:
+        """Wrap another profiler that was assigned to `trainer.profiler` since the last check."""
+        if trainer.profiler is not self._ours and self._step_timer.active:
             self._replaced = True
             self.take_place(trainer)
 
     def saw_step(self, trainer: Trainer, *, trained: bool) -> bool:
-        """Called at the end of a step: whether its boundaries were all announced to our profiler.
+        """Whether all boundaries of the step that has just ended were announced to our profiler.
 
         Args:
-            trainer: whose step it was.
-            trained: whether it had a training step.
+            trainer: of the fit.
+            trained: whether the batch ran a training step.
         """
-        recorder = self._recorder
-        saw = recorder.saw_training or not trained
-        recorder.saw_training = False
+        step_timer = self._step_timer
+        saw = step_timer.saw_training or not trained
+        step_timer.saw_training = False
         if saw and trainer.profiler is self._ours and not self._replaced:
             self._lost = 0
             return True
@@ -257,14 +257,14 @@ class StandIn:
         if self._lost == _LOST_IN_A_ROW and not self._warned:
             self._warned = True
             _log.warning(
-                "trainer.profiler was assigned in each of %d steps in a row: of such steps no regions are timed, only "
-                "the whole step. Assign it once, or before the fit.",
+                "trainer.profiler was assigned in each of %d steps in a row: such steps are timed as a whole, without "
+                "regions. Assign it once, or before the fit.",
                 self._lost,
             )
         return saw
 
     @staticmethod
     def leave(trainer: Trainer) -> None:
-        """Put the user's newest profiler back."""
+        """Restore the user's profiler, the one assigned last."""
         while isinstance(trainer.profiler, BoundaryProfiler):
             trainer.profiler = trainer.profiler.inner

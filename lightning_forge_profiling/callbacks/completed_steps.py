@@ -1,13 +1,12 @@
-"""Steps that have ended on the host, until the GPU has completed them and they can be entered in the ledger."""
+"""Holds steps that have ended on the host until the GPU has completed them; then they enter the run's totals."""
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
-from lightning_forge_profiling.timing.run_totals import LeftOut, RunLedger
-from lightning_forge_profiling.timing.steps import WHOLE, StepAssembler, StepTimes
+from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
+from lightning_forge_profiling.timing.steps import StepAssembler, StepTimes
 
 __all__ = ["CompletedSteps", "EndedStep"]
 
@@ -16,35 +15,33 @@ class EndedStep(NamedTuple):
     """A step that has ended on the host."""
 
     tag: int
-    """What its intervals carry: its number, or that of the first of the plain steps before it."""
+    """The tag of its intervals: its number, or that of the first of the plain steps before it."""
     step: int
     work: StepWork | None
-    """None where it has not come to its end."""
+    """None if it never ended."""
     left_out: LeftOut | None
     timing: StepTiming
     complete: bool
     """Whether every event in it could be recorded."""
     before: PlainSteps | None = None
-    """The steps before it that have no event of their own: they are the first part of its one piece."""
+    """The steps before it that have no event of their own, and share its interval."""
 
 
 class CompletedSteps:
-    """Puts the intervals that the GPU has completed together to steps.
+    """Assembles the intervals that the GPU has completed into steps.
 
     Args:
-        ledger: where they are entered.
+        totals: where the steps are entered.
     """
 
-    def __init__(self, ledger: RunLedger) -> None:
-        self.listeners: list[Callable[[StepTimes, StepWork, LeftOut | None], None]] = []
-        """Called with each step that is entered."""
-        self._ledger = ledger
+    def __init__(self, totals: RunTotals) -> None:
+        self._totals = totals
         self._assembler = StepAssembler()
         self._ended: deque[EndedStep] = deque(maxlen=4096)
         self._unread = 0
 
     def expect(self, ended: EndedStep) -> None:
-        """A step has ended on the host; its times will come."""
+        """Add a step that has ended on the host, and whose times will follow."""
         self._ended.append(ended)
 
     def deliver(self, timers: CUDATimerCollection) -> None:
@@ -64,17 +61,17 @@ class CompletedSteps:
                 self._enter(last)
 
     def flush(self, unfinished: int) -> None:
-        """The run is over: enter what is left.
+        """Enter what is left at the end of the run.
 
         Args:
-            unfinished: what the intervals of the step carry that would have come next. What there is of it is
-                validation or a checkpoint, and the plain steps before it.
+            unfinished: the tag of the step that would have come next. Its intervals are validation, a checkpoint, or
+                the plain steps before it.
         """
         last = self._assembler.flush()
         if last is not None:
             self._enter(last)
             if last.step == unfinished:
-                self._ledger.add_excluded(last)
+                self._totals.add_excluded(last)
 
     def _enter(self, times: StepTimes) -> None:
         while self._ended and self._ended[0].tag <= times.step:
@@ -84,23 +81,16 @@ class CompletedSteps:
             else:
                 works = ended.before.works if ended.before is not None else ()
                 for work in (*works, *([ended.work] if ended.work is not None else ())):
-                    self._ledger.skip(work)
+                    self._totals.skip(work)
 
     def _add(self, times: StepTimes, ended: EndedStep) -> None:
         before = ended.before
         if before is not None:
             took_ms, times = times.divided(before.host_ms)
-            self._ledger.add_plain(before, took_ms)
-            for listener in self.listeners:
-                for step, (ms, host_ms, work) in enumerate(
-                    zip(took_ms, before.host_ms, before.works, strict=True), before.first
-                ):
-                    listener(StepTimes(step, {WHOLE: ms}, {WHOLE: host_ms}, {WHOLE: 1}), work, None)
+            self._totals.add_plain(before, took_ms)
         if ended.work is None:
             return
         times = times._replace(step=ended.step)
         if not ended.timing.saw_all:
             times = times.whole()
-        self._ledger.add(times, ended.work, ended.left_out, ended.timing)
-        for listener in self.listeners:
-            listener(times, ended.work, ended.left_out)
+        self._totals.add(times, ended.work, ended.left_out, ended.timing)

@@ -1,4 +1,4 @@
-"""What a run's rate of arithmetic is compared with."""
+"""The peak that a run's MFU is relative to."""
 
 import torch
 
@@ -13,12 +13,12 @@ __all__ = ["no_rate_for", "run_peak"]
 
 
 def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) -> Peak:
-    """What this process's device could do in the type that the run computes in.
+    """The peak FLOP/s of this process's device, in the type that the run computes in.
 
     Args:
         trainer: a Trainer whose strategy has set the model up.
-        given: what the user says it could do, operations a second.
-        asks_power: whether NVML may be loaded to ask for the power limit, where nothing else tells the device.
+        given: the user's `peak_flops`.
+        asks_power: whether NVML may be loaded to read the power limit, if the name alone does not identify the device.
     """
     device = trainer.strategy.root_device
     dtype = lightning_api.compute_dtype(trainer)
@@ -42,7 +42,7 @@ def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) 
 
 
 def no_rate_for(dtype: str, device: str) -> str:
-    """Why there is no peak: the table has the device, not the type."""
+    """Why there is no peak for a device of the table: the table lacks the type."""
     return f"the table of peaks has none for {dtype} on {device}"
 
 

@@ -1,4 +1,4 @@
-"""The callback that records a window of steps."""
+"""`ForgeProfilerCallback`: records a window of steps with `torch.profiler`."""
 
 import secrets
 import sys
@@ -15,7 +15,7 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings
-from lightning_forge_profiling.callbacks.timed_callback import RecordingCallback
+from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot, refuse_unless_moment
 from lightning_forge_profiling.names import REGIONS, memory_path
@@ -30,42 +30,42 @@ __all__ = ["ForgeProfilerCallback"]
 _log = plain_logger(__name__)
 
 
-class ForgeProfilerCallback(RecordingCallback):
-    """Record the training batches `[start_step, end_step)` of a fit with `torch.profiler`, and time every step.
+class ForgeProfilerCallback(TimedCallback):
+    """Records training batches `[start_step, end_step)` of a fit with `torch.profiler`, analyses them, times all steps.
 
-    Batches are counted from 0 at the start of this fit, also when it resumes from a checkpoint. The step before the
-    window is the profiler's warm-up and not recorded. Each rank writes `rankN.trace.json.gz` into one folder per
-    window, for Perfetto, HTA and the like, and a copy under `tensorboard/` for TensorBoard's profiler tab. The traces
-    of all ranks are analysed beside the training, into `summary.json`, `summary.md` and `report.html` in that folder.
-    At the end of fit rank 0 prints where the steps' time went, over the steps after the first ten (`ThroughputCallback`
-    beside it may choose another number), and the verdict of trace and run together.
+    Batches are counted from 0 at the start of this fit, also after resuming from a checkpoint. The step before the
+    window is the profiler's warm-up and is not recorded. Each rank writes `rankN.trace.json.gz` into one folder per
+    window, for Perfetto and HTA, and a copy in `tensorboard/` for TensorBoard's profiler tab. A process beside the
+    training analyses the traces of all ranks and writes `summary.json`, `summary.md` and `report.html` into the folder.
+    At the end of fit rank 0 prints the verdict of trace and run together, and where the time of a step goes, over the
+    steps after the first ten (`ThroughputCallback` may set another number).
 
     Args:
         start_step: the first recorded step. 0 records without a warm-up step.
-        end_step: the first step that is not recorded any more.
-        trace_dir: where the windows' folders go; None for `profiler_traces` in the logger's folder (TensorBoard's,
-            where there are several), or in `default_root_dir` without a logger.
-        enabled: when False the callback does nothing.
-        regions: which of `data`, `transfer`, `forward`, `backward` and `optimizer` to tell apart; the time of the
-            others falls into `other`, which is always there.
-        activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None for the CPU and the accelerator the
-            Trainer uses.
-        record_shapes: record operators' input shapes, from which FLOPs follow.
+        end_step: the first step after the window.
+        trace_dir: the folder of the windows' folders; None for `profiler_traces` in the logger's folder (TensorBoard's,
+            if there are several), or in `default_root_dir` without a logger.
+        enabled: False makes the callback do nothing.
+        regions: which of `data`, `transfer`, `forward`, `backward` and `optimizer` to time; the others' time goes to
+            `other`, which is always there.
+        activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None for the CPU and the accelerator that
+            the Trainer uses.
+        record_shapes: record the input shapes of operators, from which FLOPs are counted.
         profile_memory: record allocations.
         with_stack: record Python stacks; slows the recorded steps.
-        with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not hold them, and
-            the reports count FLOPs from the shapes.
+        with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not contain them; the reports
+            count FLOPs from the shapes.
         tensorboard: also write the copy for TensorBoard's profiler plugin.
         analyze: also analyse the traces and write the reports.
-        ranks: the global ranks that record, or `"all"`. Every rank needs the callback all the same.
+        ranks: the global ranks that record, or `"all"`. Every rank needs the callback nonetheless.
         memory_snapshot: also write PyTorch's memory snapshot, `rankN.memory.pickle` for https://pytorch.org/memory_viz:
-            of the step with this number, or with `"oom"` when the fit ends in an out-of-memory error, for which
-            allocations are recorded all along.
+            a step number for that step, `"oom"` for when the fit runs out of memory; the latter records allocations
+            throughout.
 
     Raises:
-        ConfigurationError: here, for a window that is empty or negative, an unknown region or activity, a `trace_dir`
-            that is no path, or bad `ranks` or `memory_snapshot`; in `setup`, for a second callback of this kind, a
-            `trace_dir` that cannot be written, or `activities` none of which can be recorded on this machine.
+        ConfigurationError: an empty or negative window, an unknown region or activity, a `trace_dir` that is no path,
+            or bad `ranks` or `memory_snapshot`; in `setup`, a second callback of this class, a `trace_dir` that cannot
+            be written, or no activity that can be recorded on this machine.
 
     Example:
         >>> callback = ForgeProfilerCallback(start_step=5, end_step=8)
@@ -135,14 +135,14 @@ class ForgeProfilerCallback(RecordingCallback):
 
     @property
     def records_step(self) -> bool:
-        """Whether the profiler runs in the step under way, warm-up included."""
+        """Whether the profiler runs in the current step, its warm-up included."""
         return self._session is not None and self._session.running
 
     def trace_report(self) -> TraceReport | None:
-        """What became of the window on this rank, None before a fit.
+        """The report on this rank's window; None before a fit.
 
         Returns:
-            Its status, the recorded steps, the paths and how long training was held up.
+            Its status, the recorded steps, the paths, and how long training was blocked.
         """
         if self._session is None:
             return self._report
@@ -215,19 +215,19 @@ class ForgeProfilerCallback(RecordingCallback):
         self._needs_hook("on_train_batch_start", self._deferred or session.running)
 
     def idle_steps(self, trainer: Trainer) -> int:
-        """Until the recording or the snapshot begins, and after that for good."""
+        """Every step until the recording or the snapshot begins, and every step after them."""
         memory = self._memory is not None and self._memory.when != "oom" and self._memory.when >= self._ended_steps
         return 0 if memory else sys.maxsize if self._session is None else self._session.idle_steps()
 
     def skip_steps(self, steps: int) -> None:
-        """They have come and gone."""
+        """Count the steps that have passed."""
         self._ended_steps += steps
         if self._session is not None:
             self._session.skip(steps)
 
     @guarded
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """The step under way is a real one."""
+        """Note that the batch is trained on and not skipped."""
         if self._session is None:
             return
         if self._deferred:
@@ -236,16 +236,16 @@ class ForgeProfilerCallback(RecordingCallback):
         self._session.begun()
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
-        """Write what an unfinished window holds."""
+        """Write what an unfinished window has recorded."""
         if self._memory is not None:
             self._memory.close()
-        if self._recorder is not None:
-            self._recorder.tracing = False
+        if self._step_timer is not None:
+            self._step_timer.tracing = False
         if self._session is not None:
             self._session.stop(interrupted=interrupted)
 
     def failing(self, exception: BaseException) -> None:
-        """Write what is in memory, if that was the matter, before anything else is done about it."""
+        """Write the memory snapshot of an out-of-memory error, before anything else frees or allocates memory."""
         if self._memory is not None:
             self._memory.on_exception(exception)
 
@@ -267,7 +267,7 @@ class ForgeProfilerCallback(RecordingCallback):
         return MemorySnapshot(self.memory_snapshot, path)
 
     def _unrecordable(self) -> str:
-        """Why nothing of what was asked for can be recorded here; "" where something can."""
+        """Why none of the requested activities can be recorded here; "" if one can."""
         asked, here = self.config.activities, {kind.name.lower() for kind in supported_activities()}  # type: ignore[no-untyped-call]
         if asked is None or not here.isdisjoint(asked):
             return ""
@@ -280,27 +280,27 @@ class ForgeProfilerCallback(RecordingCallback):
         step, self._ended_steps = self._ended_steps, self._ended_steps + 1
         if memory.when not in {step, step + 1}:
             return
-        if self._recorder is not None:
-            self._recorder.enter("profiler")
+        if self._step_timer is not None:
+            self._step_timer.enter("profiler")
         memory.end_step(step)
-        if self._recorder is not None:
-            self._recorder.exit("profiler")
+        if self._step_timer is not None:
+            self._step_timer.exit("profiler")
 
     def _advance(self, session: TraceSession, *, start: bool = False) -> None:
-        recorder = self._recorder
-        if recorder is None or not session.will_act():
+        step_timer = self._step_timer
+        if step_timer is None or not session.will_act():
             session.step()
             return
-        recorder.tracing = False
-        recorder.enter("profiler")
+        step_timer.tracing = False
+        step_timer.enter("profiler")
         if start:
             session.start()
         else:
             session.step()
-        recorder.exit("profiler")
-        recorder.tracing = session.recording
+        step_timer.exit("profiler")
+        step_timer.tracing = session.recording
         if session.running:
-            recorder.split()  # a trace shows the regions of each of its steps
+            step_timer.split()  # a trace shows the regions of each of its steps
 
     def _stand_aside(self, reason: str) -> None:
         no_memory = "" if self.memory_snapshot is None else reason

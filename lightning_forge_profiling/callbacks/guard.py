@@ -19,7 +19,7 @@ class Guarded(Protocol):
     _failed: bool
 
     @property
-    def _recorder(self) -> object | None:
+    def _step_timer(self) -> object | None:
         """None outside of a fit."""
 
 
@@ -33,7 +33,7 @@ def guarded(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate
 
     @functools.wraps(hook)
     def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self._recorder is None or (self._failed and not closes):
+        if self._step_timer is None or (self._failed and not closes):
             return
         try:
             hook(self, *args, **kwargs)

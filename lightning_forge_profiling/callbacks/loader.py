@@ -1,4 +1,4 @@
-"""The loader of a fit: its settings, and what the machine has for it."""
+"""The settings of a fit's DataLoader, and the cores there are for it."""
 
 from typing import Any
 
@@ -12,20 +12,20 @@ __all__ = ["loader_settings", "restarted_workers"]
 
 
 def restarted_workers(trainer: Trainer) -> int:
-    """How many worker processes the training loaders end and start between epochs."""
+    """How many worker processes the training loaders stop and start between epochs."""
     loaders = [each for each in training_loaders(trainer) if isinstance(each, DataLoader)]
     return sum(loader.num_workers for loader in loaders if not loader.persistent_workers)
 
 
 def loader_settings(trainer: Trainer) -> LoaderSettings | None:
-    """The settings of what a fit trains from, as Lightning made it: with the sampler of this rank.
+    """The settings of the training loaders as Lightning set them up, with this rank's sampler.
 
     Args:
-        trainer: in its training loop, or behind it.
+        trainer: during or after its training loop.
 
     Returns:
-        Of several loaders the workers of all, what holds for each of them, and the rest of the first. None before the
-        training loop has set them up.
+        For several loaders the sum of their workers, the flags that all of them have, and the rest of the first one.
+        None before the training loop has set them up.
     """
     loaders = training_loaders(trainer)
     if not loaders:
@@ -64,6 +64,6 @@ def _batch_size(loader: DataLoader[Any]) -> int | None:
 
 
 def _sampler(loader: DataLoader[Any]) -> str:
-    """What chooses the samples: a batch sampler of the user's own, or else the sampler in PyTorch's."""
+    """The class that chooses the samples: the user's own batch sampler, else the loader's sampler."""
     own = loader.batch_sampler is not None and not isinstance(loader.batch_sampler, BatchSampler)
     return type(loader.batch_sampler if own else loader.sampler).__name__

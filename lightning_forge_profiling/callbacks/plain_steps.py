@@ -1,4 +1,4 @@
-"""The ends of steps that are like those before them and of which nothing but the end is timed."""
+"""The short way to end a step: one like those before it, timed as a whole."""
 
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -7,33 +7,33 @@ from typing import Any
 from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
 from lightning_forge_profiling.callbacks.batch_counts import WorkCounter
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer, step_progress
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.rates import StepWork
 
 __all__ = ["PlainSteps"]
 
 
 class PlainSteps:
-    """Ends plain steps with as few lines as that takes; what can be done for many of them at once is done later.
+    """Ends plain steps in as few lines as possible, and leaves the rest to the next step that is not plain.
 
-    The end of a step comes after milliseconds of PyTorch's own code and before some more. So its lines run from cold
-    caches, at several times of what they take in a loop, and what they evict is missed by the training.
+    The end of a step comes between milliseconds of PyTorch's own code, so its lines run from cold caches, at several
+    times their cost in a loop, and evict what training then has to load again.
 
     Args:
-        recorder: to which the steps belong.
-        counter: counts what is in a batch.
+        step_timer: times the steps.
+        counter: counts the samples, tokens and FLOPs of a batch.
         cycles: of gradient accumulation.
         clock_ns: the host clock.
     """
 
     def __init__(
         self,
-        recorder: StepRecorder,
+        step_timer: StepTimer,
         counter: WorkCounter,
         cycles: AccumulationCycles,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self._recorder = recorder
+        self._step_timer = step_timer
         self._counter = counter
         self._cycles = cycles
         self._clock_ns = clock_ns
@@ -43,34 +43,34 @@ class PlainSteps:
         self._progress = StepProgress(None, None, each_changes=True)
 
     def expect(self, trainer: Trainer, module: LightningModule, steps: int) -> None:
-        """Nothing has to be done in the next steps but to end them, unless one of them turns out to be different.
+        """Allow the next steps to end the short way, unless one of them turns out to be different.
 
         Args:
-            trainer: whose steps they are.
-            module: what it trains.
-            steps: how many.
+            trainer: of the fit.
+            module: the module it trains.
+            steps: how many steps.
         """
-        self._left = min(steps, self._recorder.plain_steps_ahead())
+        self._left = min(steps, self._step_timer.plain_steps_ahead())
         if self._left:
             self._trainer, self._profiler = trainer, trainer.profiler
             self._progress = step_progress(trainer, module)
 
     def take(self) -> int:
-        """How many steps were ended since the last call."""
+        """How many steps have ended the short way since the last call."""
         ended, self._ended = self._ended, 0
         return ended
 
     def end(self, batch: Any) -> bool:
-        """End the step under way, where it is a plain one like those before it; else do nothing.
+        """End the current step if it is plain; otherwise do nothing.
 
         Args:
-            batch: its batch.
+            batch: the step's batch.
 
         Returns:
-            Whether it was.
+            Whether the step was ended.
         """
-        recorder = self._recorder
-        if not self._left or not recorder.plain or self._trainer.profiler is not self._profiler:
+        step_timer = self._step_timer
+        if not self._left or not step_timer.plain or self._trainer.profiler is not self._profiler:
             return False
         progress = self._progress
         if progress.batches.is_last_batch:
@@ -82,9 +82,9 @@ class PlainSteps:
                 return False
             self._left -= 1
             self._ended += 1
-            changed, ends_cycle = self._cycles.after_batch(progress, recorder.step)
+            changed, ends_cycle = self._cycles.after_batch(progress, step_timer.step)
             samples, tokens, flops = amounts
-            recorder.end_plain_step(StepWork(samples, tokens, int(changed), flops, ends_cycle), began_ns)
+            step_timer.end_plain_step(StepWork(samples, tokens, int(changed), flops, ends_cycle), began_ns)
         except Exception as exc:
-            recorder.fail(exc)
+            step_timer.fail(exc)
         return True

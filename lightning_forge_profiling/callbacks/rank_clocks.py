@@ -1,6 +1,6 @@
-"""Each rank's own clock, handed to the rank that prints through files in the window's folder.
+"""Each rank's step times by its own clock, passed to rank 0 through files in the window's folder.
 
-No collective: on a path that not every rank takes it would hang the others.
+There is no collective: on a path that not every rank takes it would hang the others.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ _PATIENCE_S: Final = 1.0
 
 
 def rank_clock(rank: int, rates: Rates) -> RankClock:
-    """What the steps that count took on one rank.
+    """The steady steps of one rank by its own clock.
 
     Args:
-        rank: its number.
-        rates: over those steps.
+        rank: the rank.
+        rates: over its steady steps.
     """
     between_ms = rates.before_fetch_ms / rates.split_steps if rates.split_steps else 0.0
     return RankClock(
@@ -39,20 +39,20 @@ def rank_clock(rank: int, rates: Rates) -> RankClock:
 
 
 def write_clock(folder: Path, clock: RankClock) -> None:
-    """Put this rank's clock where `read_clocks` looks. May raise OSError."""
+    """Write this rank's clock for `read_clocks`. May raise OSError."""
     write_whole(clock_path(folder, clock.rank), msgspec.json.encode(clock))
 
 
 def read_clocks(folder: Path, ranks: Sequence[int], *, patience_s: float = _PATIENCE_S) -> tuple[RankClock, ...]:
-    """The clocks that ranks have left, which are removed.
+    """Read and remove the clocks that the ranks have written.
 
     Args:
-        folder: the window's.
-        ranks: which to expect; with one alone there is nothing to compare.
-        patience_s: how long to wait for those that are not there yet.
+        folder: the window's folder.
+        ranks: the ranks to expect; a single one has nothing to be compared with.
+        patience_s: how long to wait for clocks that are missing.
 
     Returns:
-        Those that came, in order of rank.
+        The clocks found, in order of rank.
     """
     if not ranks[1:]:
         return ()

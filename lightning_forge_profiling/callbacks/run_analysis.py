@@ -1,4 +1,4 @@
-"""What a run's books say as evidence, and the analysis of both: run and trace."""
+"""Builds `RunEvidence` from the run's totals, and merges it with the analysis of the trace."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ _log = plain_logger(__name__)
 
 
 def run_compute(found: Compute) -> RunCompute:
-    """What is known of a device's rate, as the reports have it."""
+    """A device's compute rate in the form of the reports."""
     peak = found.peak
     return RunCompute(
         kind=found.kind,
@@ -57,17 +57,17 @@ def run_evidence(
     workers: int = 0,
     loader: LoaderSettings | None = None,
 ) -> RunEvidence | None:
-    """The evidence in a run's books, None where no step counts: warm-up steps are typical of nothing.
+    """The run's figures for rules and reports; None if no step counts.
 
     Args:
-        run: the books.
+        run: the run's totals.
         on_device: whether their times are device times.
-        world_size: how many processes trained.
-        telemetry: what the GPU's sensors said, None where nothing did.
-        compute: how fast a device computed.
-        clocks: each rank's own clock, where several recorded.
-        workers: how many processes the training loader ends and starts between epochs.
-        loader: its settings.
+        world_size: number of processes.
+        telemetry: the GPU's telemetry, None if there is none.
+        compute: compute rates of a device.
+        clocks: each rank's own clock, if several ranks recorded.
+        workers: how many processes the training loaders stop and start between epochs.
+        loader: the training loader's settings.
     """
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
@@ -81,7 +81,7 @@ def run_evidence(
             for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
         },
         user_regions=steady.user_regions,
-        drained_pct=run.caught_up_pct,
+        drained_pct=run.drained_pct,
         world_size=world_size,
         telemetry=telemetry,
         compute=tuple(compute),
@@ -107,13 +107,13 @@ def _worker_restarts(steady: Rates, workers: int) -> WorkerRestarts | None:
 
 
 def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
-    """The analysis of a trace, as its `summary.json` has it.
+    """The analysis of a recorded window, read from its `summary.json`.
 
     Args:
-        trace: what became of the window.
+        trace: the report on the window.
 
     Returns:
-        None where the trace was not analysed, or that cannot be read.
+        None if the trace was not analysed, or the file cannot be read.
     """
     if trace is None or trace.summary_path is None:
         return None
@@ -125,15 +125,15 @@ def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
 
 
 def analysis_of(trace: TraceReport | None, recorded: Analysis | None, evidence: RunEvidence | None) -> Analysis | None:
-    """The analysis of a run, and of its trace where that was analysed; the trace's reports then tell of both.
+    """The analysis of run and trace together; the reports beside the trace are rewritten with both.
 
     Args:
-        trace: what became of the window.
-        recorded: the trace's analysis.
-        evidence: what the run's books say.
+        trace: the report on the window.
+        recorded: the analysis of the trace.
+        evidence: the run's figures.
 
     Returns:
-        None where there is neither.
+        None if there is neither.
     """
     if recorded is None and evidence is None:
         return None
@@ -142,5 +142,5 @@ def analysis_of(trace: TraceReport | None, recorded: Analysis | None, evidence: 
         try:
             write_reports(analysis, None, trace.summary_path.parent)
         except (OSError, ValueError) as exc:
-            _log.warning("The reports in %s tell of the trace alone: %s", trace.summary_path.parent, exc)
+            _log.warning("The reports in %s cover the trace only, not the run: %s", trace.summary_path.parent, exc)
     return analysis

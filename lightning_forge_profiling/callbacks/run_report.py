@@ -1,4 +1,4 @@
-"""What is said at the end of a run: the evidence of its steps, the analysis of run and trace, and the table."""
+"""The end of a run: collect its figures, analyse run and trace, rewrite the reports, print the table."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +9,7 @@ from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings, restarted_workers
 from lightning_forge_profiling.callbacks.rank_clocks import rank_clock, read_clocks, write_clock
 from lightning_forge_profiling.callbacks.run_analysis import analysis_of, recorded_analysis, run_compute, run_evidence
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.report.run_table import RunReport, print_run
 from lightning_forge_profiling.results.analysis import Analysis, RankClock
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -21,40 +21,40 @@ __all__ = ["Reporting", "leave_clock", "report_run"]
 
 
 class Reporting(Protocol):
-    """A callback that has something to say."""
+    """A callback that contributes to the table at the end of a run."""
 
     def trace_report(self) -> TraceReport | None:
-        """What became of the window, where it records one."""
+        """The report on the window; None for a callback that records none."""
 
     def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
-        """What the GPU's sensors said, or why nothing; None where nobody asked."""
+        """The GPU's telemetry, or why there is none; None if not asked for."""
 
     def compute(
         self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
     ) -> tuple[Compute, ...]:
-        """How fast the run computed."""
+        """The run's compute rates."""
 
 
-def leave_clock(trainer: Trainer, recorder: StepRecorder, callbacks: Sequence[Reporting]) -> None:
-    """Called on every rank: which of them is late shows in their live steps alone, and rank 0 prints."""
-    run, trace = recorder.summary(), _trace(callbacks)
+def leave_clock(trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Reporting]) -> None:
+    """Write this rank's step times for rank 0: only live steps, which no profiler slowed, show which rank is late."""
+    run, trace = step_timer.summary(), _trace(callbacks)
     if trainer.world_size > 1 and not run.only_warmup and trace is not None and trace.path is not None:
         with suppress(OSError):  # without it the trace alone says who is late
             write_clock(trace.path.parent, rank_clock(trainer.global_rank, run.steady))
 
 
 def report_run(
-    trainer: Trainer, recorder: StepRecorder, callbacks: Sequence[Reporting], *, interrupted: bool
+    trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Reporting], *, interrupted: bool
 ) -> Analysis | None:
-    """Called on rank 0: analyse the run, write the trace's reports anew and print the table.
+    """Analyse the run, rewrite the reports and print the table. Called on rank 0.
 
     Args:
         trainer: of the fit.
-        recorder: of its steps.
-        callbacks: those of this package.
-        interrupted: whether it ended by an exception, after which other ranks may leave nothing.
+        step_timer: has the run's totals.
+        callbacks: the callbacks of this package.
+        interrupted: whether the fit ended by an exception, after which other ranks may write nothing.
     """
-    run, trace, on_device = recorder.summary(), _trace(callbacks), recorder.timers.on_device
+    run, trace, on_device = step_timer.summary(), _trace(callbacks), step_timer.timers.on_device
     gpu = next((said for callback in callbacks if (said := callback.telemetry(run)) is not None), None)
     recorded = recorded_analysis(trace)
     rates = [found for callback in callbacks for found in callback.compute(trainer, run, trace, recorded)]

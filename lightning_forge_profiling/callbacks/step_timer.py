@@ -1,4 +1,4 @@
-"""What a fit's boundaries become: marks on the GPU's timeline, steps, and a ledger of the run."""
+"""Turns the boundaries of a fit (a fetch begins, backward ends) into region times, steps and the run's totals."""
 
 from collections.abc import Callable, Collection
 from itertools import pairwise
@@ -16,10 +16,10 @@ from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent
 from lightning_forge_profiling.timing.interval import Mark
 from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
-from lightning_forge_profiling.timing.run_totals import LeftOut, RunLedger, RunSummary
+from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
 
-__all__ = ["MAX_USER_REGIONS", "StepRecorder"]
+__all__ = ["MAX_USER_REGIONS", "StepTimer"]
 
 _log = plain_logger(__name__)
 
@@ -42,18 +42,18 @@ _LAUNCHING: Final = ("forward", "backward", "optimizer")
 all of its work, and tell how far the GPU is."""
 
 
-class StepRecorder:
-    """Attribute every instant of a fit to exactly one built-in region, and let the user's regions lie over them.
+class StepTimer:
+    """Attributes every instant of a fit to exactly one built-in region; the user's regions overlap them.
 
     The current region is the innermost one entered. Each change records one event that ends the one and begins the
     other, so that the regions tile the step and an outer one (`optimizer`, around a closure) has its self time only.
-    Nothing here raises into the training loop: a failure is logged once and switches the recorder off.
+    Nothing here raises into the training loop: a failure is logged once and switches the step timer off.
 
     Args:
-        timers: the collection to time with; it belongs to the recorder from here on.
-        regions: which built-in regions to tell apart; the others' time falls into `other`.
-        warmup_steps: how many steps at the start of the fit do not count. They are all split.
-        budget: which of the others are; None for all.
+        timers: the collection to time with; the step timer owns it from here on.
+        regions: which built-in regions to time; the others' time goes to `other`.
+        warmup_steps: how many steps at the start of the fit do not count. All of them are split into regions.
+        budget: chooses which of the later steps are split into regions; None splits all.
         clock_ns: the host clock.
     """
 
@@ -93,15 +93,14 @@ class StepRecorder:
         self._stack: list[tuple[str, record_function | None]] = []
         self._depth: dict[str, int] = {}
         self._user_regions = Lock()  # autograd has a thread for each device
-        self.ledger = RunLedger(tuple(name for name in REGIONS if name in timed))
-        self._completed = CompletedSteps(self.ledger)
+        self.totals = RunTotals(tuple(name for name in REGIONS if name in timed))
+        self._completed = CompletedSteps(self.totals)
         self._plain: list[StepWork] = []
         self._plain_ended_ns: list[int] = []
         self._plain_own_ns = 0
         self._disturbed = False
         self._deliver_at = _DELIVER_EVERY
         self._dropped = 0
-        self.listeners = self._completed.listeners
         for region in (*REGIONS, *EXCLUDED, LOADER_START, WHOLE):
             timers.add_region(region)
 
@@ -112,7 +111,7 @@ class StepRecorder:
 
     @property
     def began(self) -> bool:
-        """Whether a training loop was ever timed."""
+        """Whether a training loop has been timed."""
         return self._began
 
     def start(self) -> None:
@@ -125,11 +124,11 @@ class StepRecorder:
 
     @property
     def _base(self) -> str:
-        """What the step under way is outside of all regions."""
+        """The name of the current step's time outside of all regions."""
         return "other" if self._split else WHOLE
 
     def split(self) -> None:
-        """The step under way is unlike others: its regions are timed, and it speaks for itself alone."""
+        """Time the regions of the current step although the budget did not choose it, and let it count for no other."""
         self._chosen = False
         if self._active and not self._split:
             self._split = True
@@ -175,13 +174,13 @@ class StepRecorder:
             self.fail(exc)
 
     def _is_of_validation(self, name: str) -> bool:
-        """Whether a region is a part of validation, which moves batches too and is one region as a whole."""
+        """Whether a region belongs to validation, which is timed as one region."""
         if name in {"data", LOADER_START}:  # training only: validation ended without saying so (nothing to validate)
             self.exit_validation()
         return self._validating and name != "checkpoint"
 
     def exit(self, name: str) -> None:
-        """A built-in region ends, and with it whatever was left open inside it."""
+        """End a built-in region, and any region still open inside it."""
         stack = self._stack
         if not self._active or not stack:
             return
@@ -202,13 +201,13 @@ class StepRecorder:
             self.fail(exc)
 
     def enter_loader_start(self) -> None:
-        """The loop makes its loader or the loader's iterator anew; it lasts until the first batch is there."""
+        """Enter `loader start`: the loop creates its loader or its iterator, until the first batch is there."""
         if self._active and self._label != LOADER_START:
             self.split()
             self.enter(LOADER_START)
 
     def enter_validation(self) -> None:
-        """A validation run begins."""
+        """Enter validation at its first announced action."""
         if not self._active or self._validating:
             return
         self.split()
@@ -216,12 +215,12 @@ class StepRecorder:
         self._validating = True
 
     def exit_validation(self) -> None:
-        """A validation run has ended."""
+        """Leave validation."""
         self._validating = False
         self.exit("validation")
 
     def forward_in_closure(self) -> None:
-        """A backward pass is about to begin inside a manual optimizer step: its closure's forward went before."""
+        """Count the time since a manual optimizer step began as `forward`: its closure is about to run backward."""
         if self._active and self._label == "optimizer":
             try:
                 self.timers.relabel("optimizer", self._labels["forward"])
@@ -232,13 +231,13 @@ class StepRecorder:
     def end_step(
         self, work: StepWork, *, recorded: bool = False, ends_epoch: bool = False, saw_all: bool = True
     ) -> None:
-        """The step under way has ended; the next one begins at the same instant.
+        """End the current step; the next one begins at the same instant.
 
         Args:
-            work: what it worked through.
+            work: the samples, tokens and FLOPs of its batch.
             recorded: whether the profiler ran, in which case the step does not count.
-            ends_epoch: whether the next one is the first of an epoch, and so unlike others.
-            saw_all: whether all boundaries of the step came.
+            ends_epoch: whether the next step is the first of an epoch, and so not typical.
+            saw_all: whether all boundaries of the step were announced.
         """
         if not self._active:
             return
@@ -251,10 +250,10 @@ class StepRecorder:
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
             # The event of this instant is never complete yet: the end of the last region is asked, some 50 us ago, or
             # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
-            caught_up = timers.passed(self._update or self._since) if self._asks and split and saw_all else None
+            drained = timers.passed(self._update or self._since) if self._asks and split and saw_all else None
             self._update = None
-            if caught_up is not None:
-                self._host_is_ahead = not caught_up
+            if drained is not None:
+                self._host_is_ahead = not drained
             self._split = self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1)
             self._chosen = not ends_epoch
             if not split or self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
@@ -262,7 +261,7 @@ class StepRecorder:
             else:
                 timers.relabel("other", self._base)
             self._label = self._base
-            timing = StepTiming(caught_up, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
+            timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
             self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, before))
             if left_out != "recorded":
@@ -279,15 +278,15 @@ class StepRecorder:
 
     @property
     def plain(self) -> bool:
-        """Whether the step under way is timed in one piece and nothing in it was unlike the steps before it."""
+        """Whether the current step is timed in one piece and has been like the steps before it so far."""
         return self.saw_training and not self._disturbed and self._active
 
     def plain_steps_ahead(self) -> int:
-        """How many steps in a row, from the one under way on, may end by `end_plain_step` if they are `plain`.
+        """How many steps from the current one on may end by `end_plain_step`, if they are `plain`.
 
-        So may steps in one piece before another such, where the GPU waits for the host: the host's clock tells what
-        each of them took of what passed on the GPU from event to event. Where the host is ahead of the GPU each needs
-        its event, and what it costs the host costs the run nothing.
+        Steps timed in one piece may share one pair of events where the GPU waits for the host: the host's clock then
+        tells how the time between the two events divides. Where the host is ahead of the GPU each step needs its own
+        event, and the host time that it takes costs the run nothing.
         """
         if not self._active or self._split or self._host_is_ahead is not False:
             return 0
@@ -295,11 +294,11 @@ class StepRecorder:
         return next((step for step in later if self._budget.splits(step)), later.stop) - later.start
 
     def end_plain_step(self, work: StepWork, began_ns: int) -> None:
-        """What `end_step` does, as far as that has to be done at once.
+        """End a plain step: the part of `end_step` that cannot wait.
 
         Args:
-            work: what it worked through.
-            began_ns: when the callbacks began with its end.
+            work: the samples, tokens and FLOPs of its batch.
+            began_ns: when the callbacks began to end it.
         """
         self._plain.append(work)
         self._plain_ended_ns.append(began_ns)
@@ -354,16 +353,16 @@ class StepRecorder:
             self.fail(exc)
 
     def summary(self) -> RunSummary:
-        """Where the run's time went so far."""
+        """The run's totals so far."""
         end_ns = self._clock_ns() if self._active else self._ended_ns
-        return self.ledger.summary(
+        return self.totals.summary(
             steps=self.step,
             before_first_s=(self._started_ns - self._began_ns) / 1e9,
             wall_s=(end_ns - self._began_ns) / 1e9,
         )
 
     def open_region(self, name: str) -> object | None:
-        """A region of the user's begins (see `timing.region`)."""
+        """Begin a region of the user's (see `timing.region`)."""
         if not self._active or self._validating or not self._split:
             return None
         try:
@@ -385,7 +384,7 @@ class StepRecorder:
         return span
 
     def close_region(self, name: str, token: object) -> None:
-        """A region of the user's ends."""
+        """End a region of the user's."""
         try:
             if isinstance(token, record_function):
                 token.__exit__(None, None, None)
@@ -403,12 +402,12 @@ class StepRecorder:
         return name
 
     def deliver(self) -> None:
-        """Hand the steps that the GPU has completed to the ledger and the listeners. Never waits."""
+        """Enter the steps that the GPU has completed into the totals. Never waits."""
         self._deliver_at = self.step + _DELIVER_EVERY
         self._completed.deliver(self.timers)
 
     def fail(self, exc: Exception) -> None:
-        """Time nothing any more in this run, and say why."""
+        """Switch timing off for the rest of this run, and log why."""
         self._active = False
         self.tracing = False
         _log.warning("Profiling is switched off for the rest of this run: %s: %s", type(exc).__name__, exc)

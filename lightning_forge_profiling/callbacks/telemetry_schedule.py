@@ -1,4 +1,4 @@
-"""A fit's GPU telemetry: when to sample, what counts, and what is logged of it."""
+"""GPU telemetry of a fit: when to sample, which samples count, and what is logged."""
 
 import functools
 import re
@@ -40,12 +40,12 @@ _LOGGED: Final = {
 
 
 class RunTelemetry:
-    """Samples a GPU while a fit lasts, and asks PyTorch's allocator when somebody asks for figures.
+    """Samples a GPU's sensors during a fit; PyTorch's allocator is read when figures are asked for.
 
     Args:
-        open_reader: makes the reader, in the sampler's thread.
-        read_allocator: asks the allocator.
-        period_s: seconds from one sample to the next.
+        open_reader: creates the reader, in the sampler's thread.
+        read_allocator: reads the allocator's statistics.
+        period_s: seconds between samples.
         clock_ns: the host clock.
     """
 
@@ -68,49 +68,49 @@ class RunTelemetry:
 
     @property
     def problem(self) -> str:
-        """Why there is no telemetry, where there is none."""
+        """Why there is no telemetry; "" if there is."""
         return self.sampler.problem
 
     def start(self) -> None:
-        """Training begins: begin to sample."""
+        """Begin to sample, as training begins."""
         self._began_ns = self._clock_ns()
         self._before = self._read_allocator()
         self._earlier_peak = self._before.peak_bytes
         self.sampler.start()
 
     def stop(self) -> None:
-        """End; the figures stay. What was paused stays out."""
+        """Stop sampling; the figures are kept, without paused time."""
         with ctrl_c_ends():  # a driver that hangs takes until the sampler gives it up
             self.sampler.stop()
 
     def restart(self) -> None:
-        """Leave out what was so far: the warm-up is over."""
+        """Drop the samples so far, at the end of the warm-up."""
         self.sampler.restart()
         self._interval, self._run = [], None
         if self._before is not None:
             self._before = self._read_allocator()
 
     def pause(self) -> None:
-        """What comes now is no part of a step: validation."""
+        """Leave out what follows, as validation."""
         if self._before is not None:
             self.sampler.pause()
             self._read()
             self._before = None
 
     def resume(self) -> None:
-        """The steps go on."""
+        """Count samples again."""
         if self._before is None:
             self.sampler.resume()
             self._before = self._read_allocator()
 
     def metrics(self, samples_per_second: float | None) -> dict[str, float]:
-        """What is logged of the time since the last call.
+        """The metrics for the time since the last call.
 
         Args:
             samples_per_second: training samples of this device in that time.
 
         Returns:
-            `gpu/...`; where no sample came in that time, PyTorch's allocator alone.
+            `gpu/...`; without a sample in that time, only those of PyTorch's allocator.
         """
         usage = self.sampler.take()
         self._read(usage.peak.get("allocated_bytes", 0.0))
@@ -119,7 +119,7 @@ class RunTelemetry:
         return gpu_metrics(usage, self.sampler.info, allocator, samples_per_second)
 
     def run_metrics(self, samples_per_second: float | None) -> dict[str, float]:
-        """The same of the whole run up to the last row, without its warm-up.
+        """The metrics for the whole run up to the last row, without its warm-up.
 
         Args:
             samples_per_second: training samples of this device.
@@ -127,7 +127,7 @@ class RunTelemetry:
         return gpu_metrics(self.sampler.run(), self.sampler.info, self._run_allocator(), samples_per_second)
 
     def summary(self, samples_per_second: float | None, steps: int) -> TelemetrySummary | None:
-        """What the whole run comes to, without its warm-up; None where there is no telemetry.
+        """The summary of the whole run without its warm-up; None without telemetry.
 
         Args:
             samples_per_second: training samples of this device.
@@ -189,12 +189,12 @@ def run_telemetry(device: torch.device, period_s: float) -> RunTelemetry:
 def gpu_metrics(
     usage: GpuUsage, info: GpuInfo | None, allocator: AllocatorInterval | None, samples_per_second: float | None
 ) -> dict[str, float]:
-    """Telemetry as loggers take it: means over the samples; what the driver does not tell is left out.
+    """Telemetry as metrics: means over the samples, without readings that the driver does not support.
 
     Args:
         usage: the samples.
-        info: of which device.
-        allocator: what PyTorch's allocator did in that time.
+        info: the device.
+        allocator: PyTorch's allocator over the same time.
         samples_per_second: training samples of this device in that time.
 
     Example:

@@ -1,4 +1,4 @@
-"""The callback that logs throughput and the time of each region."""
+"""`ThroughputCallback`: logs throughput and the time of each region of a step."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -17,7 +17,7 @@ from lightning_forge_profiling.callbacks.device_peak import run_peak
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry, run_telemetry
-from lightning_forge_profiling.callbacks.timed_callback import DEFAULT_WARMUP_STEPS, RecordingCallback
+from lightning_forge_profiling.callbacks.timed_callback import DEFAULT_WARMUP_STEPS, TimedCallback
 from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_FLOPS,
     GIVE_PEAK,
@@ -49,43 +49,44 @@ _SHORTEST_PERIOD_S: Final = 0.01
 _LOWEST_SHARE: Final = 1e-6
 
 
-class ThroughputCallback(RecordingCallback):
-    """Log samples, steps and tokens per second and milliseconds per region, without waiting for the GPU.
+class ThroughputCallback(TimedCallback):
+    """Logs samples, tokens and steps per second and milliseconds per region, without waiting for the GPU.
 
-    Warm-up steps, steps in which the profiler ran, validation and checkpoints do not count. Rates are over device time
-    from event to event (host time without a GPU). Logged are rates as `throughput/NAME_per_sec`, of the job and under
-    `throughput/device/` of one device; `time/REGION_ms` and, where there is a GPU, `time_host/REGION_ms`; with the
-    operations of a batch `throughput/tflops_per_device` and, where the device's peak is known, `throughput/mfu`, a
-    fraction; and of rank 0's GPU `gpu/...`. With `ForgeProfilerCallback` beside it, its recorded window gives the
-    operations at the end of fit where nothing else does.
-    Samples and tokens of rank 0 are multiplied by the data-parallel replicas: an estimate where ranks have uneven
-    batches. A row is of whole accumulation cycles, those that have completed since the row before: on a GPU the last
-    step or two come with the next one. At the end of fit rank 0 prints a table that ends in a verdict: what bounds the
-    run, and what to change first.
+    Logged are `throughput/NAME_per_sec` for the whole job and `throughput/device/NAME_per_sec` for one device,
+    `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
+    and with a known peak `throughput/mfu`, a fraction; `gpu/...` for the GPU of rank 0. Rates are over device time
+    between events, host time without a GPU. Warm-up steps, recorded steps, validation and checkpoints do not count.
+
+    A row covers the accumulation cycles that have completed since the row before; on a GPU the last step or two come
+    with the next row. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an
+    estimate if ranks have uneven batches. At the end of fit rank 0 prints the verdict, what bounds the run and what to
+    change first, with the times behind it.
 
     Args:
         warmup_steps: steps at the start of a fit that do not count: compilation, autotuning, the allocator's first
-            blocks, and the batches a loader had prefetched.
-        batch_size_fn: samples in a batch; None takes what the DataLoader's `batch_size` and the batches agree on.
-        tokens_fn: tokens in a batch; None logs no tokens. Neither function should return a tensor on the GPU.
+            blocks, and the batches that a loader had prefetched.
+        batch_size_fn: returns the samples in a batch; None infers them from the DataLoader's `batch_size` and the
+            batches.
+        tokens_fn: returns the tokens in a batch; None logs no tokens. Neither function should return a tensor on the
+            GPU.
         log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`.
         prog_bar: also show samples/s (or steps/s) and the step's time in the progress bar.
-        flops_per_batch: floating-point operations that one batch asks for, forward and backward (`count_flops` counts
-            them): a number, or a function of the batch where batches differ; None reads the module's `flops_per_batch`
-            after each batch, if it has that attribute or property. Devices that share a batch share its operations.
-        peak_flops: operations a second that one device could do; None looks it up by the device and by the type that
-            the run computes in.
-        measured_peak: what `measure_peak` found that it reaches. The rate is then compared with that too, as
+        flops_per_batch: floating-point operations of one batch, forward and backward (`count_flops` counts them): a
+            number, or a function of the batch; None reads the module's `flops_per_batch` attribute after each batch, if
+            there is one, or else takes the FLOPs of the window that `ForgeProfilerCallback` records. Devices that share
+            a batch share its FLOPs.
+        peak_flops: peak FLOP/s of one device; None looks it up by the device and the type that the run computes in.
+        measured_peak: the result of `measure_peak`; the rate is then also logged relative to it, as
             `throughput/mfu_measured`.
-        telemetry_period_s: seconds from one reading of the GPU's sensors to the next, at least 0.01; None for none.
-        overhead: the share of a step that timing may cost, 0.005 for half a percent. Where splitting every step into
-            regions would cost more, only some are split, spread evenly: `time/REGION_ms` is then estimated from those,
-            while the step's time and all rates are over every step. None splits every step.
+        telemetry_period_s: seconds between samples of the GPU's sensors, at least 0.01; None for no telemetry.
+        overhead: the share of a step that timing may cost, 0.005 for half a percent. If splitting every step into
+            regions would cost more, only some steps are split, spread evenly: `time/REGION_ms` is then estimated from
+            those, while the step's time and all rates are over every step. None splits every step.
 
     Raises:
-        ConfigurationError: a negative or non-integer number of steps, a function that is none, operations that are no
-            positive number, too short a period, or an `overhead` outside of (0, 1); in `setup`, a second callback of
-            this kind.
+        ConfigurationError: a negative or non-integer number of steps, a function that cannot be called, FLOPs that are
+            not a positive number, a period below 0.01 s, or an `overhead` outside of (0, 1); in `setup`, a second
+            callback of this class.
 
     Example:
         >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
@@ -161,9 +162,9 @@ class ThroughputCallback(RecordingCallback):
             The logged names and their values on this process (in a process of its own, as `ddp_spawn` uses, they stay
             there).
         """
-        if self._recorder is not None and self._recorder.active:
-            self._recorder.deliver()
-            return self._run_metrics(self._recorder.ledger.steady())
+        if self._step_timer is not None and self._step_timer.active:
+            self._step_timer.deliver()
+            return self._run_metrics(self._step_timer.totals.steady())
         return dict(self._summary)
 
     def prepare(self, trainer: Trainer) -> None:
@@ -225,9 +226,9 @@ class ThroughputCallback(RecordingCallback):
 
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
-        if self._recorder is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
-            self._recorder.deliver()
-            self._log(trainer, self._recorder.ledger.take(), lightning_api.logger_step(trainer))
+        if self._step_timer is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
+            self._step_timer.deliver()
+            self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer))
 
     def idle_steps(self, trainer: Trainer) -> int:
         """Until the next row."""
@@ -235,8 +236,8 @@ class ThroughputCallback(RecordingCallback):
 
     def before_other_steps(self) -> None:
         """Sample what counts: neither the warm-up nor steps in which the profiler runs."""
-        if self._telemetry is not None and self._recorder is not None:
-            if self._recorder.step == self._recorder.warmup_steps:
+        if self._telemetry is not None and self._step_timer is not None:
+            if self._step_timer.step == self._step_timer.warmup_steps:
                 self._telemetry.restart()
             if self.profiled:
                 self._telemetry.pause()
@@ -247,8 +248,8 @@ class ThroughputCallback(RecordingCallback):
         """Log the steps since the last row, unless they are few: else a run that logged nothing logs what it has."""
         if self._telemetry is not None:
             self._telemetry.stop()
-        if self._recorder is not None:
-            run, rates = self._recorder.summary(), self._recorder.ledger.take()
+        if self._step_timer is not None:
+            run, rates = self._step_timer.summary(), self._step_timer.totals.take()
             step = lightning_api.last_logger_step(trainer)
             fewest = lightning_api.batches_per_row(trainer, self.log_every_n_steps) / 2
             if self._logged_at < 0:
@@ -327,7 +328,7 @@ class ThroughputCallback(RecordingCallback):
             self._loggers.close()
 
     def _metrics(self, rates: Rates) -> dict[str, float]:
-        on_device = self._recorder is not None and self._recorder.timers.on_device
+        on_device = self._step_timer is not None and self._step_timer.timers.on_device
         metrics = rates.metrics(
             replicas=self._replicas,
             on_device=on_device,

@@ -1,4 +1,4 @@
-"""What both callbacks have in common: one recorder for the two of them, driven by whichever comes first."""
+"""The base class of both callbacks: one step timer for the two of them, driven by the first in the Trainer's list."""
 
 import sys
 from collections.abc import Callable, Collection
@@ -15,7 +15,7 @@ from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
 from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
-from lightning_forge_profiling.callbacks.step_timer import StepRecorder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.analysis import Analysis
@@ -28,7 +28,7 @@ from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["DEFAULT_WARMUP_STEPS", "RecordingCallback"]
+__all__ = ["DEFAULT_WARMUP_STEPS", "TimedCallback"]
 
 DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
@@ -39,11 +39,11 @@ _OF_THE_MODULE = ("log", "log_dict")
 """What Lightning gives each callback of the module at the start of a run, and never takes away."""
 
 
-class RecordingCallback(Callback):
-    """Drives the recorder that the callbacks of this package in one Trainer share.
+class TimedCallback(Callback):
+    """Drives the step timer that the callbacks of this package share within one Trainer.
 
-    The first of them in the Trainer's list leads: it makes the recorder, stands in front of the Trainer's profiler
-    while the training loop runs, and ends the steps. The last one prints the table.
+    The first of them in the Trainer's list leads: it creates the step timer, wraps the Trainer's profiler while the
+    training loop runs, and ends the steps. The last one prints the table.
     """
 
     warmup_steps: int | None = None
@@ -60,9 +60,9 @@ class RecordingCallback(Callback):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Hold nothing of a fit any more but what came of it. Ends nothing that runs: it also makes copies idle."""
-        self._peers: tuple[RecordingCallback, ...] = ()
-        self._recorder: StepRecorder | None = None
+        """Drop every reference to a fit but its results. Stops nothing that is running: copies use it, too."""
+        self._peers: tuple[TimedCallback, ...] = ()
+        self._step_timer: StepTimer | None = None
         self._stand_in: StandIn | None = None
         self._previous_sink: RegionSink | None = None
         self._cycles: AccumulationCycles | None = None
@@ -75,75 +75,75 @@ class RecordingCallback(Callback):
             self.__dict__.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was asked for and what came of it: a copy takes no part in a fit that is under way."""
+        """The settings and the results: a copy takes no part in a running fit."""
         idle = object.__new__(type(self))
         idle.__dict__.update(self.__dict__)
         idle._let_go()
         return {name: value for name, value in idle.__dict__.items() if name not in _OF_THE_MODULE}
 
     def analysis(self) -> Analysis | None:
-        """What bounds the last fit, and what to change first: the verdict that its table ends with, and all behind it.
+        """The verdict on the last fit, with the findings and figures behind it.
 
         Returns:
-            On rank 0 after a fit the analysis of the steps that count, and of the trace where one was analysed; None
-            before, on other ranks, and where there is neither.
+            On rank 0 after a fit, the analysis of its steady steps, and of the trace if one was analysed; None before,
+            on other ranks, and if there is neither.
         """
         return self._analysis
 
     @property
     def counts_flops(self) -> bool:
-        """Whether anybody says how many operations a batch asks for."""
+        """Whether the FLOPs per batch are given, by an argument or by the module."""
         return bool(self._peers and (counter := self._peers[0]._counter) and counter.counts_flops)  # noqa: SLF001
 
     # -- what the subclasses add ---------------------------------------------------------------------------------
 
     @property
     def records_step(self) -> bool:
-        """Whether the profiler runs in the step under way."""
+        """Whether the profiler records the current step."""
         return False
 
     def trace_report(self) -> TraceReport | None:
-        """What became of the trace, where this callback records one."""
+        """The report on the recorded window; None for a callback that records none."""
         return None
 
     def prepare(self, trainer: Trainer) -> None:
-        """Called in `setup`, with the recorder in place. May raise ConfigurationError."""
+        """Called in `setup`, once the step timer exists. May raise ConfigurationError."""
 
     def begin(self, trainer: Trainer) -> None:
         """The training loop begins."""
 
     def after_step(self, trainer: Trainer) -> None:
-        """A step has ended and the recorder knows."""
+        """Called once the step timer has ended a step."""
 
     def idle_steps(self, trainer: Trainer) -> int:
-        """For how many steps to come `after_step` has nothing to do, and need not be called."""
+        """How many of the next steps need no call of `after_step`."""
         return sys.maxsize
 
     def skip_steps(self, steps: int) -> None:
-        """So many steps have ended without a call of `after_step`."""
+        """This many steps have ended without a call of `after_step`."""
 
     def before_other_steps(self) -> None:
-        """The next step differs from the last one in whether it is a warm-up step, or in whether it is `profiled`."""
+        """Called before a step that is the first, or first not, to be a warm-up step or `profiled`."""
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """The training loop has ended."""
 
     def failing(self, exception: BaseException) -> None:
-        """The run is coming down, and nothing else has been done about it yet."""
+        """Called first when the run fails, before anything is closed."""
 
     def finish(self, *, interrupted: bool) -> None:
-        """The fit is over; the table comes next."""
+        """Called at the end of the fit, before the table is printed."""
 
     def compute(
         self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
     ) -> tuple[Compute, ...]:
-        """Called on rank 0 before the table: how fast the run computed, where this callback can tell.
+        """Called on rank 0 before the table: the compute rates that this callback knows.
 
         Args:
             trainer: of the fit.
-            run: its books.
-            trace: what became of the window.
-            recorded: what the window says.
+            run: the run's totals.
+            trace: the report on the window.
+            recorded: the analysis of the window.
         """
         return ()
 
@@ -154,7 +154,7 @@ class RecordingCallback(Callback):
         """Validation has ended."""
 
     def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
-        """Called on rank 0 before the table: what the GPU's sensors said, or why nothing; None where nobody asked."""
+        """Called on rank 0 before the table: the GPU's telemetry, or why there is none; None if not asked for."""
         return None
 
     # -- hooks ---------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class RecordingCallback(Callback):
         self._abandon(trainer)
         self._let_go()
         self._analysis = None
-        peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, RecordingCallback) and peer.enabled)
+        peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, TimedCallback) and peer.enabled)
         twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
         if len(twins) > 1:
             raise ConfigurationError(
@@ -178,7 +178,7 @@ class RecordingCallback(Callback):
         if self._leads:
             warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
             overhead = next((peer.overhead for peer in peers if peer.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
-            self._recorder = StepRecorder(
+            self._step_timer = StepTimer(
                 CUDATimerCollection((), device=trainer.strategy.root_device),
                 regions=set.intersection(*(set(peer.regions) for peer in peers)),
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
@@ -189,50 +189,50 @@ class RecordingCallback(Callback):
                 lightning_api.WatchedLoop(trainer.fit_loop.epoch_loop.val_loop, begins=self._enter_validation),
             )
         else:
-            self._recorder = peers[0]._recorder  # noqa: SLF001  (one of us)
+            self._step_timer = peers[0]._step_timer  # noqa: SLF001  (one of us)
         self.prepare(trainer)
 
     @guarded
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stand in front of the Trainer's profiler and start the clock."""
-        recorder = self._recorder
-        assert recorder is not None  # noqa: S101
+        """Wrap the Trainer's profiler and start the first step."""
+        step_timer = self._step_timer
+        assert step_timer is not None  # noqa: S101
         if self._leads:
             self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
             self._counter = self._work_counter(pl_module)
-            self._plain_steps = PlainSteps(recorder, self._counter, self._cycles)
-            self._stand_in = StandIn(recorder, lightning_api.actions(trainer, pl_module))
+            self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
+            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module))
             self._stand_in.take_place(trainer)
-            self._previous_sink = set_region_sink(recorder)
-            recorder.start()
+            self._previous_sink = set_region_sink(step_timer)
+            step_timer.start()
         self._skip_hooks(manual=not pl_module.automatic_optimization)
         self.begin(trainer)
 
     @guarded
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """The boundary of `manual_backward`; in automatic optimization the Trainer's profiler sees it."""
-        if self._leads and self._recorder is not None and not pl_module.automatic_optimization:
-            self._recorder.forward_in_closure()
-            self._recorder.enter("backward")
+        """Begins `backward` in manual optimization; in automatic optimization the Trainer's profiler announces it."""
+        if self._leads and self._step_timer is not None and not pl_module.automatic_optimization:
+            self._step_timer.forward_in_closure()
+            self._step_timer.enter("backward")
 
     @guarded
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The end of it."""
-        if self._leads and self._recorder is not None and not pl_module.automatic_optimization:
-            self._recorder.exit("backward")
+        """Ends `backward` in manual optimization."""
+        if self._leads and self._step_timer is not None and not pl_module.automatic_optimization:
+            self._step_timer.exit("backward")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A step has ended. Only the leader's is called: each hook more costs Lightning some microseconds a batch."""
+        """End the step. Only the leader has this hook: each further one costs Lightning some microseconds per batch."""
         plain = self._plain_steps
-        if self._recorder is None or (plain is not None and plain.end(batch)):
+        if self._step_timer is None or (plain is not None and plain.end(batch)):
             return
         skipped = 0 if plain is None else plain.take()
         self._end_step(trainer, pl_module, batch)
         for peer in self._peers:
             peer._step_ended(trainer, skipped)  # noqa: SLF001  (one of us)
-        kind = self.profiled, self._recorder.step < self._recorder.warmup_steps
+        kind = self.profiled, self._step_timer.step < self._step_timer.warmup_steps
         if kind != self._kind_of_step:
             self._kind_of_step = kind
             for peer in self._peers:
@@ -241,15 +241,15 @@ class RecordingCallback(Callback):
             plain.expect(trainer, pl_module, min(peer.idle_steps(trainer) for peer in self._peers))
 
     def _enter_validation(self) -> None:
-        if self._recorder is not None:
-            self._recorder.enter_validation()
+        if self._step_timer is not None:
+            self._step_timer.enter_validation()
 
     @guarded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation is no part of a step."""
-        if self._recorder is not None and self._stand_in is not None:
+        """Leave validation out of the step."""
+        if self._step_timer is not None and self._stand_in is not None:
             self._stand_in.follow(trainer)
-            self._recorder.enter_validation()  # a profiler that was assigned just now has not seen it begin
+            self._step_timer.enter_validation()  # a profiler that was assigned just now has not seen it begin
         self.pause()
 
     @guarded
@@ -264,15 +264,15 @@ class RecordingCallback(Callback):
         self._end(trainer, interrupted=False)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """No other hook will be called. Where it was the training loop that failed, that is known already."""
+        """Close the run: no other hook will be called. A failure of the training loop itself is handled already."""
         self.come_down(trainer, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The fit is over, or what else the Trainer ran."""
+        """Close the fit, or whatever else the Trainer ran."""
         self._close(trainer, interrupted=False)
 
     def come_down(self, trainer: Trainer, exception: BaseException) -> None:
-        """The run is coming down: other ranks may be elsewhere, and nothing may be waited for."""
+        """Close a failing run without waiting for anything: other ranks may be elsewhere."""
         self._note(exception)
         self._end(trainer, interrupted=True)
         self._close(trainer, interrupted=True)
@@ -281,7 +281,7 @@ class RecordingCallback(Callback):
 
     @property
     def profiled(self) -> bool:
-        """Whether any of the callbacks has the profiler run in the step under way."""
+        """Whether any of the callbacks records the current step."""
         return self._peers[0].records_step or self._peers[-1].records_step  # one of each kind at most
 
     @property
@@ -289,16 +289,16 @@ class RecordingCallback(Callback):
         return bool(self._peers) and self._peers[0] is self
 
     def _skip_hooks(self, *, manual: bool) -> None:
-        """Skip the hooks of a batch that do nothing here."""
+        """Switch off the per-batch hooks that do nothing in this callback."""
         for name in lightning_api.BATCH_HOOKS:
             ours, theirs = getattr(type(self), name), getattr(Callback, name)
             idle = not self._leads or (name in _MANUAL_HOOKS and not manual)
-            self._needs_hook(name, ours is not theirs and not (idle and ours is getattr(RecordingCallback, name)))
+            self._needs_hook(name, ours is not theirs and not (idle and ours is getattr(TimedCallback, name)))
 
     def _needs_hook(self, name: str, needed: bool) -> None:
-        """Whether Lightning is to call a hook; it passes over one that is not callable.
+        """Switch a hook on or off: Lightning skips one that is not callable.
 
-        Each that it calls costs it a context manager, a call and two formatted strings a batch.
+        Each hook that it calls costs a context manager, a call and two formatted strings per batch.
         """
         if needed == (name in self.__dict__):
             if needed:
@@ -307,16 +307,16 @@ class RecordingCallback(Callback):
                 self.__dict__[name] = None
 
     def _loop_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        if self._recorder is not None and self._recorder.began:  # it is ours, and not a tuner's before it
+        if self._step_timer is not None and self._step_timer.began:  # it is ours, and not a tuner's before it
             for peer in self._peers:
                 peer.come_down(trainer, exception)
 
     @guarded
     def _end_step(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
-        recorder, stand_in = self._recorder, self._stand_in
-        if recorder is not None and stand_in is not None:
-            recorder.end_step(
-                self._work(trainer, module, batch, recorder.step),
+        step_timer, stand_in = self._step_timer, self._stand_in
+        if step_timer is not None and stand_in is not None:
+            step_timer.end_step(
+                self._work(trainer, module, batch, step_timer.step),
                 recorded=self.profiled,
                 ends_epoch=lightning_api.ends_epoch(trainer),
                 saw_all=stand_in.saw_step(trainer, trained=batch is not None),
@@ -342,13 +342,13 @@ class RecordingCallback(Callback):
             self.__dict__.pop(name, None)
         self._step_back(trainer, wait=not interrupted)
         self.end(trainer, interrupted=interrupted)
-        if self._peers[-1] is self and not interrupted and self._recorder is not None:
-            leave_clock(trainer, self._recorder, self._peers)
+        if self._peers[-1] is self and not interrupted and self._step_timer is not None:
+            leave_clock(trainer, self._step_timer, self._peers)
 
     def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
-        """Time nothing any more, and put back what the leader took over when its training loop began."""
+        """Stop timing, and restore what the leader replaced when the training loop began."""
         standing, self._stand_in = self._stand_in, None
-        if standing is None or self._recorder is None:
+        if standing is None or self._step_timer is None:
             return
         standing.leave(trainer)
         if self._plain_steps is not None:
@@ -356,11 +356,11 @@ class RecordingCallback(Callback):
             for peer in self._peers:
                 peer.skip_steps(skipped)
         set_region_sink(self._previous_sink)
-        self._recorder.finish(wait=wait)  # last: Ctrl-C may end the wait
+        self._step_timer.finish(wait=wait)  # last: Ctrl-C may end the wait
 
     @guarded
     def _abandon(self, trainer: Trainer) -> None:
-        """End what is left of a fit that ended without a word to us."""
+        """Close a fit that ended without calling any hook."""
         self._step_back(trainer, wait=False)
         self.finish(interrupted=True)
 
@@ -376,11 +376,11 @@ class RecordingCallback(Callback):
     def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
         StandIn.leave(trainer)  # again: who kept ours may have assigned it since
         self.finish(interrupted=interrupted)
-        recorder, peers, self._recorder = self._recorder, self._peers, None
+        step_timer, peers, self._step_timer = self._step_timer, self._peers, None
         if peers[-1:] != (self,):
             return
-        if recorder is not None and trainer.is_global_zero and recorder.began:
-            analysis = report_run(trainer, recorder, peers, interrupted=interrupted)
+        if step_timer is not None and trainer.is_global_zero and step_timer.began:
+            analysis = report_run(trainer, step_timer, peers, interrupted=interrupted)
             for peer in peers:
                 peer._analysis = analysis  # noqa: SLF001  (one of us)
         for peer in peers:

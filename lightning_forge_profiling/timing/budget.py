@@ -1,4 +1,4 @@
-"""Which steps are timed region by region, so that timing costs no more than a declared share of the run."""
+"""Chooses the steps that are split into regions, so that timing stays within a declared share of the run."""
 
 from collections import deque
 from statistics import fmean, median
@@ -31,10 +31,10 @@ _PLAIN_TO_SPLIT: Final = 0.25
 
 
 class TimingBudget:
-    """Chooses the steps whose regions are timed.
+    """Chooses which steps are split into regions.
 
-    Splitting a step into regions costs several events, of all other steps only the end is timed. From what both kinds
-    cost follows which fraction of the steps may be split.
+    Splitting a step costs several events; the others have their end timed only. The fraction of steps that may be split
+    follows from the measured cost of both kinds.
 
     Args:
         share: the share of a step's time that timing may cost on average; None splits every step.
@@ -68,13 +68,13 @@ class TimingBudget:
         return self.rate >= 1 or step * _STRIDE % 1 < self.rate
 
     def add(self, *, step_ns: int, own_ns: int, split: bool, steps: int = 1) -> None:
-        """Learn from a step, or from the mean of several.
+        """Add the cost of a step, or the mean of several.
 
         Args:
-            step_ns: the host's time from its beginning to its end.
-            own_ns: how much of that timing took.
+            step_ns: host time of the step.
+            own_ns: the part of it that timing took.
             split: whether its regions were timed.
-            steps: how many there were of the kind.
+            steps: how many steps the values are the mean of.
         """
         if self._share is None:
             return

@@ -11,13 +11,13 @@ __all__ = ["PlainSteps", "Rates", "Spread", "StepTiming", "StepWork", "step_ms"]
 
 
 class StepWork(NamedTuple):  # made each step, in a fifth of a frozen dataclass's time, as StepTiming is
-    """What one step worked through on this rank.
+    """Samples, tokens and FLOPs of one step on this rank.
 
     Attributes:
-        samples: samples in the batch; None where no batch size could be found.
-        tokens: tokens in the batch; None where nobody counts them.
-        optimizer_steps: 1 when the weights changed in this step, else 0.
-        flops: floating-point operations that the batch asks for; None where nobody counts them.
+        samples: samples in the batch; None if unknown.
+        tokens: tokens in the batch; None if not counted.
+        optimizer_steps: 1 if the weights changed in this step, else 0.
+        flops: floating-point operations of the batch; None if unknown.
         ends_cycle: whether it is the last of an accumulation cycle, as every step is without accumulation.
     """
 
@@ -32,15 +32,16 @@ class StepTiming(NamedTuple):
     """How one step was timed.
 
     Attributes:
-        caught_up: whether the GPU had caught up with the host at its end; None if unknown.
+        drained: whether the GPU had finished all but the optimizer's update when the host ended the step; None if
+            unknown.
         chosen: whether its regions were timed by choice, so that it can represent steps that were not split; False
             where it had to be split, as the first step after a validation run.
-        own_us: microseconds that timing it took on the host.
-        before_fetch_ms: the host's time from its beginning to its fetch, where its regions were timed.
-        saw_all: whether all of its boundaries were seen; otherwise its regions say nothing, only the whole step does.
+        own_us: host time in microseconds that timing it took.
+        before_fetch_ms: host time from its beginning to its fetch, if its regions were timed.
+        saw_all: whether all of its boundaries were announced; otherwise only the whole step is valid.
     """
 
-    caught_up: bool | None = None
+    drained: bool | None = None
     chosen: bool = True
     own_us: float = 0.0
     before_fetch_ms: float = 0.0
@@ -48,13 +49,13 @@ class StepTiming(NamedTuple):
 
 
 class PlainSteps(NamedTuple):
-    """Steps in a row, each in one piece and without an event at its end.
+    """Consecutive steps timed as a whole, without an event at their end.
 
     Attributes:
         first: the number of the first.
-        works: what each worked through.
-        host_ms: what each took on the host.
-        own_us: microseconds that timing each of them took on the host, in the mean.
+        works: samples, tokens and FLOPs of each.
+        host_ms: host time of each.
+        own_us: mean host time in microseconds that timing each of them took.
     """
 
     first: int
@@ -70,21 +71,21 @@ class Rates:
     Attributes:
         steps: how many steps.
         optimizer_steps: in how many of them the weights changed.
-        samples: their samples; None if a batch size was not found.
-        tokens: their tokens; None where nobody counts them.
+        samples: their samples; None if unknown.
+        tokens: their tokens; None if not counted.
         device_ms: device time by region (host time where there is no GPU), the user's regions included. Where the
-            regions were timed in some of the steps only, it is estimated from those, and sums to what all steps took.
+            regions were timed in some of the steps only, it is estimated from those, and sums to the time of all steps.
         host_ms: host time by region, likewise.
-        flops: their floating-point operations; None where nobody counts them.
-        regions: the built-in regions that are told apart; the others' time is in `other`.
+        flops: their floating-point operations; None if unknown.
+        regions: the built-in regions that are timed; the others' time is in `other`.
         split_steps: in how many of the steps the regions were timed.
-        own_us: microseconds that timing itself took on the host.
-        before_fetch_ms: in the split steps, the host's time from a step's beginning to its fetch, which is in `other`.
-            In a run of several processes Lightning synchronizes them there.
-        atypical: whether the regions of most steps are taken from steps unlike them, for want of others.
-        loader_starts: in how many of the steps the loop made its loader's iterator anew.
+        own_us: host time in microseconds that timing itself took.
+        before_fetch_ms: in the split steps, host time from a step's beginning to its fetch, which is in `other`. In a
+            run of several processes Lightning synchronizes them there.
+        atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
+        loader_starts: in how many of the steps the loop created a new iterator of its loader.
         loader_start_ms: device time of that and of the wait for its first batch, which is in `data`.
-        loader_start_host_ms: host time of that.
+        loader_start_host_ms: host time of the same.
     """
 
     steps: int = 0
@@ -127,7 +128,7 @@ class Rates:
         return tuple(name for name in self.device_ms if name not in RESERVED)
 
     def per_second(self, amount: float | None) -> float | None:
-        """`amount` over the steps' device time; None where it is unknown or no time passed."""
+        """`amount` per second of the steps' device time; None if unknown, or if no time passed."""
         total_ms = self.total_ms
         return None if amount is None or total_ms <= 0 else amount / total_ms * 1e3
 
@@ -139,20 +140,19 @@ class Rates:
         devices_per_batch: int = 1,
         peak_flops: float | None = None,
     ) -> dict[str, float]:
-        """The rates as loggers take them.
+        """The rates as metrics.
 
         Args:
             replicas: data-parallel replicas; samples and tokens of this rank are multiplied by it.
             on_device: whether times are device times; host times are then given beside them.
-            devices_per_batch: how many devices share a batch, as tensor-parallel ones do, and so its operations.
-            peak_flops: operations a second that a device could do; None where that is unknown.
+            devices_per_batch: how many devices share a batch and so its FLOPs, as tensor-parallel ones do.
+            peak_flops: peak FLOP/s of a device; None if unknown.
 
         Returns:
             `throughput/...` per second, `time/NAME_ms` and `time_host/NAME_ms` in milliseconds per step, and
-            `profiling/overhead_us`, what timing took of a step. A rate that is unknown is left out, and so are regions
-            where no step like the others was split into them. With FLOPs `throughput/tflops_per_device`, and with a
-            peak too `throughput/mfu`, a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix
-            B).
+            `profiling/overhead_us`, the microseconds per step that timing took. Unknown rates are left out, and so are
+            regions if no typical step was split into them. With FLOPs `throughput/tflops_per_device`, and with a peak
+            `throughput/mfu`, a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix B).
 
         Example:
             >>> times = {"forward": 30.0, "backward": 50.0}
@@ -192,10 +192,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the device times of steps differ, in milliseconds; all 0 where there is no step.
+    """The spread of the steps' device times, in milliseconds; all 0 without a step.
 
     Attributes:
-        p50: the median, of the latest 4096 where there are more.
+        p50: the median, of the latest 4096 if there are more.
         min: the shortest of all.
         max: the longest of all.
         like: the mean, if each step took the median time of those like it: that change the weights, or that only
@@ -209,5 +209,5 @@ class Spread:
 
 
 def step_ms(by_region: Mapping[str, float]) -> float:
-    """The step in times by region: the built-in ones, or one piece where they were not told apart."""
+    """The time of the step: the sum of the built-in regions, or the whole if they were not timed."""
     return sum(by_region.get(region, 0.0) for region in (*REGIONS, WHOLE))

@@ -1,4 +1,4 @@
-"""The steps of a run: which count, which are left out and why, and what they come to."""
+"""The totals of a run: which steps count, which are left out and why, and their sums."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from lightning_forge_profiling.timing.rates import PlainSteps, Rates, Spread, St
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
-__all__ = ["LeftOut", "RunLedger", "RunSummary"]
+__all__ = ["LeftOut", "RunSummary", "RunTotals"]
 
 LeftOut = Literal["warm-up", "recorded"]
 
@@ -22,21 +22,21 @@ _BESIDE_WINDOW: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Where a whole run's time went on this rank.
+    """The totals of a whole run on this rank.
 
     Attributes:
         steps: training batches of this fit.
-        steady: the steps that count; where the run had nothing but warm-up steps, those without the very first; where
-            it had but one step, that.
-        only_warmup: whether that was so.
-        step_ms: how the times of those steps differ.
-        caught_up_pct: in how many percent of them the GPU was done with all but the optimizer's update when the host
-            finished the batch: it had nothing queued and waited for the host. None if unknown.
-        warmup_steps: how many were left out as warm-up.
+        steady: the steps that count; in a run of warm-up steps only, all but the very first of them; in a run of one
+            step, that step.
+        only_warmup: whether the run had warm-up steps only.
+        step_ms: the spread of the steps' times.
+        drained_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
+            nothing queued and waited for the host. None if unknown.
+        warmup_steps: how many steps were left out as warm-up.
         recorded_steps: how many were left out because the profiler ran.
-        untimed_steps: how many had to be left out because something in them could not be timed.
+        untimed_steps: how many were left out because something in them could not be timed.
         excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
-        samples: samples of all steps, None where a batch size was not found.
+        samples: samples of all steps; None if unknown.
         first_step_s: from the start of fit to the end of its first step, None when there was none.
         wall_s: from the start of fit to its end.
         recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
@@ -48,7 +48,7 @@ class RunSummary:
     steady: Rates
     only_warmup: bool
     step_ms: Spread
-    caught_up_pct: float | None
+    drained_pct: float | None
     warmup_steps: int
     recorded_steps: int
     untimed_steps: int
@@ -61,11 +61,11 @@ class RunSummary:
     after_window_ms: tuple[float, ...] = ()
 
 
-class RunLedger:
-    """Keep the books of a run: which steps count, which are left out and why.
+class RunTotals:
+    """Sums up the steps of a run: those that count, and those that are left out with the reason.
 
     Args:
-        regions: the built-in regions that are told apart.
+        regions: the built-in regions that are timed.
     """
 
     def __init__(self, regions: tuple[str, ...] = REGIONS) -> None:
@@ -90,8 +90,8 @@ class RunLedger:
 
         Args:
             times: its times.
-            work: what it worked through.
-            left_out: why it does not count, if so.
+            work: its samples, tokens and FLOPs.
+            left_out: why it does not count; None if it does.
             timing: how it was timed.
         """
         timing = timing or StepTiming()
@@ -121,8 +121,8 @@ class RunLedger:
         """Enter plain steps, which count.
 
         Args:
-            steps: them.
-            took_ms: how long each of them took.
+            steps: the steps.
+            took_ms: device time of each.
         """
         for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
             self._samples = added(self._samples, work.samples)
@@ -135,11 +135,11 @@ class RunLedger:
             self._untaken.add_plain(steps, took_ms)
 
     def skip(self, work: StepWork) -> None:
-        """A step could not be timed, and is not entered."""
+        """Enter a step that could not be timed."""
         self._break_cycle(work)
 
     def _count(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
-        """Enter a step that counts: to be taken with the others of its accumulation cycle, if all of them count."""
+        """Enter a step that counts, with the others of its accumulation cycle if all of them count."""
         cycle = self._cycle
         if self._cycle_is_broken:
             self._steady.add(times, took_ms, work, timing)
@@ -153,7 +153,7 @@ class RunLedger:
                 self._cycle = StepSums(self._regions)
 
     def _break_cycle(self, work: StepWork) -> None:
-        """A step does not count: the others of its cycle are never taken."""
+        """Drop the accumulation cycle of a step that does not count from the rows that are logged."""
         self._cycle_is_broken = not work.ends_cycle
         if self._cycle.steps:
             self._steady.merge(self._cycle)
@@ -167,13 +167,13 @@ class RunLedger:
             self._after_window.append(took_ms)
 
     def add_excluded(self, times: StepTimes) -> None:
-        """Enter only what is no part of a step."""
+        """Enter validation, checkpoints and the profiler's stalls, which are not part of a step."""
         for name in EXCLUDED:
             if name in times.device_ms:
                 self._excluded_ms[name] += times.device_ms[name]
 
     def take(self) -> Rates:
-        """Sums over the steps that count and have come since the last call, in whole accumulation cycles."""
+        """Sums over the counted steps since the last call, in whole accumulation cycles."""
         taken, self._untaken = self._untaken, StepSums(self._regions)
         self._steady.merge(taken)
         return taken.read()
@@ -192,7 +192,7 @@ class RunLedger:
         return all_
 
     def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
-        """Close the books.
+        """The totals of the run.
 
         Args:
             steps: how many steps ended.
@@ -209,7 +209,7 @@ class RunLedger:
             steady=shown.read(),
             only_warmup=only_warmup,
             step_ms=shown.spread(),
-            caught_up_pct=shown.caught_up_pct,
+            drained_pct=shown.drained_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,
             untimed_steps=max(steps - counted - warmup - recorded, 0),

@@ -1,4 +1,4 @@
-"""From intervals to steps: which names partition a step, and the times of one step."""
+"""Assembles intervals into steps, and holds the times of one step."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -48,13 +48,13 @@ class StepTimes(NamedTuple):
         return WHOLE not in self.device_ms
 
     def divided(self, host_ms: Sequence[float]) -> "tuple[list[float], StepTimes]":
-        """Divide the step's one piece, which began with other steps, as the host's time divides.
+        """Divide one interval over the plain steps that it began with and the step itself, in proportion to host time.
 
         Args:
-            host_ms: host time of each of the steps that it began with.
+            host_ms: host time of each of the plain steps.
 
         Returns:
-            Device time of each of them, and what is left for the step itself.
+            Device time of each plain step, and the step with the rest.
         """
         whole_ms, whole_host_ms = self.device_ms.get(WHOLE, 0.0), self.host_ms.get(WHOLE, 0.0)
         theirs_ms = sum(host_ms)
@@ -68,7 +68,7 @@ class StepTimes(NamedTuple):
         return [per_host_ms * ms for ms in host_ms], self._replace(device_ms=device, host_ms=host)
 
     def whole(self) -> "StepTimes":
-        """The same step in one piece, with what is no part of it and without regions, the user's included."""
+        """The same step without regions: its whole time, and what is not part of it."""
         device_ms, host_ms = (
             {name: ms for name, ms in by.items() if name in EXCLUDED} for by in (self.device_ms, self.host_ms)
         )
@@ -86,7 +86,7 @@ def _within_step(by_region: Mapping[str, float]) -> float:
 
 
 class StepAssembler:
-    """Group intervals by their tag. A step is complete when the first interval of a later one arrives.
+    """Groups intervals by their tag. A step is complete when the first interval of a later one arrives.
 
     Example:
         >>> assembler = StepAssembler()
@@ -104,7 +104,7 @@ class StepAssembler:
         self._counts: dict[str, int] = {}
 
     def add(self, interval: Interval) -> StepTimes | None:
-        """Take one interval, in the order of their stops; returns the step it completes, if it does."""
+        """Add one interval, in the order in which they end; returns the step that it completes, if any."""
         region, tag, device_ms, host_ms = interval
         done = None
         if tag != self.step:
@@ -121,7 +121,7 @@ class StepAssembler:
         return done
 
     def flush(self) -> StepTimes | None:
-        """The step under way as far as it is known, if there is one."""
+        """The current step as far as it is known, if there is one."""
         done = None if self.step is None else StepTimes(self.step, self._device, self._host, self._counts)
         self.step, self._device, self._host, self._counts = None, {}, {}, {}
         return done

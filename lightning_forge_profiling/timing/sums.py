@@ -36,12 +36,12 @@ class _Times:
 
 
 class StepSums:
-    """Rates and spread under way.
+    """Running sums from which rates and spread follow.
 
-    Steps are of three kinds: chosen ones, whose regions were timed; plain ones, of which only the end was, and for
-    which the chosen ones speak; and those that were split because they had to be, as the first after a validation run,
-    which speak for themselves alone. Those that change the weights and those that accumulate gradients are kept apart,
-    since their regions differ most.
+    Steps are of three kinds: chosen ones, whose regions were timed; plain ones, of which only the end was timed and
+    whose regions are estimated from the chosen ones; and those that had to be split, as the first after a validation
+    run, which stand for themselves only. Steps that change the weights and steps that accumulate gradients are summed
+    apart, since their regions differ most.
     """
 
     def __init__(self, regions: tuple[str, ...]) -> None:
@@ -49,7 +49,7 @@ class StepSums:
         self.steps = 0
         self.latest: deque[tuple[float, bool]] = deque(maxlen=MEDIAN_OVER)  # how long, and whether weights changed
         self.shortest_ms, self.longest_ms = float("inf"), 0.0
-        self.caught_up = self.asked = 0
+        self.drained = self.asked = 0
         self.optimizer_steps = 0
         self.samples: float | None = 0.0
         self.tokens: float | None = 0.0
@@ -65,16 +65,16 @@ class StepSums:
         return (*self.chosen, *self.plain, self.singular)
 
     def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
-        """Count a step that took so long."""
+        """Add a step with its time."""
         samples, tokens, optimizer_steps, flops, _ = work
-        caught_up, chosen, own_us, before_fetch_ms, _ = timing
+        drained, chosen, own_us, before_fetch_ms, _ = timing
         changes = optimizer_steps > 0
         self.steps += 1
         self.latest.append((took_ms, changes))
         self.shortest_ms = min(self.shortest_ms, took_ms)
         self.longest_ms = max(self.longest_ms, took_ms)
-        if caught_up is not None:
-            self.caught_up += caught_up
+        if drained is not None:
+            self.drained += drained
             self.asked += 1
         self.optimizer_steps += optimizer_steps
         self.samples = added(self.samples, samples)
@@ -88,7 +88,7 @@ class StepSums:
         kind.add(1, times.device_ms, times.host_ms)
 
     def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
-        """Count several steps in one piece, of which each took so long."""
+        """Add plain steps with the time of each."""
         samples, tokens, optimizer_steps, flops, _ = zip(*steps.works, strict=True)
         self.steps += len(took_ms)
         self.latest.extend(zip(took_ms, map(bool, optimizer_steps), strict=True))
@@ -110,12 +110,12 @@ class StepSums:
                 kind.add(len(of_kind), {WHOLE: device_ms}, {WHOLE: host_ms})
 
     def merge(self, other: "StepSums") -> None:
-        """Count what others counted, which came later."""
+        """Add the sums of later steps."""
         self.steps += other.steps
         self.latest.extend(other.latest)
         self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
         self.longest_ms = max(self.longest_ms, other.longest_ms)
-        self.caught_up += other.caught_up
+        self.drained += other.drained
         self.asked += other.asked
         self.optimizer_steps += other.optimizer_steps
         self.samples = added(self.samples, other.samples)
@@ -159,7 +159,7 @@ class StepSums:
         )
 
     def spread(self) -> Spread:
-        """How the steps' times differ."""
+        """The spread of the steps' times."""
         if not self.latest:
             return Spread()
         kinds = [[ms for ms, changes in self.latest if changes is kind] for kind in (False, True)]
@@ -168,9 +168,9 @@ class StepSums:
         return Spread(median(ms for ms, _ in self.latest), self.shortest_ms, self.longest_ms, like_ms)
 
     @property
-    def caught_up_pct(self) -> float | None:
-        """In how many percent of the steps the GPU had caught up with the host; None if it was never asked."""
-        return 100 * self.caught_up / self.asked if self.asked else None
+    def drained_pct(self) -> float | None:
+        """Percentage of steps at whose end the GPU was drained; None if never queried."""
+        return 100 * self.drained / self.asked if self.asked else None
 
 
 def _merged(several: Iterable[_Times]) -> _Times:
@@ -181,7 +181,7 @@ def _merged(several: Iterable[_Times]) -> _Times:
 
 
 def _spoken_for(chosen: _Times, plain: _Times) -> _Times:
-    """The times of both: plain steps are taken to divide as the chosen ones do."""
+    """The times of chosen and plain steps, where plain steps divide as the chosen ones do."""
     both = _Times()
     both.add(chosen.steps + plain.steps, _divided(chosen.device_ms, plain.device_ms), {})
     both.add(0, {}, _divided(chosen.host_ms, plain.host_ms))
@@ -200,7 +200,7 @@ def _divided(chosen: Mapping[str, float], plain: Mapping[str, float]) -> dict[st
 
 
 def _folded(sums: dict[str, float], into: str) -> float:
-    """Have what loader starts took count to another region; returns it."""
+    """Move the time of loader starts to another region; returns that time."""
     started_ms = sums.pop(LOADER_START, 0.0)
     if started_ms:
         sums[into] = sums.get(into, 0.0) + started_ms
@@ -208,11 +208,11 @@ def _folded(sums: dict[str, float], into: str) -> float:
 
 
 def _total(amounts: Sequence[float | None]) -> float | None:
-    """The sum, None where one is unknown."""
+    """The sum; None if one is unknown."""
     known = [amount for amount in amounts if amount is not None]
     return sum(known) if len(known) == len(amounts) else None
 
 
 def added(one: float | None, other: float | None) -> float | None:
-    """The sum, None where a summand is unknown."""
+    """The sum; None if a summand is unknown."""
     return None if one is None or other is None else one + other

@@ -1,4 +1,4 @@
-"""How fast a device computed, and how that compares with what it could do. Pure arithmetic."""
+"""A device's compute rate relative to its peak: MFU and HFU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +8,13 @@ __all__ = ["Compute", "Peak"]
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What a device's rate is compared with.
+    """The peak that a device's rate is relative to.
 
     Attributes:
-        flops: operations a second; None where that is unknown.
-        dtype: what the rate is of: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`.
+        flops: FLOP/s; None if unknown.
+        dtype: the type that the peak is for: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`.
         device: the device, in words.
-        source: where the rate is from, or why there is none.
+        source: where the peak is from, or why there is none.
     """
 
     flops: float | None
@@ -30,15 +30,15 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A device's rate over the steps of a run that count.
+    """A device's compute rate over the steady steps of a run.
 
     Attributes:
-        kind: `mfu` where the operations are those that the model asks for, `hfu` where they are those that the device
-            carried out, what it computed a second time included (Korthikanti et al. 2022, section 6.1).
-        flops_per_second: of one device; None where nobody can tell, for the reason in the peak's source.
-        peak: what it could do.
-        note: what to know about the count, "" for nothing.
-        reached: operations a second that products were measured to reach on the device; None where nobody measured.
+        kind: `mfu` for the operations that the model needs, `hfu` for those that the device carried out, recomputation
+            included (Korthikanti et al. 2022, section 6.1).
+        flops_per_second: of one device; None if unknown, for the reason in the peak's source.
+        peak: the device's peak.
+        note: a remark on the count, "" for none.
+        reached: FLOP/s of matrix products as measured on the device; None if not measured.
     """
 
     kind: Literal["mfu", "hfu"]
@@ -59,7 +59,7 @@ class Compute:
 
     @property
     def share_of_reached(self) -> float | None:
-        """The rate as a fraction of what the device was measured to reach; None where nobody measured.
+        """The rate as a fraction of the measured peak; None if not measured.
 
         Example:
             >>> peak = Peak(989e12, "bf16", "H200 SXM", "data sheet")

@@ -1,0 +1,324 @@
+"""Attribution of a step's time, on a GPU of paper where every millisecond is known."""
+
+import pytest
+
+from lightning_forge_profiling.callbacks.step_timer import MAX_USER_REGIONS, StepTimer
+from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.rates import StepWork
+from tests.entered_steps import watch
+from tests.fakes import FakeDevice
+
+
+@pytest.fixture
+def device():
+    return FakeDevice()
+
+
+def recorder_on(device, **options):
+    timers = CUDATimerCollection((), events=device, clock_ns=device.host_clock_ns)
+    return StepTimer(timers, clock_ns=device.host_clock_ns, **options)
+
+
+def collect(step_timer):
+    seen = []
+    watch(step_timer, lambda times, work, left_out: seen.append((times, work, left_out)))
+    return seen
+
+
+def inside(step_timer, device, name, ms, *nested):
+    step_timer.enter(name)
+    device.pass_host_time(ms=1)
+    device.enqueue(ms)
+    for call in nested:
+        call()
+    step_timer.exit(name)
+
+
+def test_the_built_in_regions_tile_the_step_by_self_time(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    device.enqueue(1)
+    inside(step_timer, device, "data", 2)
+    inside(step_timer, device, "transfer", 3)
+    inside(  # a closure: forward and backward run inside the optimizer's step
+        step_timer,
+        device,
+        "optimizer",
+        5,
+        lambda: inside(step_timer, device, "forward", 7),
+        lambda: inside(step_timer, device, "backward", 11),
+        lambda: device.enqueue(13),
+    )
+    device.enqueue(17)
+    device.pass_host_time(ms=1)
+    step_timer.end_step(StepWork(samples=4))
+    step_timer.finish(wait=True)
+    times, work, _ = seen[0]
+    assert dict(times.device_ms) == pytest.approx(
+        {"data": 2, "transfer": 3, "forward": 7, "backward": 11, "optimizer": 18, "other": 18}
+    )
+    assert times.step_ms == pytest.approx(59)
+    assert work.samples == 4
+
+
+def test_the_end_of_a_step_needs_no_event_of_its_own_right_after_a_region(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    for _ in range(3):
+        inside(step_timer, device, "forward", 5)
+        device.pass_host_time(ms=0.09)
+        step_timer.end_step(StepWork())
+        device.pass_host_time(ms=1)
+    step_timer.finish(wait=True)
+    assert [times.step_ms for times, *_ in seen] == pytest.approx([5, 5, 5])
+    assert seen[1][0].host_ms["other"] == pytest.approx(1.09), "it counts to the step that follows"
+    assert device.events_made == 8, "one at the start, two a step, one at the end"
+
+
+@pytest.mark.parametrize(("host_ms", "counted_to"), [(0.09, "transfer"), (0.11, "other")])
+def test_a_few_lines_of_python_before_the_transfer_count_to_it(device, host_ms, counted_to):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    inside(step_timer, device, "data", 0)
+    device.enqueue(2)
+    device.pass_host_time(ms=host_ms)
+    inside(step_timer, device, "transfer", 0)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    assert seen[0][0].device_ms[counted_to] == pytest.approx(2)
+    assert seen[0][0].step_ms == pytest.approx(2)
+
+
+def test_device_time_of_data_is_the_exposed_stall_only(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    inside(step_timer, device, "forward", 30)
+    step_timer.end_step(StepWork())
+    device.run(ms=10)  # the host ran ahead: 20 ms are still queued when it asks for the next batch
+    step_timer.enter("data")
+    device.pass_host_time(ms=25)
+    device.run(ms=25)
+    step_timer.exit("data")
+    inside(step_timer, device, "forward", 30)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    second = seen[1][0]
+    assert second.host_ms["data"] == pytest.approx(25)
+    assert second.device_ms["data"] == pytest.approx(5), "20 of the 25 ms were hidden behind queued work"
+
+
+def test_validation_is_no_part_of_a_step_and_what_comes_before_it_is(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    inside(step_timer, device, "forward", 5)
+    step_timer.end_step(StepWork())
+    device.enqueue(100)  # of callbacks and loggers that come after ours
+    step_timer.enter_validation()
+    inside(step_timer, device, "transfer", 1)  # of a validation batch
+    inside(step_timer, device, "checkpoint", 50)
+    device.enqueue(200)
+    step_timer.exit_validation()
+    inside(step_timer, device, "data", 3)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    times = seen[1][0]
+    assert times.step_ms == pytest.approx(103)
+    assert times.device_ms["other"] == pytest.approx(100)
+    assert times.device_ms["validation"] == pytest.approx(201)
+    assert times.device_ms["checkpoint"] == pytest.approx(50)
+    assert "transfer" not in times.device_ms
+    assert step_timer.summary().excluded_ms["validation"] == pytest.approx(201)
+
+
+def test_a_validation_run_that_never_says_it_ended_ends_with_the_next_fetch(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    inside(step_timer, device, "forward", 1)
+    step_timer.end_step(StepWork())
+    step_timer.enter_validation()
+    device.enqueue(7)
+    inside(step_timer, device, "data", 3)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    assert seen[1][0].step_ms == pytest.approx(3)
+
+
+def test_a_region_that_is_not_asked_for_falls_into_other(device):
+    step_timer = recorder_on(device, regions=("forward",))
+    seen = collect(step_timer)
+    step_timer.start()
+    inside(step_timer, device, "forward", 2)
+    inside(step_timer, device, "backward", 3)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    assert dict(seen[0][0].device_ms) == pytest.approx({"forward": 2, "other": 3})
+
+
+def test_a_closure_in_manual_optimization_shows_its_forward(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    step_timer.enter("forward")
+    step_timer.enter("optimizer")
+    device.enqueue(5)  # the closure computes the loss ...
+    step_timer.forward_in_closure()  # ... and calls backward
+    inside(step_timer, device, "backward", 7)
+    device.enqueue(11)  # the optimizer's own work
+    step_timer.exit("optimizer")
+    step_timer.exit("forward")
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    assert dict(seen[0][0].device_ms) == pytest.approx({"forward": 5, "backward": 7, "optimizer": 11, "other": 0})
+
+
+def test_users_regions_lie_over_the_built_in_ones(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    step_timer.enter("forward")
+    outer = step_timer.open_region("block")
+    inner = step_timer.open_region("block")  # recursion: the same nanosecond is not counted twice
+    device.enqueue(4)
+    step_timer.close_region("block", inner)
+    step_timer.close_region("block", outer)
+    step_timer.exit("forward")
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    times = seen[0][0]
+    assert times.device_ms["block"] == pytest.approx(4)
+    assert times.counts["block"] == 1
+    assert times.step_ms == pytest.approx(4)
+
+
+def test_users_regions_are_not_timed_in_validation_and_are_limited_in_number(device):
+    step_timer = recorder_on(device)
+    step_timer.start()
+    step_timer.enter_validation()
+    assert step_timer.open_region("block") is None
+    step_timer.exit_validation()
+    tokens = [step_timer.open_region(f"region {i}") for i in range(MAX_USER_REGIONS + 5)]
+    assert sum(token is not None for token in tokens) == MAX_USER_REGIONS
+
+
+def test_warm_up_and_recorded_steps_are_told_apart(device):
+    step_timer = recorder_on(device, warmup_steps=2)
+    seen = collect(step_timer)
+    step_timer.start()
+    for step in range(5):
+        inside(step_timer, device, "forward", 1)
+        step_timer.end_step(StepWork(samples=2), recorded=step == 3)
+    step_timer.finish(wait=True)
+    assert [left_out for *_, left_out in seen] == ["warm-up", "warm-up", None, "recorded", None]
+    summary = step_timer.summary()
+    assert (summary.steps, summary.steady.steps, summary.warmup_steps, summary.recorded_steps) == (5, 2, 2, 1)
+    assert summary.steady.samples == 4
+    assert summary.samples == 10
+
+
+def test_a_step_with_something_untimed_in_it_does_not_count(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    for step in range(3):
+        device.is_capturing = step == 1  # a CUDA graph is captured in this step
+        inside(step_timer, device, "forward", 5)
+        device.is_capturing = False
+        step_timer.end_step(StepWork(samples=1))
+    step_timer.finish(wait=True)
+    assert [times.step for times, *_ in seen] == [0, 2]
+    assert step_timer.summary().untimed_steps == 1
+
+
+def test_what_an_exception_left_open_ends_with_the_step(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    step_timer.enter("forward")
+    step_timer.enter("backward")
+    device.enqueue(2)  # raises, and the user's code carries on
+    step_timer.end_step(StepWork())
+    inside(step_timer, device, "forward", 3)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    assert dict(seen[1][0].device_ms) == pytest.approx({"forward": 3, "other": 0})
+
+
+def test_after_an_exception_nobody_waits_for_the_gpu(device):
+    step_timer = recorder_on(device)
+    step_timer.start()
+    device.enqueue(1e9)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=False)
+    assert device.waits == 0
+    assert step_timer.summary().steady.steps == 0
+
+
+def test_a_failure_inside_switches_the_recorder_off_and_says_so_once(device, caplog):
+    step_timer = recorder_on(device)
+
+    def broken(*_):
+        raise RuntimeError("watcher broke")
+
+    watch(step_timer, broken)
+    step_timer.start()
+    for _ in range(5):
+        inside(step_timer, device, "forward", 1)
+        step_timer.end_step(StepWork())
+        device.run(ms=10)
+    step_timer.finish(wait=True)
+    assert not step_timer.active
+    assert [record.message for record in caplog.records].count(
+        "Profiling is switched off for the rest of this run: RuntimeError: watcher broke"
+    ) == 1
+
+
+def test_boundaries_outside_the_training_loop_are_ignored(device):
+    step_timer = recorder_on(device)
+    inside(step_timer, device, "forward", 1)  # sanity check, learning-rate finder
+    step_timer.end_step(StepWork())
+    assert device.events_made == 0
+    assert step_timer.step == 0
+
+
+@pytest.mark.parametrize(("regions", "counted"), [(400, 20), (9000, 0)])
+def test_many_regions_a_step_are_all_counted_or_the_step_is_not(device, regions, counted):
+    step_timer = recorder_on(device)
+    step_timer.start()
+    for _ in range(20):
+        step_timer.enter("forward")
+        for _ in range(regions):
+            token = step_timer.open_region("layer")
+            device.enqueue(0.5)
+            step_timer.close_region("layer", token)
+            device.run(ms=0.5)
+        step_timer.exit("forward")
+        step_timer.end_step(StepWork())
+        device.run(ms=1)
+    step_timer.finish(wait=True)
+    steady = step_timer.summary().steady
+    assert steady.steps == counted
+    assert step_timer.summary().untimed_steps == 20 - counted
+    assert steady.device_ms.get("layer", 0) == pytest.approx(counted * regions * 0.5)
+
+
+def test_events_do_not_accumulate_over_a_long_run(device):
+    step_timer = recorder_on(device)
+    step_timer.start()
+
+    def train(steps):
+        for _ in range(steps):
+            for region in REGIONS[:-1]:
+                inside(step_timer, device, region, 1)
+            step_timer.end_step(StepWork())
+            device.run(ms=5)
+        return device.events_made
+
+    assert train(steps=1000) == train(steps=200)
+    assert step_timer.timers.dropped == 0

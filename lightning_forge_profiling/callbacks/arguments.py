@@ -1,4 +1,4 @@
-"""Checks of the callbacks' arguments."""
+"""Checks the arguments of the callbacks."""
 
 from math import isfinite
 from numbers import Real

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.callbacks.lightning_api import PER_BATCH, Actions, Trainer
+from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import LOADER_START
@@ -129,7 +129,7 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
         self._inner = inner
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
-        if action_name[:1] != "[" and action_name != PER_BATCH:  # the user's own: what `as` gives may be wanted
+        if not is_own_action(action_name):  # the user may want what `as` gives
             inner: AbstractContextManager[Any] = self._inner.profile(action_name)
             return inner
         if len(self) < self.MOST:
@@ -160,7 +160,7 @@ class BoundaryProfiler:
                 self._boundaries[name] = _Boundary(self._training_begins, self._boundaries[name].after)
         self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
         """A context manager around the action of that name."""
-        if type(inner).__name__ == "PassThroughProfiler":
+        if is_pass_through(inner):
             known: dict[str, AbstractContextManager[Any]] = {
                 name: _Announced(boundary) for name, boundary in self._boundaries.items()
             }

@@ -212,7 +212,7 @@ class ForgeProfilerCallback(TimedCallback):
             self._deferred = True
         else:
             self._advance(session)
-        self._needs_hook("on_train_batch_start", self._deferred or session.running)
+        lightning_api.set_hook(self, "on_train_batch_start", on=self._deferred or session.running)
 
     def idle_steps(self, trainer: Trainer) -> int:
         """Every step until the recording or the snapshot begins, and every step after them."""

@@ -1,4 +1,4 @@
-"""What keeps a failure of a callback's own out of the training."""
+"""Keeps a callback's own failures out of the training: `guarded` logs them and switches the callback off."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _CLOSING: Final = frozenset({"_note", "_end", "_conclude", "_abandon"})
 
 
 class Guarded(Protocol):
-    """A callback with hooks that must not fail."""
+    """A callback whose hooks must not fail."""
 
     _failed: bool
 

@@ -1,4 +1,4 @@
-"""Everything the callbacks need of Lightning beyond its documented interface, in one place."""
+"""Everything that the callbacks use of Lightning beyond its documented interface."""
 
 import sys
 from collections import Counter
@@ -30,7 +30,8 @@ else:
 Trainer: TypeAlias = Any
 
 __all__ = [
-    "PER_BATCH",
+    "BATCH_HOOKS",
+    "LOGGING_ATTRIBUTES",
     "Actions",
     "BatchSource",
     "Callback",
@@ -47,6 +48,8 @@ __all__ = [
     "devices_per_batch",
     "ends_epoch",
     "is_accumulating",
+    "is_own_action",
+    "is_pass_through",
     "is_trial_run",
     "last_logger_step",
     "log_folder",
@@ -55,6 +58,8 @@ __all__ = [
     "logs_now",
     "may_be_last",
     "replicas",
+    "set_hook",
+    "show_in_progress_bar",
     "step_progress",
     "training_loaders",
     "uses_pytorch_profiler",
@@ -71,32 +76,32 @@ BATCH_HOOKS = (
     "on_validation_batch_start",
     "on_validation_batch_end",
 )
-"""The hooks of a callback that come in every batch."""
+"""The hooks of a callback that Lightning calls in every batch."""
 
 
-PER_BATCH = "run_training_batch"
-"""The one action of each batch that Lightning names without a bracket in front, as the user's are."""
+LOGGING_ATTRIBUTES = ("log", "log_dict")
+"""What Lightning sets on each callback at the start of a run, bound to the module, and never removes."""
 
 
 class Actions(NamedTuple):
-    """What Lightning calls its actions where it announces them to `trainer.profiler`, by what they delimit."""
+    """The names of the actions that Lightning announces to `trainer.profiler`, by what they delimit."""
 
     regions: Mapping[str, str] = MappingProxyType({})
-    """From its beginning to its end, a region."""
+    """Each is one region, from its beginning to its end."""
     saves: Collection[str] = ()
-    """Saving a checkpoint."""
+    """Save a checkpoint."""
     may_save: Collection[str] = ()
-    """Hooks of callbacks that save checkpoints, and remove others after that."""
+    """Hooks of callbacks that save checkpoints and then remove older ones."""
     loader_starts: Collection[str] = ()
-    """Followed by the loop's making its loader or the loader's iterator anew."""
+    """After each of them the loop creates its loader or the loader's iterator."""
     loader_started: Collection[str] = ()
-    """The first to come after that, beside regions."""
+    """The first action after that which is not a region."""
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
 
 
 def actions(trainer: Trainer, module: LightningModule) -> Actions:
-    """What this run's actions are called."""
+    """The action names of this run."""
     of_module, of_strategy = (
         f"[LightningModule]{type(module).__name__}.",
         f"[Strategy]{type(trainer.strategy).__name__}.",
@@ -126,17 +131,43 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
     )
 
 
-class WatchedLoop:
-    """A loop of Lightning's, of which we are called when it begins, and with an exception that ends it.
+def is_own_action(name: str) -> bool:
+    """Whether Lightning itself announces this action in every batch; other names are the user's."""
+    return name[:1] == "[" or name == "run_training_batch"
 
-    The hook `on_exception` does not come to ranks that were spawned or forked, only to the process that did that, nor
-    to a callback that stands behind one whose own `on_exception` raises. And where gradients go on being accumulated, a
-    validation announces nothing before it has started its loader's workers.
+
+def is_pass_through(profiler: object) -> bool:
+    """Whether a profiler is Lightning's placeholder for none."""
+    return type(profiler).__name__ == "PassThroughProfiler"
+
+
+def set_hook(callback: Callback, name: str, *, on: bool) -> None:
+    """Switch a hook of a callback on or off: Lightning skips one that is not callable.
+
+    Each hook that it calls costs a context manager, a call and two formatted strings per batch.
+    """
+    if on:
+        callback.__dict__.pop(name, None)
+    else:
+        callback.__dict__[name] = None
+
+
+def show_in_progress_bar(trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    """Show metrics in the progress bar."""
+    trainer.progress_bar_metrics.update(metrics)
+
+
+class WatchedLoop:
+    """Wraps the `run` of one of Lightning's loops, to be called when it begins and when an exception ends it.
+
+    Lightning calls the hook `on_exception` only in the process that launched the ranks, not in spawned or forked ones,
+    and not on a callback behind one whose own `on_exception` raises. And validation during gradient accumulation
+    announces nothing before it has started its loader's workers.
 
     Args:
-        loop: about to be run.
-        begins: must not raise.
-        failed: is told of an exception, which is then raised on as it is; must not raise.
+        loop: a loop that has not begun.
+        begins: called when it begins; must not raise.
+        failed: called with an exception, which is then raised again; must not raise.
     """
 
     def __init__(
@@ -162,12 +193,12 @@ class WatchedLoop:
             raise
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[], Any]:
-        """A copy of the loop is run as if nobody watched this one."""
+        """A copy of the loop has its own `run`."""
         loop = memo[id(self._loop)]
         return partial(type(loop).run, loop)
 
     def release(self) -> None:
-        """Watch it no more."""
+        """Restore the loop's own `run`."""
         if self._loop.__dict__.get("run") is self:
             del self._loop.run
             if self._run is not None:
@@ -175,12 +206,12 @@ class WatchedLoop:
 
 
 def is_accumulating(trainer: Trainer) -> bool:
-    """Whether gradients go on being accumulated after this batch."""
+    """Whether gradient accumulation continues after this batch."""
     return bool(trainer.fit_loop._should_accumulate())  # noqa: SLF001
 
 
 def batches_per_row(trainer: Trainer, every_n_steps: int | None) -> int:
-    """How many batches lie between two rows that `logs_now` asks for."""
+    """How many batches there are from one `logs_now` to the next."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
     return int(interval * trainer.accumulate_grad_batches)
 
@@ -191,18 +222,18 @@ def ends_epoch(trainer: Trainer) -> bool:
 
 
 class StepProgress(NamedTuple):
-    """How far a training loop is. What it holds goes on counting with the loop."""
+    """The loop's own progress counters; they keep counting with it."""
 
     batches: Any
-    """Has `is_last_batch`: whether the batch that has just ended is its epoch's last."""
+    """Its `is_last_batch` tells whether the batch that has just ended is the epoch's last."""
     updates: Any
-    """Has `completed`: how often an optimizer has stepped, as `trainer.global_step`."""
+    """Its `completed` is the number of optimizer steps, as `trainer.global_step`."""
     each_changes: bool
     """Whether each batch changes the weights: no gradients are accumulated, by the Trainer or by the module."""
 
 
 def step_progress(trainer: Trainer, module: LightningModule) -> StepProgress:
-    """How far the training loop is."""
+    """The progress counters of the training loop."""
     loop = trainer.fit_loop.epoch_loop
     if module.automatic_optimization:
         updates = loop.automatic_optimization.optim_progress.optimizer.step.total
@@ -227,7 +258,7 @@ def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
 
 
 def batches_until_log(trainer: Trainer, every_n_steps: int | None) -> int:
-    """So many of the next batches at least end without `logs_now`."""
+    """How many of the next batches, at least, end without `logs_now`."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
     following = logger_step(trainer) + (not is_accumulating(trainer))  # Lightning counts this one after our hook
     return int((-following - 1) % interval) if interval else sys.maxsize
@@ -246,7 +277,7 @@ def may_be_last(trainer: Trainer) -> bool:
 
 
 class BatchSource(NamedTuple):
-    """Where a training batch is from."""
+    """The loaders that a training batch comes from."""
 
     loaders: Sequence[Any]
     """All training loaders, mostly one DataLoader."""
@@ -259,7 +290,7 @@ class BatchSource(NamedTuple):
 
 
 def batch_source(trainer: Trainer) -> BatchSource:
-    """Where the batch that has just ended is from."""
+    """The loaders that the batch that has just ended comes from."""
     loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
     fetcher = loop._data_fetcher  # noqa: SLF001
     own = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
@@ -272,13 +303,13 @@ def batch_source(trainer: Trainer) -> BatchSource:
 
 
 def training_loaders(trainer: Trainer) -> list[Any]:
-    """What this fit trains from, mostly one DataLoader; empty before the training loop has set it up."""
+    """The training loaders of this fit, mostly one DataLoader; empty before the training loop has set them up."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001
     return [] if combined is None else list(combined.flattened)
 
 
 def replicas(trainer: Trainer) -> int:
-    """How many data-parallel replicas work on batches of their own; tensor-parallel ranks share one."""
+    """The number of data-parallel replicas; tensor-parallel ranks share one."""
     sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return max(int(sampler.get("num_replicas", 1)), 1) if sampler else 1
 
@@ -289,13 +320,13 @@ def devices_per_batch(trainer: Trainer) -> int:
 
 
 def compute_dtype(trainer: Trainer) -> str:
-    """What this run's matrix products compute in, once its strategy has set the model up.
+    """The type that this run's matrix products compute in, once its strategy has set the model up.
 
-    Autocast decides where there is one, then what FSDP casts parameters to, then what the parameters are. A module's
-    own `torch.autocast` is not seen.
+    It is autocast's type, else the type that FSDP casts parameters to, else the parameters' own. A `torch.autocast` in
+    the module itself is not visible here.
 
     Returns:
-        As `hardware.peaks` names it; `fp32` also where a GPU runs that as TF32.
+        A type of `flops.peaks`; `fp32` also where a GPU computes it as TF32.
     """
     plugin = trainer.precision_plugin
     precision = str(plugin.precision)
@@ -318,7 +349,7 @@ _TRUE = {"bf16-true": "bf16", "16-true": "fp16", "64-true": "fp64"}
 
 
 def _sharded_dtype(model: nn.Module) -> str | None:
-    """What FSDP, of either version, casts the parameters of most of its units to; None where it casts none."""
+    """The type that FSDP 1 or 2 casts the parameters of most of its units to; None if it casts none."""
     if not torch.distributed.is_available():
         return None
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # noqa: PLC0415  (slow to import)
@@ -347,7 +378,7 @@ def is_trial_run(trainer: Trainer) -> bool:
 
 
 def device_name(trainer: Trainer) -> str:
-    """What the run trains on, in words."""
+    """The device that the run trains on, in words."""
     device = trainer.strategy.root_device
     if device.type != "cuda":
         return str(device)
@@ -355,9 +386,9 @@ def device_name(trainer: Trainer) -> str:
 
 
 def log_folder(trainer: Trainer) -> Path:
-    """The folder that TensorBoard's logger, else the Trainer's first one, writes into, or its default one.
+    """The folder of TensorBoard's logger, else of the Trainer's first logger, else the Trainer's default folder.
 
-    A collective: call it on every rank.
+    This is a collective: call it on every rank.
     """
     boards = (logger.log_dir for logger in trainer.loggers if _is_tensorboard(logger))
     board = next(boards, None)
@@ -367,7 +398,7 @@ def log_folder(trainer: Trainer) -> Path:
 
 
 def logger_folder(trainer: Trainer) -> Path | None:
-    """Where TensorBoard's logger writes, else the first with files, None without one. For rank 0; no collective."""
+    """The folder of TensorBoard's logger, else of the first with files; None without one. For rank 0; no collective."""
     loggers = sorted(trainer.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
     return next((Path(folder).absolute() for folder in map(_folder, loggers) if folder), None)
 

@@ -1,4 +1,4 @@
-"""Rows of metrics for the Trainer's loggers, of which one that raises costs the others nothing."""
+"""Gives rows of metrics to the Trainer's loggers; one that raises does not affect the others."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _FAILURES: Final = 3
 
 @dataclass(slots=True)
 class _Rows:
-    """What became of the rows for one logger."""
+    """Failures of one logger."""
 
     logger: str
     failures: int = 0
@@ -26,9 +26,9 @@ class _Rows:
 
 
 class Loggers:
-    """Gives each row to every logger, and leaves one alone that has raised three times in a row.
+    """Gives each row to every logger, and drops a logger that has raised three times in a row.
 
-    A logger that loses rows has one warning: when it is left alone, else at the end of the fit.
+    A logger that loses rows causes one warning: when it is dropped, else at the end of the fit.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Loggers:
                 rows.failures = 0
 
     def close(self) -> None:
-        """The fit is over: report rows that were lost without a warning."""
+        """Warn of rows that were lost without a warning so far."""
         for rows in self._rows.values():
             if rows.lost:
                 self._warn(rows, f"did not take {rows.lost} row{'' if rows.lost == 1 else 's'} of metrics")

@@ -35,8 +35,6 @@ DEFAULT_WARMUP_STEPS = 10
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
 _MANUAL_HOOKS = ("on_before_backward", "on_after_backward")
-_OF_THE_MODULE = ("log", "log_dict")
-"""What Lightning gives each callback of the module at the start of a run, and never takes away."""
 
 
 class TimedCallback(Callback):
@@ -79,7 +77,7 @@ class TimedCallback(Callback):
         idle = object.__new__(type(self))
         idle.__dict__.update(self.__dict__)
         idle._let_go()
-        return {name: value for name, value in idle.__dict__.items() if name not in _OF_THE_MODULE}
+        return {name: value for name, value in idle.__dict__.items() if name not in lightning_api.LOGGING_ATTRIBUTES}
 
     def analysis(self) -> Analysis | None:
         """The verdict on the last fit, with the findings and figures behind it.
@@ -293,18 +291,9 @@ class TimedCallback(Callback):
         for name in lightning_api.BATCH_HOOKS:
             ours, theirs = getattr(type(self), name), getattr(Callback, name)
             idle = not self._leads or (name in _MANUAL_HOOKS and not manual)
-            self._needs_hook(name, ours is not theirs and not (idle and ours is getattr(TimedCallback, name)))
-
-    def _needs_hook(self, name: str, needed: bool) -> None:
-        """Switch a hook on or off: Lightning skips one that is not callable.
-
-        Each hook that it calls costs a context manager, a call and two formatted strings per batch.
-        """
-        if needed == (name in self.__dict__):
-            if needed:
-                del self.__dict__[name]
-            else:
-                self.__dict__[name] = None
+            lightning_api.set_hook(
+                self, name, on=ours is not theirs and not (idle and ours is getattr(TimedCallback, name))
+            )
 
     def _loop_failed(self, trainer: Trainer, exception: BaseException) -> None:
         if self._step_timer is not None and self._step_timer.began:  # it is ours, and not a tuner's before it
@@ -369,7 +358,7 @@ class TimedCallback(Callback):
             watched.release()
         self._watched = ()
         self._conclude(trainer, interrupted=interrupted)
-        for name in _OF_THE_MODULE:
+        for name in lightning_api.LOGGING_ATTRIBUTES:
             self.__dict__.pop(name, None)
 
     @guarded

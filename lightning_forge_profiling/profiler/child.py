@@ -1,4 +1,4 @@
-"""The process that finishes a trace beside the training."""
+"""Starts and ends the child process that compresses, copies and analyses a trace beside the training."""
 
 import contextlib
 import importlib.util
@@ -32,7 +32,7 @@ _LEAST_S = 0.1
 
 
 class _Process(subprocess.Popen[bytes]):
-    """A process that may outlive its object, which is no leak: Python reaps it when it next starts one."""
+    """A process that may outlive its object. That is no leak: Python reaps it when it starts the next one."""
 
     def __del__(self) -> None:
         super().__del__(_warn=lambda *_, **__: None)  # type: ignore[call-arg]
@@ -41,15 +41,15 @@ class _Process(subprocess.Popen[bytes]):
 class FinishingChild:
     """A process without torch that compresses a raw trace, writes the copy for TensorBoard and analyses the trace.
 
-    It is started with the profiler and waits, so that the end of the window need not wait for its start.
+    It starts together with the profiler, so that the end of the window does not wait for its start.
 
     Args:
-        raw: the file the trace will be exported to.
+        raw: the file that the trace will be exported to.
         rank: this process's global rank.
         ranks: the ranks that record the window, in order. TensorBoard's copies are published together, and the first
             rank's process analyses the traces of all.
         tensorboard: whether to write the copy.
-        analyze: whether the traces are to be analysed.
+        analyze: whether to analyse the traces.
     """
 
     def __init__(self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool) -> None:
@@ -76,29 +76,29 @@ class FinishingChild:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self._process.pid
 
     def go(self, *, alone: bool = False) -> None:
-        """The raw trace is there.
+        """Let it process the raw trace, which is complete.
 
         Args:
-            alone: do not wait for what other ranks write, which may not come.
+            alone: do not wait for the files of other ranks, which may never come.
         """
         self._tell(b"alone\n" if alone else b"go\n")
 
     def dismiss(self) -> None:
-        """There will be none."""
+        """Let it end: there will be no trace."""
         self._tell(b"dismiss\n")
 
     def wait(self, timeout_s: float) -> str:
-        """Wait until it is done. Ctrl-C comes through, and it goes on alone.
+        """Wait until it has ended. Ctrl-C ends the wait, and the process continues alone.
 
         Args:
             timeout_s: after this many seconds it is killed.
 
         Returns:
-            What went wrong, "" when nothing did.
+            Its error, "" for none.
         """
         try:
             return self._problem(timeout_s)
@@ -111,13 +111,13 @@ class FinishingChild:
             raise
 
     def leave(self, patience_s: float) -> str | None:
-        """Wait for a while, which Ctrl-C ends, and then let it go on alone.
+        """Wait for a limited time, which Ctrl-C ends, and then let it continue alone.
 
         Args:
             patience_s: for how long.
 
         Returns:
-            What went wrong, "" when nothing did; None where it is still at work.
+            Its error, "" for none; None if it is still running.
         """
         with ctrl_c_ends(), contextlib.suppress(subprocess.TimeoutExpired):
             return self._problem(max(patience_s, _LEAST_S))
@@ -145,7 +145,7 @@ class FinishingChild:
 
 
 def _folders(packages: Sequence[str]) -> Iterator[str]:
-    """The folders, or archives, that this process has packages from."""
+    """The folders, or archives, that this process imported the packages from."""
     for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:

@@ -1,8 +1,8 @@
-"""The collector's stop: the GPU is waited for without blocking, and CUPTI leaves the process.
+"""Stops the collector: waits for the GPU without blocking on it, and detaches CUPTI from the process.
 
 Kineto, the collector behind `torch.profiler`, leaves CUPTI attached when it stops, and kernel launches then stay slower
-to the end of the process (pytorch/pytorch#144455). It detaches it where the environment variable `TEARDOWN_CUPTI` is
-"1" at the stop. No released PyTorch that we know of does so by default (pytorch/kineto#1264, #1539).
+to the end of the process (pytorch/pytorch#144455). It detaches it if the environment variable `TEARDOWN_CUPTI` is "1"
+at the stop. No PyTorch release known to us does so by default (pytorch/kineto#1264, #1539).
 """
 
 import contextlib
@@ -27,11 +27,11 @@ _SAFE_FROM: Final = (12, 6)
 
 
 def why_attached(environment: Mapping[str, str], cuda: str | None) -> str:
-    """Why CUPTI stays attached after a recording, and what to do; "" where it will be detached.
+    """Why CUPTI stays attached after a recording, and what to do; "" if it will be detached.
 
     Args:
-        environment: the process's.
-        cuda: the CUDA version PyTorch was built with; None for a build without CUDA, which has no CUPTI.
+        environment: the environment of the process.
+        cuda: the CUDA version that PyTorch was built with; None for a build without CUDA, which has no CUPTI.
 
     Example:
         >>> why_attached({}, "13.0")
@@ -59,10 +59,10 @@ def why_attached(environment: Mapping[str, str], cuda: str | None) -> str:
 
 @contextlib.contextmanager
 def detached_at_stop() -> Iterator[str]:
-    """Have a profiler that is stopped inside detach CUPTI. The environment is as before afterwards.
+    """Make a profiler that is stopped inside detach CUPTI; the environment is restored afterwards.
 
     Yields:
-        Why CUPTI stays attached, "" where it does not.
+        Why CUPTI stays attached, "" if it does not.
     """
     why = why_attached(os.environ, torch.version.cuda)
     if why or torch.version.cuda is None or _VARIABLE in os.environ:
@@ -76,13 +76,13 @@ def detached_at_stop() -> Iterator[str]:
 
 
 def let_gpu_settle(world_size: int) -> None:
-    """Give what is queued on the GPU some time to complete, without blocking on it.
+    """Wait a limited time for the work queued on the GPU, without blocking on it.
 
     Args:
-        world_size: how many processes the run has.
+        world_size: number of processes in the run.
 
     Raises:
-        TimeoutError: it is still busy.
+        TimeoutError: the GPU is still busy.
     """
     event = torch.Event("cuda")
     event.record()

@@ -16,23 +16,23 @@ ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")
 
 @dataclass(frozen=True, slots=True)
 class ProfilingConfig:
-    """What `build_profiler` records and where to.
+    """What `build_profiler` records, and where to.
 
-    It is checked when it is built, but only when enabled: a configuration file may hold a disabled section that would
+    It is checked when it is created, but only if enabled: a configuration file may have a disabled section that would
     not work.
 
     Args:
-        enable: record at all.
+        enable: False records nothing.
         start_step: the first recorded step, counted from 0.
-        end_step: the first step that is not recorded any more.
+        end_step: the first step after the window.
         trace_dir: the folder for traces; each window gets a folder of its own in it.
         activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None records the CPU and the accelerator
-            that is really there.
-        record_shapes: record operators' input shapes, from which FLOPs follow.
+            that is there.
+        record_shapes: record the input shapes of operators, from which FLOPs are counted.
         profile_memory: record allocations.
         with_stack: record Python stacks; slows the recorded steps.
-        with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not hold them, and
-            the reports count FLOPs from the shapes.
+        with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not contain them; the reports
+            count FLOPs from the shapes.
         tensorboard: also write a copy for TensorBoard's profiler plugin.
         analyze: also analyse the trace, and write `summary.json`, `summary.md` and `report.html` beside it.
 

@@ -1,4 +1,4 @@
-"""The export of a recorded trace to its raw file."""
+"""Exports a recorded trace to its raw file, and checks that it is whole."""
 
 import json
 import os
@@ -15,14 +15,14 @@ __all__ = ["export_trace"]
 
 
 def export_trace(profiler: profile, raw: Path) -> None:
-    """Write what a profiler has recorded.
+    """Write the trace of a profiler.
 
     Args:
-        profiler: one that has stopped.
+        profiler: a profiler that has stopped.
         raw: a path that `claim` returned.
 
     Raises:
-        OSError: it could not be written whole. Kineto does not say when the disk was full.
+        OSError: the file is not whole. Kineto does not report a full disk.
     """
     with _name_for_kineto(raw) as name:
         profiler.export_chrome_trace(name)
@@ -36,10 +36,10 @@ def export_trace(profiler: profile, raw: Path) -> None:
 
 @contextmanager
 def _name_for_kineto(raw: Path) -> Iterator[str]:
-    """A name of the raw file that Kineto can write to and into the JSON as it is.
+    """A name for the raw file that Kineto writes into the JSON unchanged.
 
-    It puts the path between quotes without escaping it, after it has changed backslashes and dropped line breaks in it,
-    and then renames its temporary file to what that gives.
+    Kineto replaces backslashes in the path, drops line breaks, puts it into the JSON without escaping it, and renames
+    its temporary file to the result.
     """
     if json.dumps(str(raw)) == f'"{raw}"':
         yield str(raw)

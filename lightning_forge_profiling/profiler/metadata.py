@@ -1,4 +1,4 @@
-"""What a trace says of itself."""
+"""The metadata in the header of a trace: rank, world size, recorded steps, cores."""
 
 import json
 import os
@@ -19,13 +19,13 @@ def trace_metadata(
 
     Args:
         rank: the global rank that recorded it.
-        world_size: how many ranks there are.
-        window: the steps that were to be recorded.
-        steps: the steps that were.
-        more: what else to say, as JSON.
+        world_size: number of ranks.
+        window: the requested steps.
+        steps: the recorded steps.
+        more: further fields.
 
     Returns:
-        JSON texts by key: `forge_profiling`, and `distributedInfo` where PyTorch does not write it itself.
+        JSON texts by key: `forge_profiling`, and `distributedInfo` if PyTorch does not write it itself.
     """
     about = {
         "rank": rank,

@@ -1,4 +1,4 @@
-"""Other torch profilers in the process: only one can run at a time, and the user's goes first."""
+"""Finds other torch profilers in the process: only one can run at a time, and the user's has precedence."""
 
 import gc
 from threading import Lock
@@ -14,7 +14,7 @@ RECORDING: Final = Lock()
 
 
 def active_profiler() -> str:
-    """Why no profiler can be started now; "" when one can."""
+    """Why no profiler can be started now; "" if one can."""
     # the first is this thread's, the second the process's
     if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001  (no public way to ask)
         return "another torch profiler is active in this process"
@@ -22,13 +22,13 @@ def active_profiler() -> str:
 
 
 def scheduled_profiler(until: int) -> str:
-    """Why none should run for some steps: one of the user's waits for its turn, and both at once end the process.
+    """Why none should run in the next steps: one of the user's is scheduled, and two at once end the process.
 
     Args:
-        until: for how many steps from now.
+        until: number of steps from now.
 
     Returns:
-        A sentence, "" when there is no such profiler.
+        A sentence, "" if there is no such profiler.
     """
     # PyTorch counts the steps of each profiler that was made and not closed; only then is a look through all objects
     # worth its time.

@@ -1,4 +1,4 @@
-"""The report on a window once its child process has ended, or was left to go on alone."""
+"""Updates the report on a window when its child process has ended, or continues alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +10,10 @@ __all__ = ["finished", "handed_over"]
 
 
 def handed_over(report: TraceReport) -> TraceReport:
-    """The report where nobody waits for the child process any longer.
+    """The report if the child process continues alone.
 
     Args:
-        report: as it was when the child was told to go on.
+        report: the report at the end of the window.
     """
     if report.status != "written" or report.path is None:
         return report
@@ -22,12 +22,12 @@ def handed_over(report: TraceReport) -> TraceReport:
 
 
 def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
-    """The report once the child process has ended: of the files it was to write, those that are there.
+    """The report once the child process has ended, with those of its files that exist.
 
     Args:
-        report: as it was when the child was told to go on.
-        problem: what went wrong, "" when nothing did.
-        analyzed: whether this rank's child was to analyse the traces.
+        report: the report at the end of the window.
+        problem: the child's error, "" for none.
+        analyzed: whether this rank's child analyses the traces.
     """
 
     def there(path: Path | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""Where traces lie on disk, and how one rank gets a place there."""
+"""The folders that traces are written to, and how a rank claims a place in one."""
 
 import itertools
 import os
@@ -31,14 +31,14 @@ def plugin_path(folder: Path, rank: int) -> Path:
 
 
 def claim(folders: Iterable[Path], rank: int) -> Path:
-    """Take the first folder that is this user's and holds nothing of this rank.
+    """Claim the first folder that belongs to this user and has no trace of this rank.
 
     Returns:
-        A file to export the raw trace to, in a hidden folder in there that no other process gets and no other user can
-        enter.
+        The file to export the raw trace to, in a hidden folder of its own that no other process gets and no other user
+        can enter.
 
     Raises:
-        FileExistsError: all are taken.
+        FileExistsError: all folders are taken.
     """
     why = FileExistsError("no folder was offered for the trace")
     for folder in map(Path.absolute, folders):
@@ -58,7 +58,7 @@ def claim(folders: Iterable[Path], rank: int) -> Path:
 
 
 def window_folder(raw: Path) -> Path:
-    """The folder that was claimed, of the path that `claim` returned."""
+    """The claimed folder of a path that `claim` returned."""
     return raw.parents[1]
 
 
@@ -70,7 +70,7 @@ def numbered_folders(first: Path) -> Iterator[Path]:
 
 
 def writable_folder_problem(folder: Path) -> str:
-    """Why nothing can be written into a folder that may not exist yet; "" when it can. Creates nothing."""
+    """Why a folder, which may not exist yet, cannot be written to; "" if it can. Creates nothing."""
     existing = folder
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent

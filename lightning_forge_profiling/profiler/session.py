@@ -1,4 +1,4 @@
-"""One `torch.profiler` object for one window of steps, and what became of its trace."""
+"""`TraceSession`: records one window of steps with `torch.profiler` and has its trace written; `build_profiler`."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -40,20 +40,20 @@ _log = plain_logger(__name__)
 
 
 class TraceSession:
-    """Record one window of steps with `torch.profiler`; made by `build_profiler` or by `ForgeProfilerCallback`.
+    """Records one window of steps with `torch.profiler`; `build_profiler` and `ForgeProfilerCallback` create it.
 
-    A context manager with `step()`. At the end of the window the loop waits for the collector's stop and the export
-    of the raw file; a child process that imports no torch compresses it, writes the copy for TensorBoard and analyses
-    it. Leaving the context waits for that child. After an exception, what was recorded is written too.
+    It is a context manager with `step()`. At the end of the window the loop waits for the collector's stop and the
+    export of the raw file; a child process without torch compresses it, writes the copy for TensorBoard and analyses
+    it. Leaving the context waits for that child. After an exception, the steps recorded so far are written too.
 
     Args:
         config: what to record.
-        folders: folders to write into, in order of preference; the first that holds nothing of this rank is taken.
+        folders: folders to write to, in order of preference; the first without a trace of this rank is taken.
         rank: this process's global rank.
-        world_size: how many processes there are.
+        world_size: number of processes.
         expected_ranks: the ranks that record this window, in order: TensorBoard's copies are published together, and
             the first rank analyses the traces of all.
-        accelerator: `"cuda"` and the like to record as well when `config.activities` is None; None for the CPU alone.
+        accelerator: `"cuda"` or another to record too if `config.activities` is None; None for the CPU only.
     """
 
     def __init__(
@@ -86,29 +86,29 @@ class TraceSession:
 
     @property
     def report(self) -> TraceReport:
-        """What became of the window so far."""
+        """The report on the window so far."""
         return self._report
 
     @property
     def recording(self) -> bool:
-        """Whether the step under way is being recorded."""
+        """Whether the current step is recorded."""
         return self._phase is Phase.RECORD
 
     @property
     def running(self) -> bool:
-        """Whether the profiler runs in the step under way, which its warm-up step slows as well."""
+        """Whether the profiler runs in the current step, its warm-up step included."""
         return self._profiler is not None
 
     def will_act(self) -> bool:
-        """Whether the next `step()` starts, stops or annotates anything, and so may hold the loop up."""
+        """Whether the next `step()` starts, stops or annotates anything, and so may block the loop."""
         return self._phase is Phase.RECORD or self._window.phase(self._next_step) is not self._phase
 
     def idle_steps(self) -> int:
-        """How many steps may come and go, and be told to `skip`, instead of a `step()` for each."""
+        """How many of the next steps may be passed to one `skip` instead of a `step()` for each."""
         return self._window.idle_steps(self._next_step)
 
     def skip(self, steps: int) -> None:
-        """So many of the `idle_steps` have come and gone."""
+        """Count this many of the `idle_steps` as passed."""
         self._next_step += steps
 
     def start(self) -> Self:
@@ -119,16 +119,16 @@ class TraceSession:
         return self
 
     def begun(self) -> None:
-        """Something of the step under way has happened: it counts as recorded even if it never ends."""
+        """Count the current step as recorded even if it never ends, since some of it has run."""
         self._begun = True
 
     def end_step(self) -> None:
-        """The step under way has ended and may have been the last: a later `step()` begins the next one."""
+        """End the current step, which may be the last; a later `step()` begins the next one."""
         self._begun = True
         self._close_annotation()
 
     def step(self) -> None:
-        """The step under way has ended, the next one begins."""
+        """End the current step and begin the next one."""
         self._begun = False
         step, self._next_step = self._next_step, self._next_step + 1
         phase, before = self._window.phase(step), self._phase
@@ -156,11 +156,11 @@ class TraceSession:
             self._fail(exc)
 
     def stop(self, *, interrupted: bool = False) -> None:
-        """End the run: a window under way is closed and what it holds is written. May be called again.
+        """End the run: an open window is closed and its steps are written. May be called again.
 
         Args:
-            interrupted: the run ended by an exception. The collector's stop waits for the GPU, which then may never
-                come to an end (a collective that another rank will not join): in that case the trace is given up.
+            interrupted: the run ended by an exception. The collector's stop waits for the GPU, which may then never
+                finish (a collective that another rank will not join): in that case the trace is given up.
         """
         try:
             if self._profiler is not None:
@@ -182,9 +182,9 @@ class TraceSession:
         """Wait until the trace is compressed, in place and analysed. Ctrl-C leaves that to the child process.
 
         Args:
-            timeout_s: after this many seconds the child process is given up and the raw file stays.
-            interrupted: the run ended by an exception: the wait is a few seconds at most, with several ranks none, and
-                then the child process goes on alone.
+            timeout_s: after this many seconds the child process is killed and the raw file stays.
+            interrupted: the run ended by an exception: wait a few seconds at most, with several ranks not at all; the
+                child process then continues alone.
 
         Returns:
             The final report.
@@ -326,7 +326,7 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
         rank: this process's global rank; every rank that records calls this.
 
     Returns:
-        A context manager with `step()`, to be called at the end of each step; None when `config.enable` is False.
+        A context manager with `step()`, to be called at the end of each step; None if `config.enable` is False.
 
     Raises:
         ConfigurationError: `config.trace_dir` is a file or cannot be written.

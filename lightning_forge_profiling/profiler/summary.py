@@ -1,4 +1,4 @@
-"""The analysis for a `torch.profiler` of one's own."""
+"""`print_profiler_summary`: the analysis of a `torch.profiler` that the user runs."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ __all__ = ["print_profiler_summary"]
 
 
 class Profiler(Protocol):
-    """What is needed of a `torch.profiler.profile`."""
+    """The part of `torch.profiler.profile` that is used."""
 
     def export_chrome_trace(self, path: str) -> None:
         """Write what was recorded."""
@@ -26,17 +26,16 @@ class Profiler(Protocol):
 def print_profiler_summary(
     prof: Profiler, trace_dir: str | os.PathLike[str], *, rank: int | None = None
 ) -> Analysis | None:
-    """Say what bounds the steps that a profiler recorded: print it, and write the reports.
+    """Print what bounds the recorded steps, and write the trace and the reports.
 
-    Call it when the profiler has stopped: after its `with` block. The trace goes to `trace_dir/rankN.trace.json.gz`,
-    the reports (`summary.json`, `summary.md`, `report.html`) beside it. Where the profiler has handed its trace out
-    already, as with `on_trace_ready=tensorboard_trace_handler(trace_dir)`, the traces in `trace_dir` are analysed. Of
-    several ranks each writes its trace, and rank 0 reports on its own; `forge-profiling analyze trace_dir` compares all
-    of them.
+    Call it after the profiler's `with` block. The trace goes to `trace_dir/rankN.trace.json.gz`, the reports
+    (`summary.json`, `summary.md`, `report.html`) beside it. If the profiler has exported its trace already, as with
+    `on_trace_ready=tensorboard_trace_handler(trace_dir)`, the traces in `trace_dir` are analysed. With several ranks
+    each writes its trace, and rank 0 reports on its own; `forge-profiling analyze trace_dir` compares all of them.
 
     Args:
         prof: a `torch.profiler.profile` that has stopped.
-        trace_dir: where the trace and the reports go; made if need be.
+        trace_dir: the folder for the trace and the reports; created if missing.
         rank: this process's rank; None for the environment's `RANK`, or 0.
 
     Returns:

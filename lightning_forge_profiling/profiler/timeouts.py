@@ -1,4 +1,4 @@
-"""How long anything here may wait where a run is coming down."""
+"""Limits every wait of ours while a run fails."""
 
 import signal
 import threading
@@ -12,17 +12,17 @@ PATIENCE_S: Final = 4.0
 
 
 def patience_s(world_size: int) -> float:
-    """Seconds for each wait; none with several ranks, of which Lightning kills all within 5 s of the first's end.
+    """Seconds for each wait; 0 with several ranks, since Lightning kills all within 5 s of the first one's end.
 
     Args:
-        world_size: how many processes the run has.
+        world_size: number of processes in the run.
     """
     return PATIENCE_S if world_size == 1 else 0.0
 
 
 @contextmanager
 def ctrl_c_ends() -> Iterator[None]:
-    """Let Ctrl-C end the wait inside, and no more: also where Lightning ignores it, as it does after the first."""
+    """Let Ctrl-C end the wait inside and nothing else, also after the first one, when Lightning ignores it."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     ignored = in_main_thread and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     try:

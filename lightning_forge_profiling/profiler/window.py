@@ -1,4 +1,4 @@
-"""Which steps are recorded, as one pure function of the step's number."""
+"""The schedule: which steps are recorded, as a pure function of the step's number."""
 
 import sys
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["Phase", "StepWindow"]
 
 
 class Phase(Enum):
-    """What the profiler does during a step."""
+    """The profiler's phase in a step."""
 
     WAIT = "wait"
     WARMUP = "warm-up"
@@ -22,7 +22,7 @@ class Phase(Enum):
 class StepWindow:
     """The half-open range of steps `[start_step, end_step)` that is recorded, after one warm-up step.
 
-    The profiler runs in the warm-up step but its events are thrown away: they carry the cost of starting it. A window
+    The profiler runs in the warm-up step, but its events are dropped: they contain the cost of starting it. A window
     that starts at step 0 has no warm-up step.
 
     Args:
@@ -59,7 +59,7 @@ class StepWindow:
         return self.end_step - self.start_step
 
     def phase(self, step: int) -> Phase:
-        """What the profiler does during `step`."""
+        """The phase of `step`."""
         if step >= self.end_step:
             return Phase.DONE
         if step >= self.start_step:
@@ -67,7 +67,7 @@ class StepWindow:
         return Phase.WARMUP if step == self.start_step - 1 else Phase.WAIT
 
     def idle_steps(self, step: int) -> int:
-        """How many steps from `step` on are like the one before it, for which nothing starts or stops."""
+        """How many steps from `step` on have the phase of the one before, so that nothing starts or stops."""
         if step > self.end_step:
             return sys.maxsize
         return max(self.start_step - 1 - step, 0)

@@ -145,7 +145,7 @@ def main() -> None:
     calls_in_a_run()
     for what, toggle in {"recording": OnAndOff(32), "only the stand-in for the profiler": OnlyTheStandIn(32)}.items():
         train(6400, toggle)
-        more, error, pairs = toggle.difference_us()
+        more, error, pairs = toggle.difference_us(toggle.blocks_us())
         print(f"{what} on and off: {more:+.1f} ± {error:.1f} µs per step ({pairs} pairs)")
 
 

@@ -145,6 +145,7 @@ class OnAndOff(Callback):
         self.block = block
         self.steps = 0
         self.ends: list[tuple[bool, Any]] = []
+        self.cpu_ns: list[int] = []
         self._on = True
         self._callbacks: list[Callback] = []
         self._ours: Any = None
@@ -159,6 +160,7 @@ class OnAndOff(Callback):
         event: Any = event_source().new_event()
         event.record()
         self.ends.append((self._on, event))
+        self.cpu_ns.append(time.thread_time_ns())
         self._on = not self._on
         self.switch(trainer, on=self._on)
 
@@ -187,9 +189,18 @@ class OnAndOff(Callback):
             blocks[on].append(before.elapsed_time(after) * 1e3 / self.block)
         return blocks
 
-    def difference_us(self) -> tuple[float, float, int]:
+    def cpu_blocks_us(self) -> dict[bool, list[float]]:
+        """The same by the CPU time of the training thread, which other processes' use of the cores is not in."""
+        blocks: dict[bool, list[float]] = {True: [], False: []}
+        for ((on, _), after), before in zip(
+            zip(self.ends[1:], self.cpu_ns[1:], strict=True), self.cpu_ns, strict=False
+        ):
+            blocks[on].append((after - before) / 1e3 / self.block)
+        return blocks
+
+    @staticmethod
+    def difference_us(blocks: dict[bool, list[float]]) -> tuple[float, float, int]:
         """Median microseconds per step more with our recording than without, its standard error, and the pairs."""
-        blocks = self.blocks_us()
         pairs = [on - off for on, off in zip(blocks[True], blocks[False], strict=False)][4:]
         quartiles = statistics.quantiles(pairs)
         # the standard error of a median, from the quartiles of a distribution that is about normal
@@ -262,11 +273,14 @@ def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
     if contender in ON_OFF:
         ours, toggle = ThroughputCallback(overhead=ON_OFF[contender]), OnAndOff(size.block)
         fit(model, size.block * size.blocks, folder, quick=quick, callbacks=[ours, toggle])
-        more, error, pairs = toggle.difference_us()
+        more, error, pairs = toggle.difference_us(toggle.blocks_us())
+        cpu, cpu_error, _ = toggle.difference_us(toggle.cpu_blocks_us())
         told = ours.summary()
         fresh.answer(
             more_us=more,
             error_us=error,
+            cpu_us=cpu,
+            cpu_error_us=cpu_error,
             pairs=pairs,
             block=size.block,
             own_us=told["profiling/overhead_us"],
@@ -368,7 +382,8 @@ def on_and_off(found: dict[str, Any]) -> str:
     return (
         f"switched on and off every {found['block']} steps of one run: {found['more_us']:+.1f} ± "
         f"{found['error_us']:.1f} µs per step of {found['step_ms']:.2f} ms (median of {found['pairs']} pairs and its "
-        f"standard error); by the callback's own clock {found['own_us']:.1f} µs"
+        f"standard error), {found['cpu_us']:+.1f} ± {found['cpu_error_us']:.1f} µs of the training thread's CPU time; "
+        f"by the callback's own clock {found['own_us']:.1f} µs"
     )
 
 

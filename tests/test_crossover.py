@@ -14,7 +14,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
-from lightning_forge_profiling.crossover import plot as crossover_plot
 from lightning_forge_profiling.crossover.curves import Curve, Explored, Point, find_crossover
 from lightning_forge_profiling.crossover.json_file import read_crossover
 from lightning_forge_profiling.crossover.operation_timer import OperationTimer, _point, setting
@@ -24,11 +23,12 @@ from lightning_forge_profiling.crossover.sweep import measure
 from lightning_forge_profiling.crossover.text import words
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import free_memory_bytes, processor_name
+from lightning_forge_profiling.report import page
 from tests.simulated_gpu import SimulatedGpu
-from tests.test_bench_methods import plan, timed
+from tests.test_bench_methods import options, timed
 
 H200 = Path(__file__).parent / "data" / "crossover_h200.json"
-CSS = Path(crossover_plot.__file__).parent / "assets" / "report.css"
+CSS = Path(page.__file__).parent / "assets" / "report.css"
 
 
 def curve(way, times, noise=0.0):
@@ -288,16 +288,16 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says():
     assert np.mean([low <= 1.0 <= high for low, high in intervals]) == pytest.approx(0.957, abs=0.015)
 
 
-def test_that_a_function_waits_for_the_gpu_is_no_news_where_the_wait_is_timed():
+def test_a_point_has_the_warnings_of_its_time_without_the_wait_that_belongs_to_it():
     gpu = SimulatedGpu()
 
     def waits():
         gpu.kernel(2000)
         gpu.synchronize()
 
-    result = timed(gpu, waits, plan("wall"))
+    result = timed(gpu, waits, options("wall"))
     point = _point(64, replace(result, warnings=(*result.warnings, "it is late")))
-    assert len(result.warnings) == 1
+    assert result.waits_for_gpu
     assert point.warnings == ("it is late",)
 
 

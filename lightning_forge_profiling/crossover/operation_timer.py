@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 
 from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.gpu_effects import WAITS
 from lightning_forge_profiling.bench.methods import calls_for
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
 from lightning_forge_profiling.crossover.curves import Point, Setting, Way
@@ -147,8 +146,7 @@ def _point(size: int, result: BenchmarkResult, calls: int = 1) -> Point:
         low_us=low / calls,
         high_us=high / calls,
         samples=len(result.samples_us),
-        # Each way is timed with its wait, so that is no news.
-        warnings=tuple(warning for warning in result.warnings if warning != WAITS),
+        warnings=result.warnings,
     )
 
 

@@ -46,7 +46,7 @@ OURS = ("auto", "graph", "saturated", "events", "wall")
 OTHERS = ("do_bench", "do_bench_cudagraph", "torch.utils.benchmark")
 
 
-def subjects() -> dict[str, Callable[[], object]]:
+def functions() -> dict[str, Callable[[], object]]:
     """The functions to time."""
     half: Any = {"device": "cuda", "dtype": torch.bfloat16}
     small, large = torch.randn(2**20, device="cuda"), torch.randn(2**26, device="cuda")
@@ -246,7 +246,7 @@ def main() -> None:
     rows: dict[str, dict[str, Reading]] = {}
     more: dict[str, InARow] = {}
     print("\nMicroseconds of one call, and how far off the trace beside it.\n")
-    for name, fn in subjects().items():
+    for name, fn in functions().items():
         if args.only not in name:
             continue
         found = measure(fn, args.rounds, args.min_time)

@@ -87,7 +87,7 @@ class Page:
 class TestPage:
     def test_the_crossovers_come_first_with_where_they_were_measured(self, browser, tmp_path):
         page = Page(browser, tmp_path, H200)
-        assert page.texts("h1") == ["From which size on the GPU is faster"]
+        assert page.texts("h1") == ["The size from which the GPU is faster"]
         assert page.texts("#verdict tbody tr:first-child > *") == [
             "matmul",
             "faster from about 140 on",

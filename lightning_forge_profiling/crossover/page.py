@@ -14,7 +14,7 @@ from lightning_forge_profiling.report.page import asset, filled, source
 
 __all__ = ["crossover_page"]
 
-_TITLE: Final = "From which size on the GPU is faster"
+_TITLE: Final = "The size from which the GPU is faster"
 _NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
 _DARK: Final = "(prefers-color-scheme: dark)"
 
@@ -39,9 +39,7 @@ def crossover_page(result: CrossoverResult) -> str:
         "crossovers": _crossovers(result) if result.setting.gpu else "",
         "facts": "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(result)),
         "operations": "\n".join(map(_operation, result.operations)),
-        "warnings": f'<section id="warnings"><h2>Warnings about single points</h2>{_list(found)}</section>'
-        if found
-        else "",
+        "warnings": f'<section id="warnings"><h2>Warnings</h2>{_list(found)}</section>' if found else "",
     }
     return filled(asset("crossover.html"), values)
 

@@ -23,7 +23,7 @@ _FEWEST_SAMPLES: Final = 6  # as for the interval of one median
 # runs of each function, and in 3.5 to 3.6 % with 6, 8, 10 and 20 (`python -m benchmarks.chance`); with 4, in more than
 # 5 %.
 _FEWEST_RUNS: Final = 5
-_RUNS_DIFFER: Final = 1.5  # runs of one function differ by a few percent, and by some 10 % under a power cap
+_RUNS_DIFFER: Final = 1.5  # runs of one function differ by a few percent; a power cap takes an H200 13 %
 _ON_THE_GPU_ALONE: Final = frozenset({"kernels", "graph", "saturated"})
 
 

@@ -149,13 +149,18 @@ def _on_gpu(
             raise ForgeProfilingError(
                 f"method='graph' cannot be used: {first_line(error)}. Leave method out, or take 'saturated'."
             ) from error
+    return MethodChoice(sampler, effects, (*warnings, *_method_warnings(sampler.method, flush_l2, effects)))
+
+
+def _method_warnings(method: str, flush_l2: bool, effects: GpuEffects) -> list[str]:
+    found = []
     if method == "kernels" and not effects.on_stream:
-        warnings.append(
+        found.append(
             "its kernels were found on other streams, which the current one does not wait for: they were timed without "
             "an L2 flush, and whether the function waits for them is unknown"
         )
     if method == "graph" and flush_l2:
-        warnings.append("a CUDA graph cannot flush the L2 cache between its calls: it was timed hot")
+        found.append("a CUDA graph cannot flush the L2 cache between its calls: it was timed hot")
     if method == "cpu":
-        warnings.append("it uses the GPU, and method='cpu' times only the host's part of a call: the launches")
-    return MethodChoice(sampler, effects, tuple(warnings))
+        found.append("it uses the GPU, and method='cpu' times only the host's part of a call: the launches")
+    return found

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.diagnosis.verdict import by_gain
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.saving import saving
 from tests.samples import sample_analysis
 
 TRACES = Path(__file__).parent / "data" / "traces"

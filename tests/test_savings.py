@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.saving import saving
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"

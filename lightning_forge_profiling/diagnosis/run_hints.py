@@ -1,9 +1,10 @@
-"""What of a whole run is worth a look without being a cause."""
+"""Hints on a whole run: worth a look without being a cause."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.run_regions import backward_is_heavy, ms_words, region
+from lightning_forge_profiling.diagnosis.rule import in_ms
+from lightning_forge_profiling.diagnosis.run_regions import backward_is_heavy, region
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.diagnosis.telemetry_hints import telemetry_hints
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence
@@ -30,8 +31,8 @@ def _hints(evidence: RunEvidence) -> Iterator[Hint]:
         yield Hint(
             code="uneven-steps",
             rank=0,
-            text=f"Steps are uneven: {ms_words(step.mean)} in the mean, {ms_words(step.p50)} in the median, "
-            f"{ms_words(step.max)} the longest, beyond what gradient accumulation and workers' restarts make of it. "
+            text=f"Steps are uneven: {in_ms(step.mean)} in the mean, {in_ms(step.p50)} in the median, "
+            f"{in_ms(step.max)} the longest, beyond what gradient accumulation and workers' restarts make of it. "
             "Something comes now and then: a callback or a logger, or workers that deliver their batches at the same "
             "time.",
         )

@@ -259,9 +259,8 @@ def efficiency(rank: RankSummary) -> str:
         peak = f"the dense {flops.dtype} peak of {flops.peak_tflops:.1f} TFLOP/s"
         return f"{speed}: {flops.matmul_pct_of_peak:.1f} % of {peak}"
     speed = f"{flops.matmul_tflops:.1f} TFLOP/s in matrix products, {flops.busy_tflops:.1f} while busy"
-    if flops.model_per_step is not None and flops.model_per_step < (1 - _SAME_WORK) * flops.per_step:
-        extra = 100 * (1 - flops.model_per_step / flops.per_step)
-        speed += f" ({extra:.0f} % of the operations recompute activations or are the optimizer's)"
+    if flops.recomputed_pct > 100 * _SAME_WORK:
+        speed += f" ({flops.recomputed_pct:.0f} % of the operations recompute activations or are the optimizer's)"
     if flops.peak_tflops is None or flops.matmul_pct_of_peak is None or flops.busy_pct_of_peak is None:
         return f"{speed} ({flops.dtype}; no peak known for {rank.device or 'this device'})"
     return (

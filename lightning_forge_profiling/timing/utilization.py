@@ -15,12 +15,14 @@ class Peak:
         dtype: what the rate is of: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`.
         device: the device, in words.
         source: where the rate is from, or why there is none.
+        in_table: whether the table of peaks has the device, be it for another type.
     """
 
     flops: float | None
     dtype: str
     device: str
     source: str
+    in_table: bool = False
 
     def __str__(self) -> str:
         if self.flops is None:
@@ -39,6 +41,7 @@ class Compute:
         peak: what it could do.
         note: what to know about the count, "" for nothing.
         reached: operations a second that products were measured to reach on the device; None where nobody measured.
+        partial: whether much of what the device computed could not be counted, so that the rate is no share of a peak.
     """
 
     kind: Literal["mfu", "hfu"]
@@ -46,6 +49,7 @@ class Compute:
     peak: Peak
     note: str = ""
     reached: float | None = None
+    partial: bool = False
 
     @property
     def share(self) -> float | None:

@@ -62,8 +62,6 @@ class _Rank:
     timeline: Timeline
     cut_off: str
     """Where its files end too early, "" for whole ones."""
-    judged: bool
-    """Whether the figures are of whole steps."""
 
 
 _Work = Callable[[Sequence[Path]], _Rank | list[str]]
@@ -118,7 +116,7 @@ def analyze(
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
     ranks = tuple(one.summary for one in done)
     collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
-    judged = [one.summary for one in done if one.judged]
+    judged = [one.summary for one in done if not one.summary.cut_off]
     cut_off = tuple(_text(one.cut_off) for one in done if one.cut_off)
     findings = by_gain(find_causes(judged, waits))
     verdict, text = decide(findings, gpu=any(one.gpu.busy_ms_per_step for one in ranks))
@@ -170,12 +168,11 @@ def _summarized(
     from_the_start = steps is None or recording.steps.number[0] == find_steps(trace, recording.links).number[0]
     counted = _counted(recording, from_the_start=from_the_start)
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
-    summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
+    cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
+    summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings), cut_off=bool(cut_off))
     timeline = draw(recording, summary.rank, most_spans=spans)
-    judged = not all(trace.cuts) or bool(recording.steps.whole[counted].all())
-    return _Rank(
-        summary, collectives_of(with_steps(recording, counted)), timeline, where_cut(trace, recording.steps), judged
-    )
+    collectives = collectives_of(with_steps(recording, counted))
+    return _Rank(summary, collectives, timeline, where_cut(trace, recording.steps))
 
 
 def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:

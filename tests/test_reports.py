@@ -290,7 +290,7 @@ def test_prose_is_shown_as_it_is(text):
 
 def test_it_is_said_once_which_steps_the_figures_are_over():
     analysis = analyze(TRACES / "slow_optimizer").analysis
-    assert "each 8.8 ms step" in analysis.verdict_text
+    assert "each 8.77 ms step" in analysis.verdict_text
     assert f"{analysis.ranks[0].step_ms.mean:.1f}" == "8.8"
     first = analysis.ranks[0].per_step[0].number
     note = f"Note: all figures are without step {first} (the first that was recorded: the GPU's queue is empty there"

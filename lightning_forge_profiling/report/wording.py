@@ -30,6 +30,7 @@ __all__ = [
     "findings_note",
     "linked",
     "operator_columns",
+    "rank_name",
     "share_of",
     "slowest",
     "slowest_rank",
@@ -111,8 +112,16 @@ def verdict(analysis: Analysis) -> Text:
 
 
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:
-    """The rank whose median step is longest, the first of them; one odd step moves a mean of few."""
-    return max(ranks, key=lambda rank: rank.step_ms.p50)
+    """The rank whose median step is longest, the first of them; one odd step moves a mean of few.
+
+    One whose file is cut off is taken only if all are.
+    """
+    return max(ranks, key=lambda rank: (not rank.cut_off, rank.step_ms.p50))
+
+
+def rank_name(rank: RankSummary) -> str:
+    """A rank's number, marked where its figures are of a file that is cut off."""
+    return f"{rank.rank} (cut off)" if rank.cut_off else str(rank.rank)
 
 
 def slowest(ranks: Sequence[RankSummary]) -> str:
@@ -176,9 +185,11 @@ def steps_of(rank: RankSummary) -> str:
     times = rank.step_ms
     steps = "1 step" if rank.steps == 1 else f"{rank.steps} steps"
     spread = f", {times.min:.3f} to {times.max:.3f} ms, median {times.p50:.3f} ms" if rank.steps > 1 else ""
+    cut = "; its file is cut off" if rank.cut_off else ""
     if used_gpu(rank):
-        return f"{steps}{spread} on {rank.device or 'an unnamed device'}"
-    return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}; no GPU work was read"
+        return f"{steps}{spread} on {rank.device or 'an unnamed device'}{cut}"
+    nothing = ", and what there is has no GPU work" if rank.cut_off else "; no GPU work was read"
+    return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}{cut}{nothing}"
 
 
 def calls(per_step: float) -> str:

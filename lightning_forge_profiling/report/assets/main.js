@@ -66,7 +66,7 @@ function build(summary, timelines) {
     if (select) select.value = String(number);
     details.replaceChildren(...rankDetails(rank, summary.words).filter(Boolean));
     steps.replaceChildren(...(rank.per_step.length > 1 && usedGpu(rank)
-      ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rank.rank}` : "Steps"), stepBars(rank)] : []));
+      ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rankName(rank)}` : "Steps"), stepBars(rank)] : []));
   };
 
   const several = ranks.length > 1;

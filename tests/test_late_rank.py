@@ -70,6 +70,8 @@ def test_the_clocks_overrule_what_a_trace_says_of_hosts(recorded):
     assert [(found.rank, found.source) for found in both.findings if found.code == "straggler"] == [(0, "run")]
     none = combine(recorded, run(WORKED_MS, WORKED_MS))
     assert "straggler" not in {found.code for found in none.findings}
+    for found in (*both.findings, *none.findings):
+        assert "makes rank 1 late" not in found.advice, "of which there is no word any more"
 
 
 def test_a_gpu_that_computes_longer_is_the_traces_to_tell():

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES, PYTHON_BOUND
-from lightning_forge_profiling.diagnosis.findings import HOST_WAITS
+from lightning_forge_profiling.diagnosis.findings import HOST_WAITS, rank_causes
 from lightning_forge_profiling.diagnosis.late_rank import late_host, work_ms
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, finding, in_ms, saving
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext
@@ -90,7 +90,10 @@ def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tup
     """The trace without what it says of late hosts, and what the ranks' own clocks say, which decide about that."""
     if not evidence.clocks:
         return analysis, ()
-    traced = tuple(found for found in analysis.findings if found.evidence.get("late") != "host")
+    traced = analysis.findings
+    if any(found.evidence.get("late") == "host" for found in traced):
+        whole = [rank for rank in analysis.ranks if not rank.cut_off]
+        traced = tuple(rank_causes(whole, analysis.rank_waits))
     found = None if any(found.code == "straggler" for found in traced) else late_host(analysis, evidence)
     return replace(analysis, findings=traced), () if found is None else (found,)
 

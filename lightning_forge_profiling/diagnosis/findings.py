@@ -12,7 +12,7 @@ from lightning_forge_profiling.diagnosis.trace_rules import INPUT_BOUND, TRACE_R
 from lightning_forge_profiling.results.analysis import Finding, RankWait
 from lightning_forge_profiling.results.rank import RankSummary
 
-__all__ = ["HOST_WAITS", "find_causes"]
+__all__ = ["HOST_WAITS", "find_causes", "rank_causes"]
 
 HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
 """What keeps the GPU waiting for the host, the data loader apart."""
@@ -26,7 +26,7 @@ turns do not differ so much."""
 
 
 def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:
-    """Apply the rules to every rank.
+    """Apply the rules to every rank, and compare the ranks.
 
     A finding's share of the step is the mean over the ranks. Where a cause is found on one of several ranks only, the
     finding names it.
@@ -35,15 +35,22 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
         ranks: the figures of each rank.
         waits: how long each waited for others.
     """
-    wait_ms = {wait.rank: wait.wait_ms_per_step for wait in waits}
-    contexts = [RuleContext(rank, wait_ms.get(rank.rank)) for rank in ranks]
+    findings = rank_causes(ranks, waits)
+    straggler = _straggler(_contexts(ranks, waits))
+    return findings if straggler is None else [*(_part_of(straggler, found) for found in findings), straggler]
+
+
+def rank_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:
+    """`find_causes` without a straggler."""
+    contexts = _contexts(ranks, waits)
     on_gpu = any(context.on_gpu for context in contexts)
     rules = TRACE_RULES if on_gpu else (*CPU_RULES, INPUT_BOUND)
-    findings = [found for rule in rules if (found := _apply(rule, contexts, on_gpu=on_gpu)) is not None]
-    straggler = _straggler(contexts) if waits else None
-    if straggler is None:
-        return findings
-    return [*(_part_of(straggler, found) for found in findings), straggler]
+    return [found for rule in rules if (found := _apply(rule, contexts, on_gpu=on_gpu)) is not None]
+
+
+def _contexts(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> list[RuleContext]:
+    wait_ms = {wait.rank: wait.wait_ms_per_step for wait in waits}
+    return [RuleContext(rank, wait_ms.get(rank.rank)) for rank in ranks]
 
 
 def _apply(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: bool) -> Finding | None:

@@ -38,8 +38,8 @@ def _launch_cost(context: RuleContext) -> float:
 
 def _slow_launches(context: RuleContext) -> Explanation:
     parts = [part for part in context.rank.idle_parts if _cause(part) == "launch"]
-    where = f", {in_ms(parts[0].ms_per_step)} of it in {_activity(parts[0])}" if parts else ""
     waits = context.rank.idle["launch"].ms_per_step
+    where = f", {in_ms(min(parts[0].ms_per_step, waits))} of it in {_activity(parts[0])}" if parts else ""
     title = f"the GPU waits {context.of_step(waits)} inside launch calls of 0.1 ms or more{where}"
     evidence: Evidence = {"idle_in_launches_ms_per_step": waits, **(_evidence(parts[0]) if parts else {})}
     advice = (

@@ -48,7 +48,7 @@ def test_the_host_that_works_longest_on_a_step_is_late_by_what_it_works_longer(r
     assert found.rank == 1
     assert found.evidence["late_ms_per_step"] == pytest.approx(15)
     assert found.share_pct == pytest.approx(100 * 15 / STEP_MS, abs=6)
-    assert "its host is late, and works 20.6 ms on a step where the others work 5.6 ms" in found.title
+    assert "its host is late, and works 20.6 ms on a step where the others work 5.58 ms" in found.title
 
 
 def test_it_costs_no_more_than_the_others_gpus_have_left(recorded):
@@ -70,6 +70,8 @@ def test_the_clocks_overrule_what_a_trace_says_of_hosts(recorded):
     assert [(found.rank, found.source) for found in both.findings if found.code == "straggler"] == [(0, "run")]
     none = combine(recorded, run(WORKED_MS, WORKED_MS))
     assert "straggler" not in {found.code for found in none.findings}
+    for found in (*both.findings, *none.findings):
+        assert "makes rank 1 late" not in found.advice, "of which there is no word any more"
 
 
 def test_a_gpu_that_computes_longer_is_the_traces_to_tell():

@@ -1,6 +1,7 @@
 """Steps of which nothing but the end is timed, by the host's clock: whose time they take, and what ends their row."""
 
 import time
+from itertools import pairwise
 
 import pytest
 from lightning.pytorch import Callback
@@ -169,7 +170,9 @@ def test_a_real_run_ends_most_steps_so_and_its_sums_are_those_of_the_clock(make_
     assert run_.steps == 147
     took_ms = (ends.ns[-1] - ends.ns[2]) / 1e6
     assert run_.step_ms.mean * 147 == pytest.approx(took_ms, rel=0.02)
-    assert run_.step_ms.max == pytest.approx(200, rel=0.1), "the planted one, though none of its regions were timed"
+    longest_ms = max(end - before for before, end in pairwise(ends.ns[2:])) / 1e6
+    assert longest_ms >= 200, "the planted one, or another on a busy machine"
+    assert run_.step_ms.max == pytest.approx(longest_ms, rel=0.1), "though none of its regions were timed"
     assert ours.summary()["throughput/samples_per_sec"] == pytest.approx(147 * 4 / took_ms * 1e3, rel=0.02)
 
 

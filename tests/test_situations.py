@@ -47,7 +47,7 @@ def _time_passes_in_slow_places(monkeypatch):
 
     monkeypatch.setattr(models, "busy", busy)
     monkeypatch.setattr(recording, "CUDATimerCollection", timers)
-    monkeypatch.setattr(recording, "StepRecorder", partial(StepTimer, clock_ns=clock_ns))
+    monkeypatch.setattr(recording, "StepTimer", partial(StepTimer, clock_ns=clock_ns))
 
 
 @pytest.mark.usefixtures("_time_passes_in_slow_places")

@@ -25,7 +25,7 @@ __all__ = ["MAX_USER_REGIONS", "StepTimer"]
 _log = plain_logger(__name__)
 
 MAX_USER_REGIONS: Final = 64
-"""What the built-in regions are called in a trace: `forge.forward`, `forge.validation`, ..."""
+"""Regions of the user's beyond these are not timed, so that names made up in a loop cannot grow without end."""
 
 _DELIVER_EVERY: Final = 32
 """Reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm."""

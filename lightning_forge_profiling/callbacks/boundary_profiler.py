@@ -5,13 +5,13 @@ Lightning wraps every hook in `trainer.profiler.profile(name)` and announces fet
 data fetch and of the transfer to the device.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.callbacks.ledger_parts import part_of
+from lightning_forge_profiling.callbacks.ledger_parts import Part
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.plain_text import plain_logger
@@ -22,6 +22,8 @@ __all__ = ["BoundaryProfiler", "StandIn"]
 _log = plain_logger(__name__)
 
 _EVERY_STEP_HAS: Final = "forward"
+
+_NO_PARTS: Final[Mapping[str, Part]] = MappingProxyType({})
 
 _LOST_IN_A_ROW: Final = 3
 """A profiler that is assigned once or twice costs a step or two; from so many on it is not to be followed."""
@@ -157,17 +159,18 @@ class BoundaryProfiler:
         inner: the profiler that the Trainer had.
         step_timer: receives the boundaries; its ledger, if it has one, those of hooks.
         actions: Lightning's names for its actions.
-        own: state keys of this package's callbacks.
+        parts: of the ledger, by the names of their actions.
     """
 
-    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_own", "_regions", "_whole", "_split"})
+    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_whole", "_split"})
 
-    def __init__(self, inner: Any, step_timer: StepTimer, actions: Actions, own: Collection[str] = ()) -> None:
+    def __init__(
+        self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, Part] = _NO_PARTS
+    ) -> None:
         self.inner = inner
         self.step_timer = step_timer
-        self._own = own
+        self._parts = parts
         self._boundaries = _boundaries(step_timer, actions)
-        self._regions = frozenset(actions.regions)
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
                 self._boundaries[name] = _Boundary(self._training_begins, self._boundaries[name].after)
@@ -187,14 +190,10 @@ class BoundaryProfiler:
     def _boundary(self, action_name: str, *, per_batch: bool) -> _Boundary | None:
         """The functions to call at the boundaries of an action: for its region, and for its part of the ledger."""
         boundary = self._boundaries.get(action_name)
-        ledger = self.step_timer.ledger
-        if ledger is None or (boundary is not None and action_name in self._regions):
+        ledger, part = self.step_timer.ledger, self._parts.get(action_name)
+        if ledger is None or part is None or (part.per_batch and not per_batch):
             return boundary
-        found = part_of(action_name, self._own)
-        if found is None or (found[1] and not per_batch):
-            return boundary
-        part, sampled = found
-        enter, leave = partial(ledger.enter, part, sampled=sampled), partial(ledger.exit, part)
+        enter, leave = partial(ledger.enter, part.name, sampled=part.per_batch), partial(ledger.exit, part.name)
         if boundary is None:
             return _Boundary(enter, leave)
         return _Boundary(partial(_both, enter, boundary.before), partial(_both, boundary.after, leave))
@@ -250,13 +249,13 @@ class StandIn:
     Args:
         step_timer: receives the boundaries.
         actions: Lightning's names for its actions.
-        own: state keys of this package's callbacks.
+        parts: of the ledger, by the names of their actions.
     """
 
-    def __init__(self, step_timer: StepTimer, actions: Actions, own: Collection[str] = ()) -> None:
+    def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, Part] = _NO_PARTS) -> None:
         self._step_timer = step_timer
         self._actions = actions
-        self._own = own
+        self._parts = parts
         self._ours: BoundaryProfiler | None = None
         self._replaced = self._warned = False
         self._lost = 0
@@ -265,7 +264,7 @@ class StandIn:
         """Wrap the Trainer's profiler."""
         if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.step_timer is self._step_timer):
             self.leave(trainer)  # a fit that ended without calling any hook left one
-            trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._own)
+            trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = trainer.profiler
 
     def follow(self, trainer: Trainer) -> None:

@@ -2,14 +2,15 @@
 
 import gc
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from threading import get_ident
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, implemented_hooks
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
-__all__ = ["LedgerParts", "part_of"]
+__all__ = ["LedgerParts", "Part", "hook_parts"]
 
 _PER_BATCH: Final = ("batch", "zero_grad", "backward", "optimizer_step", "clipping")
 """What the names of hooks have in them that come in every batch."""
@@ -20,36 +21,37 @@ _OLDEST: Final = 2
 _LOGGER_CALLS: Final = ("log_metrics", "save")
 
 
-def part_of(action: str, own: Collection[str] = ()) -> tuple[str, bool] | None:
-    """The part of the ledger that an announced action is, and whether it comes in every batch.
+class Part(NamedTuple):
+    """A part of the ledger."""
+
+    name: str
+    per_batch: bool = False
+    """Whether it comes in every batch, and so is timed in the steps that are split into regions only."""
+
+
+def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object]) -> dict[str, Part]:
+    """The parts for the hooks that callbacks, module and data module implement, by the name that Lightning announces.
 
     Args:
-        action: Lightning's name for it, such as `[Callback]EMA.on_train_batch_end`.
-        own: state keys of this package's callbacks.
-
-    Returns:
-        None for an action that is not a part, as those of the strategy.
-
-    Example:
-        >>> part_of("[Callback]ModelCheckpoint{'monitor': None}.on_train_epoch_end")
-        ('callback/ModelCheckpoint.on_train_epoch_end', False)
-        >>> part_of("[LightningModule]GPT.on_train_batch_start")
-        ('module/on_train_batch_start', True)
+        trainer: of the fit.
+        module: the module that it trains.
+        own: this package's callbacks.
     """
-    kind, _, rest = action.removeprefix("[").partition("]")
-    owner, _, hook = rest.rpartition(".")
-    per_batch = any(word in hook for word in _PER_BATCH)
-    match kind:
-        case "Callback" if owner in own:
-            return "profiler", per_batch
-        case "Callback":
-            name = owner.partition("{")[0].rpartition(".")[2]  # of a class in a function, its own name
-            return f"callback/{name}.{hook}", per_batch
-        case "LightningModule":
-            return f"module/{hook}", per_batch
-        case "LightningDataModule":
-            return f"datamodule/{hook}", per_batch
-    return None
+    parts = {}
+    for callback in trainer.callbacks:
+        name = type(callback).__name__
+        for hook in implemented_hooks(callback):
+            part = "profiler" if callback in own else f"callback/{name}.{hook}"
+            parts[f"[Callback]{callback.state_key}.{hook}"] = Part(part, _per_batch(hook))
+    for kind, owner in ("LightningModule", module), ("LightningDataModule", trainer.datamodule):
+        for hook in implemented_hooks(owner):
+            part = f"{kind.removeprefix('Lightning').lower()}/{hook}"
+            parts[f"[{kind}]{type(owner).__name__}.{hook}"] = Part(part, _per_batch(hook))
+    return parts
+
+
+def _per_batch(hook: str) -> bool:
+    return any(word in hook for word in _PER_BATCH)
 
 
 class LedgerParts:
@@ -60,7 +62,7 @@ class LedgerParts:
         loggers: the Trainer's.
     """
 
-    def __init__(self, clock: LedgerClock, loggers: Iterable[Any]) -> None:
+    def __init__(self, clock: LedgerClock, loggers: Collection[Any]) -> None:
         self._clock = clock
         self._thread = get_ident()
         self._compiling = 0

@@ -14,7 +14,7 @@ from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
 from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
 from lightning_forge_profiling.callbacks.guard import guarded
-from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts
+from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
 from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
@@ -42,7 +42,7 @@ a few, and a loader with four workers has eight batches ready at the start that 
 _MANUAL_HOOKS = ("on_before_backward", "on_after_backward")
 
 
-_SET_UP: Final = "startup"
+_SET_UP: Final = "startup/fit"
 _TEAR_DOWN: Final = "teardown"
 
 _fits = count()
@@ -207,7 +207,8 @@ class TimedCallback(Callback):
         if self._leads:
             warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
             overhead = next((peer.overhead for peer in peers if peer.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
-            self._ledger_clock = LedgerClock(_run_began_ns())
+            self._ledger_clock = LedgerClock(_run_began_ns(), "startup/process")
+            self._ledger_clock.exit("startup/process")
             self._ledger_clock.enter(_SET_UP)
             self._step_timer = StepTimer(
                 CUDATimerCollection((), device=trainer.strategy.root_device),
@@ -233,8 +234,8 @@ class TimedCallback(Callback):
             self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
             self._counter = self._work_counter(pl_module)
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
-            own = {peer.state_key for peer in self._peers}
-            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module), own)
+            parts = hook_parts(trainer, pl_module, self._peers)
+            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module), parts)
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:

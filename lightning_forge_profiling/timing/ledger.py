@@ -38,6 +38,7 @@ class LedgerClock:
 
     Args:
         began_ns: when the run began, by `clock_ns`.
+        part: the part that it began with; "" for none.
         clock_ns: the host clock.
 
     Example:
@@ -51,13 +52,13 @@ class LedgerClock:
         ({'steps': 60, 'checkpoint': 30}, 10)
     """
 
-    def __init__(self, began_ns: int, clock_ns: Callable[[], int] = perf_counter_ns) -> None:
+    def __init__(self, began_ns: int, part: str = "", clock_ns: Callable[[], int] = perf_counter_ns) -> None:
         self._began_ns = self._since_ns = began_ns
         self._clock_ns = clock_ns
         self._ns: dict[str, int] = {}
         self._sampled_ns: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
-        self._stack: list[tuple[str, bool]] = []
+        self._counts: Counter[str] = Counter([part] if part else [])
+        self._stack = [(part, False)] if part else []
         self.steps = 0
         """How many steps have ended in which sampled parts could have been timed."""
         self.sampled_steps = 0

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import pickle
 import sys
 import time
@@ -256,3 +257,13 @@ def test_a_part_that_was_never_begun_ends_nothing():
         "steps": 20, "validation": 10, "callback/X.hook": 10,
     }  # fmt: skip
     assert sums_up(ledger)
+
+
+def test_the_summary_has_it(make_trainer, tmp_path):
+    forge = ForgeProfilerCallback(2, 4, trace_dir=tmp_path)
+    ours, _ = fit(make_trainer, tmp_path, forge)
+    summary = json.loads(forge.trace_report().summary_path.read_text(encoding="utf-8"))
+    ledger = summary["run"]["ledger"]
+    assert sum(ledger["parts"].values()) + ledger["unexplained_s"] == pytest.approx(ledger["wall_s"])
+    assert ledger["wall_s"] <= ours.ledger().wall_s
+    assert [*ledger["parts"].values()] == sorted(ledger["parts"].values(), reverse=True)

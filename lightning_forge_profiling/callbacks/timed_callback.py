@@ -423,7 +423,7 @@ class TimedCallback(Callback):
         if peers[-1:] != (self,):
             return
         if step_timer is not None and trainer.is_global_zero and step_timer.began:
-            analysis = report_run(trainer, step_timer, peers, interrupted=interrupted)
+            analysis = report_run(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
             for peer in peers:
                 peer._analysis = analysis  # noqa: SLF001  (one of us)
         ledger = self.ledger()

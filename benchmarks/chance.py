@@ -11,8 +11,9 @@ import argparse
 import numpy as np
 
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
+from lightning_forge_profiling.bench.options import Options
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
-from lightning_forge_profiling.bench.sampling import Limits, collect
+from lightning_forge_profiling.bench.sampling import collect
 
 NOISE = 0.02
 CALL_US = 20_000.0
@@ -55,7 +56,7 @@ def coverage(trials: int) -> tuple[float, float]:
     held, counts = 0, []
     for seed in range(trials):
         call = Call(seed)
-        samples = collect(call, Limits.between(None, None, 0.01), call.clock_ns)
+        samples = collect(call, Options(), call.clock_ns)
         low, high = median_interval(samples)
         held += low <= CALL_US <= high
         counts.append(len(samples))

@@ -33,8 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 
 from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.cuda import Gpu
-from lightning_forge_profiling.bench.stopwatch import Stopwatch
+from lightning_forge_profiling.bench.cuda import EventTimer, Gpu
 
 TRACED_CALLS = 50
 REPLAYED_CALLS = 100
@@ -47,7 +46,7 @@ OURS = ("auto", "graph", "saturated", "events", "wall")
 OTHERS = ("do_bench", "do_bench_cudagraph", "torch.utils.benchmark")
 
 
-def subjects() -> dict[str, Callable[[], object]]:
+def functions() -> dict[str, Callable[[], object]]:
     """The functions to time."""
     half: Any = {"device": "cuda", "dtype": torch.bfloat16}
     small, large = torch.randn(2**20, device="cuda"), torch.randn(2**26, device="cuda")
@@ -132,7 +131,7 @@ class InARow:
 def in_a_row(fn: Callable[[], object]) -> InARow:
     """The same calls in a full queue and in a replayed graph."""
     gpu = Gpu(torch.device("cuda", torch.cuda.current_device()))
-    stopwatch = Stopwatch(gpu)
+    timer = EventTimer(gpu)
 
     def make(calls: int) -> None:
         for _ in repeat(None, calls):
@@ -155,8 +154,8 @@ def in_a_row(fn: Callable[[], object]) -> InARow:
         for traced, found in read.items():
             time.sleep(REST_S)
             with profile(activities=[ProfilerActivity.CUDA], acc_events=True) if traced else nullcontext():
-                us = stopwatch.between(replay, ahead_us=AHEAD_US).us
-            found.append((us - stopwatch.empty_us) / REPLAYED_CALLS)
+                us = timer.between(replay, ahead_us=AHEAD_US).us
+            found.append((us - timer.empty_us) / REPLAYED_CALLS)
     return InARow(*traces, *map(statistics.median, read.values()))
 
 
@@ -247,7 +246,7 @@ def main() -> None:
     rows: dict[str, dict[str, Reading]] = {}
     more: dict[str, InARow] = {}
     print("\nMicroseconds of one call, and how far off the trace beside it.\n")
-    for name, fn in subjects().items():
+    for name, fn in functions().items():
         if args.only not in name:
             continue
         found = measure(fn, args.rounds, args.min_time)

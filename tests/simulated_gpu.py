@@ -46,7 +46,7 @@ class SimulatedGpu:
         self.captures = self.replays = self.flushes = self.kernels = 0
         self.profiler_error = None
         self.recorded = None
-        self.in_use = self.given = self.device_calls = 0
+        self.in_use = self.allocated = self.cuda_mallocs = 0
 
     # what the host does
 
@@ -87,9 +87,9 @@ class SimulatedGpu:
         self._record("kernel", "k", self.host_ns + LATENCY_NS, self.host_ns + LATENCY_NS + ns)
 
     def allocate(self, size, *, keep):
-        self.given += size
+        self.allocated += size
         self.in_use += size if keep else 0
-        self.device_calls += keep
+        self.cuda_mallocs += keep
 
     # what the package calls
 
@@ -132,7 +132,7 @@ class SimulatedGpu:
         return replay
 
     def memory(self):
-        return SimpleNamespace(in_use_bytes=self.in_use, given_bytes=self.given, device_calls=self.device_calls)
+        return SimpleNamespace(in_use_bytes=self.in_use, allocated_bytes=self.allocated, cuda_mallocs=self.cuda_mallocs)
 
     @contextmanager
     def mark(self, name):

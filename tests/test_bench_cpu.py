@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_forge_profiling.bench.benchmark import benchmark, time_on_cpu
+from lightning_forge_profiling.bench.benchmark import benchmark, time_call
 from lightning_forge_profiling.bench.kernel_time import CALL, busy_us_per_call
-from lightning_forge_profiling.bench.plan import Plan
+from lightning_forge_profiling.bench.options import Options
 from lightning_forge_profiling.bench.quality import drift
-from lightning_forge_profiling.bench.sampling import Limits, collect
-from lightning_forge_profiling.bench.timed_call import Subject
+from lightning_forge_profiling.bench.sampling import collect
+from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 
@@ -30,15 +30,14 @@ class Host:
         self.ns += ns
 
 
-def plan(**options):
-    limits = Limits(min_time_s=0.01, max_time_s=0.5, max_noise=0.01)
-    return Plan(**{"name": "it", "method": "auto", "flush_l2": True, "warmup": None, "limits": limits, **options})
+def options(**others):
+    return Options(**{"min_time": 0.01, "max_time": 0.5, **others})
 
 
 @pytest.mark.parametrize("ns", [40, 3_000, 900_000, 300_000_000])
 def test_a_call_takes_what_the_clock_says_from_nanoseconds_to_a_third_of_a_second(ns):
     host = Host()
-    result = time_on_cpu(Subject(host.work, [(ns,)]), plan(), host.clock_ns)
+    result = time_call(TimedCall(host.work, [(ns,)]), options(), clock_ns=host.clock_ns)
     assert result.median_us == ns / 1e3
     assert (result.calls_per_sample == 1) == (ns >= 900_000)
 
@@ -46,7 +45,7 @@ def test_a_call_takes_what_the_clock_says_from_nanoseconds_to_a_third_of_a_secon
 def test_a_first_call_that_compiles_is_no_sample():
     host = Host()
     times = iter([2_000_000_000])
-    result = time_on_cpu(Subject(lambda: host.work(next(times, 50_000)), [()]), plan(), host.clock_ns)
+    result = time_call(TimedCall(lambda: host.work(next(times, 50_000)), [()]), options(), clock_ns=host.clock_ns)
     assert max(result.samples_us) == 50.0
     assert result.warnings == ()
 
@@ -59,14 +58,14 @@ def test_a_function_of_many_seconds_is_called_few_times_and_said_to_be_known_bad
         calls.append(0)
         host.work(10_000_000_000)
 
-    result = time_on_cpu(Subject(slow, [()]), plan(), host.clock_ns)
+    result = time_call(TimedCall(slow, [()]), options(), clock_ns=host.clock_ns)
     assert len(calls) <= 3
     assert any("too few" in warning for warning in result.warnings)
 
 
 def test_no_sample_is_begun_that_would_end_after_max_time():
     host = Host()
-    result = time_on_cpu(Subject(host.work, [(300_000_000,)]), plan(warmup=1), host.clock_ns)
+    result = time_call(TimedCall(host.work, [(300_000_000,)]), options(warmup=1), clock_ns=host.clock_ns)
     assert len(result.samples_us) == 1
 
 
@@ -77,8 +76,8 @@ def test_a_clock_that_gives_no_sample_ends_with_a_sentence():
         host.work(1_000_000)
         return []
 
-    with pytest.raises(ForgeProfilingError, match=r"no sample was to be had within max_time \(0.5 s\)"):
-        collect(nothing, plan().limits, host.clock_ns)
+    with pytest.raises(ForgeProfilingError, match=r"Could not collect a sample within max_time \(0.5 s\)"):
+        collect(nothing, options(), host.clock_ns)
 
 
 def test_a_result_on_the_cpu_says_how_many_threads_there_were():
@@ -116,8 +115,8 @@ def test_however_few_calls_warm_it_up_a_sample_is_of_many_short_ones(warmup, slo
         host.work(reading_ns)
         return host.ns
 
-    short = Subject(lambda: host.work(next(first, 40)), [()])
-    result = time_on_cpu(short, plan(warmup=warmup), clock_ns)
+    short = TimedCall(lambda: host.work(next(first, 40)), [()])
+    result = time_call(short, options(warmup=warmup), clock_ns=clock_ns)
     assert result.median_us == pytest.approx(0.04, rel=0.01)
     assert result.calls_per_sample > 1000
 
@@ -125,7 +124,7 @@ def test_however_few_calls_warm_it_up_a_sample_is_of_many_short_ones(warmup, slo
 @pytest.mark.parametrize("ns", [1_000, 400_000])
 def test_inputs_of_different_costs_are_warmed_up_and_timed_by_whole_rounds(ns):
     host = Host()
-    result = time_on_cpu(Subject(host.work, [(ns,), (9 * ns,), (2 * ns,)]), plan(), host.clock_ns)
+    result = time_call(TimedCall(host.work, [(ns,), (9 * ns,), (2 * ns,)]), options(), clock_ns=host.clock_ns)
     assert result.warnings == ()
     assert result.calls_per_sample % 3 == 0
     assert result.median_us == pytest.approx(4 * ns / 1e3)
@@ -142,8 +141,8 @@ def test_inputs_take_turns():
 def test_the_warm_up_has_as_many_calls_as_were_asked_for_and_one_at_least(warmup, expected):
     host = Host()
     calls = []
-    slow = Subject(lambda: (calls.append(0), host.work(400_000_000)), [()])
-    result = time_on_cpu(slow, plan(warmup=warmup), host.clock_ns)
+    slow = TimedCall(lambda: (calls.append(0), host.work(400_000_000)), [()])
+    result = time_call(slow, options(warmup=warmup), clock_ns=host.clock_ns)
     assert len(calls) - len(result.samples_us) == expected
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.microbench import subjects, traced_us
+from benchmarks.microbench import functions, traced_us
 from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.bench.cuda import Gpu
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
@@ -27,7 +27,7 @@ def vector():
 @pytest.mark.parametrize("method", ["auto", "graph"])
 def test_the_default_method_and_one_without_the_profiler_agree_with_the_trace(method):
     read = {}
-    for name, fn in subjects().items():
+    for name, fn in functions().items():
         before = traced_us(fn)
         found = benchmark(fn, flush_l2=False, method=method, name=name, **QUICK)
         read[name] = (found.median_us, (before + traced_us(fn)) / 2)

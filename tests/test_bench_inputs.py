@@ -3,37 +3,26 @@
 import gc
 import threading
 import weakref
-from collections import OrderedDict, defaultdict
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from operator import getitem
 from types import FunctionType
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
-from lightning_forge_profiling.bench.names import Names, default_name
+from lightning_forge_profiling.bench.device import find_device
+from lightning_forge_profiling.bench.options import Options
 from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.bench.sampling import Limits
-from lightning_forge_profiling.bench.timed_call import find_device
+from lightning_forge_profiling.bench.timed_call import default_name
 from lightning_forge_profiling.errors import ConfigurationError
 from tests.simulated_gpu import SimulatedGpu
 
 QUICK = {"min_time": 0.0, "max_time": 0.02, "warmup": 1, "device": "cpu"}
 VECTOR = torch.ones(8)
 LAYER = torch.nn.Linear(8, 2)
-
-
-@pytest.fixture(autouse=True)
-def _no_name_is_taken(monkeypatch):
-    """Names that other tests have given are not in the way."""
-    monkeypatch.setattr("lightning_forge_profiling.bench.benchmark._NAMES", Names())
 
 
 @pytest.fixture
@@ -57,31 +46,31 @@ def two_gpus(monkeypatch):
     ("options", "message"),
     [
         ({"method": "graph"}, r"seems to run on the CPU: leave method out"),
-        ({"method": "fast"}, r"choose one of auto, cpu, wall, events, saturated, graph, kernels"),
-        ({"inputs": []}, r"inputs is empty: give a list of argument tuples"),
-        ({"inputs": ((x,) for x in (1, 2))}, r"inputs is a generator: give a list of argument tuples"),
-        ({"inputs": VECTOR}, r"inputs is a Tensor: give a list of argument tuples"),
-        ({"inputs": [(VECTOR,), VECTOR]}, r"inputs\[1\] is a Tensor: each is a tuple of arguments"),
-        ({"max_time": -1}, r"max_time \(-1\) is no time: give seconds"),
-        ({"max_time": "1"}, r"max_time \('1'\) is no time: give seconds"),
-        ({"max_time": float("nan")}, r"max_time \(nan\) is no time"),
-        ({"min_time": [1]}, r"min_time \(\[1\]\) is no time"),
-        ({"min_time": 0.1, "max_time": 0.05}, r"min_time \(0.1\) exceeds max_time \(0.05\)"),
-        ({"max_noise": 0}, r"max_noise \(0\) is no positive number: 0.01 is 1 %"),
-        ({"max_noise": None}, r"max_noise \(None\) is no positive number"),
-        ({"warmup": -1}, r"warmup \(-1\) is no number of calls: give one such as 3, or leave it out"),
-        ({"warmup": 0.5}, r"warmup \(0.5\) is no number of calls"),
-        ({"warmup": "3"}, r"warmup \('3'\) is no number of calls"),
-        ({"kwargs": [1]}, r"kwargs is a list: give keyword arguments by name, as in kwargs={'dim': -1}"),
-        ({"kwargs": {1: 2}}, r"kwargs is of other keys than names"),
+        ({"method": "fast"}, r"method must be one of auto, cpu, wall, events, saturated, graph, kernels, got 'fast'"),
+        ({"inputs": []}, r"inputs must be a list of argument tuples, such as .*, got an empty one"),
+        ({"inputs": ((x,) for x in (1, 2))}, r"inputs must be a list of argument tuples, such as .*, got generator"),
+        ({"inputs": VECTOR}, r"inputs must be a list of argument tuples, such as .*, got Tensor"),
+        ({"inputs": [(VECTOR,), VECTOR]}, r"inputs\[1\] must be a tuple of arguments, .*, got Tensor"),
+        ({"max_time": -1}, r"max_time must be a number of seconds, 0 or more, got -1"),
+        ({"max_time": "1"}, r"max_time must be a number of seconds, 0 or more, got '1'"),
+        ({"max_time": float("nan")}, r"max_time must be a number of seconds, 0 or more, got nan"),
+        ({"min_time": [1]}, r"min_time must be a number of seconds, 0 or more, got \[1\]"),
+        ({"min_time": 0.1, "max_time": 0.05}, r"min_time \(0.1 s\) is longer than max_time \(0.05 s\)"),
+        ({"max_noise": 0}, r"max_noise must be a number greater than 0, such as 0.01 for 1 %, got 0"),
+        ({"max_noise": None}, r"max_noise must be a number greater than 0, .*, got None"),
+        ({"warmup": -1}, r"warmup must be a number of calls, 0 or more, got -1. Leave it out"),
+        ({"warmup": 0.5}, r"warmup must be a number of calls, 0 or more, got 0.5"),
+        ({"warmup": "3"}, r"warmup must be a number of calls, 0 or more, got '3'"),
+        ({"kwargs": [1]}, r"kwargs must be a dict with str keys, such as {'dim': -1}, got list"),
+        ({"kwargs": {1: 2}}, r"kwargs must be a dict with str keys, .*, got keys of other types"),
         ({"dim": -1}, r"no option 'dim': keyword arguments of the function go into kwargs={'dim': ...}"),
-        ({"device": "gpu"}, r"device='gpu' is no device: give 'cpu' or 'cuda:0'"),
-        ({"device": "meta"}, r"takes the CPU or a CUDA device"),
-        ({"device": -1}, r"device=-1 is no device"),
-        ({"device": 256}, r"device=256 is no device"),
-        ({"device": True}, r"device=True is no device"),
-        ({"flush_l2": 1}, r"flush_l2 \(1\) is neither True nor False"),
-        ({"name": 5}, r"name \(5\) is no text: give a string, or leave it out"),
+        ({"device": "gpu"}, r"device='gpu' is not a device: pass 'cpu' or one such as 'cuda:0'"),
+        ({"device": "meta"}, r"only the CPU and CUDA devices can"),
+        ({"device": -1}, r"device=-1 is not a device"),
+        ({"device": 256}, r"device=256 is not a device"),
+        ({"device": True}, r"device=True is not a device"),
+        ({"flush_l2": 1}, r"flush_l2 must be True or False, got 1"),
+        ({"name": 5}, r"name must be a str, got int"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_first_call(options, message):
@@ -93,12 +82,12 @@ def test_what_cannot_work_is_refused_before_the_first_call(options, message):
 
 @pytest.mark.parametrize("given", [VECTOR, 3, "torch.add", None])
 def test_a_result_instead_of_a_function_is_answered_with_how_to_write_it(given):
-    with pytest.raises(ConfigurationError, match=r"cannot be called: .* benchmark\(torch.softmax, x, -1\)"):
+    with pytest.raises(ConfigurationError, match=r"fn must be callable, got \w+: .* benchmark\(torch.softmax, x, -1\)"):
         benchmark(given)
 
 
 def test_arguments_and_inputs_together_are_refused():
-    with pytest.raises(ConfigurationError, match="inputs takes the place of arguments"):
+    with pytest.raises(ConfigurationError, match="inputs replaces positional arguments"):
         benchmark(print, 1, inputs=[(1,)])
 
 
@@ -179,7 +168,7 @@ def simulated_gpu(monkeypatch):
 
     def memory_stats(device):
         assert gpu.kernels, "it would start CUDA"
-        return {"allocated_bytes.all.allocated": gpu.memory().given_bytes} if device == gpu.index else {}
+        return {"allocated_bytes.all.allocated": gpu.memory().allocated_bytes} if device == gpu.index else {}
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -278,129 +267,22 @@ def test_names_tell_functions_apart():
     assert default_name(module, ()) == f"compiled {before}"
 
 
-def power(n):
-    return lambda x: x**n
+def test_functions_of_one_default_name_are_compared_by_names_of_their_own():
+    def power(n):
+        return lambda x: x**n
+
+    with pytest.raises(ConfigurationError, match=r"got 1: .*Name the functions with benchmark\(..., name=...\)"):
+        compare_benchmarks(benchmark(power(n), VECTOR, **QUICK) for n in (2, 3))
+    named = compare_benchmarks(benchmark(power(n), VECTOR, name=f"x**{n}", **QUICK) for n in (2, 3))
+    assert (named.baseline, named.ratios[0].name) == ("x**2", "x**3")
 
 
-class Scale:
-    """Something that can be called, and its method; nothing tells two of them apart but what they hold."""
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def __call__(self, x):
-        return x * self.factor
-
-    run = __call__
-
-
-def with_a_default(factor):
-    def scaled(x, *, factor=factor):
-        return x * factor
-
-    return scaled
-
-
-def names_of(calls):
-    """The names of results, in order; each call is made when the one before has gone."""
-    return [benchmark(*call, **QUICK).name for call in calls]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        power,
-        with_a_default,
-        Scale,
-        lambda n: Scale(n).run,
-        lambda n: torch.nn.Dropout(0.5),
-        lambda n: partial(Scale(n)),
-    ],
-    ids=["closure", "default", "instance", "method", "module", "partial"],
-)
-def test_two_functions_never_have_one_name_and_one_function_always_does(make):
-    gone = names_of((make(n), VECTOR) for n in (2, 3, 2, 3))
-    assert len(set(gone)) == 4
-    assert gone[1] == f"{gone[0]} #2"
-    kept = [make(n) for n in (2, 3)]
-    names = names_of((fn, VECTOR) for fn in kept * 2)
-    assert names[:2] == names[2:]
-    assert len({*names, *gone}) == 6
-
-
-def test_what_a_lambda_finds_elsewhere_is_no_reason_to_take_it_for_another():
-    names = [benchmark(lambda: fn(VECTOR), **QUICK).name for fn in (torch.sin, torch.cos)]  # noqa: B023
-    assert len(set(names)) == 2
-
-
-def test_methods_of_one_object_are_one_function():
-    scale = Scale(2)
-    assert len(set(names_of((scale.run, VECTOR) for _ in range(3)))) == 1
-    assert len(set(names_of((LAYER.forward, VECTOR) for _ in range(3)))) == 1
-    lengths = {"a": 1}
-    assert len(set(names_of((lengths.get, "a") for _ in range(3)))) == 1
-
-
-class Batch(NamedTuple):
-    """What a data loader may give."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-@dataclass(slots=True)
-class Slotted:
-    """What cannot be referred to weakly."""
-
-    x: torch.Tensor
-
-
-@dataclass
-class Settings:
-    """An argument that equals another."""
-
-    count: int
-
-
-def test_arguments_count_by_what_they_are_to_a_benchmark():
-    same = [
-        [(torch.relu, torch.randn(9)) for _ in range(3)],
-        [(torch.ones(9).add, n) for n in (1, 1)],
-        [(torch.cat, [torch.ones(9), torch.ones(8)]) for _ in range(2)],
-        [(torch.zeros, torch.ones(9, 2).shape) for _ in range(2)],
-        [(id, Batch(torch.ones(n), torch.ones(3))) for n in (9, 9)],
-        [(len, OrderedDict(x=torch.ones(9))) for _ in range(2)],
-        [(max, np.float32(1), np.float32(2)) for _ in range(2)],
-        [(id, [slice(3), range(4), torch.channels_last, np.dtype("f4"), ...]) for _ in range(2)],
-        [(getitem, torch.ones(2, 2), (..., 0)) for _ in range(2)],
-        [(np.sin, 1.5) for _ in range(2)],
-    ]
-    for calls in same:
-        assert len(set(names_of(calls))) == 1
-    matrix = torch.ones(6, 6)
-    other = [
-        [(len, [1, 2]), (len, [1]), (len, (1,))],
-        [(len, "x" * 50 + "y"), (len, "x" * 51)],
-        [(torch.relu, matrix), (torch.relu, matrix[:, ::2].repeat(1, 2).t()), (torch.relu, matrix.to_sparse())],
-        [(print, Settings(1)), (print, Settings(1))],
-        [(torch.ones(7).sum,), (torch.ones(8, 8).sum,)],
-    ]
-    for calls in other:
-        assert len(set(names_of(calls))) == len(calls)
-    sets = [[(VECTOR,), (torch.ones(n),)] for n in (10, 11)]
-    assert len({benchmark(torch.neg, inputs=one, **QUICK).name for one in sets}) == 2
-
-
-def test_a_name_keeps_neither_model_nor_tensors_alive():
+def test_a_benchmark_keeps_neither_model_nor_tensors_alive():
     model, x = torch.nn.Linear(8, 2), torch.ones(8)
     alive = [weakref.ref(one) for one in (model, x, model.weight)]
-    functions = [model, model.forward, partial(model), x.add, partial(torch.nn.functional.linear, weight=model.weight)]
-    for fn in functions:
+    for fn in (model, model.forward, partial(model), partial(torch.nn.functional.linear, weight=model.weight)):
         benchmark(fn, x, **QUICK)
-    benchmark(torch.cat, [x] * 500, **QUICK)
-    for holder in (Batch(x, x), Slotted(x), defaultdict(list, x=[x])):
-        benchmark(id, holder, **QUICK)
-    del holder, model, x, fn, functions
+    del model, x, fn
     gc.collect()
     assert [one() for one in alive] == [None] * 3
 
@@ -416,14 +298,14 @@ def test_a_function_that_holds_itself_has_a_name():
     ("given", "expected"),
     [
         ({}, (0.1, 3.0)),
-        ({"max_time_s": 0.05}, (0.05, 0.05)),
-        ({"min_time_s": 5}, (5, 5)),
-        ({"min_time_s": 1, "max_time_s": 2}, (1, 2)),
+        ({"max_time": 0.05}, (0.05, 0.05)),
+        ({"min_time": 5}, (5, 5)),
+        ({"min_time": 1, "max_time": 2}, (1, 2)),
     ],
 )
 def test_a_time_that_is_not_given_suits_the_one_that_is(given, expected):
-    limits = Limits.between(**{"min_time_s": None, "max_time_s": None, "max_noise": 0.01, **given})
-    assert (limits.min_time_s, limits.max_time_s) == expected
+    options = Options(**given)
+    assert (options.min_time_s, options.max_time_s) == expected
 
 
 def test_inputs_are_of_any_shape_and_take_turns():
@@ -508,8 +390,8 @@ def result(name):
         ([result("f")], "two names or more, got 1"),
         (result("f"), "two names or more, got 1"),
         ([], "two names or more, got 0"),
-        ([result("f"), 3.5], "and a float is in it"),
-        ("fg", "and a str is in it"),
+        ([result("f"), 3.5], "list of BenchmarkResult, got float among them"),
+        ("fg", "list of BenchmarkResult, got str among them"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(given, message):
@@ -535,11 +417,11 @@ def test_results_may_come_from_a_generator():
     ],
 )
 def test_json_of_something_else_is_no_result(text):
-    with pytest.raises(ConfigurationError, match="no result of to_"):
+    with pytest.raises(ConfigurationError, match="Not a result of to_"):
         BenchmarkResult.from_json(text)
 
 
 @pytest.mark.parametrize("sample", ["x", -1.0, float("nan"), float("inf"), None])
 def test_what_is_no_time_is_no_sample(sample):
-    with pytest.raises(ConfigurationError, match="which is no time: microseconds, 0 or more"):
+    with pytest.raises(ConfigurationError, match="samples_us must be microseconds, 0 or more, got"):
         BenchmarkResult(name="f", method="cpu", device="cpu", samples_us=(1.0, sample))

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from lightning_forge_profiling.bench.benchmark import time_on_gpu
-from lightning_forge_profiling.bench.plan import Plan
-from lightning_forge_profiling.bench.sampling import Limits
-from lightning_forge_profiling.bench.timed_call import Subject
+from lightning_forge_profiling.bench.benchmark import time_call
+from lightning_forge_profiling.bench.options import Options
+from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 from lightning_forge_profiling.gpu.clock_watch import ClockWatch
 from tests.fake_nvml import FakeNvml
@@ -20,14 +19,14 @@ def gpu():
     return SimulatedGpu()
 
 
-def plan(method="auto", *, flush_l2=False, warmup=None, min_time=0.01, max_time=0.5, max_noise=0.01):
-    limits = Limits(min_time_s=min_time, max_time_s=max_time, max_noise=max_noise)
-    return Plan(name="it", method=method, flush_l2=flush_l2, warmup=warmup, limits=limits)
+def options(method="auto", **others):
+    return Options(method=method, **{"flush_l2": False, "min_time": 0.01, "max_time": 0.5, **others})
 
 
-def timed(gpu, fn, how=None, *, sets=((),), watch="", rest=None):
-    how = plan() if how is None else how
-    return time_on_gpu(Subject(fn, sets), how, gpu, watch=watch, clock_ns=gpu.clock_ns, rest=rest or gpu.rest)
+def timed(gpu, fn, how=None, *, sets=((),), clock_watch=None, no_clock="", rest=None):
+    how = options() if how is None else how
+    clocks = {"clock_watch": clock_watch, "no_clock": no_clock, "clock_ns": gpu.clock_ns, "rest": rest or gpu.rest}
+    return time_call(TimedCall(fn, sets), how, gpu, **clocks)
 
 
 def add(gpu):
@@ -45,7 +44,7 @@ def test_auto_reads_what_the_kernel_takes(gpu):
 
 
 def test_each_method_reads_the_kernel_and_what_it_cannot_keep_out(gpu):
-    read = {name: timed(gpu, add(gpu), plan(name)).median_us for name in ("graph", "saturated", "events", "wall")}
+    read = {name: timed(gpu, add(gpu), options(name)).median_us for name in ("graph", "saturated", "events", "wall")}
     assert read["graph"] == pytest.approx(KERNEL_US + 0.1, abs=0.01)
     assert read["saturated"] == pytest.approx(KERNEL_US + 0.9, abs=0.01)
     assert 5 < read["events"] < read["wall"]
@@ -53,7 +52,7 @@ def test_each_method_reads_the_kernel_and_what_it_cannot_keep_out(gpu):
 
 @pytest.mark.parametrize(("method", "gap"), [("kernels", 0), ("saturated", 0.9)])
 def test_a_flush_makes_the_data_cold_and_is_not_in_the_time(gpu, method, gap):
-    result = timed(gpu, add(gpu), plan(method, flush_l2=True))
+    result = timed(gpu, add(gpu), options(method, flush_l2=True))
     assert gpu.flushes >= len(result.samples_us)
     assert result.median_us == pytest.approx(KERNEL_US + 1.5 + gap, abs=0.01)
     assert result.flush_l2
@@ -61,7 +60,7 @@ def test_a_flush_makes_the_data_cold_and_is_not_in_the_time(gpu, method, gap):
 
 
 def test_events_around_a_cold_call_hold_its_launch_as_around_a_hot_one(gpu):
-    hot, cold = (timed(gpu, add(gpu), plan("events", flush_l2=flush)).median_us for flush in (False, True))
+    hot, cold = (timed(gpu, add(gpu), options("events", flush_l2=flush)).median_us for flush in (False, True))
     assert cold == pytest.approx(hot + 1.5, abs=0.01)
 
 
@@ -71,7 +70,7 @@ def test_a_graph_of_a_function_that_waits_is_refused_before_the_capture(gpu):
         gpu.synchronize()
 
     with pytest.raises(ConfigurationError, match=r"cannot capture a function that waits .*such as .item\(\)"):
-        timed(gpu, waits, plan("graph"))
+        timed(gpu, waits, options("graph"))
     assert gpu.captures == 0
 
 
@@ -85,35 +84,35 @@ def test_a_graph_that_cuda_breaks_off_is_one_sentence(gpu):
     with pytest.raises(
         ForgeProfilingError, match=r"cannot be used: CUDA broke .* not permitted\. Leave method out"
     ) as found:
-        timed(gpu, add(gpu), plan("graph"))
+        timed(gpu, add(gpu), options("graph"))
     assert "\n" not in str(found.value)
     gpu.profiler_error = ForgeProfilingError("no")
     assert timed(gpu, add(gpu)).method == "saturated"
 
 
 def test_work_on_a_stream_of_its_own_is_read_from_the_profiler(gpu):
-    result = timed(gpu, lambda: gpu.kernel_aside(20_000), plan(flush_l2=True))
+    result = timed(gpu, lambda: gpu.kernel_aside(20_000), options(flush_l2=True))
     assert (result.method, result.median_us, result.flush_l2) == ("kernels", pytest.approx(20), False)
     assert result.queued_us is None
     assert any("found on other streams" in warning for warning in result.warnings)
-    assert timed(gpu, lambda: gpu.kernel_aside(20_000), plan("kernels")).median_us == pytest.approx(20)
+    assert timed(gpu, lambda: gpu.kernel_aside(20_000), options("kernels")).median_us == pytest.approx(20)
 
 
 def test_whether_there_is_work_on_other_streams_is_left_open_without_the_profiler(gpu):
     gpu.profiler_error = ForgeProfilingError("another torch profiler is active in this process")
     result = timed(gpu, lambda: gpu.kernel_aside(20_000))
     assert (result.method, result.device) == ("cpu", "cpu")
-    assert any("not seen (another torch profiler" in warning for warning in result.warnings)
+    assert any("is unknown (another torch profiler" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize("method", ["graph", "saturated", "events"])
 def test_a_method_that_reads_one_stream_is_refused_where_nothing_is_on_it(gpu, method):
     with pytest.raises(ConfigurationError, match="the function puts nothing there: leave method out"):
-        timed(gpu, lambda: gpu.kernel_aside(20_000), plan(method))
+        timed(gpu, lambda: gpu.kernel_aside(20_000), options(method))
 
 
 def test_a_graph_is_hot_and_says_so(gpu):
-    result = timed(gpu, add(gpu), plan("graph", flush_l2=True))
+    result = timed(gpu, add(gpu), options("graph", flush_l2=True))
     assert gpu.flushes == 0
     assert not result.flush_l2
     assert any("hot" in warning for warning in result.warnings)
@@ -136,9 +135,9 @@ def test_a_function_that_waits_is_still_timed_as_asked(gpu):
         gpu.kernel(2000)
         gpu.synchronize()
 
-    result = timed(gpu, waits, plan("saturated"))
+    result = timed(gpu, waits, options("saturated"))
     assert result.method == "saturated"
-    assert any("wait is in the time" in warning for warning in result.warnings)
+    assert any("time includes that wait" in warning for warning in result.warnings)
 
 
 def test_a_function_that_puts_nothing_on_the_gpu_is_timed_on_the_host(gpu):
@@ -147,7 +146,7 @@ def test_a_function_that_puts_nothing_on_the_gpu_is_timed_on_the_host(gpu):
 
     watch = ClockWatch(uuid=gpu.uuid, nvml=FakeNvml(), clock_ns=gpu.clock_ns)
     for method in ("auto", "cpu", "wall"):
-        result = timed(gpu, host_only, plan(method), watch=watch)
+        result = timed(gpu, host_only, options(method), clock_watch=watch)
         assert (result.method, result.device, result.threads) == ("cpu", "cpu", torch.get_num_threads())
         assert (result.clock, result.allocated_bytes, result.enqueue_us, result.warnings) == (None, None, None, ())
         assert result.median_us == pytest.approx(0.7, rel=0.01)
@@ -158,7 +157,7 @@ def test_the_cpu_does_not_rest_between_its_samples(gpu):
         gpu.host_ns += 700
 
     rests = []
-    timed(gpu, host_only, plan(min_time=0.1), rest=lambda _: rests.append(gpu.host_ns))
+    timed(gpu, host_only, options(min_time=0.1), rest=lambda _: rests.append(gpu.host_ns))
     assert gpu.host_ns - rests[-1] > 100_000_000
 
 
@@ -170,7 +169,7 @@ def test_a_function_of_the_cpu_whose_calls_differ_is_not_taken_for_one_that_wait
         calls += 1
         gpu.host_ns += 20_000_000 * 2**calls
 
-    result = timed(gpu, gets_slower, plan(warmup=1))
+    result = timed(gpu, gets_slower, options(warmup=1))
     assert (result.method, result.device) == ("cpu", "cpu")
     assert not any("GPU" in warning for warning in result.warnings)
 
@@ -186,7 +185,7 @@ def test_a_function_of_the_cpu_of_which_few_calls_are_slow_is_timed_there(gpu, s
         calls += 1
         gpu.host_ns += 20_000_000 if calls % 40 == 0 else 100_000
 
-    result = timed(gpu, next_batch, plan(warmup=3, max_time=0.5, min_time=0.1, flush_l2=flush_l2))
+    result = timed(gpu, next_batch, options(warmup=3, max_time=0.5, min_time=0.1, flush_l2=flush_l2))
     assert (result.method, result.device) == ("cpu", "cpu")
 
 
@@ -200,11 +199,11 @@ def test_under_a_profiler_that_sees_nothing_a_function_that_waits_is_still_the_g
         gpu.kernel(50_000)
         gpu.synchronize()
 
-    result = timed(gpu, step, plan(method))
-    assert (result.method, result.device) == ("wall", gpu.name)
-    assert any("waits for the GPU" in warning for warning in result.warnings)
+    result = timed(gpu, step, options(method))
+    assert (result.method, result.device, result.waits_for_gpu) == ("wall", gpu.name, True)
+    assert any("waits for the GPU" in warning for warning in result.warnings) == (method == "auto")
     with pytest.raises(ForgeProfilingError, match="no GPU work at all"):
-        timed(gpu, step, plan("kernels"))
+        timed(gpu, step, options("kernels"))
 
 
 def test_a_function_that_only_takes_gpu_memory_is_timed_on_the_host_and_is_the_gpus(gpu):
@@ -223,7 +222,7 @@ def test_work_on_a_stream_of_its_own_is_found_for_the_hosts_methods_too(gpu, met
         gpu.kernel_aside(20_000)
         gpu.free_ns = max(gpu.free_ns, gpu.host_ns + 23_000)  # a synchronization of the device waits for it
 
-    result = timed(gpu, aside, plan(method, max_time=0.02))
+    result = timed(gpu, aside, options(method, max_time=0.02))
     assert (result.method, result.device) == (method, gpu.name)
     assert result.median_us == pytest.approx(median_us, abs=1)
 
@@ -257,7 +256,7 @@ def test_without_the_profiler_a_hot_function_is_replayed_as_a_graph(gpu):
 
 def test_without_the_profiler_a_cold_function_is_timed_behind_a_full_queue(gpu):
     gpu.profiler_error = ForgeProfilingError("no")
-    assert timed(gpu, add(gpu), plan(flush_l2=True)).method == "saturated"
+    assert timed(gpu, add(gpu), options(flush_l2=True)).method == "saturated"
 
 
 def test_without_the_profiler_a_function_that_keeps_memory_is_not_captured(gpu):
@@ -291,13 +290,13 @@ def test_a_method_asked_for_by_name_fails_rather_than_becoming_another(gpu, meth
 
     gpu.profiler_error = RuntimeError("no profiler")
     with pytest.raises((RuntimeError, ForgeProfilingError), match=r"no capture|no profiler"):
-        timed(gpu, refuses, plan(method))
+        timed(gpu, refuses, options(method))
 
 
 def test_a_method_that_fails_says_what_to_choose_instead(gpu):
     gpu.profiler_error = ForgeProfilingError("another torch profiler is active in this process")
     with pytest.raises(ForgeProfilingError) as found:
-        timed(gpu, add(gpu), plan("kernels"))
+        timed(gpu, add(gpu), options("kernels"))
     said = "another torch profiler is active in this process. Leave method out, or take 'graph' or 'saturated'"
     assert said in str(found.value)
 
@@ -307,14 +306,14 @@ def test_a_method_that_fails_says_what_to_choose_instead(gpu):
         gpu.kernel(2000)
 
     with pytest.raises(RuntimeError) as found:
-        timed(gpu, refuses, plan("graph"))
+        timed(gpu, refuses, options("graph"))
     assert "'saturated'" in found.value.__notes__[0]
 
 
 def test_the_hosts_part_alone_is_said_to_be_that(gpu):
-    result = timed(gpu, add(gpu), plan("cpu", max_time=0.02))
+    result = timed(gpu, add(gpu), options("cpu", max_time=0.02))
     assert result.method == "cpu"
-    assert any("the launching" in warning for warning in result.warnings)
+    assert any("only the host's part" in warning for warning in result.warnings)
 
 
 def test_calls_that_only_sometimes_reach_the_gpu_count_as_they_are_and_are_named(gpu):
@@ -346,7 +345,7 @@ def test_an_error_of_any_call_reaches_the_user_whatever_the_method(gpu, method, 
         gpu.kernel(2000)
 
     with pytest.raises(LookupError, match=f"^{call}$"):
-        timed(gpu, breaks, plan(method, min_time=0.4))
+        timed(gpu, breaks, options(method, min_time=0.4))
 
 
 def test_calls_of_many_kernels_are_made_fewer_until_the_queue_holds_them(gpu):
@@ -354,7 +353,7 @@ def test_calls_of_many_kernels_are_made_fewer_until_the_queue_holds_them(gpu):
         for _ in range(50):
             gpu.kernel(100)
 
-    result = timed(gpu, fifty, plan("saturated"))
+    result = timed(gpu, fifty, options("saturated"))
     assert 1 <= result.calls_per_sample <= 20
     assert result.median_us == pytest.approx(50 * (0.1 + 0.9), rel=0.02)
     assert not any("wait for the host" in warning for warning in result.warnings)
@@ -369,7 +368,7 @@ def test_a_host_that_stalls_for_once_costs_a_sample_and_no_accuracy(gpu):
         gpu.host_ns += 3_000_000 if calls % 700 == 0 else 0
         gpu.kernel(2000)
 
-    result = timed(gpu, stalls_sometimes, plan("saturated"))
+    result = timed(gpu, stalls_sometimes, options("saturated"))
     assert result.p95_us == pytest.approx(2.9, abs=0.01)
 
 
@@ -382,7 +381,7 @@ def test_argument_sets_take_turns_in_every_method(gpu):
 
     for method, expected in {"kernels": 2.0, "graph": 2.1, "saturated": 2.9}.items():
         seen.clear()
-        result = timed(gpu, fn, plan(method), sets=((1,), (2,), (3,)))
+        result = timed(gpu, fn, options(method), sets=((1,), (2,), (3,)))
         assert seen[:6] == [1, 2, 3, 1, 2, 3]
         assert result.median_us == pytest.approx(expected, abs=0.05)
         assert method == "kernels" or result.calls_per_sample % 3 == 0
@@ -396,8 +395,8 @@ def test_a_sample_of_unequal_inputs_is_the_mean_of_a_round(gpu, method, flush_l2
         gpu.kernel(1000 * us)
 
     sets = ((2,), (40,), (300,))
-    result = timed(gpu, fn, plan(method, flush_l2=flush_l2), sets=sets)
-    each = [timed(gpu, fn, plan(method, flush_l2=flush_l2), sets=(one,)).median_us for one in sets]
+    result = timed(gpu, fn, options(method, flush_l2=flush_l2), sets=sets)
+    each = [timed(gpu, fn, options(method, flush_l2=flush_l2), sets=(one,)).median_us for one in sets]
     assert result.calls_per_sample % 3 == 0
     assert result.median_us == pytest.approx(sum(each) / 3, rel=0.05)
     assert result.noise < 0.01
@@ -408,7 +407,7 @@ def test_a_round_through_the_inputs_stays_whole_where_the_queue_holds_less(gpu):
         for _ in range(kernels):
             gpu.kernel(100)
 
-    result = timed(gpu, fn, plan("saturated"), sets=((10,), (20,), (60,)))
+    result = timed(gpu, fn, options("saturated"), sets=((10,), (20,), (60,)))
     assert result.calls_per_sample % 3 == 0
     assert result.median_us == pytest.approx(30 * (0.1 + 0.9), rel=0.05)
 
@@ -424,7 +423,7 @@ def test_a_call_of_a_second_is_made_six_times_however_little_time_there_is(gpu, 
         if on_gpu:
             gpu.kernel(1_000_000_000)
 
-    result = timed(gpu, slow, plan(max_time=0.5))
+    result = timed(gpu, slow, options(max_time=0.5))
     assert calls == 6
     assert result.method == ("kernels" if on_gpu else "cpu")
     assert result.median_us == pytest.approx(1e6, rel=0.001)
@@ -438,7 +437,7 @@ def test_samples_wait_until_the_function_is_warm(gpu):
         calls += 1
         gpu.kernel(2000 if calls > 300 else 50_000)
 
-    result = timed(gpu, gets_faster, plan("saturated"))
+    result = timed(gpu, gets_faster, options("saturated"))
     assert max(result.samples_us) == pytest.approx(2.9, abs=0.01)
     assert result.warnings == ()
 
@@ -451,7 +450,7 @@ def test_a_function_that_was_not_warmed_up_is_named(gpu):
         calls += 1
         gpu.kernel(2000 if calls > 300 else 50_000)
 
-    result = timed(gpu, gets_faster, plan("events", warmup=0, min_time=0.2))
+    result = timed(gpu, gets_faster, options("events", warmup=0, min_time=0.2))
     assert any("not warmed up" in warning for warning in result.warnings)
 
 
@@ -463,7 +462,7 @@ def test_a_function_that_does_not_settle_is_named_and_ends_in_time(gpu):
         calls += 1
         gpu.kernel(20_000 if calls // 7 % 2 else 40_000)
 
-    result = timed(gpu, erratic, plan("events", max_time=0.2, max_noise=0.001))
+    result = timed(gpu, erratic, options("events", max_time=0.2, max_noise=0.001))
     assert any(warning.endswith(": raise max_time") for warning in result.warnings)
     assert result.noise > 0.001
 
@@ -476,7 +475,7 @@ def test_more_time_is_no_advice_for_a_function_that_gets_slower(gpu):
         calls += 1
         gpu.kernel(20_000 + 50 * calls)
 
-    warnings = timed(gpu, slower, plan("events", max_noise=0.0001, warmup=1)).warnings
+    warnings = timed(gpu, slower, options("events", max_noise=0.0001, warmup=1)).warnings
     assert any("getting slower" in warning for warning in warnings)
     assert any("did not converge" in warning for warning in warnings)
     assert not any("raise max_time" in warning for warning in warnings)
@@ -494,7 +493,7 @@ def test_samples_taken_while_the_clock_was_held_down_are_left_out(gpu):
         nvml.boards[0].sm_mhz, nvml.boards[0].reasons = (990, 0x4) if held else (1980, 0)
         gpu.kernel(100_000)
 
-    result = timed(gpu, under_a_power_cap, plan("events", min_time=1.0, max_time=1.0), watch=watch)
+    result = timed(gpu, under_a_power_cap, options("events", min_time=1.0, max_time=1.0), clock_watch=watch)
     assert result.clock is not None
     assert result.clock.discarded > 100
     assert (result.clock.min_mhz, result.clock.max_mhz, result.clock.limit_mhz) == (990, 1980, 1980)
@@ -506,14 +505,14 @@ def test_a_clock_held_down_throughout_is_said_and_nothing_left_out(gpu):
     nvml = FakeNvml()
     nvml.boards[0].sm_mhz, nvml.boards[0].reasons = 1200, 0x20
     watch = ClockWatch(uuid=gpu.uuid, nvml=nvml, clock_ns=gpu.clock_ns)
-    result = timed(gpu, add(gpu), watch=watch)
+    result = timed(gpu, add(gpu), clock_watch=watch)
     assert result.clock is not None
     assert result.clock.discarded == 0
     assert any("1200 of 1980 MHz" in warning and "temperature" in warning for warning in result.warnings)
 
 
 def test_why_the_clock_was_not_watched_is_in_the_result(gpu):
-    result = timed(gpu, add(gpu), watch="pip install nvidia-ml-py")
+    result = timed(gpu, add(gpu), no_clock="pip install nvidia-ml-py")
     assert result.clock is None
     assert result.warnings == ("pip install nvidia-ml-py",)
 
@@ -526,8 +525,7 @@ def test_the_gpu_rests_most_of_the_time(gpu):
         gpu.rest(seconds)
 
     began = gpu.host_ns
-    subject = Subject(lambda: gpu.kernel(170_000), [()])
-    time_on_gpu(subject, plan("graph"), gpu, clock_ns=gpu.clock_ns, rest=rest)
+    timed(gpu, lambda: gpu.kernel(170_000), options("graph"), rest=rest)
     assert sum(rests) > 0.6 * (gpu.host_ns - began) / 1e9
     assert max(rests) <= 0.005
 
@@ -541,9 +539,9 @@ def test_an_error_of_the_function_reaches_the_caller(gpu):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [({"method": "magic"}, "choose one of"), ({"warmup": -1}, "number of calls"), ({"min_time": 9}, "max_time")],
+    ("given", "message"),
+    [({"method": "magic"}, "must be one of"), ({"warmup": -1}, "number of calls"), ({"min_time": 9}, "max_time")],
 )
-def test_what_cannot_work_is_refused(options, message):
+def test_what_cannot_work_is_refused(given, message):
     with pytest.raises(ConfigurationError, match=message):
-        plan(**options)
+        options(**given)

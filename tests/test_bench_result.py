@@ -60,7 +60,9 @@ def test_five_samples_say_nothing_about_how_well_the_median_is_known():
 
 
 def test_a_result_survives_json():
-    found = result([2.0, 1.0, 3.0], clock=CLOCK, warnings=("it waits",), enqueue_us=5.0, queued_us=2.5)
+    found = result(
+        [2.0, 1.0, 3.0], clock=CLOCK, warnings=("it waits",), waits_for_gpu=True, enqueue_us=5.0, queued_us=2.5
+    )
     text = found.to_json(indent=1)
     assert BenchmarkResult.from_json(text) == found
     assert json.loads(text)["median_us"] == 2.0
@@ -234,7 +236,7 @@ def test_too_few_samples_tell_nothing_however_far_apart():
     found = compare_benchmarks([result([1.0] * 3, "f"), result([9.0] * 3, "g")])
     assert found.ratios[0].verdict == "too few samples to tell"
     assert "no difference shown" not in str(found)
-    assert any("say nothing" in warning for warning in found.warnings)
+    assert any("gives no interval" in warning for warning in found.warnings)
     ratio = json.loads(found.to_json(), parse_constant=pytest.fail)["ratios"][0]
     assert (ratio["low"], ratio["high"]) == (0, None)
     assert "[unknown]" in str(found)
@@ -244,7 +246,7 @@ def test_results_that_were_measured_differently_are_compared_with_a_warning():
     slow = ClockSeen(1500.0, 1500, 1500, 1980, (), 0)
     fast = ClockSeen(1980.0, 1980, 1980, 1980, (), 0)
     found = compare_benchmarks([result([1.0] * 9, "f", clock=slow, flush_l2=True), result([1.0] * 9, "g", clock=fast)])
-    assert "the results differ in whether the L2 was flushed" in found.warnings
+    assert "the results differ in whether the L2 cache was flushed" in found.warnings
     assert any("1500 to 1980 MHz" in warning for warning in found.warnings)
 
 
@@ -262,6 +264,14 @@ def test_results_of_other_threads_or_another_device_are_compared_with_a_warning(
     assert compare_benchmarks([first, BenchmarkResult(name="g", **given)] * 5).warnings == ()
     found = compare_benchmarks([first, BenchmarkResult(**({"name": "g"} | given | other))] * 5)
     assert found.warnings == (f"the results differ in {differing}",)
+
+
+def test_runs_of_one_name_that_are_clearly_of_different_functions_are_named():
+    given = {"f": (10.0, 10.1, 30.0), "g": (12.0, 13.0, 11.0)}
+    runs = [result([us] * 9, name) for name, medians in given.items() for us in medians]
+    [warning] = [text for text in compare_benchmarks(runs).warnings if "different functions" in text]
+    assert warning.startswith("the runs of f took from 10.0 µs to 30.0 µs: ")
+    assert "name=" in warning
 
 
 def test_one_name_alone_cannot_be_compared():
@@ -303,6 +313,7 @@ def test_what_a_terminal_cannot_show_is_escaped_so_that_names_stay_apart():
         {"method": None},
         {"device": ["cpu"]},
         {"flush_l2": "yes"},
+        {"waits_for_gpu": 1},
         {"samples_us": "12"},
         {"samples_us": [True]},
         {"samples_us": [None]},
@@ -328,7 +339,7 @@ def test_what_a_terminal_cannot_show_is_escaped_so_that_names_stay_apart():
 def test_json_with_a_field_of_the_wrong_kind_is_refused(wrong):
     right = {"name": "f", "method": "cpu", "device": "cpu", "samples_us": [1.0], "clock": asdict(CLOCK)}
     assert str(BenchmarkResult.from_dict(right)).startswith("f on cpu")
-    with pytest.raises(ConfigurationError, match="|".join((*wrong, "no result of to_dict", "at least one sample"))):
+    with pytest.raises(ConfigurationError, match="|".join((*wrong, "Not a result of to_dict", "at least one sample"))):
         BenchmarkResult.from_dict(right | wrong)
 
 

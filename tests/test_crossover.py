@@ -14,21 +14,21 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
-from lightning_forge_profiling.crossover import plot as crossover_plot
-from lightning_forge_profiling.crossover.curves import Curve, Explored, Point, find_crossover
+from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, find_crossover
 from lightning_forge_profiling.crossover.json_file import read_crossover
 from lightning_forge_profiling.crossover.operation_timer import OperationTimer, _point, setting
 from lightning_forge_profiling.crossover.operations import OPERATIONS
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation, draw_result
 from lightning_forge_profiling.crossover.sweep import measure
-from lightning_forge_profiling.crossover.text import words
+from lightning_forge_profiling.crossover.text import describe
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import free_memory_bytes, processor_name
+from lightning_forge_profiling.report import page
 from tests.simulated_gpu import SimulatedGpu
-from tests.test_bench_methods import plan, timed
+from tests.test_bench_methods import options, timed
 
 H200 = Path(__file__).parent / "data" / "crossover_h200.json"
-CSS = Path(crossover_plot.__file__).parents[1] / "report" / "assets" / "report.css"
+CSS = Path(page.__file__).parent / "assets" / "report.css"
 
 
 def curve(way, times, noise=0.0):
@@ -72,7 +72,7 @@ def test_curves_that_are_powers_of_the_size_cross_where_they_truly_do():
 def test_what_counts_is_from_where_on_it_is_faster_for_good(gpu, size, said):
     found = find_crossover(CPU, curve("alone", gpu))
     assert found.size == pytest.approx(size, abs=0.1)
-    assert words(found) == said
+    assert describe(found) == said
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_counts_is_from_where_on_it_is_faster_for_good(gpu, size, said):
 )
 def test_what_the_noise_of_the_times_leaves_open_is_said(gpu, noise, said):
     cpu = curve("cpu", {point.size: point.us for point in CPU.points}, noise)
-    assert words(find_crossover(cpu, curve("alone", dict.fromkeys((64, 128, 256, 512), gpu), noise))) == said
+    assert describe(find_crossover(cpu, curve("alone", dict.fromkeys((64, 128, 256, 512), gpu), noise))) == said
 
 
 def test_a_crossover_is_never_past_the_size_at_which_the_gpu_was_seen_to_be_faster():
@@ -99,12 +99,12 @@ def test_curves_of_nonsense_are_refused():
     with pytest.raises(ConfigurationError, match="ascend"):
         curve("cpu", {128: 1.0, 64: 1.0})
     for times in ({64: 0.0}, {64: float("nan")}, {64: 1e-320}, {64: 1e300}, {2**70: 1.0}, {0: 1.0}):
-        with pytest.raises(ConfigurationError, match="not a point"):
+        with pytest.raises(ConfigurationError, match="a point needs"):
             curve("cpu", times)
-    with pytest.raises(ConfigurationError, match="not a point"):
+    with pytest.raises(ConfigurationError, match="a point needs"):
         replace(CPU.points[0], samples=-5)
-    with pytest.raises(ConfigurationError, match="one curve for each way, and this one: cpu, cpu"):
-        Explored(name="", meaning="", curves=(CPU, CPU))
+    with pytest.raises(ConfigurationError, match="one curve for each way, got cpu, cpu"):
+        OperationCurves(name="", meaning="", curves=(CPU, CPU))
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -128,12 +128,12 @@ class Machine:
 
 
 def test_every_operation_is_timed_at_every_size_in_every_way():
-    machine, told = Machine(cpu=lambda n: n * 1.0, alone=lambda _: 20.0), []
+    machine, announced = Machine(cpu=lambda n: n * 1.0, alone=lambda _: 20.0), []
     found = measure(
         {"one": operation("first"), "two": operation("second")}, (8, 16), ("cpu", "alone"), machine,
-        longest_us=1e6, progress=lambda name, size: told.append((name, size)),
+        longest_us=1e6, progress=lambda name, size: announced.append((name, size)),
     )  # fmt: skip
-    assert told == [("one", 8), ("one", 16), ("two", 8), ("two", 16)]
+    assert announced == [("one", 8), ("one", 16), ("two", 8), ("two", 16)]
     assert [explored.name for explored in found] == ["one", "two"]
     assert [explored.meaning for explored in found] == ["first", "second"]
     for explored in found:
@@ -165,7 +165,7 @@ def test_the_end_of_a_cache_ends_no_curve():
 
 
 def test_a_call_that_turns_out_longer_than_the_limit_is_kept_and_the_curve_ends_there():
-    """What the first two calls of a curve take, nobody can know."""
+    """Nothing is known about the first two calls of a curve."""
     machine = Machine(cpu={2048: 0.2e6, 4096: 1.5e6}.__getitem__)
     [found] = measure({"matmul": operation()}, (2048, 4096), ("cpu",), machine, longest_us=0.05e6)
     assert [point.size for point in found.curve("cpu").points] == [2048]
@@ -182,7 +182,7 @@ def test_a_curve_of_the_gpu_goes_on_as_long_as_it_may_win():
     machine = Machine(cpu=cpu.__getitem__, copies=copies.__getitem__)
     [found] = measure({"conv2d": operation(exponent=2)}, (*cpu, 16384), ("cpu", "copies"), machine, longest_us=1e6)
     assert [point.size for point in found.curve("copies").points] == [*cpu]
-    assert words(found.crossovers[0]) == "faster from about 5900 on"
+    assert describe(found.crossovers[0]) == "faster from about 5900 on"
     assert [found.curve(way).ended for way in ("cpu", "copies")] == [
         "a call at 8192 took 6.90 s",
         "a call at 8192 took 2.50 s",
@@ -208,7 +208,7 @@ def test_a_curve_ends_where_it_cannot_go_on_and_says_why():
     assert [point.size for point in found.curve("alone").points] == [10, 20]
     assert found.curve("alone").ended == "40: no memory"
     assert sum(way == "alone" for _, _, way, _ in machine.asked) == 3
-    assert words(found.crossovers[0]) == "not faster at any size, 10 to 20"
+    assert describe(found.crossovers[0]) == "not faster at any size, 10 to 20"
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -253,7 +253,7 @@ def test_a_point_on_the_cpu_is_what_a_call_takes():
 
 def test_what_does_not_fit_is_not_tried():
     said = OperationTimer("float64", None, 0.1)("matmul", 2**24, "cpu", None)
-    assert re.fullmatch(r"it takes about 1\.26e\+07 GiB, and [\d.e+]+ GiB of memory are free", said)
+    assert re.fullmatch(r"it needs about 1\.26e\+07 GiB, and [\d.e+]+ GiB of memory are free", said)
 
 
 def test_what_the_cpu_cannot_compute_is_said(monkeypatch):
@@ -288,16 +288,16 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says():
     assert np.mean([low <= 1.0 <= high for low, high in intervals]) == pytest.approx(0.957, abs=0.015)
 
 
-def test_that_a_function_waits_for_the_gpu_is_no_news_where_the_wait_is_timed():
+def test_a_point_has_the_warnings_of_its_time_without_the_wait_that_belongs_to_it():
     gpu = SimulatedGpu()
 
     def waits():
         gpu.kernel(2000)
         gpu.synchronize()
 
-    result = timed(gpu, waits, plan("wall"))
+    result = timed(gpu, waits, options("wall"))
     point = _point(64, replace(result, warnings=(*result.warnings, "it is late")))
-    assert len(result.warnings) == 1
+    assert result.waits_for_gpu
     assert point.warnings == ("it is late",)
 
 
@@ -413,7 +413,9 @@ def drawn_texts(svg):
     ],
 )
 def test_an_axis_of_any_length_has_its_times_in_units(times, labels):
-    texts = drawn_texts(draw_operation(Explored(name="", meaning="", curves=(curve("cpu", times),)), LIGHT, "svg"))
+    texts = drawn_texts(
+        draw_operation(OperationCurves(name="", meaning="", curves=(curve("cpu", times),)), LIGHT, "svg")
+    )
     units = [text for text in texts if re.fullmatch(r"[\d.]+ .?s", text)]
     assert units == labels
     assert set(texts) - set(units) == {*map(str, times), "size n", "time of a call", "CPU"}
@@ -422,7 +424,7 @@ def test_an_axis_of_any_length_has_its_times_in_units(times, labels):
 def test_sizes_that_lie_close_together_have_one_label():
     times = {size: float(size) for size in (100, 101, 102, 300, 1000, 1023, 1024, 100_000)}
     for narrow, shown in ((False, ["100", "300", "1000", "100000"]), (True, ["100", "1000", "100000"])):
-        operation = Explored(name="", meaning="", curves=(curve("cpu", times),))
+        operation = OperationCurves(name="", meaning="", curves=(curve("cpu", times),))
         texts = drawn_texts(draw_operation(operation, LIGHT, "svg", narrow=narrow))
         assert [text for text in texts if text.isdecimal()] == shown
 
@@ -431,16 +433,16 @@ def test_one_thread_is_not_called_one_threads(h200):
     setting = replace(h200.setting, threads=1)
     drawn = drawn_texts(draw_result(replace(h200, setting=setting, operations=h200.operations[:1]), LIGHT, "svg"))
     assert [text for text in drawn if "(1 thread), float32" in text] != []
-    with pytest.raises(ConfigurationError, match="one thread at least"):
+    with pytest.raises(ConfigurationError, match="threads must be at least 1"):
         replace(setting, threads=-5)
 
 
 def test_a_result_without_a_point_is_drawn(h200):
-    empty = Explored(name="add", meaning="", curves=(Curve(way="cpu", points=(), ended="no memory"),))
+    empty = OperationCurves(name="add", meaning="", curves=(Curve(way="cpu", points=(), ended="no memory"),))
     assert draw_result(replace(h200, operations=(empty,)), LIGHT, "png")
 
 
 def test_names_are_no_formulas_and_a_curve_may_be_empty(h200):
-    odd = Explored(name="$x^2$ $", meaning=r"\frac{", curves=(Curve(way="cpu", points=(), ended="none"),))
+    odd = OperationCurves(name="$x^2$ $", meaning=r"\frac{", curves=(Curve(way="cpu", points=(), ended="none"),))
     assert draw_operation(odd, LIGHT, "png")
     assert draw_result(replace(h200, operations=(odd, h200.operations[0])), LIGHT, "png")

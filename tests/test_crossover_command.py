@@ -119,9 +119,9 @@ def test_neither_torch_nor_matplotlib_is_loaded_where_it_is_not_needed(tmp_path)
         (["--sizes", "0:64"], "neither a range"),
         (["--sizes", "64,"], "neither a range"),
         (["--sizes", "1:2:3"], "neither a range"),
-        (["--sizes", f"64,1{'0' * 400}", "--ops", "add"], "argument --sizes: a size is 1000000000 at most"),
-        (["--sizes", f"64:{'9' * 5000}"], "argument --sizes: a size is 1000000000 at most"),
-        (["--sizes", "1000000001"], "argument --sizes: a size is 1000000000 at most"),
+        (["--sizes", f"64,1{'0' * 400}", "--ops", "add"], "argument --sizes: sizes must be at most 1000000000"),
+        (["--sizes", f"64:{'9' * 5000}"], "argument --sizes: sizes must be at most 1000000000"),
+        (["--sizes", "1000000001"], "argument --sizes: sizes must be at most 1000000000"),
         (["--sizes", "\u0660,64"], "neither a range"),
         (["--max-time", "0"], "'0' is not a number of seconds"),
         (["--max-time", "nan"], "'nan' is not a number of seconds"),
@@ -144,7 +144,7 @@ def test_what_would_fail_after_the_measuring_is_refused_before(tmp_path):
     assert fails(forge("crossover", "--html", tmp_path / "none" / "c.html"), "there is no folder")
     assert fails(forge("crossover", "--png", tmp_path), "is a folder")
     assert fails(forge("crossover", "--html", "/proc/c.html"), "no file can be made in /proc")
-    assert fails(forge("crossover", "--from", H200, "--sizes", "64"), "--from shows what was measured")
+    assert fails(forge("crossover", "--from", H200, "--sizes", "64"), "--from measures nothing")
 
 
 def test_a_file_that_another_would_overwrite_is_refused(tmp_path):
@@ -210,7 +210,7 @@ def test_whoever_stops_reading_the_table_still_gets_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "drawing takes matplotlib, which is not installed: pip install"),
+        (None, "drawing needs matplotlib, which is not installed: pip install"),
         ("raise ImportError('numpy.core.multiarray failed to import')", "which fails here (ImportError: numpy.core"),
         ("raise AttributeError('_ARRAY_API not found')", "which fails here (AttributeError: _ARRAY_API"),
     ],

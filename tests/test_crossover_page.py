@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from lightning_forge_profiling.bench.result import in_unit
-from lightning_forge_profiling.crossover.curves import CrossoverResult, Explored
+from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves
 from lightning_forge_profiling.crossover.json_file import read_crossover
 from lightning_forge_profiling.crossover.page import crossover_page
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation
@@ -29,7 +29,7 @@ def hostile():
     setting = replace(H200.setting, cpu=HOSTILE, gpu=HOSTILE, dtype=HOSTILE, torch=HOSTILE, tf32=HOSTILE)
     first = H200.operations[0]
     curves = (replace(first.curves[0], ended=HOSTILE), *first.curves[1:])
-    return CrossoverResult(setting=setting, operations=(Explored(name=HOSTILE, meaning=HOSTILE, curves=curves),))
+    return CrossoverResult(setting=setting, operations=(OperationCurves(name=HOSTILE, meaning=HOSTILE, curves=curves),))
 
 
 def test_it_needs_nothing_from_elsewhere_and_is_always_the_same():
@@ -87,7 +87,7 @@ class Page:
 class TestPage:
     def test_the_crossovers_come_first_with_where_they_were_measured(self, browser, tmp_path):
         page = Page(browser, tmp_path, H200)
-        assert page.texts("h1") == ["From which size on the GPU is faster"]
+        assert page.texts("h1") == ["The size from which the GPU is faster"]
         assert page.texts("#verdict tbody tr:first-child > *") == [
             "matmul",
             "faster from about 140 on",

@@ -1,4 +1,4 @@
-"""Which of several functions is faster, and whether anything shows it."""
+"""Which of several functions is faster: ratios of medians, with intervals and a verdict."""
 
 import json
 import math
@@ -18,11 +18,12 @@ _RESAMPLES: Final = 2000
 _VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
 _CONFIDENCE_PCT: Final = 95.0
 _CLOCKS_DIFFER: Final = 0.02
-_FEWEST: Final = 6  # as for the interval of one median
-# Where runs differ by chance alone (normal, 2 %), the interval left out 1 in 3.0 % of 10,000 simulated comparisons of
-# 5 runs of each function, and in 3.5 to 3.6 % with 6, 8, 10 and 20 (`python -m benchmarks.chance`); with 4, in more
-# than 5 %.
+_FEWEST_SAMPLES: Final = 6  # as for the interval of one median
+# If runs differ by chance alone (normal, 2 %), the interval excluded 1 in 3.0 % of 10,000 simulated comparisons of 5
+# runs of each function, and in 3.5 to 3.6 % with 6, 8, 10 and 20 (`python -m benchmarks.chance`); with 4, in more than
+# 5 %.
 _FEWEST_RUNS: Final = 5
+_RUNS_DIFFER: Final = 2.0  # a power cap makes an H200 13 % slower; a busy CPU made runs of one function differ by 50 %
 _ON_THE_GPU_ALONE: Final = frozenset({"kernels", "graph", "saturated"})
 
 
@@ -33,11 +34,11 @@ class Ratio:
     Attributes:
         name: of the function.
         median_us: of one call, over all its runs.
-        runs: how many results of it there were.
-        baseline_runs: how many of the first one.
-        ratio: its median over the first one's; under 1 is faster.
-        low: the lower end of the ratio's 95 % interval; 0 where too few samples leave it open.
-        high: the upper end; infinite where they do.
+        runs: the number of its results.
+        baseline_runs: the number of results of the first function.
+        ratio: its median divided by the first one's; below 1 it is faster.
+        low: the lower end of the ratio's 95 % interval; 0 if there are too few samples for one.
+        high: the upper end; infinite if there are too few samples for one.
     """
 
     name: str
@@ -52,8 +53,8 @@ class Ratio:
     def verdict(self) -> str:
         """`"faster"`, `"slower"`, `"no difference shown"`, `"too few samples to tell"` or `"too few runs to tell"`.
 
-        The last is said with fewer than five runs of either: one run apart from one other may differ by more than the
-        functions do. The one before, where the interval is open at both ends.
+        There are too few runs with fewer than five of either function: two runs of one function may differ by more
+        than two functions do. There are too few samples if the interval is open at both ends.
         """
         if _is_open(self):
             return "too few samples to tell"
@@ -71,9 +72,9 @@ class Comparison:
     Attributes:
         baseline: the first one's name.
         baseline_us: its median.
-        baseline_runs: how many results of it there were.
-        ratios: the others, in the order they were given.
-        warnings: what makes the ratios less than they seem, in sentences.
+        baseline_runs: the number of its results.
+        ratios: of the others, in the order they were given.
+        warnings: what to know before trusting the ratios, one sentence each.
     """
 
     baseline: str
@@ -102,7 +103,7 @@ class Comparison:
 
     def __str__(self) -> str:
         """A line for each function."""
-        rows = [(printable(self.baseline), in_unit(self.baseline_us), "1", "", "the one to compare with")]
+        rows = [(printable(self.baseline), in_unit(self.baseline_us), "1", "", "baseline")]
         rows += [
             (printable(r.name), in_unit(r.median_us), f"{r.ratio:.3f}", _interval(r), r.verdict) for r in self.ratios
         ]
@@ -115,29 +116,29 @@ class Comparison:
 
 
 def compare_benchmarks(results: Iterable[BenchmarkResult], *, seed: int = 0) -> Comparison:
-    """Compare results with the first of them.
+    """Compare functions with the first of them.
 
-    Results of the same name are runs of the same function. What differs between runs (clocks, temperature, where
-    memory came to lie) shows only where there are several, best taken in turns. Fewer than five leave it at "too few
-    runs to tell":
+    Results of one name are runs of one function. Lambdas made in a loop, closures of one factory and modules of one
+    class share their default name: give each a `name=`. Differences between runs (clocks, temperature, memory
+    addresses) need several runs to show, best taken in turns; with fewer than five the verdict is "too few runs to
+    tell":
 
         compare_benchmarks([benchmark(f, x) for _ in range(5) for f in (first, second)])
 
     The interval is a bootstrap of the ratio of medians. With five runs of a function or more, the medians of its runs
-    are drawn anew with replacement: what differs within a run is in them. With fewer, runs are, and within a run blocks
-    of neighbouring samples, about as many as a block is long, so that a drift within it is not taken for many
-    independent samples; this takes six samples in each.
+    are resampled. With fewer, runs are resampled, and within a run blocks of neighbouring samples, about as many as a
+    block is long, so that a drift does not count as many independent samples; each run then needs six samples.
 
     Source: H. R. Künsch, The jackknife and the bootstrap for general stationary observations, Annals of Statistics 17
     (1989), for the blocks; B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), section 13.3, for
     the percentile interval.
 
     Args:
-        results: two or more, of two or more names.
+        results: of two names or more.
         seed: of the random numbers.
 
     Raises:
-        ConfigurationError: there is nothing to compare.
+        ConfigurationError: these are not results, or there is nothing to compare.
 
     Example:
         >>> first = BenchmarkResult(name="f", method="cpu", device="cpu", samples_us=(10.0, 10.1, 9.9) * 20)
@@ -151,18 +152,18 @@ def compare_benchmarks(results: Iterable[BenchmarkResult], *, seed: int = 0) -> 
     for result in [results] if isinstance(results, BenchmarkResult) else results:
         if not isinstance(result, BenchmarkResult):
             raise ConfigurationError(
-                f"compare_benchmarks takes a list of what benchmark returns, and a {type(result).__name__} is in it."
+                f"compare_benchmarks takes a list of BenchmarkResult, got {type(result).__name__} among them."
             )
         groups.setdefault(result.name, []).append(result)
     names = list(groups)
     if len(names) < 2:  # noqa: PLR2004  (one to compare and one to compare with)
         raise ConfigurationError(
-            f"compare_benchmarks takes results of two names or more, got {len(names)}: results of one name are runs of "
-            "the same function. benchmark(..., name=...) tells them apart."
+            f"compare_benchmarks needs results of two names or more, got {len(names)}: results of one name are runs of "
+            "one function. Name the functions with benchmark(..., name=...)."
         )
     base, base_us = groups[names[0]], _median(groups[names[0]])
     if not base_us:
-        raise ConfigurationError(f"The median of {names[0]} is 0, and nothing has a ratio to that.")
+        raise ConfigurationError(f"The median of {names[0]} is 0, so nothing can be compared with it.")
     random = np.random.default_rng(seed)
     base_draws = _draws(base, random)
     tail = (100 - _CONFIDENCE_PCT) / 2
@@ -194,8 +195,8 @@ def compare_benchmarks(results: Iterable[BenchmarkResult], *, seed: int = 0) -> 
 
 
 def _enough(runs: Sequence[BenchmarkResult]) -> bool:
-    """Whether they are, or each has samples, enough for an interval."""
-    return len(runs) >= _FEWEST_RUNS or all(len(run.samples_us) >= _FEWEST for run in runs)
+    """Whether there are enough runs, or enough samples in each, for an interval."""
+    return len(runs) >= _FEWEST_RUNS or all(len(run.samples_us) >= _FEWEST_SAMPLES for run in runs)
 
 
 def _median(runs: Sequence[BenchmarkResult]) -> float:
@@ -203,7 +204,7 @@ def _median(runs: Sequence[BenchmarkResult]) -> float:
 
 
 def _draws(runs: Sequence[BenchmarkResult], random: np.random.Generator) -> NDArray[np.float64]:
-    """The median over the runs, as often as there are resamples."""
+    """Resampled medians over the runs."""
     if len(runs) >= _FEWEST_RUNS:
         medians = np.array([run.median_us for run in runs])
         drawn = medians[random.integers(len(runs), size=(_RESAMPLES, len(runs)))]
@@ -214,7 +215,7 @@ def _draws(runs: Sequence[BenchmarkResult], random: np.random.Generator) -> NDAr
 
 
 def _draws_of_run(samples: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-    """Medians of one run's samples, drawn anew in blocks."""
+    """Medians of one run's samples, resampled in blocks."""
     count = len(samples)
     length = max(1, round(math.sqrt(count)))
     blocks = math.ceil(count / length)
@@ -232,22 +233,23 @@ def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
     results = [run for runs in groups.values() for run in runs]
     if any(len(runs) < _FEWEST_RUNS for runs in groups.values()):
         found.append(
-            f"fewer than {_FEWEST_RUNS} runs of a function do not show what differs between runs: time each "
-            "five times, in turns"
+            f"fewer than {_FEWEST_RUNS} runs of a function do not show how much runs differ: time each function five "
+            "times, in turns"
         )
-    found += [text for name, runs in groups.items() if (text := _host_bound(name, runs))]
+    found += [
+        text for name, runs in groups.items() for check in (_one_function, _host_bound) if (text := check(name, runs))
+    ]
     measured: dict[str, set[Any]] = {
         "method": {run.method for run in results},
         "device": {run.device for run in results},
         "CPU threads": {run.threads for run in results} - {None},
-        "whether the L2 was flushed": {run.flush_l2 for run in results},
+        "whether the L2 cache was flushed": {run.flush_l2 for run in results},
     }
     if differing := [what for what, values in measured.items() if len(values) > 1]:
         found.append(f"the results differ in {' and '.join(differing)}")
     if not all(_enough(runs) for runs in groups.values()):
         found.append(
-            f"fewer than {_FEWEST} samples in a run say nothing about a difference where there are fewer than "
-            f"{_FEWEST_RUNS} runs"
+            f"a run of fewer than {_FEWEST_SAMPLES} samples gives no interval, unless there are {_FEWEST_RUNS} runs"
         )
     clocks = [run.clock.median_mhz for run in results if run.clock is not None]
     if clocks and max(clocks) > (1 + _CLOCKS_DIFFER) * min(clocks):
@@ -255,8 +257,19 @@ def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
     return found
 
 
+def _one_function(name: str, runs: Sequence[BenchmarkResult]) -> str:
+    """Whether runs of one name may be of different functions, as a sentence; "" if not."""
+    medians = sorted(run.median_us for run in runs)
+    if medians[-1] <= _RUNS_DIFFER * medians[0]:
+        return ""
+    return (
+        f"the runs of {name} took from {in_unit(medians[0])} to {in_unit(medians[-1])}: either the machine was not "
+        "steady, or they are different functions, and each needs its own name="
+    )
+
+
 def _host_bound(name: str, runs: Sequence[BenchmarkResult]) -> str:
-    """Whether the host takes longer with a call than the time that was read, in a sentence; "" where not."""
+    """Whether launching a call takes longer than the time that was measured, as a sentence; "" if not."""
     timed = [run for run in runs if run.enqueue_us is not None and run.method in _ON_THE_GPU_ALONE]
     if not timed:
         return ""
@@ -267,12 +280,12 @@ def _host_bound(name: str, runs: Sequence[BenchmarkResult]) -> str:
         return ""
     return (
         f"the host is the limit of {name}: it takes {in_unit(host_us)} to launch what takes the GPU {in_unit(us)}, so "
-        "a program that calls it in a loop does not change by this ratio: time such a loop by method='wall'"
+        "a loop of calls does not change by this ratio: time the loop with method='wall'"
     )
 
 
 def _is_open(ratio: Ratio) -> bool:
-    """Whether nothing is known of it, on either side."""
+    """Whether neither end of the interval is known."""
     return ratio.low == 0 and math.isinf(ratio.high)
 
 

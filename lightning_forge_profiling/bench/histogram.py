@@ -14,14 +14,14 @@ _MOST_BARS: Final = 60
 
 
 def draw(samples: Sequence[float], title: str, subtitle: str = "", *, unit: str = "µs") -> str:
-    """Draw samples: bars for how many took how long, lines at the median and at the 5th and 95th percentile.
+    """Draw samples as bars, with lines at the median and at the 5th and 95th percentile.
 
-    The axis ends at the 1st and 99th percentile; what lies beyond is counted at the side.
+    The axis ends at the 1st and 99th percentile; samples beyond are counted at the side.
 
     Args:
         samples: times.
-        title: the line above.
-        subtitle: a second one.
+        title: the first line.
+        subtitle: the second line.
         unit: of the times.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The time a call's own kernels take, read off a trace of `torch.profiler`."""
+"""The time in which the kernels of a call ran, from a trace of `torch.profiler`."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -15,7 +15,7 @@ CALL: Final = "forge.benchmark.call"
 
 _WORK: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCHES: Final = frozenset({"cuda_runtime", "cuda_driver"})
-_FIRST: Final = 3  # the collector is still setting up its buffers
+_UNCOUNTED: Final = 3  # meanwhile the profiler still sets up its buffers
 
 
 def kernel_times_us(call: Callable[[], None], count: int, gpu: Gpu, *, flush_l2: bool) -> list[float]:
@@ -23,21 +23,21 @@ def kernel_times_us(call: Callable[[], None], count: int, gpu: Gpu, *, flush_l2:
 
     Args:
         call: the function.
-        count: how often to call it.
+        count: the number of calls to time.
         gpu: the device.
-        flush_l2: empty the L2 before each call; that is no part of the call.
+        flush_l2: flush the L2 cache before each call, outside of its time.
 
     Returns:
         For each call, the microseconds in which its work ran.
 
     Raises:
-        ForgeProfilingError: there can be no trace, or the profiler sees nothing of the GPU.
+        ForgeProfilingError: the profiler cannot be used, or sees no GPU work at all.
     """
 
     def run() -> None:
-        gpu.sleep(1)  # to be seen whatever the function does
-        for number in range(-_FIRST, count):
-            if count == 1 and number < 0:  # a long one, for which any work will do
+        gpu.sleep(1)  # a profiler that works records this, whatever the function does
+        for number in range(-_UNCOUNTED, count):
+            if count == 1 and number < 0:  # calls are long, and any work sets the buffers up
                 gpu.sleep(1)
                 continue
             if flush_l2:
@@ -55,10 +55,10 @@ def kernel_times_us(call: Callable[[], None], count: int, gpu: Gpu, *, flush_l2:
 
 
 def busy_us_per_call(events: Iterable[Mapping[str, Any]]) -> list[float]:
-    """For each call, in order, the union of its kernels, copies and fills; 0 for one without any.
+    """The union of the kernels, copies and fills of each call, in order; 0 for a call without any.
 
-    Work belongs to the call during which the host launched it, on whatever thread: autograd launches from one of its
-    own while the caller waits.
+    Work belongs to the call during which the host launched it, on any thread: autograd launches the backward pass from
+    its own threads while the caller waits.
 
     Args:
         events: the `traceEvents` of a trace; times are in microseconds.

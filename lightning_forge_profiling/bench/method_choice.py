@@ -1,172 +1,166 @@
-"""Which method suits a function, and what takes its samples."""
+"""Which timing method a function on the GPU gets: the one asked for, or the most exact one that works for it."""
 
-from statistics import median
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.bench.cuda import first_line
-from lightning_forge_profiling.bench.gpu_effects import Probe
+from lightning_forge_profiling.bench.cuda import CaptureError, EventTimer, first_line
+from lightning_forge_profiling.bench.gpu_effects import GpuEffects
 from lightning_forge_profiling.bench.methods import (
-    BehindQueue,
     Events,
+    Graph,
     HostClock,
     Kernels,
     NoGpuWorkError,
     Rounds,
     Sampler,
+    Saturated,
     Wall,
-    calls_for,
 )
-from lightning_forge_profiling.bench.plan import ON_CPU, Plan
-from lightning_forge_profiling.bench.stopwatch import Stopwatch
-from lightning_forge_profiling.bench.timed_call import Subject
+from lightning_forge_profiling.bench.options import HOST_METHODS, Options
+from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 
-__all__ = ["Choice", "choose"]
+__all__ = ["MethodChoice", "choose_method"]
 
-_QUEUED_CALLS: Final = 200  # of one kernel each; the launch queue holds about 1000
-_GRAPH_CALLS: Final = 1000
-_OF_THIS_STREAM: Final = frozenset({"graph", "saturated", "events"})
-_HOST_PART: Final = "it works on the GPU, and method='cpu' reads the host's part of a call alone: the launching"
-_ELSEWHERE: Final = (
-    "its kernels were found on other streams, which the current one does not wait for: they were timed hot, and "
-    "whether it waits for them was not seen"
-)
+_CURRENT_STREAM_METHODS: Final = frozenset({"graph", "saturated", "events"})
 
 
-class Choice(NamedTuple):
+class MethodChoice(NamedTuple):
     """How a function is timed."""
 
-    method: str
-    """One of `METHODS`, and not `"auto"`."""
     sampler: Sampler
-    """Takes the samples."""
-    notes: tuple[str, ...] = ()
-    """What is to be said about the choice, in sentences."""
-    cold: bool = False
-    """Whether the L2 is emptied before each call."""
-    on_cpu: bool = False
-    """Whether nothing was seen to reach the GPU."""
+    effects: GpuEffects | None
+    """What a call does on the GPU; None if the function does not use it."""
+    warnings: tuple[str, ...] = ()
+    """About the choice, one sentence each."""
 
 
-def choose(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call_us: float) -> Choice:
-    """Take the method that was asked for, or the one that suits.
+def choose_method(
+    call: TimedCall, options: Options, timer: EventTimer, effects: GpuEffects, call_us: float
+) -> MethodChoice:
+    """Choose the method that was asked for, or the one that suits the function.
 
     Args:
-        subject: the function.
-        plan: what was asked for.
-        stopwatch: of its device.
-        seen: what the function does besides computing.
+        call: the function.
+        options: what was asked for.
+        timer: of the function's device.
+        effects: what a call does there.
         call_us: wall time of a call, in microseconds.
 
     Raises:
-        ForgeProfilingError: the method that was asked for by name does not work with this function.
-        Exception: what the function raises.
+        ForgeProfilingError: the method that was asked for does not work for this function.
+        Exception: whatever the function raises.
     """
-    # Calls of the CPU that differ in length look like work, or like waiting for it, but take no GPU memory.
-    surely_works = seen.works and (seen.given_bytes > 0 or seen.saturated)
-    if plan.method in ON_CPU and not surely_works:
-        choice = _by_trace(subject, plan, stopwatch, seen, call_us)
-    elif plan.method in _OF_THIS_STREAM and not seen.works:
-        raise ConfigurationError(
-            f"method={plan.method!r} times the current CUDA stream, and the function puts nothing there: leave method "
-            "out, or have the current stream wait for the streams that it works on."
-        )
+    method = options.method
+    _refuse_impossible(method, effects)
+    about_us = effects.device_us if effects.on_stream else call_us
+    kernels = Kernels(call, timer.gpu, about_us, flush_l2=options.flush_l2 and effects.on_stream)
+    may_be_cpu_only = method in HOST_METHODS and not effects.certainly_on_stream
+    problem = None
+    if may_be_cpu_only or method == "kernels" or (method == "auto" and not effects.waits):
+        problem = _profiler_problem(call, kernels)
+    on_host = MethodChoice(HostClock(call, timer.clock_ns), effects if effects.allocated_bytes else None)
+    if may_be_cpu_only and isinstance(problem, NoGpuWorkError):
+        choice = on_host
+    elif problem is not None and not effects.on_stream and method in {"auto", "cpu"}:  # "wall" waits for every stream
+        choice = on_host._replace(warnings=(f"whether it uses another stream is unknown ({first_line(problem)})",))
     else:
-        choice = _with_work(subject, plan, stopwatch, seen, call_us)
-    if choice.sampler.calls % subject.sets:
-        choice = choice._replace(sampler=Rounds(choice.sampler, subject.sets))
+        choice = _on_gpu(call, options, kernels, problem, timer=timer, effects=effects)
+    if choice.sampler.calls % call.sets:
+        choice = choice._replace(sampler=Rounds(choice.sampler, call.sets))
     return choice
 
 
-def _with_work(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call_us: float) -> Choice:
-    method, cold = plan.method, plan.flush_l2
-    if method == "auto":
-        method = "wall" if seen.waits else "kernels"
-    match method:
-        case "graph":
-            return _graph(subject, plan, stopwatch, seen)
-        case "saturated":
-            return _saturated(subject, plan, stopwatch, seen)
-        case "events":
-            return Choice(method, Events(subject, stopwatch, flush_l2=cold), cold=cold)
-        case "kernels":
-            return _kernels(subject, plan, stopwatch, seen, call_us)
-        case "wall":
-            return Choice(method, Wall(subject, stopwatch.gpu, stopwatch.clock_ns, flush_l2=cold), cold=cold)
-    return Choice("cpu", HostClock(subject, stopwatch.clock_ns), (_HOST_PART,))
-
-
-def _by_trace(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call_us: float) -> Choice:
-    """What suits a function of which the current stream does not tell whether it works on the GPU."""
-    on_host = Choice("cpu", HostClock(subject, stopwatch.clock_ns), on_cpu=not seen.given_bytes)
-    try:
-        kernels = Kernels(subject, stopwatch.gpu, call_us, flush_l2=False)
-    except NoGpuWorkError:
-        return on_host
-    except Exception as error:
-        if subject.failed:  # its own error, not the profiler's
-            raise
-        if not seen.works and plan.method != "wall":  # which waits for every stream
-            note = f"whether it works on another stream was not seen ({first_line(error)})"
-            return on_host._replace(notes=(note,))
-    else:
-        if not seen.works and plan.method == "auto":
-            return Choice("kernels", kernels, (_ELSEWHERE,))
-    return _with_work(subject, plan, stopwatch, seen, call_us)
-
-
-def _kernels(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe, call_us: float) -> Choice:
-    cold = plan.flush_l2 and seen.works
-    about_us = seen.device_us if seen.works else call_us
-    notes = () if seen.works else (_ELSEWHERE,)
-    try:
-        return Choice("kernels", Kernels(subject, stopwatch.gpu, about_us, flush_l2=cold), notes, cold)
-    except Exception as error:
-        if subject.failed:
-            raise
-        if plan.method == "kernels":
-            raise ForgeProfilingError(
-                f"method='kernels' cannot be used: {first_line(error)}. Leave method out, or take 'graph' or "
-                "'saturated', which do without the profiler."
-            ) from error
-        note = f"its kernels could not be read from the profiler ({first_line(error)})"
-    # a graph of calls that each keep memory would keep it all at once
-    hot = not cold and seen.grown_bytes <= 0
-    choice = (_graph if hot else _saturated)(subject, plan, stopwatch, seen)
-    return choice._replace(notes=(note, *choice.notes))
-
-
-def _graph(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe) -> Choice:
-    asked = plan.method == "graph"
-    if asked and seen.waits:  # CUDA would break the capture off
+def _refuse_impossible(method: str, effects: GpuEffects) -> None:
+    if method in _CURRENT_STREAM_METHODS and not effects.on_stream:
         raise ConfigurationError(
-            "method='graph' cannot capture a function that waits for the GPU inside (a synchronization such as "
-            ".item(), CUDA_LAUNCH_BLOCKING=1, or more launches than the queue of about 1000 holds): leave method out. "
-            "A graph that you have captured yourself is timed by benchmark(graph.replay)."
+            f"method={method!r} times the current CUDA stream, and the function puts nothing there: leave method out, "
+            "or make the current stream wait for the streams that the function uses."
         )
-    calls = calls_for(seen.device_us, _GRAPH_CALLS, subject.sets)
+    if method == "graph" and effects.waits:  # CUDA would break the capture off
+        raise ConfigurationError(
+            "method='graph' cannot capture a function that waits for the GPU (a synchronization such as .item(), "
+            "CUDA_LAUNCH_BLOCKING=1, or more launches than the queue of about 1000 holds): leave method out. To time a "
+            "graph that you have captured, call benchmark(graph.replay)."
+        )
+
+
+def _profiler_problem(call: TimedCall, kernels: Kernels) -> Exception | None:
+    """Why the function's kernels cannot be read from the profiler; None if they can."""
     try:
-        replay = stopwatch.gpu.capture(subject.call_many, calls)
+        kernels.check()
     except Exception as error:
-        if asked:
-            if isinstance(error, ForgeProfilingError):
-                raise ForgeProfilingError(
-                    f"method='graph' cannot be used: {first_line(error)}. Leave method out, or take 'saturated'."
-                ) from error
+        if call.raised:  # the function's own error
+            raise
+        return error
+    return None
+
+
+def _on_gpu(
+    call: TimedCall,
+    options: Options,
+    kernels: Kernels,
+    problem: Exception | None,
+    *,
+    timer: EventTimer,
+    effects: GpuEffects,
+) -> MethodChoice:
+    """The method for a function that uses the GPU.
+
+    Args:
+        call: the function.
+        options: what was asked for.
+        kernels: reads the profiler.
+        problem: why it cannot; None if it can.
+        timer: of the function's device.
+        effects: what a call does there.
+    """
+    flush_l2 = options.flush_l2
+    samplers: dict[str, Callable[[], Sampler]] = {
+        "kernels": lambda: kernels,
+        "graph": lambda: Graph(call, timer, effects),
+        "saturated": lambda: Saturated(call, timer, effects, flush_l2=flush_l2),
+        "events": lambda: Events(call, timer, flush_l2=flush_l2),
+        "wall": lambda: Wall(call, timer.gpu, timer.clock_ns, flush_l2=flush_l2),
+        "cpu": lambda: HostClock(call, timer.clock_ns),
+    }
+    method, warnings = options.method, []
+    if method == "auto":
+        method = "wall" if effects.waits and effects.on_stream else "kernels"
+    if method == "kernels" and problem is not None:
+        if options.method == "kernels":
+            raise ForgeProfilingError(
+                f"method='kernels' cannot be used: {first_line(problem)}. Leave method out, or take 'graph' or "
+                "'saturated', which need no profiler."
+            ) from problem
+        warnings.append(f"its kernels could not be read from the profiler ({first_line(problem)})")
+        # a graph of calls that each keep memory would keep the memory of all of them at once
+        method = "saturated" if flush_l2 or effects.kept_bytes > 0 else "graph"
+    try:
+        sampler = samplers[method]()
+    except Exception as error:  # only a capture can fail
+        if options.method != "graph":
+            warnings.append(f"it cannot be captured into a CUDA graph ({first_line(error)})")
+            sampler = samplers["saturated"]()
+        elif call.raised and not isinstance(error, CaptureError):
             error.add_note("It cannot be captured into a CUDA graph: choose another method, such as 'saturated'.")
             raise
-        note = f"it cannot be captured into a CUDA graph ({first_line(error)})"
-        return _saturated(subject, plan, stopwatch, seen)._replace(notes=(note,))
-    replay()
-    enqueue_us = median(stopwatch.enqueue_us(replay) for _ in range(3))
-    hot = ("a replayed graph is timed hot: the L2 was not flushed",) if asked and plan.flush_l2 else ()
-    return Choice("graph", BehindQueue(stopwatch, lambda _: replay(), calls, enqueue_us, least=None), hot)
+        else:
+            raise ForgeProfilingError(
+                f"method='graph' cannot be used: {first_line(error)}. Leave method out, or take 'saturated'."
+            ) from error
+    return MethodChoice(sampler, effects, (*warnings, *_method_warnings(sampler.method, flush_l2, effects)))
 
 
-def _saturated(subject: Subject, plan: Plan, stopwatch: Stopwatch, seen: Probe) -> Choice:
-    cold, sets = plan.flush_l2, subject.sets
-    calls = 1 if cold else calls_for(seen.device_us, _QUEUED_CALLS, sets)
-    least = None if cold else sets
-    ahead_us = calls * seen.enqueue_us
-    sampler = BehindQueue(stopwatch, subject.call_many, calls, ahead_us, flush_l2=cold, least=least)
-    return Choice("saturated", sampler, cold=cold)
+def _method_warnings(method: str, flush_l2: bool, effects: GpuEffects) -> list[str]:
+    found = []
+    if method == "kernels" and not effects.on_stream:
+        found.append(
+            "its kernels were found on other streams, which the current one does not wait for: they were timed without "
+            "an L2 flush, and whether the function waits for them is unknown"
+        )
+    if method == "graph" and flush_l2:
+        found.append("a CUDA graph cannot flush the L2 cache between its calls: it was timed hot")
+    if method == "cpu":
+        found.append("it uses the GPU, and method='cpu' times only the host's part of a call: the launches")
+    return found

@@ -1,34 +1,38 @@
-"""The ways to time a call. Each takes samples: microseconds of one call."""
+"""The timing methods. Each takes samples: microseconds of one call."""
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
-from lightning_forge_profiling.bench.cuda import Gpu
+from lightning_forge_profiling.bench.cuda import EventTimer, Gpu
+from lightning_forge_profiling.bench.gpu_effects import GpuEffects
 from lightning_forge_profiling.bench.kernel_time import kernel_times_us
-from lightning_forge_profiling.bench.stopwatch import Stopwatch
-from lightning_forge_profiling.bench.timed_call import Subject
+from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 __all__ = [
-    "BehindQueue",
     "Events",
+    "Graph",
     "HostClock",
     "Kernels",
     "NoGpuWorkError",
     "Rounds",
     "Sampler",
+    "Saturated",
     "Wall",
     "calls_for",
 ]
 
-_SAMPLE_US: Final = 1000.0  # what is once in a sample, a few microseconds, is then well under 1 % of it
-_HOST_SAMPLE_US: Final = 200.0  # at least; a reading of the host clock takes some 50 ns
+_SAMPLE_US: Final = 1000.0  # a constant part of a few microseconds is then well under 1 % of a sample
+_HOST_SAMPLE_US: Final = 200.0  # at least; reading the host clock takes some 50 ns
 _MOST_CALLS: Final = 10**6  # for a clock that stands still
+_QUEUED_CALLS: Final = 200  # of one kernel each; the launch queue holds about 1000
+_GRAPH_CALLS: Final = 1000
+_GRAPH_LAUNCHES: Final = 3
 _PROFILED_CALLS: Final = 50
 _PROFILED_US: Final = 10_000.0  # bursts this short do not make an H200 lower its clock
-_TRIED_CALLS: Final = 10
+_FIRST_PROFILE_CALLS: Final = 10
 _AHEAD_US: Final = 20.0
 _ATTEMPTS: Final = 4
 
@@ -37,9 +41,9 @@ def calls_for(call_us: float, most: int, sets: int, sample_us: float = _SAMPLE_U
     """How many calls make a sample.
 
     Args:
-        call_us: what a call takes, roughly.
-        most: and no more, but for a whole number of rounds through the argument sets.
-        sets: how many argument sets there are.
+        call_us: about how long a call takes.
+        most: at most this many, but always a whole number of rounds through the argument sets.
+        sets: the number of argument sets.
         sample_us: how long a sample should be.
 
     Example:
@@ -51,41 +55,42 @@ def calls_for(call_us: float, most: int, sets: int, sample_us: float = _SAMPLE_U
 
 
 class Sampler:
-    """Takes samples.
+    """Takes samples by one method.
 
     Attributes:
-        calls: how many calls a sample is the mean of.
+        method: its name for the user.
+        calls: a sample is the mean over this many calls.
+        flush_l2: whether the L2 cache is flushed before each call.
     """
 
+    method: str
     calls = 1
+    flush_l2 = False
 
     def __call__(self) -> Sequence[float]:
-        """Take some samples; none where that failed and is worth another try."""
+        """Take some samples; none if that failed and is worth another try."""
         raise NotImplementedError
 
-    def doubts(self) -> Sequence[str]:
-        """What makes the samples less than they seem, in sentences."""
+    def warnings(self) -> Sequence[str]:
+        """What is wrong with the samples so far, one sentence each."""
         return ()
 
 
 class HostClock(Sampler):
-    """`cpu`: the host clock around as many calls as make a sample.
+    """The host clock around as many calls as a sample takes."""
 
-    Args:
-        subject: the function.
-        clock_ns: the host clock, in nanoseconds.
-    """
+    method = "cpu"
 
-    def __init__(self, subject: Subject, clock_ns: Callable[[], int]) -> None:
-        self._subject = subject
+    def __init__(self, call: TimedCall, clock_ns: Callable[[], int]) -> None:
+        self._call = call
         self._clock_ns = clock_ns
-        self.calls = subject.sets
+        self.calls = call.sets
 
     def __call__(self) -> Sequence[float]:
-        """One sample. What was too short to be one is taken again with twice as many calls, from then on."""
+        """One sample. If it is too short, the number of calls is doubled for good."""
         while True:
             began = self._clock_ns()
-            self._subject.call_many(self.calls)
+            self._call.call_many(self.calls)
             us = (self._clock_ns() - began) / 1e3
             if us >= _HOST_SAMPLE_US or self.calls >= _MOST_CALLS:
                 return [us / self.calls]
@@ -93,97 +98,130 @@ class HostClock(Sampler):
 
 
 class Wall(Sampler):
-    """`wall`: the host clock around one call and the wait for its end, from an idle GPU."""
+    """The host clock around one call and a synchronization, from an idle GPU."""
 
-    def __init__(self, subject: Subject, gpu: Gpu, clock_ns: Callable[[], int], *, flush_l2: bool) -> None:
-        self._subject = subject
+    method = "wall"
+
+    def __init__(self, call: TimedCall, gpu: Gpu, clock_ns: Callable[[], int], *, flush_l2: bool) -> None:
+        self._call = call
         self._gpu = gpu
         self._clock_ns = clock_ns
-        self._flush_l2 = flush_l2
+        self.flush_l2 = flush_l2
 
     def __call__(self) -> Sequence[float]:
         """One sample."""
-        if self._flush_l2:
+        if self.flush_l2:
             self._gpu.flush_l2()
         self._gpu.synchronize()
         began = self._clock_ns()
-        self._subject.call()
+        self._call.call()
         self._gpu.synchronize()
         return [(self._clock_ns() - began) / 1e3]
 
 
 class Events(Sampler):
-    """`events`: two events around one call, as it comes. Whatever the GPU waits for the host is in it."""
+    """Two events around one call on an idle GPU. The GPU's waits for the host are included."""
 
-    def __init__(self, subject: Subject, stopwatch: Stopwatch, *, flush_l2: bool) -> None:
-        self._subject = subject
-        self._stopwatch = stopwatch
-        self._flush_l2 = flush_l2
+    method = "events"
+
+    def __init__(self, call: TimedCall, timer: EventTimer, *, flush_l2: bool) -> None:
+        self._call = call
+        self._timer = timer
+        self.flush_l2 = flush_l2
 
     def __call__(self) -> Sequence[float]:
         """One sample."""
-        return [self._stopwatch.between(self._subject.call, flush_l2=self._flush_l2).us]
+        return [self._timer.between(self._call.call, flush_l2=self.flush_l2).us]
 
 
-class BehindQueue(Sampler):
-    """`saturated` and `graph`: two events around work that is queued before the GPU gets to the first of them.
+class _FullQueue(Sampler):
+    """Two events around work that is queued before the GPU reaches the first of them.
 
-    A kernel that spins keeps the GPU from it. Whether it spun for long enough is seen after the second event has been
-    queued, and a sample for which it did not is taken again. What an empty pair of events reads is subtracted.
+    A spinning kernel keeps the GPU busy meanwhile. Whether it ran long enough is checked once the second event is
+    queued; if not, the sample is taken again. The time between two events without work is subtracted.
 
     Args:
-        stopwatch: of the device.
-        run: makes so many calls; a graph holds as many as it holds.
-        calls: how many.
-        enqueue_us: how long the host is busy with all of them.
-        flush_l2: empty the L2 before each sample, which is then to be of one call.
-        least: to how many calls that can come down where the launch queue does not hold so many, and of how many
-            they stay a multiple; None for not at all.
+        timer: of the device.
+        run: makes a number of calls; for a graph, always as many as it holds.
+        calls: that number.
+        enqueue_us: how long all of them keep the host busy.
+        step: `calls` may shrink, in multiples of this, if the launch queue does not hold so many.
+        flush_l2: flush the L2 cache before each sample, which must be of one call.
     """
 
     def __init__(
         self,
-        stopwatch: Stopwatch,
+        timer: EventTimer,
         run: Callable[[int], object],
         calls: int,
         enqueue_us: float,
         *,
+        step: int,
         flush_l2: bool = False,
-        least: int | None = 1,
     ) -> None:
         self.calls = calls
-        self._ran_dry = False
-        self._stopwatch = stopwatch
+        self.flush_l2 = flush_l2
+        self._timer = timer
         self._run = run
         self._ahead_us = 2 * enqueue_us + _AHEAD_US
-        self._flush_l2 = flush_l2
-        self._least = calls if least is None else least
-        self._short = 0
+        self._step = step
+        self._retried = 0
+        self._queue_ran_empty = False
 
     def __call__(self) -> Sequence[float]:
-        """One sample; none when the queue turned out not to hold so many calls."""
-        for attempt in range(1 if self._ran_dry else _ATTEMPTS):
-            reading = self._stopwatch.between(
-                lambda: self._run(self.calls), flush_l2=self._flush_l2, ahead_us=self._ahead_us * 2**attempt
+        """One sample; none if the queue turned out not to hold so many calls."""
+        for attempt in range(1 if self._queue_ran_empty else _ATTEMPTS):
+            timing = self._timer.between(
+                lambda: self._run(self.calls), flush_l2=self.flush_l2, ahead_us=self._ahead_us * 2**attempt
             )
-            if reading.saturated:
-                self._short = self._short + 1 if attempt else 0
-                if self._short > 1:  # not the scheduler's whim: the calls do take longer
+            if timing.saturated:
+                self._retried = self._retried + 1 if attempt else 0
+                if self._retried > 1:  # not a hiccup of the scheduler: the calls do take longer
                     self._ahead_us *= 2
-                return self._per_call(reading.us)
-        if self.calls > self._least:
-            self.calls = max(self.calls // 2 // self._least, 1) * self._least
+                return self._per_call(timing.us)
+        if self.calls > self._step:
+            self.calls = max(self.calls // 2 // self._step, 1) * self._step
             return []
-        self._ran_dry = True
-        return self._per_call(reading.us)
+        self._queue_ran_empty = True
+        return self._per_call(timing.us)
 
-    def doubts(self) -> Sequence[str]:
-        """Whether samples had to be taken that waited for the host."""
-        dry = "the GPU had to wait for the host in spite of a filled queue, and that wait is in the time"
-        return [dry] if self._ran_dry else []
+    def warnings(self) -> Sequence[str]:
+        """Whether some samples include a wait for the host."""
+        if not self._queue_ran_empty:
+            return []
+        return ["the GPU had to wait for the host although the queue was filled ahead: the time includes that wait"]
 
     def _per_call(self, us: float) -> Sequence[float]:
-        return [max(us - self._stopwatch.empty_us, 0.0) / self.calls]
+        return [max(us - self._timer.empty_us, 0.0) / self.calls]
+
+
+class Saturated(_FullQueue):
+    """Calls launched into a full queue; one call per sample if the L2 cache is flushed."""
+
+    method = "saturated"
+
+    def __init__(self, call: TimedCall, timer: EventTimer, effects: GpuEffects, *, flush_l2: bool) -> None:
+        calls = 1 if flush_l2 else calls_for(effects.device_us, _QUEUED_CALLS, call.sets)
+        step = 1 if flush_l2 else call.sets
+        super().__init__(timer, call.call_many, calls, calls * effects.enqueue_us, step=step, flush_l2=flush_l2)
+
+
+class Graph(_FullQueue):
+    """Replays of a CUDA graph of many calls, which leaves no place for an L2 flush.
+
+    Raises:
+        CaptureError: CUDA broke the capture off.
+        Exception: whatever the function raises.
+    """
+
+    method = "graph"
+
+    def __init__(self, call: TimedCall, timer: EventTimer, effects: GpuEffects) -> None:
+        calls = calls_for(effects.device_us, _GRAPH_CALLS, call.sets)
+        replay = timer.gpu.capture(call.call_many, calls)
+        replay()
+        enqueue_us = median(timer.enqueue_us(replay) for _ in range(_GRAPH_LAUNCHES))
+        super().__init__(timer, lambda _: replay(), calls, enqueue_us, step=calls)
 
 
 class NoGpuWorkError(ForgeProfilingError):
@@ -191,59 +229,68 @@ class NoGpuWorkError(ForgeProfilingError):
 
 
 class Kernels(Sampler):
-    """`kernels`: for each call, the time in which any of its kernels, copies or fills ran, as the profiler has it.
+    """The time in which any kernel, copy or fill of a call ran, as the profiler records them.
 
     Args:
-        subject: the function.
+        call: the function.
         gpu: the device.
-        call_us: what a call takes, roughly.
-        flush_l2: empty the L2 before each call.
-
-    Raises:
-        NoGpuWorkError: there is nothing to read.
-        ForgeProfilingError: the profiler cannot be used.
+        call_us: about how long a call takes.
+        flush_l2: flush the L2 cache before each call.
     """
 
-    def __init__(self, subject: Subject, gpu: Gpu, call_us: float, *, flush_l2: bool) -> None:
-        self._subject = subject
+    method = "kernels"
+
+    def __init__(self, call: TimedCall, gpu: Gpu, call_us: float, *, flush_l2: bool) -> None:
+        self.flush_l2 = flush_l2
+        self._call = call
         self._gpu = gpu
-        self._flush_l2 = flush_l2
         self._batch = calls_for(call_us, _PROFILED_CALLS, 1, _PROFILED_US)
-        self._taken = self._empty = 0
-        if not any(self._profile(min(self._batch, _TRIED_CALLS))):  # the first takes seconds to set up
+        self._taken = self._without_work = 0
+
+    def check(self) -> None:
+        """Profile a few calls, which takes seconds the first time.
+
+        Raises:
+            NoGpuWorkError: the profiler saw no GPU work of the function.
+            ForgeProfilingError: the profiler cannot be used.
+        """
+        if not any(self._profile(min(self._batch, _FIRST_PROFILE_CALLS))):
             raise NoGpuWorkError("the profiler saw no GPU work of the function")
 
     def __call__(self) -> Sequence[float]:
-        """A sample for each of some calls under one profiler."""
+        """A sample for each of several calls under one profiler."""
         found = self._profile(self._batch)
         self._taken += len(found)
-        self._empty += found.count(0.0)
+        self._without_work += found.count(0.0)
         return found
 
-    def doubts(self) -> Sequence[str]:
+    def warnings(self) -> Sequence[str]:
         """Whether there were calls without work."""
-        idle = f"in {self._empty} of {self._taken} calls the profiler saw no GPU work: they count as 0"
-        return [idle] if self._empty else []
+        if not self._without_work:
+            return []
+        return [f"the profiler saw no GPU work in {self._without_work} of {self._taken} calls: they count as 0"]
 
     def _profile(self, calls: int) -> list[float]:
-        return kernel_times_us(self._subject.call, calls, self._gpu, flush_l2=self._flush_l2)
+        return kernel_times_us(self._call.call, calls, self._gpu, flush_l2=self.flush_l2)
 
 
 class Rounds(Sampler):
-    """Another sampler's samples of one call each, put together: the mean over each round through the argument sets.
+    """Another sampler's samples of one call each, averaged over each round through the argument sets.
 
     Args:
         sampler: takes them.
-        sets: how many argument sets there are.
+        sets: the number of argument sets.
     """
 
     def __init__(self, sampler: Sampler, sets: int) -> None:
+        self.method = sampler.method
         self.calls = sets
+        self.flush_l2 = sampler.flush_l2
         self._sampler = sampler
         self._left: list[float] = []
 
     def __call__(self) -> Sequence[float]:
-        """A sample for each round, one at least."""
+        """A sample for each round, at least one."""
         while len(self._left) < self.calls:
             self._left += self._sampler()
         rounds = len(self._left) // self.calls
@@ -251,6 +298,6 @@ class Rounds(Sampler):
         self._left = self._left[rounds * self.calls :]
         return means
 
-    def doubts(self) -> Sequence[str]:
-        """Those of the other one."""
-        return self._sampler.doubts()
+    def warnings(self) -> Sequence[str]:
+        """Those of the other sampler."""
+        return self._sampler.warnings()

@@ -1,16 +1,15 @@
-"""What samples say against themselves."""
+"""Sample-quality checks: drift, noise, throttling."""
 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from lightning_forge_profiling.bench.result import median_noise
-from lightning_forge_profiling.bench.sampling import Limits
-from lightning_forge_profiling.gpu.clock_watch import ClockWatch
+from lightning_forge_profiling.gpu.clock_watch import ClockSeen, ClockWatch
 
-__all__ = ["about_samples", "drift", "unthrottled"]
+__all__ = ["Unthrottled", "drift", "sample_warnings", "unthrottled"]
 
 _FEWEST_KEPT: Final = 10
 _LOWERED: Final = 0.97
@@ -18,58 +17,71 @@ _LOWERED: Final = 0.97
 _DRIFT: Final = 0.05
 _DRIFT_SAMPLES: Final = 20
 _SLOW_FIRST: Final = 1.5
-_Z99: Final = 2.576  # of the normal distribution, both sides
+_Z99: Final = 2.576  # of the normal distribution, two-sided
 
 
-def unthrottled(samples: list[float], watch: ClockWatch) -> tuple[list[float], list[str]]:
-    """The samples for which the clock was not held down, and what is to be said about it.
+class Unthrottled(NamedTuple):
+    """The samples that were taken at full clock."""
+
+    samples: list[float]
+    """All of them if too few are left otherwise."""
+    clock: ClockSeen | None
+    """What the clock did; None if it was not read."""
+    warnings: list[str]
+    """One sentence each."""
+
+
+def unthrottled(samples: list[float], clock_watch: ClockWatch) -> Unthrottled:
+    """Drop the samples that were taken while the GPU's clock was held down.
 
     Args:
         samples: in the order they were taken.
-        watch: looked at the clock meanwhile.
+        clock_watch: read the clock meanwhile.
     """
-    held = watch.throttled(len(samples))
-    kept = [sample for sample, down in zip(samples, held, strict=True) if not down]
-    clock = watch.seen(len(samples) - len(kept))
+    kept = [s for s, held in zip(samples, clock_watch.throttled(len(samples)), strict=True) if not held]
+    dropped = len(samples) - len(kept)
+    clock = clock_watch.seen(dropped)
     if clock is None:
-        return samples, ["the GPU's clock could not be read meanwhile"]
+        return Unthrottled(samples, None, ["the GPU's clock could not be read while sampling"])
     why = " and ".join(clock.reasons)
-    if len(kept) == len(samples):
-        if clock.reasons and clock.max_mhz < _LOWERED * clock.limit_mhz:
-            return samples, [f"the clock was held down all the time ({why}): {clock.max_mhz} of {clock.limit_mhz} MHz"]
-        return samples, []
-    moved = f"from {clock.max_mhz} down to {clock.min_mhz} MHz ({why})"
-    if len(kept) < _FEWEST_KEPT:
-        return samples, [f"the clock was taken {moved} for nearly all of the samples: none was left out"]
-    return kept, [f"the clock was taken {moved}: {len(samples) - len(kept)} of {len(samples)} samples were left out"]
+    moved = f"the clock was lowered from {clock.max_mhz} to {clock.min_mhz} MHz ({why})"
+    warnings = []
+    if dropped and len(kept) < _FEWEST_KEPT:
+        kept, clock = samples, clock_watch.seen(0)
+        warnings = [f"{moved} during nearly all samples: none was left out"]
+    elif dropped:
+        warnings = [f"{moved}: {dropped} of {len(samples)} samples were left out"]
+    elif clock.reasons and clock.max_mhz < _LOWERED * clock.limit_mhz:
+        warnings = [f"the clock was held down all the time ({why}): {clock.max_mhz} of {clock.limit_mhz} MHz"]
+    return Unthrottled(kept, clock, warnings)
 
 
-def about_samples(samples: Sequence[float], *, steady: bool | None, limits: Limits) -> list[str]:
-    """What the samples themselves say against them, in sentences.
+def sample_warnings(samples: Sequence[float], *, steady: bool | None, max_noise: float) -> list[str]:
+    """What is wrong with the samples, one sentence each.
 
     Args:
         samples: in the order they were taken.
-        steady: whether the warm-up ended with calls that took the same time; None where it was not to.
-        limits: what was asked for.
+        steady: whether the warm-up ended with calls that took the same time; None if that was not awaited.
+        max_noise: how well the median should be known.
     """
     found = []
     if steady is False:
         found.append("the warm-up ended before calls took the same time")
     if moved := drift(samples):
         found.append(moved)
-    more = "" if moved else ": raise max_time"  # more samples of what moves do not help
+    advice = "" if moved else ": raise max_time"  # more samples do not help against drift
     noise = median_noise(samples)
-    if noise == float("inf"):
-        found.append(f"too few samples ({len(samples)}) to say how well the median is known{more}")
-    elif noise > limits.max_noise:
-        found.append(f"it did not converge: the median is known to {noise:.1%}, not to {limits.max_noise:.1%}{more}")
+    if math.isinf(noise):
+        found.append(f"too few samples ({len(samples)}) for an interval of the median{advice}")
+    elif noise > max_noise:
+        found.append(f"it did not converge: the median is known to ±{noise:.1%}, not to ±{max_noise:.1%}{advice}")
     if not median(samples):
-        found.append("half of the samples or more are 0: the median says nothing")
+        found.append("at least half of the samples are 0: the median means nothing")
     return found
 
 
 def drift(samples: Sequence[float]) -> str:
-    """Whether the first samples differ from the last, in a sentence; "" when they do not.
+    """Whether the first samples differ from the last, as a sentence; "" if they do not.
 
     Args:
         samples: in the order they were taken.
@@ -96,15 +108,15 @@ def drift(samples: Sequence[float]) -> str:
 
 
 def _lie_apart(low: Sequence[float], high: Sequence[float]) -> bool:
-    """Whether the middle halves of two equally many samples, in order, do, and not by chance: their ranks at 1 %.
+    """Whether two sorted sets of as many samples differ: their middle halves are disjoint, their ranks differ at 1 %.
 
-    The middle halves of 5 samples each do by chance in every tenth run. Of hundreds, ranks tell differences that are
-    none to a reader.
+    The middle halves of 5 samples each are disjoint by chance in every tenth run; among hundreds of samples, ranks
+    alone find differences too small to matter.
 
     Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 5.1 (Mann-Whitney test).
     """
     count = len(low)
     if high[count // 4] <= low[-1 - count // 4]:
         return False
-    above = sum(bisect_left(low, value) + bisect_right(low, value) for value in high) / 2  # pairs; a tie is half a one
+    above = sum(bisect_left(low, value) + bisect_right(low, value) for value in high) / 2  # pairs; a tie is half a pair
     return above - count**2 / 2 > _Z99 * math.sqrt(count**2 * (2 * count + 1) / 12)

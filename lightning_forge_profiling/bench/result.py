@@ -1,4 +1,4 @@
-"""What one measurement came to."""
+"""The result of `benchmark`: samples, what follows from them, and its text, JSON and histogram."""
 
 import json
 import math
@@ -18,19 +18,18 @@ __all__ = ["BenchmarkResult", "in_unit", "median_interval", "median_noise", "pri
 
 _NS: Final = (1e-3, "ns")
 _Z95: Final = 1.96  # of the normal distribution
-_FEWEST: Final = (
-    6  # the chance that all of n samples lie on one side of the true median is 2 * 2^-n: under 5 % from 6 on
-)
+# All of n samples lie on one side of the true median with probability 2 * 2^-n, which is under 5 % from 6 on.
+_FEWEST: Final = 6
 
 
 def median_noise(samples: Sequence[float]) -> float:
-    """How well the median of the samples is known: half of its 95 % interval, relative to it.
+    """Half of the 95 % interval of the samples' median, as a fraction of the median.
 
     Args:
         samples: in any unit.
 
     Returns:
-        The share, such as 0.01; infinite with fewer samples than such an interval takes.
+        A fraction such as 0.01; infinite with fewer than six samples.
 
     Example:
         >>> median_noise([10.0] * 20)
@@ -49,11 +48,12 @@ def median_noise(samples: Sequence[float]) -> float:
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """The ends of the 95 % interval of the samples' median.
 
-    They are the sample number (n+1)/2 - 0.98 sqrt(n) in order, rounded down, and the same from the other end, whatever
-    the distribution, and so not as far from the median on both sides; samples count as independent of each other.
+    The lower end is the sorted sample number (n+1)/2 - 0.98 sqrt(n), rounded down, and the upper end the same from the
+    other side. That holds for any distribution of independent samples, so the ends need not be equally far from the
+    median.
 
-    By the exact binomial, such an interval holds the true median in 95 % of cases or more for every n from 6 to 3000
-    (summed up, not simulated), and the next narrower one in less, but for 23 of those n, such as 17 and 44.
+    By the exact binomial, the interval contains the true median in at least 95 % of cases for every n from 6 to 3000
+    (summed, not simulated). The next narrower one does so in fewer, except for 23 of those n, such as 17 and 44.
 
     Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 3.2, with the normal
     approximation of the binomial and its correction for continuity.
@@ -62,7 +62,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
         samples: in any unit.
 
     Returns:
-        The lower and the upper end; the least and the greatest sample where there are too few for an interval.
+        The lower and the upper end; the least and the greatest sample if there are fewer than six.
 
     Example:
         >>> median_interval([10.0] * 12 + [10.5] * 8)
@@ -77,22 +77,23 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkResult:
-    """The time of one call, as `benchmark` found it.
+    """The time of one call of a function.
 
     Attributes:
-        name: what was timed.
-        method: how, one of `benchmark`'s methods.
-        device: on what, by its name.
-        flush_l2: whether the L2 was emptied before each call (cold) or not (hot).
-        samples_us: microseconds of one call, by sample, in the order they were taken.
-        calls_per_sample: how many calls one sample is the mean of.
-        enqueue_us: how long the host is busy with one call, when the GPU is idle; None where the host does the work.
-        queued_us: what a call takes on its stream, hot and back to back behind a full queue, gaps between its kernels
-            included: a rough reading of a few calls, whatever the method. None where the function waits for the GPU.
-        allocated_bytes: what a call takes from the caching allocator; None where nobody counts.
-        threads: how many an operation may use on the CPU; None where the time is not the host's.
-        clock: the GPU's clock meanwhile; None where it was not read.
-        warnings: what makes the number less than it seems, in sentences.
+        name: of the function.
+        method: one of `benchmark`'s methods.
+        device: the name of the device.
+        flush_l2: whether the L2 cache was flushed before each call (cold) or not (hot).
+        samples_us: microseconds per call, in the order the samples were taken.
+        calls_per_sample: a sample is the mean over this many calls.
+        enqueue_us: how long one call keeps the host busy when the GPU is idle; None if the time is the host's alone.
+        queued_us: what a call takes in a full queue, back to back with a hot L2 cache, gaps between its kernels
+            included: a rough value from a few calls. None if the function waits for the GPU.
+        allocated_bytes: what a call takes from the caching allocator; None on a CPU.
+        waits_for_gpu: whether the function waits for the GPU, by `.item()` for example.
+        threads: the number of CPU threads an operation may use; None if the time is not the host's alone.
+        clock: the GPU's clock while sampling; None if it was not read.
+        warnings: what to know before trusting the number, one sentence each.
 
     Example:
         >>> result = BenchmarkResult(name="f()", method="cpu", device="cpu", samples_us=(2.0, 1.0, 3.0))
@@ -111,36 +112,38 @@ class BenchmarkResult:
     enqueue_us: float | None = None
     queued_us: float | None = None
     allocated_bytes: int | None = None
+    waits_for_gpu: bool = False
     threads: int | None = None
     clock: ClockSeen | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("name", "method", "device"):
-            self._refuse_unless(isinstance(getattr(self, name), str), name, "no text")
-        self._refuse_unless(isinstance(self.flush_l2, bool), "flush_l2", "neither True nor False")
-        self._refuse_unless(_is_count(self.calls_per_sample), "calls_per_sample", "no number of calls")
+            self._check(isinstance(getattr(self, name), str), name, "a str")
+        for name in ("flush_l2", "waits_for_gpu"):
+            self._check(isinstance(getattr(self, name), bool), name, "True or False")
+        self._check(_is_count(self.calls_per_sample), "calls_per_sample", "a number of calls")
         for name in ("enqueue_us", "queued_us"):
             value = getattr(self, name)
-            self._refuse_unless(value is None or _is_time(value), name, "no time")
+            self._check(value is None or _is_time(value), name, "a number of microseconds, 0 or more, or None")
         for name in ("allocated_bytes", "threads"):
             value = getattr(self, name)
-            self._refuse_unless(value is None or _is_count(value), name, "no count")
-        self._refuse_unless(self.clock is None or _is_clock(self.clock), "clock", "no clock")
-        self._refuse_unless(_is_texts(self.warnings), "warnings", "no tuple of sentences")
+            self._check(value is None or _is_count(value), name, "a count or None")
+        self._check(self.clock is None or _is_clock(self.clock), "clock", "a valid ClockSeen or None")
+        self._check(_is_texts(self.warnings), "warnings", "a tuple of str")
         if not self.samples_us:
             raise ConfigurationError("A result needs at least one sample.")
         for sample in self.samples_us:
             if not _is_time(sample):
-                raise ConfigurationError(f"samples_us has {sample!r} in it, which is no time: microseconds, 0 or more.")
+                raise ConfigurationError(f"samples_us must be microseconds, 0 or more, got {sample!r} among them.")
 
-    def _refuse_unless(self, right: bool, name: str, problem: str) -> None:
-        if not right:
-            raise ConfigurationError(f"{name} is {getattr(self, name)!r}, which is {problem}.")
+    def _check(self, valid: bool, name: str, expected: str) -> None:
+        if not valid:
+            raise ConfigurationError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
 
     @property
     def median_us(self) -> float:
-        """The median, which is what to quote."""
+        """The median: the number to quote."""
         return self._percentile(50)
 
     @property
@@ -155,24 +158,24 @@ class BenchmarkResult:
 
     @property
     def p5_us(self) -> float:
-        """5 % of the samples are shorter."""
+        """The 5th percentile."""
         return self._percentile(5)
 
     @property
     def p95_us(self) -> float:
-        """5 % of the samples are longer."""
+        """The 95th percentile."""
         return self._percentile(95)
 
     @property
     def iqr_us(self) -> float:
-        """The width of the middle half of the samples."""
+        """The interquartile range."""
         return self._percentile(75) - self._percentile(25)
 
     @property
     def noise(self) -> float:
-        """How well the median of this run is known: half of its 95 % interval, relative to it.
+        """Half of the 95 % interval of this run's median, as a fraction of the median.
 
-        Another run may lie farther off: clocks, temperature and where memory came to lie differ.
+        Another run may differ by more: clocks, temperature and memory addresses change between runs.
         """
         return median_noise(self.samples_us)
 
@@ -180,9 +183,9 @@ class BenchmarkResult:
         return float(np.percentile(self.samples_us, percent))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and what follows from them, as plain values."""
+        """All fields and the values computed from them, as plain values."""
         values = asdict(self)
-        values["samples_us"] = [float(sample) for sample in self.samples_us]  # a float32 is no JSON
+        values["samples_us"] = [float(sample) for sample in self.samples_us]  # JSON takes no float32
         values["warnings"] = list(self.warnings)
         if self.clock is not None:
             values["clock"]["reasons"] = list(self.clock.reasons)
@@ -201,17 +204,17 @@ class BenchmarkResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The result that `to_dict` was called on. What follows from the fields is computed anew.
+        """The result from what `to_dict` returned. Values computed from the fields are computed again.
 
         Raises:
-            ConfigurationError: it is none.
+            ConfigurationError: the values are not those of a result.
         """
         if not isinstance(values, Mapping):
-            raise ConfigurationError(f"This is no result of to_dict() or to_json(): it is a {type(values).__name__}.")
+            raise ConfigurationError(f"Not a result of to_dict() or to_json(): got {type(values).__name__}.")
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         missing = {"name", "method", "device", "samples_us"} - known.keys()
         if missing:
-            raise ConfigurationError(f"This is no result of to_dict() or to_json(): it has no {min(missing)}.")
+            raise ConfigurationError(f"Not a result of to_dict() or to_json(): {min(missing)} is missing.")
         try:
             for name in known.keys() & {"samples_us", "warnings"}:
                 known[name] = _as_tuple(name, known[name])
@@ -219,20 +222,20 @@ class BenchmarkResult:
                 reasons = _as_tuple("reasons", known["clock"]["reasons"])
                 known["clock"] = ClockSeen(**{**known["clock"], "reasons": reasons})
         except (TypeError, KeyError) as error:
-            raise ConfigurationError(f"This is no result of to_dict() or to_json(): {error}.") from error
+            raise ConfigurationError(f"Not a result of to_dict() or to_json(): {error}.") from error
         return cls(**known)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The result that `to_json` was called on.
+        """The result from what `to_json` returned.
 
         Raises:
-            ConfigurationError: it is none.
+            ConfigurationError: the text is something else.
         """
         try:
             values = json.loads(text)
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"This is no result of to_json(): {error}.") from error
+            raise ConfigurationError(f"Not a result of to_json(): {error}.") from error
         return cls.from_dict(values)
 
     def svg(self) -> str:
@@ -241,7 +244,7 @@ class BenchmarkResult:
         scale, unit = _unit(self.median_us)
         return draw([sample / scale for sample in self.samples_us], printable(self.name), printable(how), unit=unit)
 
-    _repr_svg_ = svg  # what a notebook shows
+    _repr_svg_ = svg  # a notebook shows this
 
     def _cache(self) -> str:
         if self.enqueue_us is None:
@@ -263,8 +266,8 @@ class BenchmarkResult:
             spread,
         ]
         if self.enqueue_us is not None and self.queued_us is not None:
-            text = f"back to back, hot, a call takes the GPU {in_unit(self.queued_us)} with the gaps and the host "
-            text += in_unit(self.enqueue_us)
+            text = f"back to back (L2 hot): {in_unit(self.queued_us)} on the GPU with gaps, "
+            text += f"{in_unit(self.enqueue_us)} to launch"
             lines.append(text + (": the host is the limit" if self.enqueue_us > self.queued_us else ""))
         if self.allocated_bytes:
             lines.append(f"a call takes {self.allocated_bytes:,} bytes from the caching allocator")
@@ -275,9 +278,9 @@ class BenchmarkResult:
 
 
 def printable(text: str) -> str:
-    r"""Text that a terminal shows as it is, and XML takes: what is neither space nor printable is escaped.
+    r"""Text with every unprintable character escaped, for terminals and XML.
 
-    Names are the user's, or a file's: control characters, those that turn the direction of writing, lone surrogates.
+    Names come from users and files: they may hold control characters, direction overrides or lone surrogates.
 
     Example:
         >>> print(printable("a \x1b[31mred\nlambda"))
@@ -290,7 +293,7 @@ def printable(text: str) -> str:
 
 
 def in_unit(us: float) -> str:
-    """A time in the unit that suits it.
+    """A time with its unit, to three digits.
 
     Args:
         us: microseconds.
@@ -304,7 +307,7 @@ def in_unit(us: float) -> str:
 
 
 def _unit(us: float) -> tuple[float, str]:
-    """How many microseconds the unit that suits a time has, and its sign."""
+    """The unit for a time: how many microseconds it has, and its symbol."""
     return next(((scale, unit) for scale, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")) if abs(us) >= scale), _NS)
 
 
@@ -338,5 +341,5 @@ def _is_texts(values: object) -> bool:
 
 def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
-        raise TypeError(f"{name} is no list")
+        raise TypeError(f"{name} is not a list")
     return tuple(values)

@@ -1,89 +1,102 @@
-"""What is timed: a function and the arguments that it is called with in turn."""
+"""What is timed: a function, the arguments it is called with, and the name of the result."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from itertools import chain, cycle, repeat
-from types import FunctionType
+from itertools import cycle, repeat
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["Subject", "argument_sets", "cuda_in_use", "find_device", "gpu_taken_by"]
+__all__ = ["TimedCall", "argument_sets", "default_name"]
 
-_WRITES: Final = (
-    "it writes to its arguments (x.add_() or the like): each call works on what the one before has left, and values "
-    "that grow or vanish can change what it takes"
+_LONGEST_VALUE: Final = 24
+_LONGEST_SETTING: Final = 80
+_WRITES_TO_ARGUMENTS: Final = (
+    "it writes to its arguments (x.add_() or the like): each call starts from what the previous one left, and values "
+    "that grow or vanish can change its time"
 )
 
 
-class Subject:
+class TimedCall:
     """A function with its argument sets.
 
     Args:
         fn: the function.
-        sets: one tuple of arguments for each call; after the last comes the first again.
+        sets: the argument tuples, one per call; after the last, the first is used again.
         kwargs: keyword arguments of every call.
+        name: of the result; None for `default_name`.
+
+    Raises:
+        ConfigurationError: the name is not a string.
 
     Example:
-        >>> seen = []
-        >>> subject = Subject(seen.append, [(1,), (2,)])
-        >>> subject.call_many(3)
-        >>> seen
+        >>> calls = []
+        >>> TimedCall(calls.append, [(1,), (2,)]).call_many(3)
+        >>> calls
         [1, 2, 1]
     """
 
     def __init__(
-        self, fn: Callable[..., object], sets: Sequence[tuple[Any, ...]], kwargs: Mapping[str, Any] | None = None
+        self,
+        fn: Callable[..., object],
+        sets: Sequence[tuple[Any, ...]],
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
     ) -> None:
+        if name is not None and not isinstance(name, str):
+            raise ConfigurationError(f"name must be a str, got {type(name).__name__}.")
+        self.name = default_name(fn, sets[0], kwargs, len(sets)) if name is None else name
+        self.sets = len(sets)
+        self.values = (fn, *sets, kwargs)
+        """The function and everything it is called with."""
+        self.raised = False
+        """Whether one of the calls has raised."""
         self._fn = partial(fn, **kwargs) if kwargs else fn
         self._next = cycle(sets).__next__
-        self.sets = len(sets)
-        self.failed = False
-        """Whether a call has raised."""
 
     def call_first(self) -> list[str]:
-        """Call it for the first time, which may compile for a minute, and look at what it returns and changes.
+        """Make the first call, which may compile for a minute, and check what it returns and changes.
 
         Returns:
-            What makes a time of it less than it seems, in sentences.
+            Warnings, one sentence each.
 
         Raises:
-            ConfigurationError: a call does nothing yet.
+            ConfigurationError: calling the function does not run its body.
         """
         arguments = self._next()
         before = list(_versions(arguments))
         returned = self._fn(*arguments)
         if isinstance(returned, Generator | AsyncGenerator | Coroutine):
             if isinstance(returned, Coroutine):
-                returned.close()  # or Python warns that nobody awaited it
+                returned.close()  # or Python warns that it was never awaited
             raise ConfigurationError(
-                f"The function returns a {type(returned).__name__}: calling it runs nothing of its body. Time what "
-                "runs it to the end, such as lambda: list(fn(x)) or lambda: asyncio.run(fn(x))."
+                f"The function returns a {type(returned).__name__}: calling it runs nothing of its body. Time a call "
+                "that runs it to the end, such as lambda: list(fn(x)) or lambda: asyncio.run(fn(x))."
             )
-        return [_WRITES] if list(_versions(arguments)) != before else []
+        return [_WRITES_TO_ARGUMENTS] if list(_versions(arguments)) != before else []
 
     def call(self) -> None:
-        """Call it once. What it returns is let go before the next call."""
+        """Call it once. What it returns is released before the next call."""
         self.call_many(1)
 
     def call_many(self, calls: int) -> None:
-        """Call it so many times."""
+        """Call it `calls` times."""
         fn, arguments = self._fn, self._next
         try:
             for _ in repeat(None, calls):
                 fn(*arguments())
         except BaseException:
-            self.failed = True
+            self.raised = True
             raise
 
 
 def _versions(value: object) -> Iterator[int]:
-    """How often each tensor among the arguments has been written to, as autograd counts it."""
+    """How often each tensor in the arguments has been written to, as autograd counts it."""
     if isinstance(value, torch.Tensor):
-        if not value.is_inference():  # which nobody counts
+        if not value.is_inference():  # those have no count
             yield value._version  # noqa: SLF001  (documented in PyTorch's notes on autograd, but for the underscore)
     elif isinstance(value, Mapping):
         yield from _versions(list(value.values()))
@@ -93,7 +106,7 @@ def _versions(value: object) -> Iterator[int]:
 
 
 def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: object = None) -> list[tuple[Any, ...]]:
-    """The argument tuples to take turns, from what `benchmark` was given.
+    """The argument tuples of `TimedCall`, from what `benchmark` was given.
 
     Args:
         fn: the function.
@@ -102,7 +115,7 @@ def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: obj
         kwargs: keyword arguments of every call, or None.
 
     Raises:
-        ConfigurationError: it is no function, or these are no argument tuples.
+        ConfigurationError: one of them has the wrong type.
 
     Example:
         >>> argument_sets(print, (1, 2), None), argument_sets(print, (), [(1,), [2]])
@@ -110,135 +123,83 @@ def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: obj
     """
     if not callable(fn):
         raise ConfigurationError(
-            f"fn is a {type(fn).__name__}, which cannot be called: give the function and its arguments apart, as in "
+            f"fn must be callable, got {type(fn).__name__}: pass the function and its arguments separately, as in "
             "benchmark(torch.softmax, x, -1)."
         )
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
-        given = "of other keys than names" if isinstance(kwargs, Mapping) else f"a {type(kwargs).__name__}"
-        raise ConfigurationError(f"kwargs is {given}: give keyword arguments by name, as in kwargs={{'dim': -1}}.")
+        given = "keys of other types" if isinstance(kwargs, Mapping) else type(kwargs).__name__
+        raise ConfigurationError(f"kwargs must be a dict with str keys, such as {{'dim': -1}}, got {given}.")
     if inputs is None:
         return [args]
     if args:
-        raise ConfigurationError("inputs takes the place of arguments: put them into each of its tuples.")
+        raise ConfigurationError("inputs replaces positional arguments: put them into each of its tuples.")
     if not isinstance(inputs, list | tuple) or not inputs:
-        given = "empty" if isinstance(inputs, list | tuple) else f"a {type(inputs).__name__}"
-        raise ConfigurationError(f"inputs is {given}: give a list of argument tuples, as in inputs=[(x1,), (x2,)].")
+        given = "an empty one" if isinstance(inputs, list | tuple) else type(inputs).__name__
+        raise ConfigurationError(f"inputs must be a list of argument tuples, such as [(x1,), (x2,)], got {given}.")
     for number, one in enumerate(inputs):
         if not isinstance(one, list | tuple):
             raise ConfigurationError(
-                f"inputs[{number}] is a {type(one).__name__}: each is a tuple of arguments, as in "
-                "inputs=[(x1,), (x2,)]."
+                f"inputs[{number}] must be a tuple of arguments, as in inputs=[(x1,), (x2,)], got {type(one).__name__}."
             )
     return [tuple(one) for one in inputs]
 
 
-def gpu_taken_by(subject: Subject) -> torch.device | None:
-    """Call a function once, to see on which CUDA device PyTorch takes memory for it; None for none.
+def default_name(
+    fn: Callable[..., object], arguments: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, sets: int = 1
+) -> str:
+    """The function's name with the types and shapes of its arguments.
 
-    Nearly all that works on one does: a copy to it, and every operation that returns something new. It costs a function
-    of the CPU nothing else, and does not start CUDA. A PyTorch for the CPU alone does not call it.
-    """
-    if torch.version.cuda is None and torch.version.hip is None:
-        return None
-    before = _taken_bytes()
-    subject.call_first()
-    after = _taken_bytes()
-    return next((torch.device("cuda", index) for index, taken in after.items() if taken != before.get(index, 0)), None)
-
-
-def cuda_in_use() -> bool:
-    """Whether PyTorch has used a CUDA device in this process. It does not start CUDA to ask."""
-    is_initialized: Callable[[], bool] = torch.cuda.is_initialized  # untyped in PyTorch; false in a forked child
-    return is_initialized()
-
-
-def _taken_bytes() -> dict[int, int]:
-    """How much memory PyTorch has taken in all on each CUDA device, by its number."""
-    if not cuda_in_use():
-        return {}
-    key = "allocated_bytes.all.allocated"  # which PyTorch's other allocators count too
-    return {index: torch.cuda.memory_stats(index).get(key, 0) for index in range(torch.cuda.device_count())}
-
-
-def find_device(values: object, asked: torch.device | str | int | None) -> torch.device:
-    """Where the function runs, as far as can be told without calling it.
+    A lambda is named by its file and line; a compiled function is called so. Two functions can still have the same
+    name: two closures of one factory, or two modules of one class.
 
     Args:
-        values: the function and its arguments, looked through for tensors and modules.
-        asked: what the user said.
-
-    Returns:
-        The device asked for; else the first CUDA device among the values; else the CPU where there are tensors, or
-        nothing in this process has used CUDA; else the current CUDA device.
-
-    Raises:
-        ConfigurationError: nothing can be timed there.
+        fn: the function.
+        arguments: those of its first call.
+        kwargs: keyword arguments of every call.
+        sets: the number of argument sets.
 
     Example:
-        >>> find_device([torch.zeros(2)], None)
-        device(type='cpu')
+        >>> from functools import partial
+        >>> default_name(torch.add, (torch.zeros(2, 3), 1))
+        'add(float32[2, 3], 1)'
+        >>> default_name(partial(torch.sum, dim=0), (torch.zeros(2, 3),), {"dtype": torch.float64})
+        'sum(float32[2, 3], dim=0, dtype=float64)'
     """
-    found = {device.type: device for device in reversed(list(_devices(values)))}
-    if "meta" in found:
-        raise ConfigurationError(
-            "There are tensors on the meta device, which have no data: make them on the CPU or a CUDA device."
-        )
-    if asked is None:
-        here = found.get("cuda") or next((at for kind, at in found.items() if kind != "cpu"), None)
-        device = here or torch.device("cpu" if found or not cuda_in_use() else "cuda")
-    else:
-        named = f"cuda:{asked}" if isinstance(asked, int) else asked
-        try:
-            device = torch.device(named)
-        except (RuntimeError, TypeError) as error:
-            raise ConfigurationError(f"device={asked!r} is no device: give 'cpu' or 'cuda:0', say.") from error
-        if str(device) != str(named):  # it takes "cuda:256" for "cuda:0"
-            raise ConfigurationError(f"device={asked!r} is no device: give 'cpu' or 'cuda:0', say.")
-    if device.type == "cpu":
-        if "cuda" in found:
-            raise ConfigurationError(
-                f"device='cpu', but there are tensors on {found['cuda']}: leave device out, or move them to the CPU."
-            )
-        return device
-    return _cuda(device)
+    named = dict(kwargs or {})
+    while isinstance(fn, partial):
+        arguments, named, fn = fn.args + arguments, {**fn.keywords, **named}, fn.func
+    texts = [_short(argument) for argument in arguments]
+    texts += [f"{name}={_short(value)}" for name, value in named.items()]
+    return f"{_function_name(fn)}({', '.join(texts)}){f' over {sets} inputs' if sets > 1 else ''}"
 
 
-def _cuda(device: torch.device) -> torch.device:
-    """The device with its index."""
-    if device.type != "cuda":
-        raise ConfigurationError(f"A function on {device} cannot be timed here: it takes the CPU or a CUDA device.")
-    if not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"device='{device}', but PyTorch sees no CUDA device here: leave device out, or 'cpu'."
-        )
-    count = torch.cuda.device_count()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if index >= count:
-        names = "cuda:0 alone" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise ConfigurationError(f"device='{device}', but PyTorch sees {names} here.")
-    return torch.device("cuda", index)
+def _function_name(fn: Callable[..., object]) -> str:
+    if isinstance(fn, torch.nn.Module):
+        eager = getattr(fn, "_orig_mod", None)  # of torch.compile(module); module.compile() keeps the module
+        compiled = eager is not None or getattr(fn, "_compiled_call_impl", None) is not None
+        module: torch.nn.Module = fn if eager is None else eager
+        setting = _cut(module.extra_repr(), _LONGEST_SETTING)
+        return f"{'compiled ' if compiled else ''}{type(module).__name__}{f'({setting})' if setting else ''}"
+    eager = getattr(fn, "_torchdynamo_orig_callable", None)  # of torch.compile(function)
+    if eager is not None:
+        return f"compiled {_function_name(eager)}"
+    name = getattr(fn, "__qualname__" if getattr(fn, "__closure__", None) else "__name__", None) or type(fn).__name__
+    code = getattr(fn, "__code__", None)
+    if name.endswith("<lambda>") and code is not None:
+        return f"<lambda {Path(code.co_filename).name}:{code.co_firstlineno}>"
+    owner = getattr(fn, "__self__", None)
+    return f"{type(owner).__name__}.{name}" if isinstance(owner, torch.Tensor | torch.nn.Module) else str(name)
 
 
-def _devices(value: object, within: tuple[FunctionType, ...] = ()) -> Iterator[torch.device]:
+def _short(value: object) -> str:
     if isinstance(value, torch.Tensor):
-        yield value.device
-    elif isinstance(value, torch.nn.Module):
-        yield from (tensor.device for tensor in chain(value.parameters(), value.buffers()))
-    elif isinstance(value, Mapping):
-        yield from _devices(list(value.values()), within)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _devices(item, within)
-    elif isinstance(value, partial):
-        yield from _devices([value.func, value.args, value.keywords], within)
-    elif isinstance(value, FunctionType):
-        if value in within:  # one that calls itself
-            return
-        named = (value.__globals__.get(name) for name in value.__code__.co_names)
-        yield from _devices([each for each in named if isinstance(each, torch.Tensor | torch.nn.Module)])
-        for cell in value.__closure__ or ():
-            with suppress(ValueError):  # it has no value yet
-                yield from _devices(cell.cell_contents, (*within, value))
-    else:
-        owner = getattr(value, "__self__", None)
-        yield from () if owner is value else _devices(owner, within)
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, int | float | str | bool | None):
+        return _cut(repr(value), _LONGEST_VALUE)
+    return type(value).__name__
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}…"

@@ -18,7 +18,7 @@ __all__ = ["DTYPES", "OPERATIONS", "add_to"]
 
 OPERATIONS = ("matmul", "add", "softmax", "layernorm", "conv2d")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-"""Those of `bench.operations`, named here too so that `--help` need not load it."""
+"""Those of `crossover.operations`, repeated here so that `--help` loads no torch."""
 
 _SIZES = "64:8192"
 _MAX_TIME_S = 1.0
@@ -28,11 +28,11 @@ _EXAMPLES = """\
 examples:
   forge-profiling crossover --html crossover.html
   forge-profiling crossover --ops matmul,softmax --sizes 64:4096 --dtype bfloat16 --png crossover.png
-  forge-profiling crossover --json h100.json                        measured where the GPU is,
-  forge-profiling crossover --from h100.json --html crossover.html  and drawn where the screen is
+  forge-profiling crossover --json h100.json                        measure on the machine with the GPU,
+  forge-profiling crossover --from h100.json --html crossover.html  draw on another
 
-CUDA_VISIBLE_DEVICES chooses the GPU, OMP_NUM_THREADS how many threads the CPU uses. What is done without options takes
-one to two minutes.
+CUDA_VISIBLE_DEVICES chooses the GPU, OMP_NUM_THREADS the number of CPU threads. Without options it takes one to two
+minutes.
 """
 
 
@@ -40,40 +40,40 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     """Declare the command."""
     parser = commands.add_parser(
         "crossover",
-        help="find from which size on operations are faster on the GPU than on the CPU",
-        description="Time operations on the CPU and on the GPU over sizes, and find from which size on the GPU is\n"
-        "faster: in a stream of calls, for a single call, and with the copies there and back.",
+        help="find the sizes from which operations are faster on the GPU than on the CPU",
+        description="Time operations on the CPU and on the GPU over sizes, and find the size from which the GPU is\n"
+        "faster: in a stream of calls, for a single call, and with copies to the GPU and back.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--ops", type=_operations, metavar="A,B", help=f"which (default: {','.join(OPERATIONS)})")
+    parser.add_argument("--ops", type=_operations, metavar="A,B", help=f"operations (default: {','.join(OPERATIONS)})")
     parser.add_argument(
         "--sizes",
         type=_sizes,
         metavar="A:B",
-        help=f"doubling from A to no more than B, or a list such as 100,300,1000 (default: {_SIZES})",
+        help=f"doubling from A to at most B, or a list such as 100,300,1000 (default: {_SIZES})",
     )
     parser.add_argument("--dtype", choices=DTYPES, help=f"of all tensors (default: {DTYPES[0]})")
     parser.add_argument(
         "--max-time",
         type=_seconds,
         metavar="S",
-        help="sample no longer than S seconds for a point, and end a curve where one call is expected to take longer, "
-        f"and on the GPU longer than on the CPU too (default: {_MAX_TIME_S:g})",
+        help="sample each point for at most S seconds, and end a curve when one call is expected to take longer; a "
+        f"curve of the GPU goes on while the CPU took as long (default: {_MAX_TIME_S:g})",
     )
     parser.add_argument(
         "--from",
         type=_file_or_dash,
         dest="source",
         metavar="FILE",
-        help="measure nothing: show what --json wrote; - reads it from standard input",
+        help="measure nothing, and show a file that --json wrote; - reads standard input",
     )
     parser.add_argument(
-        "--json", type=_file_or_dash, metavar="FILE", help="write all numbers; - prints them and nothing else"
+        "--json", type=_file_or_dash, metavar="FILE", help="write all numbers as JSON; - prints them and nothing else"
     )
-    parser.add_argument("--html", type=_file, metavar="FILE", help="write a page with pictures and tables")
-    parser.add_argument("--png", type=_file, metavar="FILE", help="write the picture")
-    parser.add_argument("--svg", type=_file, metavar="FILE", help="write the picture")
+    parser.add_argument("--html", type=_file, metavar="FILE", help="write a page with plots and tables")
+    parser.add_argument("--png", type=_file, metavar="FILE", help="write the plot")
+    parser.add_argument("--svg", type=_file, metavar="FILE", help="write the plot")
     parser.set_defaults(run=_run)
 
 
@@ -98,7 +98,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     parts = [part.lstrip("0") for part in ([first, last] if colon else text.split(","))]
     if all(part.isascii() and part.isdecimal() for part in parts):
         if any(len(part) > len(str(MOST_SIZE)) or int(part) > MOST_SIZE for part in parts):
-            raise argparse.ArgumentTypeError(f"a size is {MOST_SIZE} at most")
+            raise argparse.ArgumentTypeError(f"sizes must be at most {MOST_SIZE}")
         sizes = [int(part) for part in parts]
         if not colon:
             return tuple(sorted(set(sizes)))
@@ -138,10 +138,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
-    """Say before the minutes of measuring what would only fail after them."""
+    """Refuse what would fail only after minutes of measuring."""
     asked = (args.ops, args.sizes, args.dtype, args.max_time)
     if args.source is not None and any(value is not None for value in asked):
-        raise ConfigurationError("--from shows what was measured: leave out --ops, --sizes, --dtype and --max-time")
+        raise ConfigurationError("--from measures nothing: leave out --ops, --sizes, --dtype and --max-time")
     refuse_bad_outputs(
         {
             "--json": None if args.json == _DASH else args.json,
@@ -152,12 +152,12 @@ def _refuse_early(args: argparse.Namespace) -> None:
         [] if args.source in {None, _DASH} else [("--from", args.source)],
     )
     if args.html or args.png or args.svg:
-        from lightning_forge_profiling.crossover.plot import rehearse  # noqa: PLC0415  (start fast)
+        from lightning_forge_profiling.crossover.plot import check_drawing  # noqa: PLC0415  (start fast)
 
         if args.html or args.svg:
-            rehearse("svg")
+            check_drawing("svg")
         if args.png:
-            rehearse("png")
+            check_drawing("png")
 
 
 def _read(path: Path) -> "CrossoverResult":
@@ -201,7 +201,7 @@ def _measured(args: argparse.Namespace) -> "CrossoverResult":
 
 
 def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
-    """Write and print what was asked for: the numbers first, and each whatever becomes of the others."""
+    """Write and print what was asked for, the numbers first. A failure of one does not keep the others back."""
     from lightning_forge_profiling.crossover.json_file import crossover_json  # noqa: PLC0415
     from lightning_forge_profiling.crossover.text import print_crossover  # noqa: PLC0415  (start fast)
 
@@ -222,7 +222,7 @@ def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
         else:
             print_crossover(result)
         sys.stdout.flush()
-    finally:  # whoever reads the output may stop reading
+    finally:  # the reader of a pipe may close it early
         for path, content in _drawn(args, result):
             write(path, content)
     if args.json != _DASH:
@@ -233,7 +233,7 @@ def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
 
 
 def _drawn(args: argparse.Namespace, result: "CrossoverResult") -> Iterator[tuple[Path, bytes]]:
-    """The page and the pictures that were asked for."""
+    """The page and the plots that were asked for."""
     from lightning_forge_profiling.crossover.page import crossover_page  # noqa: PLC0415  (start fast)
     from lightning_forge_profiling.crossover.plot import LIGHT, draw_result  # noqa: PLC0415
 

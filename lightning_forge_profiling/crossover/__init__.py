@@ -1,4 +1,4 @@
-"""From which size on an operation is faster on the GPU than on the CPU. Nothing else needs this room."""
+"""The size from which an operation is faster on the GPU than on the CPU. No other room needs this one."""
 
 from lightning_forge_profiling.crossover.json_file import read_crossover
 

@@ -1,4 +1,4 @@
-"""From which size on an operation is faster on the GPU than on the CPU."""
+"""Times over sizes as curves, and the size at which the GPU's curve crosses the CPU's."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ __all__ = [
     "Crossover",
     "CrossoverResult",
     "Curve",
-    "Explored",
+    "OperationCurves",
     "Point",
     "Setting",
     "Way",
@@ -26,24 +26,24 @@ Way: TypeAlias = Literal["cpu", "stream", "alone", "copies"]
 """How an operation is run.
 
 - `cpu`: on the CPU, call after call.
-- `stream`: on the GPU, call after call, with the data there. The host's clock around many calls and the wait for the
-  last, divided by their number: the launch or the GPU's work, whichever takes longer.
-- `alone`: one call on an idle GPU, with the data there, and the wait for its end: launch, work and synchronization.
-- `copies`: the same from data in the CPU's memory to a result there: the copies are in the time.
+- `stream`: on the GPU, call after call, with the data there: the host clock around many calls and one synchronization,
+  divided by their number. That is the launch or the GPU's work, whichever takes longer.
+- `alone`: one call on an idle GPU, with the data there: launch, work and synchronization.
+- `copies`: the same from data in the CPU's memory to a result there, copies included.
 """
 
 WAYS: Final[tuple[Way, ...]] = get_args(Way)
 GPU_WAYS: Final[tuple[Way, ...]] = ("stream", "alone", "copies")
 
 MOST_SIZE: Final = 10**9
-"""No machine has the memory for a larger one."""
+"""No machine has the memory for a larger operation."""
 
-_LEAST_US: Final = 1e-6  # a clock's cycle is longer
+_LEAST_US: Final = 1e-6  # shorter than a clock cycle
 _MOST_US: Final = 1e15  # thirty years
 _NOISY: Final = 0.1
 
 SCHEMA_VERSION: Final = 1
-"""Of the JSON that `CrossoverResult.to_dict` becomes."""
+"""The version of the JSON file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ class Point:
     """The time of one call at one size.
 
     Attributes:
-        size: of the operation; what that means is the operation's to say.
-        us: median, in microseconds.
-        low_us: lower end of the median's 95 % interval; the least sample where there are too few for one.
-        high_us: upper end, or the greatest sample.
-        samples: how many there were.
-        warnings: what `benchmark` said against it, in sentences.
+        size: n, in the operation's meaning.
+        us: the median, in microseconds.
+        low_us: the lower end of the median's 95 % interval, or the least sample if there are too few for one.
+        high_us: the upper end, or the greatest sample.
+        samples: their number.
+        warnings: those of `benchmark`, one sentence each.
     """
 
     size: int
@@ -69,16 +69,18 @@ class Point:
     def __post_init__(self) -> None:
         ordered = _LEAST_US <= self.low_us <= self.us <= self.high_us <= _MOST_US
         if not (ordered and 0 < self.size <= MOST_SIZE and self.samples > 0):
-            raise ConfigurationError(f"not a point of a curve: {self}")
+            raise ConfigurationError(
+                f"a point needs times between 1e-6 and 1e15 us, low_us <= us <= high_us, a size and samples, got {self}"
+            )
 
     @property
     def noise(self) -> float:
-        """How far the interval reaches from the median, relative to it."""
+        """The distance from the median to the farther end of its interval, as a fraction of the median."""
         return max(self.high_us - self.us, self.us - self.low_us) / self.us
 
     @property
     def noisy(self) -> bool:
-        """Whether its time is known to no better than 10 %, or nobody knows how well, from one sample."""
+        """Whether its time is known to no better than 10 %, or is a single sample."""
         return self.samples == 1 or self.noise > _NOISY
 
 
@@ -89,7 +91,7 @@ class Curve:
     Attributes:
         way: one of `WAYS`.
         points: by size, ascending.
-        ended: why there is no point for the next larger size; "" where there is one for each that was asked for.
+        ended: why there is no point for the next larger size; "" if every size has one.
     """
 
     way: Way
@@ -99,26 +101,26 @@ class Curve:
     def __post_init__(self) -> None:
         sizes = [point.size for point in self.points]
         if sizes != sorted(set(sizes)):
-            raise ConfigurationError(f"the sizes of a curve ascend, and these do not: {sizes}")
+            raise ConfigurationError(f"the sizes of a curve must ascend, got {sizes}")
 
     def at(self, size: int) -> Point | None:
-        """The point of that size, None where there is none."""
+        """The point of that size, or None."""
         return next((point for point in self.points if point.size == size), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossover:
-    """From which size on the GPU is faster than the CPU, for that size and all larger ones that were compared.
+    """The size from which the GPU is faster than the CPU, there and at all larger sizes that were compared.
 
     Attributes:
-        way: how it runs on the GPU, one of `GPU_WAYS`.
+        way: how the operation runs on the GPU, one of `GPU_WAYS`.
         compared: the sizes that both curves have.
-        size: the size, between two that were compared; the smallest of them where the GPU is faster at all; None where
-            it is slower at the largest, and so from no size on faster.
-        low: the same, had the GPU been as fast and the CPU as slow as the 95 % intervals of their medians allow.
-        high: the same, had it been the other way round.
-        us: what a call of `size` takes the CPU, in microseconds; None where `size` is.
-        earlier: smaller sizes at which the GPU was faster too, before it was slower again.
+        size: a size between two that were compared; the smallest compared size if the GPU is faster at all of them;
+            None if the GPU is slower at the largest one.
+        low: the same with the GPU as fast and the CPU as slow as the 95 % intervals of their medians allow.
+        high: the same the other way round.
+        us: the CPU's time for a call of that size, in microseconds; None if `size` is None.
+        earlier: smaller sizes at which the GPU was faster before it was slower again.
         everywhere: whether the GPU is faster at every size that was compared.
     """
 
@@ -133,13 +135,13 @@ class Crossover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explored:
-    """An operation's curves.
+class OperationCurves:
+    """An operation's curves, one for each way it was run.
 
     Attributes:
         name: of the operation.
         meaning: what it computes at size n.
-        curves: one for each way in which it was run.
+        curves: their ways differ.
     """
 
     name: str
@@ -149,43 +151,43 @@ class Explored:
     def __post_init__(self) -> None:
         ways = [curve.way for curve in self.curves]
         if len(ways) != len(set(ways)):
-            raise ConfigurationError(f"an operation has one curve for each way, and this one: {', '.join(ways)}")
+            raise ConfigurationError(f"an operation must have one curve for each way, got {', '.join(ways)}")
 
     def curve(self, way: Way) -> Curve | None:
-        """The curve of that way, None where it was not run so."""
+        """The curve of that way, or None."""
         return next((curve for curve in self.curves if curve.way == way), None)
 
     def speedup(self, way: Way, size: int) -> float | None:
-        """How many times as long a call takes on the CPU; None where either was not timed at that size."""
+        """The CPU's time divided by that way's; None unless both were timed at that size."""
         cpu, curve = self.curve("cpu"), self.curve(way)
         base, point = (None if each is None else each.at(size) for each in (cpu, curve))
         return None if base is None or point is None else base.us / point.us
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All sizes that any curve has."""
+        """All sizes of all curves."""
         return tuple(sorted({point.size for curve in self.curves for point in curve.points}))
 
     @property
     def crossovers(self) -> tuple[Crossover, ...]:
-        """One for each way in which it was run on the GPU."""
+        """One for each way it was run on the GPU."""
         cpu = self.curve("cpu")
         return tuple(find_crossover(cpu, curve) for curve in self.curves if cpu and curve.way != "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how it was measured.
+    """Where and how a crossover was measured.
 
     Attributes:
         date: the day, as 2026-01-31.
         dtype: of all tensors.
-        tf32: where float32 is computed in TF32, in words; "" for other types.
+        tf32: whether float32 is computed in TF32, for products and for convolutions; "" for other types.
         cpu: its name.
-        threads: of the CPU that an operation may use.
-        gpu: its name; "" where there was none.
-        torch: version of PyTorch.
-        platform: version of CUDA or ROCm that it is built with; "" for neither.
+        threads: the number of CPU threads an operation may use.
+        gpu: its name; "" if there was none.
+        torch: the version of PyTorch.
+        platform: the version of CUDA or ROCm that it is built with; "" for neither.
     """
 
     date: str
@@ -199,29 +201,29 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.threads < 1:
-            raise ConfigurationError(f"a CPU has one thread at least, and not {self.threads}")
+            raise ConfigurationError(f"threads must be at least 1, got {self.threads}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossoverResult:
-    """All that was measured.
+    """The curves of all operations, and where they were measured.
 
     Attributes:
         setting: where and how.
-        operations: with their curves; one at least.
-        schema_version: of the JSON.
+        operations: at least one, with its curves.
+        schema_version: of the JSON file.
     """
 
     setting: Setting
-    operations: tuple[Explored, ...]
+    operations: tuple[OperationCurves, ...]
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if not self.operations:
-            raise ConfigurationError("it has no operations")
+            raise ConfigurationError("a result needs at least one operation")
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values, and the crossovers that follow from them."""
+        """All fields as plain values, and the crossovers computed from them."""
         values = asdict(self)
         for plain, operation in zip(values["operations"], self.operations, strict=True):
             plain["crossovers"] = [asdict(crossover) for crossover in operation.crossovers]
@@ -229,10 +231,10 @@ class CrossoverResult:
 
 
 def find_crossover(cpu: Curve, gpu: Curve) -> Crossover:
-    """Find from which size on the GPU's curve stays below the CPU's.
+    """Find the size from which the GPU's curve stays below the CPU's.
 
-    Between two sizes both curves are taken as straight in a plot with two logarithmic axes, as that of any power of
-    the size is; so is then the ratio of the two times, and where it passes 1 is the crossover.
+    Between two sizes both curves are interpolated as straight lines on logarithmic axes, as any power of the size is.
+    The crossover is where the ratio of the two times passes 1.
 
     Args:
         cpu: the CPU's curve.
@@ -248,10 +250,10 @@ def find_crossover(cpu: Curve, gpu: Curve) -> Crossover:
     """
     pairs = [(mine, other) for other in cpu.points if (mine := gpu.at(other.size)) is not None]
     sizes = [mine.size for mine, _ in pairs]
-    seen = [math.log(mine.us / other.us) for mine, other in pairs]
+    at_median = [math.log(mine.us / other.us) for mine, other in pairs]
     at_best = [math.log(mine.low_us / other.high_us) for mine, other in pairs]
     at_worst = [math.log(mine.high_us / other.low_us) for mine, other in pairs]
-    size = _crossing(sizes, seen)
+    size = _crossing(sizes, at_median)
     return Crossover(
         way=gpu.way,
         compared=tuple(sizes),
@@ -259,13 +261,13 @@ def find_crossover(cpu: Curve, gpu: Curve) -> Crossover:
         low=_crossing(sizes, at_best),
         high=_crossing(sizes, at_worst),
         us=None if size is None else _time_at([other for _, other in pairs], size),
-        earlier=tuple(n for n, ratio in zip(sizes, seen, strict=True) if ratio < 0 and (size is None or n < size)),
-        everywhere=bool(seen) and max(seen) < 0,
+        earlier=tuple(n for n, ratio in zip(sizes, at_median, strict=True) if ratio < 0 and (size is None or n < size)),
+        everywhere=bool(at_median) and max(at_median) < 0,
     )
 
 
 def _crossing(sizes: Sequence[int], log_ratios: Sequence[float]) -> float | None:
-    """From which size on the logarithm of a ratio stays negative; None where it is not at the end."""
+    """The size from which the logarithm of a ratio stays negative; None if the last one is not negative."""
     first = len(sizes)
     while first > 0 and log_ratios[first - 1] < 0:
         first -= 1
@@ -279,7 +281,7 @@ def _crossing(sizes: Sequence[int], log_ratios: Sequence[float]) -> float | None
 
 
 def _time_at(points: Sequence[Point], size: float) -> float:
-    """The time on the line through the points before and after, on logarithmic axes."""
+    """The time at a size, interpolated between its neighbours on logarithmic axes."""
     last = next(number for number, point in enumerate(points) if point.size >= size)
     first = max(last - 1, 0)
     if first == last:

@@ -1,4 +1,4 @@
-"""A crossover's result as a file, and back: measured on one machine, drawn on another."""
+"""The JSON file of a crossover, written and read: measured on one machine, drawn on another."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,42 +13,42 @@ __all__ = ["crossover_json", "parse_crossover", "read_crossover"]
 
 @dataclass(frozen=True, slots=True)
 class _Versioned:
-    """What the file of any version has."""
+    """The field that files of all versions share."""
 
     schema_version: int
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
-            raise ConfigurationError(f"schema version {self.schema_version} is not known, only {SCHEMA_VERSION}")
+            raise ConfigurationError(f"schema version {self.schema_version} is not supported, only {SCHEMA_VERSION}")
 
 
 def crossover_json(result: CrossoverResult) -> bytes:
-    """The content of the file: indented, with a final newline. It also has the crossovers, which nothing reads back."""
+    """The content of the file: indented, with a final newline. The crossovers in it are for other readers."""
     return msgspec.json.format(msgspec.json.encode(result.to_dict()), indent=2) + b"\n"
 
 
 def read_crossover(path: Path) -> CrossoverResult:
-    """The result that `crossover_json` wrote.
+    """Read a file that `crossover --json` wrote.
 
     Args:
         path: of the file.
 
     Raises:
         OSError: it cannot be read.
-        ConfigurationError: it is something else.
+        ConfigurationError: its content is something else.
     """
     return parse_crossover(path.read_bytes(), str(path))
 
 
 def parse_crossover(content: bytes, name: str) -> CrossoverResult:
-    """The result whose file holds `content`.
+    """The result from the content of a file.
 
     Args:
         content: what `crossover_json` returned.
-        name: where it comes from, for the message of the error.
+        name: of the file, for error messages.
 
     Raises:
-        ConfigurationError: it is something else.
+        ConfigurationError: the content is something else.
     """
     try:
         msgspec.json.decode(content, type=_Versioned)

@@ -1,4 +1,4 @@
-"""Times an operation at one size, on the CPU and in each of the ways to run it on the GPU."""
+"""Times an operation at one size: on the CPU, or in one of the ways to run it on the GPU."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 
 from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.gpu_effects import WAITS
 from lightning_forge_profiling.bench.methods import calls_for
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
 from lightning_forge_profiling.crossover.curves import Point, Setting, Way
@@ -21,22 +20,20 @@ from lightning_forge_profiling.host import free_memory_bytes, processor_name
 __all__ = ["OperationTimer", "find_gpu", "setting"]
 
 _MIN_TIME_S: Final = 0.02
-_MAX_NOISE: Final = (
-    0.02  # what the picture can show; a crossover lies between two sizes of which one is twice the other
-)
-_LONG_CALL: Final = 0.1  # of the time for a point: such a call is warm after one
-_BURST_US: Final = 4000.0  # one synchronization, some 10 µs, is then little of it
+_MAX_NOISE: Final = 0.02  # as much as the plot can show, where sizes double
+_LONG_CALL: Final = 0.1  # of the time for a point; one such call is warm-up enough
+_BURST_US: Final = 4000.0  # one synchronization, some 10 µs, is then well under 1 %
 _MOST_IN_BURST: Final = 200  # a few kernels each; the launch queue holds about 1000
-_MEMORY_FACTOR: Final = 2  # of the tensors: libraries take workspace, and a copy lies beside the original
+_MEMORY_FACTOR: Final = 2  # of the tensors: libraries take workspace, and a copy needs room beside the original
 
 
 class OperationTimer:
-    """Times operations; what `measure` takes.
+    """Times operations for `measure`.
 
     Args:
         dtype: by its name in `DTYPES`.
-        gpu: where; None for the CPU alone.
-        max_time_s: how long to sample for a point, in seconds. Warming up comes on top.
+        gpu: the device; None for the CPU alone.
+        max_time_s: sample for at most this many seconds per point. Warming up comes on top.
     """
 
     def __init__(self, dtype: str, gpu: torch.device | None, max_time_s: float) -> None:
@@ -48,16 +45,16 @@ class OperationTimer:
         self._on_gpu: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, name: str, size: int, way: Way, expected_us: float | None) -> Point | str:
-        """Time one.
+        """Time an operation at one size, in one way.
 
         Args:
             name: of the operation.
-            size: of it.
+            size: its n.
             way: one of `WAYS`.
-            expected_us: what a call may take, in microseconds; None where nobody knows.
+            expected_us: about how long a call will take, in microseconds; None if unknown.
 
         Returns:
-            The point, or why there is none.
+            The point, or a sentence about why there is none.
         """
         operation = OPERATIONS[name]
         needed = _MEMORY_FACTOR * operation.bytes(size, self._dtype)
@@ -66,15 +63,15 @@ class OperationTimer:
         if not self._on_cpu:
             free = free_memory_bytes()
             if free is not None and needed > free:
-                return f"it takes about {_gib(needed)}, and {_gib(free)} of memory are free"
+                return f"it needs about {_gib(needed)}, and {_gib(free)} of memory are free"
         if way != "cpu" and not self._on_gpu:
             torch.cuda.empty_cache()
             free, _ = torch.cuda.mem_get_info(self._gpu)
             if needed > free:
-                return f"it takes about {_gib(needed)}, and {_gib(free)} of the GPU's memory are free"
+                return f"it needs about {_gib(needed)}, and {_gib(free)} of the GPU's memory are free"
         try:
             return self._time(operation, size, way, expected_us)
-        except (RuntimeError, MemoryError) as error:  # no memory, or no such operation for this type there
+        except (RuntimeError, MemoryError) as error:  # out of memory, or not implemented for this type
             self._made_for = None
             return (str(error).strip() or type(error).__name__).split("\n")[0]
 
@@ -87,13 +84,12 @@ class OperationTimer:
             case "stream":
                 calls = calls_for(self._lone_us(operation.call), _MOST_IN_BURST, 1, _BURST_US)
                 burst = partial(_burst, operation.call, calls)
-                # The host running into a full queue is what a stream of calls is about.
                 return _point(size, self._run(burst, self._on_gpu, "wall", expected_us), calls)
             case "copies":
                 kept = self._on_gpu[len(self._on_gpu) - operation.parameters :]
                 moved = self._on_cpu[: len(self._on_cpu) - operation.parameters]
-                there_and_back = partial(_there_and_back, operation.call, kept, self._gpu)
-                return _point(size, self._run(there_and_back, moved, "wall", expected_us))
+                with_copies = partial(_with_copies, operation.call, kept, self._gpu)
+                return _point(size, self._run(with_copies, moved, "wall", expected_us))
         return _point(size, self._run(operation.call, self._on_gpu, "wall", expected_us))
 
     def _run(
@@ -104,7 +100,7 @@ class OperationTimer:
             fn,
             *arguments,
             method=method,
-            flush_l2=False,  # as the CPU's caches are not
+            flush_l2=False,  # nor are the CPU's caches
             warmup=0 if long else None,
             min_time=min(_MIN_TIME_S, self._max_time_s),
             max_time=self._max_time_s,
@@ -114,7 +110,7 @@ class OperationTimer:
         )
 
     def _lone_us(self, call: Callable[..., torch.Tensor]) -> float:
-        """What one call takes, roughly, with the wait for its end."""
+        """About how long one call takes, with the wait for its end."""
         for _ in range(2):  # the first may load the kernel
             torch.cuda.synchronize(self._gpu)
             began = perf_counter_ns()
@@ -129,7 +125,7 @@ def _burst(call: Callable[..., torch.Tensor], calls: int, *arguments: torch.Tens
         call(*arguments)
 
 
-def _there_and_back(
+def _with_copies(
     call: Callable[..., torch.Tensor],
     kept: tuple[torch.Tensor, ...],
     gpu: torch.device | None,
@@ -139,7 +135,7 @@ def _there_and_back(
 
 
 def _point(size: int, result: BenchmarkResult, calls: int = 1) -> Point:
-    """A result as a point; each of its calls made so many."""
+    """A result as a point; each call that was timed made `calls` calls."""
     low, high = median_interval(result.samples_us)
     return Point(
         size=size,
@@ -147,8 +143,7 @@ def _point(size: int, result: BenchmarkResult, calls: int = 1) -> Point:
         low_us=low / calls,
         high_us=high / calls,
         samples=len(result.samples_us),
-        # Each way is timed with its wait, so that is no news.
-        warnings=tuple(warning for warning in result.warnings if warning != WAITS),
+        warnings=result.warnings,
     )
 
 
@@ -157,16 +152,16 @@ def _gib(size: float) -> str:
 
 
 def find_gpu() -> torch.device | None:
-    """The current CUDA or ROCm device; None where PyTorch sees none."""
+    """The current CUDA or ROCm device; None if PyTorch sees none."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
 def setting(dtype: str, gpu: torch.device | None) -> Setting:
-    """Where and how it is measured.
+    """Where and how the crossover is measured.
 
     Args:
         dtype: by its name in `DTYPES`.
-        gpu: where; None for the CPU alone.
+        gpu: the device; None for the CPU alone.
     """
     words = {True: "on", False: "off"}
     tf32 = tf32_allowed()

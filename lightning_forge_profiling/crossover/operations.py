@@ -1,4 +1,4 @@
-"""The operations whose crossover can be asked for by name, and what a size means for each."""
+"""The operations of `forge-profiling crossover`, and what size n means for each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ DTYPES: Final = MappingProxyType(
         "float64": torch.float64,
     }
 )
-"""The number formats that can be asked for by name."""
+"""The types of `--dtype`."""
 
 _CHANNELS: Final = 16
 _SEED: Final = 0
@@ -27,15 +27,15 @@ _SEED: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation with one size.
+    """An operation whose work depends on one size.
 
     Attributes:
-        meaning: what it computes at size n, in words.
-        call: takes tensors and returns a new one. Eager, forward only.
-        shapes: of its tensors at a size, the result last.
-        exponent: its arithmetic and its tensors grow with no higher power of the size.
-        parameters: how many of the tensors that it takes, counted from the last, are a model's parameters. They stay
-            on the GPU where the others are copied.
+        meaning: what it computes at size n.
+        call: takes tensors and returns a new one, in eager mode, forward only.
+        shapes: of its tensors at a size; the result is the last one.
+        exponent: the power of the size with which its arithmetic or its tensors grow, whichever is higher.
+        parameters: this many of its last arguments are parameters of a model, which stay on the GPU when the others
+            are copied.
     """
 
     meaning: str
@@ -45,9 +45,9 @@ class Operation:
     parameters: int = 0
 
     def arguments(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """What to call it with, on the CPU: normal random numbers, the same each time.
+        """Its arguments, on the CPU: normal random numbers, the same each time.
 
-        Random, because what a GPU draws, and with it its clock, depends on how many bits flip.
+        Constants would not do: a GPU's power draw, and with it its clock, depends on how many bits flip.
 
         Args:
             size: n.
@@ -57,7 +57,7 @@ class Operation:
         return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in self.shapes(size)[:-1])
 
     def bytes(self, size: int, dtype: torch.dtype) -> int:
-        """What its tensors take, the result among them.
+        """The size of its tensors in bytes, the result included.
 
         Args:
             size: n.
@@ -118,4 +118,4 @@ OPERATIONS: Final = MappingProxyType(
         ),
     }
 )
-"""By name."""
+"""The operations of `--ops`."""

@@ -1,4 +1,4 @@
-"""A crossover's result as one web page: a file that needs nothing beside it, no network and no script."""
+"""A crossover as one web page, without scripts and without other files."""
 
 from base64 import b64encode
 from collections.abc import Iterator
@@ -6,27 +6,26 @@ from html import escape
 from typing import Final
 
 from lightning_forge_profiling.bench.result import in_unit
-from lightning_forge_profiling.crossover.curves import GPU_WAYS, CrossoverResult, Curve, Explored
+from lightning_forge_profiling.crossover.curves import GPU_WAYS, CrossoverResult, Curve, OperationCurves
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, Theme, draw_operation
-from lightning_forge_profiling.crossover.text import NO_GPU, WAY_NAMES, ends, facts, warnings, words
+from lightning_forge_profiling.crossover.text import NO_GPU, WAY_NAMES, describe, ends, facts, warnings
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.page import asset, filled, source
 
 __all__ = ["crossover_page"]
 
-_TITLE: Final = "From which size on the GPU is faster"
+_TITLE: Final = "The size from which the GPU is faster"
 _NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
 _DARK: Final = "(prefers-color-scheme: dark)"
 
 
 def crossover_page(result: CrossoverResult) -> str:
-    """The result as a web page.
+    """A crossover as a web page.
 
-    It holds the pictures, each for a light and a dark background. Its content security policy lets it load nothing and
-    run nothing.
+    The plots are inside, in light and dark colours. Its content security policy blocks scripts and every request.
 
     Args:
-        result: what was measured.
+        result: the crossover.
 
     Returns:
         The text of the file.
@@ -40,7 +39,7 @@ def crossover_page(result: CrossoverResult) -> str:
         "crossovers": _crossovers(result) if result.setting.gpu else "",
         "facts": "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(result)),
         "operations": "\n".join(map(_operation, result.operations)),
-        "warnings": f'<section id="warnings"><h2>Said of single points</h2>{_list(found)}</section>' if found else "",
+        "warnings": f'<section id="warnings"><h2>Warnings</h2>{_list(found)}</section>' if found else "",
     }
     return filled(asset("crossover.html"), values)
 
@@ -50,7 +49,7 @@ def _list(texts: list[str]) -> str:
 
 
 def _crossovers(result: CrossoverResult) -> str:
-    found = [(operation, {one.way: words(one) for one in operation.crossovers}) for operation in result.operations]
+    found = [(operation, {one.way: describe(one) for one in operation.crossovers}) for operation in result.operations]
     ways = [way for way in GPU_WAYS if any(way in said for _, said in found)]
     head = "".join(f"<th>{WAY_NAMES[way]}</th>" for way in ways)
     rows = "".join(
@@ -62,8 +61,8 @@ def _crossovers(result: CrossoverResult) -> str:
     return _scrolling(f"<th>operation</th>{head}", rows)
 
 
-def _operation(operation: Explored) -> str:
-    said = [f"{WAY_NAMES[crossover.way]}: {words(crossover)}" for crossover in operation.crossovers]
+def _operation(operation: OperationCurves) -> str:
+    said = [f"{WAY_NAMES[crossover.way]}: {describe(crossover)}" for crossover in operation.crossovers]
     alt = f"Time of a call over size n, {plain(operation.name)}. {'. '.join(said)}"
     dark, light = (_data_uri(operation, theme) for theme in (DARK, LIGHT))
     narrow_dark, narrow_light = (_data_uri(operation, theme, narrow=True) for theme in (DARK, LIGHT))
@@ -78,11 +77,11 @@ def _operation(operation: Explored) -> str:
 </section>"""
 
 
-def _data_uri(operation: Explored, theme: Theme, *, narrow: bool = False) -> str:
+def _data_uri(operation: OperationCurves, theme: Theme, *, narrow: bool = False) -> str:
     return f"data:image/svg+xml;base64,{b64encode(draw_operation(operation, theme, 'svg', narrow=narrow)).decode()}"
 
 
-def _table(operation: Explored) -> str:
+def _table(operation: OperationCurves) -> str:
     head = "".join(
         f'<th class="number">{WAY_NAMES[curve.way]}</th>'
         + ('<th class="number">CPU / GPU</th>' if curve.way != "cpu" else "")
@@ -99,7 +98,7 @@ def _scrolling(head: str, rows: str) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _cells(operation: Explored, size: int) -> Iterator[str]:
+def _cells(operation: OperationCurves, size: int) -> Iterator[str]:
     for curve in operation.curves:
         speedup = operation.speedup(curve.way, size)
         faster = " faster" if speedup is not None and speedup > 1 else ""

@@ -1,4 +1,4 @@
-"""Crossovers drawn: time over size on two logarithmic axes, for the page and as files of their own."""
+"""Plots of crossovers: time over size on logarithmic axes, for the page and as PNG or SVG files."""
 
 import io
 import math
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lightning_forge_profiling.bench.result import in_unit
-from lightning_forge_profiling.crossover.curves import CrossoverResult, Explored, Way
+from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves, Way
 from lightning_forge_profiling.crossover.text import WAY_NAMES, about_size, threads
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.report.text import short
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DARK", "LIGHT", "Format", "Theme", "draw_operation", "draw_result", "rehearse"]
+__all__ = ["DARK", "LIGHT", "Format", "Theme", "check_drawing", "draw_operation", "draw_result"]
 
 Format = Literal["png", "svg"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theme:
-    """Colours of paper and ink.
+    """The colours of a plot.
 
     Attributes:
-        panel: behind everything.
-        ink: of text.
-        muted: of what is written at the axes.
-        line: of the grid.
+        panel: the background.
+        ink: text.
+        muted: axes and their labels.
+        line: the grid.
     """
 
     panel: str
@@ -66,7 +66,7 @@ _PANEL_INCHES: Final = (5.6, 3.9)
 _DPI: Final = 150
 _MOST_COLUMNS: Final = 2
 _ALONE_INCHES: Final = (7.6, 4.4)
-_NARROW_INCHES: Final = (4.0, 4.2)  # on a telephone some 350 pixels wide: text of 9.5 points is then 11 pixels high
+_NARROW_INCHES: Final = (4.0, 4.2)  # on a phone, some 350 pixels wide, text of 9.5 points is then 11 pixels high
 _HEADING_INCHES: Final = 0.6  # of one line, and one of the legend
 _LINE_INCHES: Final = 0.22  # of each more
 _HEADING_MARGINS_INCHES: Final = 0.25
@@ -80,37 +80,37 @@ _SHORTEST_AXIS: Final = 10.0
 _ROUNDING: Final = 1 - 1e-9
 
 
-def rehearse(kind: Format) -> None:
-    """Draw nothing, to find out before the measuring whether there is a matplotlib here that can draw.
+def check_drawing(kind: Format) -> None:
+    """Draw an empty plot, to find a missing or broken matplotlib before measuring.
 
     Args:
         kind: of file.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: matplotlib cannot draw here.
     """
     try:
-        draw_operation(Explored(name="", meaning="", curves=()), LIGHT, kind)
-    except Exception as error:  # a broken installation raises what it likes
+        draw_operation(OperationCurves(name="", meaning="", curves=()), LIGHT, kind)
+    except Exception as error:  # a broken installation can raise anything
         missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
         why = "is not installed" if missing else f"fails here ({type(error).__name__}: {error})"
         raise ConfigurationError(
-            f"drawing takes matplotlib, which {why}: pip install 'lightning-forge-profiling[plots]', "
+            f"drawing needs matplotlib, which {why}: pip install 'lightning-forge-profiling[plots]', "
             "or write --json here and draw --from it elsewhere"
         ) from error
 
 
-def draw_operation(operation: Explored, theme: Theme, kind: Format, *, narrow: bool = False) -> bytes:
-    """One operation's curves.
+def draw_operation(operation: OperationCurves, theme: Theme, kind: Format, *, narrow: bool = False) -> bytes:
+    """A plot of one operation's curves.
 
     Args:
-        operation: what to draw.
+        operation: with its curves.
         theme: light or dark.
         kind: of file.
-        narrow: for a narrow screen: as large in its letters, and half as wide.
+        narrow: half as wide with letters of the same size, for narrow screens.
 
     Returns:
-        The file. The same input gives the same bytes.
+        The content of the file. The same input gives the same bytes.
     """
     with _style(theme):
         from matplotlib.figure import Figure  # noqa: PLC0415  (only where something is drawn)
@@ -125,15 +125,15 @@ def draw_operation(operation: Explored, theme: Theme, kind: Format, *, narrow: b
 
 
 def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
-    """All operations side by side, with a heading.
+    """A plot of all operations side by side, with a heading.
 
     Args:
-        result: what to draw.
+        result: the crossover.
         theme: light or dark.
         kind: of file.
 
     Returns:
-        The file. The same input gives the same bytes.
+        The content of the file. The same input gives the same bytes.
     """
     with _style(theme):
         from matplotlib.figure import Figure  # noqa: PLC0415  (only where something is drawn)
@@ -146,7 +146,7 @@ def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
             _wrapped(f"{_short(one.name)}: {_short(one.meaning)}", width - _AXIS_INCHES, _TITLE_POINTS)
             for one in result.operations
         ]
-        in_a_row = 2 * columns  # more entries of the legend would be cut off
+        in_a_row = 2 * columns  # more legend entries would be cut off
         ways = {curve.way for operation in result.operations for curve in operation.curves if curve.points}
         more_lines = heading.count("\n") + (len(ways) > in_a_row)
         inches = (columns * width, rows * height + _HEADING_INCHES + more_lines * _LINE_INCHES)
@@ -182,7 +182,7 @@ def _short(text: str) -> str:
 
 
 def _wrapped(text: str, inches: float, points: float) -> str:
-    """Text in as many lines as it takes, shown as it is: a dollar sign would begin a formula."""
+    """Text broken into lines that fit, with dollar signs escaped: they would begin a formula."""
     from matplotlib.font_manager import FontProperties  # noqa: PLC0415  (only where something is drawn)
     from matplotlib.textpath import text_to_path  # noqa: PLC0415
 
@@ -196,7 +196,7 @@ def _wrapped(text: str, inches: float, points: float) -> str:
     return "\n".join(lines).replace("$", r"\$")
 
 
-def _draw(axes: "Axes", operation: Explored, theme: Theme, *, most_ticks: int) -> None:
+def _draw(axes: "Axes", operation: OperationCurves, theme: Theme, *, most_ticks: int) -> None:
     from matplotlib.ticker import (  # noqa: PLC0415  (only where something is drawn)
         FixedLocator,
         FuncFormatter,
@@ -228,7 +228,7 @@ def _draw(axes: "Axes", operation: Explored, theme: Theme, *, most_ticks: int) -
     axes.set_ylim(low, high)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high <= _SPARSE * low else (1.0,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: _round_time(us)))
-    axes.yaxis.set_minor_formatter(NullFormatter())  # the default's are powers of ten, without a unit
+    axes.yaxis.set_minor_formatter(NullFormatter())  # by default powers of ten, without a unit
     axes.set_xlabel("size n")
     axes.set_ylabel("time of a call")
     axes.grid(visible=True, which="major", color=theme.line, linewidth=0.8)
@@ -238,7 +238,7 @@ def _draw(axes: "Axes", operation: Explored, theme: Theme, *, most_ticks: int) -
     _mark(axes, operation, theme)
 
 
-def _mark(axes: "Axes", operation: Explored, theme: Theme) -> None:
+def _mark(axes: "Axes", operation: OperationCurves, theme: Theme) -> None:
     """A line down to the axis at each crossover between two sizes, and the size beside it."""
     low, _ = axes.get_ylim()
     inside = [one for one in operation.crossovers if one.size is not None and not one.everywhere]
@@ -266,7 +266,7 @@ def _mark(axes: "Axes", operation: Explored, theme: Theme) -> None:
 
 
 def _some(sizes: Sequence[int], most: int) -> list[int]:
-    """No more sizes than there is room for, on a logarithmic axis."""
+    """As many sizes as there is room for on a logarithmic axis."""
     found: list[int] = []
     for size in sizes:
         if not found or math.log(size / found[-1]) * (most - 1) > math.log(sizes[-1] / sizes[0]) * _ROUNDING:
@@ -275,7 +275,7 @@ def _some(sizes: Sequence[int], most: int) -> list[int]:
 
 
 def _times(low: float, high: float) -> tuple[float, float]:
-    """The ends of the axis: with room for the sizes below, and two labels."""
+    """The ends of the time axis: with room for the sizes at the bottom, and for at least two labels."""
     low /= 3
     more = max(_SHORTEST_AXIS * low / high, 1.0) ** 0.5
     return low / more, high * more
@@ -302,7 +302,10 @@ def _style(theme: Theme) -> Iterator[None]:
         "xtick.color": theme.muted,
         "ytick.color": theme.muted,
     }
-    rest = {"font.size": 9.5, "svg.hashsalt": "forge-profiling"}  # the salt makes the file's identifiers the same
+    rest = {
+        "font.size": 9.5,
+        "svg.hashsalt": "forge-profiling",
+    }  # salted, identifiers are reproducible
     defaults = {name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")}
     settings: Any = {**defaults, **colours, **rest}  # typed as a mapping of some hundred literals
     with rc_context(settings):

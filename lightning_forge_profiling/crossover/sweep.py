@@ -1,6 +1,6 @@
-"""Timing operations over sizes, each curve as far as it goes.
+"""Timing operations over sizes, and ending each curve before a call takes too long.
 
-Nothing here runs an operation: `measure` is given what times one, `OperationTimer` in earnest.
+`measure` runs no operation itself: it is given a function that times one, such as an `OperationTimer`.
 """
 
 import math
@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from lightning_forge_profiling.bench.result import in_unit
-from lightning_forge_profiling.crossover.curves import Curve, Explored, Point, Way
+from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, Way
 from lightning_forge_profiling.crossover.operations import Operation
 
 __all__ = ["TimeOne", "measure", "predicted_us"]
 
 TimeOne: TypeAlias = Callable[[str, int, Way, float | None], Point | str]
-"""Times an operation by name, size, way and what a call is expected to take in microseconds, None where nobody knows.
+"""Times an operation, given its name, size, way and about how many microseconds a call will take (None if unknown).
 
-Returns the point, or why there can be none of this size or a larger one.
+Returns the point, or why there is none at this size and at larger ones.
 """
 
 
@@ -28,17 +28,17 @@ def measure(
     *,
     longest_us: float,
     progress: Callable[[str, int], None] = lambda _name, _size: None,
-) -> tuple[Explored, ...]:
-    """Time operations over sizes, each curve as far as it goes.
+) -> tuple[OperationCurves, ...]:
+    """Time operations over sizes.
 
     Args:
         operations: by name.
         sizes: ascending.
-        ways: in which to run each; the CPU first, whose times decide how far the GPU's curves go.
+        ways: how to run each; the CPU first, because its times decide how far the GPU's curves go.
         time: times one call.
-        longest_us: a curve ends before the size at which one call is expected to take longer, in microseconds, and
-            after one that did. One of the GPU goes on where the CPU took as long.
-        progress: told each operation and size before it is timed.
+        longest_us: a curve ends before the size at which a call is expected to take longer, in microseconds, and after
+            a call that did. A curve of the GPU continues while the CPU took as long at the same size.
+        progress: called with each operation and size before it is timed.
 
     Returns:
         The operations in their order.
@@ -63,12 +63,12 @@ def measure(
                 else:
                     points[way].append(timed)
         curves = [Curve(way=way, points=tuple(points[way]), ended=ended.get(way, "")) for way in ways]
-        found.append(Explored(name=name, meaning=operation.meaning, curves=tuple(curves)))
+        found.append(OperationCurves(name=name, meaning=operation.meaning, curves=tuple(curves)))
     return tuple(found)
 
 
 def _too_long(points: Sequence[Point], size: int, expected_us: float | None, most_us: float) -> str:
-    """Why a call of that size takes too long; "" where it does not, or nobody knows."""
+    """Why a call of that size takes too long; "" if it does not, or if that is unknown."""
     if points and points[-1].us > most_us:
         return f"a call at {points[-1].size} took {in_unit(points[-1].us)}"
     if expected_us is not None and expected_us > most_us:
@@ -77,18 +77,18 @@ def _too_long(points: Sequence[Point], size: int, expected_us: float | None, mos
 
 
 def predicted_us(points: Sequence[Point], size: int, exponent: int) -> float | None:
-    """What a call of a larger size will take.
+    """How long a call of a larger size will take.
 
-    It goes on along the line through the last two points on logarithmic axes, but no steeper than the work grows:
-    between two points noise may lie, or the end of a cache, after which the time grows with the work again.
+    This extrapolates the line through the last two points on logarithmic axes, but no steeper than the work grows:
+    noise or the end of a cache between two points makes the line too steep.
 
     Args:
         points: of a curve, ascending.
         size: larger than theirs.
-        exponent: with what power of the size the work grows.
+        exponent: the power of the size with which the work grows.
 
     Returns:
-        Microseconds; None from fewer than two points.
+        Microseconds; None for fewer than two points.
 
     Example:
         >>> times = {256: 10.0, 512: 40.0, 1024: 4000.0}
@@ -96,7 +96,7 @@ def predicted_us(points: Sequence[Point], size: int, exponent: int) -> float | N
         >>> round(predicted_us(points[:2], 1024, exponent=3)), round(predicted_us(points, 2048, exponent=3))
         (160, 32000)
     """
-    if len(points) < 2:  # noqa: PLR2004  (a line)
+    if len(points) < 2:  # noqa: PLR2004  (points of a line)
         return None
     first, last = points[-2:]
     slope = math.log(last.us / first.us) / math.log(last.size / first.size)

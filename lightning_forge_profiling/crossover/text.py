@@ -1,4 +1,4 @@
-"""Crossovers in words and on a terminal."""
+"""Crossovers as sentences and as tables on a terminal."""
 
 import math
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from lightning_forge_profiling.crossover.curves import (
     Crossover,
     CrossoverResult,
     Curve,
-    Explored,
+    OperationCurves,
     Point,
     Setting,
     Way,
@@ -18,21 +18,21 @@ from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
 
-__all__ = ["NO_GPU", "WAY_NAMES", "about_size", "ends", "facts", "print_crossover", "threads", "warnings", "words"]
+__all__ = ["NO_GPU", "WAY_NAMES", "about_size", "describe", "ends", "facts", "print_crossover", "threads", "warnings"]
 
 WAY_NAMES: Final = MappingProxyType[Way, str](
     {"cpu": "CPU", "stream": "GPU, in a stream", "alone": "GPU, one call", "copies": "GPU, with copies"}
 )
-"""What the ways to run an operation are called."""
+"""The names of the ways in tables and plots."""
 
-NO_GPU: Final = "no GPU: PyTorch sees no CUDA or ROCm device here, so there is only the CPU's time"
+NO_GPU: Final = "no GPU: PyTorch sees no CUDA or ROCm device here, so only the CPU was timed"
 
 _DIFFER: Final = 1.1
 _ABOUT: Final = "~"
 
 
 def about_size(size: float) -> str:
-    """A size between two that were measured, with as many digits as are known.
+    """A size to two digits, which is all that is known between two measured sizes.
 
     Example:
         >>> about_size(187.3), about_size(64.0), about_size(2896.3)
@@ -42,15 +42,15 @@ def about_size(size: float) -> str:
     return str(round(size / 10**digits) * 10**digits)
 
 
-def words(crossover: Crossover) -> str:
-    """From which size on the GPU is faster, as the rest of a sentence.
+def describe(crossover: Crossover) -> str:
+    """The size from which the GPU is faster, as the rest of a sentence.
 
     Example:
-        >>> words(Crossover(way="stream", compared=(64, 128, 256), size=187.3, low=180.0, high=190.0))
+        >>> describe(Crossover(way="stream", compared=(64, 128, 256), size=187.3, low=180.0, high=190.0))
         'faster from about 190 on'
-        >>> words(Crossover(way="stream", compared=(64, 128), size=64.0, low=64.0, high=64.0, everywhere=True))
+        >>> describe(Crossover(way="stream", compared=(64, 128), size=64.0, low=64.0, high=64.0, everywhere=True))
         'faster at every size, 64 to 128'
-        >>> words(Crossover(way="copies", compared=(64, 128), size=None, low=None, high=None))
+        >>> describe(Crossover(way="copies", compared=(64, 128), size=None, low=None, high=None))
         'not faster at any size, 64 to 128'
     """
     compared = crossover.compared
@@ -72,7 +72,7 @@ def words(crossover: Crossover) -> str:
 
 
 def _uncertain(crossover: Crossover) -> str:
-    """How far the noise of the times moves it, where that is worth saying."""
+    """How far the noise of the times moves it; "" if by less than 10 %."""
     size, low, high = crossover.size, crossover.low, crossover.high
     if low is not None and high is not None:
         return f" (between {about_size(low)} and {about_size(high)})" if high > _DIFFER * low else ""
@@ -82,12 +82,12 @@ def _uncertain(crossover: Crossover) -> str:
 
 
 def threads(setting: Setting) -> str:
-    """How many of the CPU's threads there were, in words."""
+    """The number of CPU threads, with its unit."""
     return f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
 
 
 def facts(result: CrossoverResult) -> list[tuple[str, str]]:
-    """Where and how it was measured: names and values."""
+    """Where and how a crossover was measured, as names and values."""
     setting = result.setting
     versions = f"{setting.torch} ({setting.platform})" if setting.platform else setting.torch
     found = [
@@ -101,15 +101,15 @@ def facts(result: CrossoverResult) -> list[tuple[str, str]]:
     return [(name, plain(value)) for name, value in found if value]
 
 
-def ends(operation: Explored) -> list[str]:
-    """Why curves end before the largest size that was asked for, in sentences."""
+def ends(operation: OperationCurves) -> list[str]:
+    """Why curves end before the largest size that was asked for, one sentence each."""
     return [
         f"{WAY_NAMES[curve.way]}: no larger size: {plain(curve.ended)}" for curve in operation.curves if curve.ended
     ]
 
 
 def warnings(result: CrossoverResult) -> list[str]:
-    """What `benchmark` said against single points."""
+    """The warnings of `benchmark` about single points."""
     return [
         f"{plain(operation.name)}, {point.size}, {WAY_NAMES[curve.way]}: {plain(warning)}"
         for operation in result.operations
@@ -120,11 +120,11 @@ def warnings(result: CrossoverResult) -> list[str]:
 
 
 def print_crossover(result: CrossoverResult, screen: Screen | None = None) -> None:
-    """Print a table for each operation, and then from which sizes on the GPU is faster.
+    """Print a table for each operation, and then the sizes from which the GPU is faster.
 
     Args:
         result: what to print.
-        screen: where to; standard output by default.
+        screen: standard output by default.
     """
     screen = screen or Screen()
     for name, value in facts(result):
@@ -141,7 +141,7 @@ def print_crossover(result: CrossoverResult, screen: Screen | None = None) -> No
         screen.line(f"warnings about single points: {len(found)}, listed by --json and --html")
 
 
-def _table(operation: Explored) -> Table:
+def _table(operation: OperationCurves) -> Table:
     table = Table("n", *(WAY_NAMES[curve.way] for curve in operation.curves), align=">")
     cpu = operation.curve("cpu")
     for size in operation.sizes:
@@ -151,7 +151,7 @@ def _table(operation: Explored) -> Table:
 
 
 def _cell(curve: Curve, size: int, cpu: Point | None) -> Text:
-    """A time, marked where it is noisy, and where it beats the CPU's: in green and, without colours, by a star."""
+    """A time, marked if it is noisy, and green with a star if it is shorter than the CPU's."""
     point = curve.at(size)
     if point is None:
         return Text("-")
@@ -166,10 +166,10 @@ def _print_summary(result: CrossoverResult, screen: Screen) -> None:
     if not result.setting.gpu:
         screen.line(Text(NO_GPU, "bold"))
         return
-    screen.line("* faster than the CPU. From which n on the GPU is faster for good:")
+    screen.line("* faster than the CPU. The GPU is faster at this n and every larger one:")
     width = max((len(plain(operation.name)) for operation in result.operations), default=0)
     for operation in result.operations:
         for crossover in operation.crossovers:
             style = "bold" if crossover.size else ""
             name = f"{plain(operation.name):<{width}}  {WAY_NAMES[crossover.way].removeprefix('GPU, '):<12}"
-            screen.line(Text(words(crossover), style), name=Text(name, style))
+            screen.line(Text(describe(crossover), style), name=Text(name, style))

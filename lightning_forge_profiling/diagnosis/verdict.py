@@ -42,14 +42,14 @@ def order_note(findings: Sequence[Finding]) -> str:
         ...         code=code, share_pct=pct, rank=None, source="trace", title="", evidence={}, advice=""
         ...     )
         >>> order_note([costs("slow-optimizer", 44.0), costs("compute-bound", 49.0)])
-        'In the order of what fixes can be expected to save of each share: for compute-bound 15 %, else all of it.'
+        "Findings are ordered by what a fix can be expected to save: 15 % of compute-bound's share, all of the others'."
     """
     shares = [found.share_pct for found in findings]
     if shares == sorted(shares, reverse=True):
         return ""
     codes = dict.fromkeys(found.code for found in findings)
-    counted = (f"for {code} {100 * RECOVERABLE[code]:.0f} %" for code in codes if code in RECOVERABLE)
-    return f"In the order of what fixes can be expected to save of each share: {', '.join(counted)}, else all of it."
+    counted = [f"{100 * RECOVERABLE[code]:.0f} % of {code}'s share" for code in codes if code in RECOVERABLE]
+    return f"Findings are ordered by what a fix can be expected to save: {', '.join(counted)}, all of the others'."
 
 
 def decide(findings: Sequence[Finding], *, gpu: bool = True) -> tuple[str, str]:

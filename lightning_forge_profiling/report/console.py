@@ -13,6 +13,7 @@ from lightning_forge_profiling.report.wording import (
     cpu_threads,
     efficiency,
     findings_note,
+    findings_remarks,
     linked,
     operator_columns,
     rank_name,
@@ -190,9 +191,11 @@ def _lines(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
         for name, text in (("compute", efficiency(rank)), ("threads", cpu_threads(rank)), ("linked", linked(rank))):
             if text:
                 yield "bold", name, text + cut
+    for remark in findings_remarks(analysis):
+        yield "bold", "note", remark
     hidden = len(analysis.findings) - _SHOWN_FINDINGS
     if hidden > 0:
-        yield "bold", "findings", f"{hidden} more with smaller shares: see the reports"
+        yield "bold", "findings", f"{hidden} more: see the reports"
     for where, text in by_text(((hint.rank, hint.text) for hint in analysis.hints), several):
         yield "bold", "hint", where + text
     for difference in analysis.differences:

@@ -14,6 +14,7 @@ from lightning_forge_profiling.report.wording import (
     cpu_threads,
     efficiency,
     findings_note,
+    findings_remarks,
     linked,
     rank_name,
     share_of,
@@ -223,6 +224,8 @@ def _findings(analysis: Analysis) -> Iterator[str]:
             for name, value in finding.evidence.items()
         )
         yield f"   - Evidence: {'; '.join(evidence)}"
+    for remark in findings_remarks(analysis):
+        yield from ("", prose(remark))
 
 
 def _remarks(analysis: Analysis) -> Iterator[str]:

@@ -6,6 +6,7 @@ from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.results.analysis import (
     NOTHING_STANDS_OUT,
@@ -28,6 +29,7 @@ __all__ = [
     "digits",
     "efficiency",
     "findings_note",
+    "findings_remarks",
     "linked",
     "operator_columns",
     "rank_name",
@@ -133,6 +135,17 @@ def findings_note(analysis: Analysis) -> str:
     """Which steps the findings are over; "" where that is all of them, or where none is from the trace."""
     of_trace = any(found.source == "trace" for found in analysis.findings)
     return f"Note: {analysis.findings_note}" if analysis.findings_note and of_trace else ""
+
+
+def findings_remarks(analysis: Analysis) -> Iterator[str]:
+    """What to know to read the findings: why they are in this order, and where the tables count otherwise."""
+    if order := order_note(analysis.findings):
+        yield order
+    codes = {found.code for found in analysis.findings if found.source == "trace"}
+    if named := sorted(codes & {"allocator-churn", "sync-bound"}):
+        yield f"Tables count idle time inside the call alone; {' and '.join(named)}, the whole gap that began in it."
+    if "communication-bound" in codes and analysis.rank_waits:
+        yield "Tables count waiting for other ranks as communication; communication-bound does not."
 
 
 def share_of(analysis: Analysis, finding: Finding) -> str:

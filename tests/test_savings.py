@@ -97,6 +97,21 @@ def test_in_single_precision_the_peak_is_that_of_16_bits(tmp_path):
     assert the("compute-bound", analysis).saves.ms_per_step == pytest.approx(9.9 - at_peak_ms, abs=0.02)
 
 
+@pytest.mark.parametrize(("case", "code"), [("sync_bound", "sync-bound"), ("sync_stack", "sync-bound")])
+def test_a_host_that_calls_no_longer_hold_up_gains_what_it_waited_and_keeps_its_own_work(case, code):
+    analysis = analyze(TRACES / case).analysis
+    [rank] = analysis.ranks
+    waited_ms = rank.gpu.busy_ms_per_step + rank.host.idle_after_sync_ms_per_step
+    assert the(code, analysis).saves.ms_per_step == pytest.approx(waited_ms)
+    assert waited_ms < rank.step_ms.mean - the("launch-bound", analysis).saves.ms_per_step, "Python is still there"
+
+
+@pytest.mark.parametrize("case", ["sync_bound", "sync_item", "sync_stack", "allocator_churn", "slow_optimizer"])
+def test_what_comes_first_saves_most(case):
+    saves = [found.saves.ms_per_step for found in analyze(TRACES / case).analysis.findings]
+    assert saves == sorted(saves, reverse=True)
+
+
 def test_what_has_no_fix_predicts_nothing():
     assert the("gpu-idle", analyze(TRACES / "gpu_idle").analysis).saves is None
 

@@ -28,6 +28,7 @@ from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.join import join_traces
 from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.timeline import Timeline
@@ -117,13 +118,13 @@ def analyze(
     ranks = tuple(one.summary for one in done)
     collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
     judged = [one.summary for one in done if not one.summary.cut_off]
-    cut_off = tuple(_text(one.cut_off) for one in done if one.cut_off)
+    cut_off = tuple(encodable(one.cut_off) for one in done if one.cut_off)
     findings = by_gain(find_causes(judged, waits))
     verdict, text = decide(findings, gpu=any(one.gpu.busy_ms_per_step for one in ranks))
     if cut_off:
         verdict, text = (verdict, f"{cut_off[0]} {text}") if judged else (NO_VERDICT, no_verdict(cut_off[0]))
     analysis = Analysis(
-        source=_text(path),
+        source=encodable(path),
         verdict=verdict,
         verdict_text=text,
         findings=findings,
@@ -133,7 +134,7 @@ def analyze(
         collectives=collectives,
         rank_waits=waits,
         cut_off=cut_off,
-        warnings=(*map(_text, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
+        warnings=(*map(encodable, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
     )
     return Result(analysis, tuple(one.timeline for one in done))
 
@@ -169,7 +170,7 @@ def _summarized(
     counted = _counted(recording, from_the_start=from_the_start)
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
     cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
-    summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings), cut_off=bool(cut_off))
+    summary = replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
     timeline = draw(recording, summary.rank, most_spans=spans)
     collectives = collectives_of(with_steps(recording, counted))
     return _Rank(summary, collectives, timeline, where_cut(trace, recording.steps))
@@ -264,11 +265,6 @@ def _numbered(done: Sequence[_Rank], only: int | None) -> list[_Rank]:
             timeline=replace(one.timeline, rank=number),
         )
     return [numbered[number] for number in sorted(numbered) if only in {None, number}]
-
-
-def _text(name: Path | str) -> str:
-    """A file's name, or what it is in, as text that can be encoded."""
-    return os.fsencode(name).decode(errors="replace")
 
 
 def _silent(_: str) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
+from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.markdown_tables import host_tables, kernel_table, operator_table, table
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
-from lightning_forge_profiling.report.text import code, code_cell, plain, prose
+from lightning_forge_profiling.report.text import code, code_cell, prose
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     all_warnings,

@@ -304,7 +304,7 @@ def test_three_steps_are_too_few_to_tell_which_has_an_exit_code_of_its_own():
     done = forge("compare", INPUT_BOUND, TRACES / "launch_bound", "--fail-over", "5", "--metric", "busy")
     assert done.returncode == 3, done.stderr
     assert "inconclusive busy: median" in done.stdout
-    assert "too few steps to tell: 2 before and 2 now" in done.stdout
+    assert "too few steps to decide: 2 before and 2 now" in done.stdout
 
 
 def test_compare_as_json_holds_the_decision_and_all_kernels(runs):

@@ -40,7 +40,7 @@ _MEASURED: Final = {"input-bound": "data", "transfer-bound": "transfer"}
 
 
 def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis:
-    """Findings and verdict from all there is.
+    """Findings and verdict from the trace, the run, or both.
 
     Args:
         analysis: of the trace, None without one.
@@ -133,7 +133,7 @@ def _of_blind(
     for found in of_cpu:
         live.pop(found.code, None)  # the trace knows how the update is computed
     others += of_cpu
-    if "data" not in evidence.regions:  # which nobody timed
+    if "data" not in evidence.regions:  # the region was not timed
         return [*mine, *others, *live.values()], differences
     if mine and "input-bound" in live and not evidence.on_device:
         # which knows the loader
@@ -141,7 +141,7 @@ def _of_blind(
     in_run = share_pct(evidence, "data")
     in_trace = max((found.share_pct for found in mine), default=NAMED_FROM_PCT)
     far = abs(in_run - in_trace) > _DIFFER_BY_PCT
-    differences += [_told("input-bound", mine, in_run, evidence)] if far else []
+    differences += [_disagreement("input-bound", mine, in_run, evidence)] if far else []
     return [*live.values(), *others], differences
 
 
@@ -198,16 +198,16 @@ def _live_cpu(recorded: RankSummary, evidence: RunEvidence) -> RuleContext:
 
 
 def _recorded_shorter(recorded_ms: float, evidence: RunEvidence) -> str:
-    """That the recorded steps lack what others have, and what follows from it."""
+    """The difference where recorded steps lack something that others have."""
     live_ms = evidence.step_ms.mean
     return (
-        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: what comes now and then is not in the "
-        "window, or not in its share; the findings' shares are of the live step"
+        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: what happens in some steps alone is "
+        "missing from the window or rare in it; the findings' shares are of the live step"
     )
 
 
 def _recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
-    """That recording made steps longer, and what follows from it."""
+    """The difference where recording made steps longer."""
     live_ms = evidence.step_ms.mean
     return (
         f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms "
@@ -276,7 +276,7 @@ def _merge(
         findings.append(live[BETWEEN_REGIONS])
     for code, region in _MEASURED.items():
         of_trace = [found for found in traced if found.code == code]
-        if region not in evidence.regions:  # nobody timed it
+        if region not in evidence.regions:  # the region was not timed
             findings += of_trace
             continue
         # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
@@ -289,7 +289,7 @@ def _merge(
         if more or less:
             mine = [found for found in as_recorded if found.code == code and found.rank in {None, judged.rank}]
             converted_pct = in_trace if slowed and shares else None
-            differences.append(_told(code, mine, in_run, evidence, converted_pct))
+            differences.append(_disagreement(code, mine, in_run, evidence, converted_pct))
         # a window may contain the restart of workers, which then is no part of this finding
         run_decides = not of_trace or more or (less and (slowed or restarts is not None))
         if run_decides:
@@ -308,10 +308,10 @@ def _bounded_by_run(found: Finding, of_run: Finding | None, evidence: RunEvidenc
     return replace(found, saves=saving(run.ms_per_step, evidence.step_ms.mean, at_most=True))
 
 
-def _told(
+def _disagreement(
     code: str, of_trace: Sequence[Finding], in_run: float, evidence: RunEvidence, converted_pct: float | None = None
 ) -> str:
-    """That trace and run do not agree on how much something takes."""
+    """The difference where trace and run disagree on how much something takes."""
     recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
     of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
     averaged = " (mean of the ranks)" if evidence.world_size > 1 and of_trace else ""
@@ -368,7 +368,7 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
 def _contradictions(
     findings: list[Finding], live: dict[str, Finding], judged: _Judged, evidence: RunEvidence
 ) -> Iterator[str]:
-    """What the run infers about host and GPU, where the trace says otherwise. The trace, which sees both, decides."""
+    """Where trace and run disagree on whether host or GPU is ahead. The trace, which has both, decides."""
     found = {each.code: each for each in findings}
     if "launch-bound" in live and not HOST_WAITS & found.keys():
         yield (

@@ -36,8 +36,8 @@ _RULES: Final[tuple[Rule[RankSummary], ...]] = (
         "matmul-heavy",
         lambda rank: rank.categories["matmul"].pct,
         lambda rank: Explanation(
-            f"matrix products take {rank.categories['matmul'].pct:.0f} % of the step: the GPU does what it is good at; "
-            "a lower precision or larger tiles are what is left to gain"
+            f"matrix products take {rank.categories['matmul'].pct:.0f} % of the step: what a GPU is best at; a "
+            "lower precision or larger tiles remain"
         ),
         above=50,
     ),

@@ -20,7 +20,7 @@ def late_host(analysis: Analysis, evidence: RunEvidence) -> Finding | None:
     more than the others' GPUs have left beside their own work.
 
     Args:
-        analysis: of the trace of all ranks; it tells how long the GPUs work.
+        analysis: of the trace of all ranks, for how long the GPUs work.
         evidence: of the run, with the clock of each rank.
 
     Returns:

@@ -28,7 +28,7 @@ Context = TypeVar("Context")
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a rule tells the user.
+    """What a rule says about one case.
 
     Attributes:
         title: one sentence with the numbers that matter.

@@ -1,4 +1,4 @@
-"""One rank of a trace, as the rules of traces look at it."""
+"""The figures of one rank that the rules of traces read."""
 
 from dataclasses import dataclass
 from typing import Final

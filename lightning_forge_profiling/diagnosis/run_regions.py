@@ -11,7 +11,7 @@ COMPUTE: Final = ("forward", "backward", "optimizer")
 _NO_REGION: Final = RunRegion(device_ms=0.0, host_ms=0.0)
 
 _BACKWARD_TO_FORWARD: Final = 3.0
-"""Backward computes twice what forward does, three times with activation checkpointing. What it takes beyond that in
+"""Backward computes twice what forward does, three times with activation checkpointing. What it takes more in
 several processes is likely communication, or waiting for the others."""
 
 

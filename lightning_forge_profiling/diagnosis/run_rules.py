@@ -72,8 +72,8 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
     Returns:
         The findings in no particular order; none where there are fewer than `MIN_STEPS` steps. On a CPU only
-        `input-bound`, `worker-restarts`, `slow-optimizer` and `between-regions` are looked for: there is no second
-        timeline that would tell whether host or GPU waits.
+        `input-bound`, `worker-restarts`, `slow-optimizer` and `between-regions` are possible: there is no second
+        timeline to show whether host or GPU waits.
 
     Example:
         >>> from lightning_forge_profiling.results.rank import Distribution
@@ -140,10 +140,10 @@ def _restarts(evidence: RunEvidence) -> Explanation:
     if restarts is None:
         raise ValueError("a run without restarts")
     each_ms = restarts.host_ms * evidence.steps / restarts.count
-    workers, them = (f"{restarts.workers} workers", "them") if restarts.workers > 1 else ("worker", "it")
+    workers, new = (f"{restarts.workers} workers", "new ones") if restarts.workers > 1 else ("worker", "a new one")
     return Explanation(
-        f"the DataLoader ends its {workers} and starts {them} anew each epoch: {in_ms(each_ms)} each time until the "
-        f"first batch is there, {_of_step(evidence, restarts.device_ms)}",
+        f"the DataLoader ends its {workers} and starts {new} each epoch: {in_ms(each_ms)} each time until the first "
+        f"batch, {_of_step(evidence, restarts.device_ms)}",
         {
             "restarts": restarts.count,
             "workers": restarts.workers,
@@ -163,10 +163,10 @@ def _transfer_cost(evidence: RunEvidence) -> float:
 def _transfer(evidence: RunEvidence) -> Explanation:
     transfer = region(evidence, "transfer")
     if transfer.host_ms < transfer.device_ms / 2:
-        how = "the copy runs beside the host already, as from pinned memory"
+        how = "it does not block the host, as from pinned memory"
         advice = "Copy less: uint8 or bf16 instead of float32 with the conversion on the GPU, no unused fields."
     else:
-        how = "the host is held up in it, as by a copy from pageable memory"
+        how = "it blocks the host, as a copy from pageable memory does"
         advice = (
             f"{pin_memory_advice(evidence.loader)}, and copy less: uint8 or bf16 instead of float32 with the "
             "conversion on the GPU."
@@ -222,8 +222,8 @@ def _launch(evidence: RunEvidence) -> Explanation:
             **{f"{name}_host_ms_per_step": region(evidence, name).host_ms for name in paced},
         },
         'Launch less: a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs, if the model has none yet. '
-        "Calls that wait for the GPU (.item(), .cpu(), printing a tensor) and cudaMalloc look the same from here; a "
-        "recorded window (ForgeProfilerCallback) tells, and how much of it the GPU idles.",
+        "Calls that wait for the GPU (.item(), .cpu(), printing a tensor) and cudaMalloc look the same here; a "
+        "recorded window (ForgeProfilerCallback) distinguishes them and shows how long the GPU idles.",
     )
 
 
@@ -247,8 +247,8 @@ def _compute(evidence: RunEvidence) -> Explanation:
         f"{', '.join(_ahead(evidence))}{communication}; the GPU had caught up with it at {evidence.drained_pct:.0f} % "
         "of the batch ends",
         {"gpu_paced_ms_per_step": work_ms},
-        'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. Which kernels it is '
-        "takes a recorded window (ForgeProfilerCallback) to tell.",
+        'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. A recorded '
+        "window (ForgeProfilerCallback) shows which kernels take the time.",
     )
 
 

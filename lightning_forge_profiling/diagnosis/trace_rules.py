@@ -143,8 +143,8 @@ def _allocator(context: RuleContext) -> Explanation:
     )
     if context.rank.steps == 1:  # which may be the first of the run
         advice = (
-            "The allocator grows in the first steps of a run, and a single recorded step does not tell whether later "
-            f"ones do the same: record several steps after the warm-up. If they show it too: {advice[0].lower()}"
+            "The allocator grows in the first steps of a run, and a single recorded step does not show whether "
+            f"later ones do too: record several steps after the warm-up. If they show it too: {advice[0].lower()}"
             f"{advice[1:]}"
         )
     return Explanation(title, evidence, advice)
@@ -311,11 +311,11 @@ def _compute(context: RuleContext) -> Explanation:
     evidence: Evidence = {"compute_ms_per_step": context.compute_ms, "math_ms_per_step": context.math_ms}
     if context.bandwidth_ms > context.math_ms:
         memory = in_ms(context.bandwidth_ms)
-        advice = f"It is kept busy, but {memory} are kernels that move memory: torch.compile fuses them."
+        advice = f"The GPU is busy, but {memory} are kernels that move memory: torch.compile fuses them."
     else:
         compiled = any(kernel.name.startswith("triton_") for kernel in rank.top_kernels)
         left = "a lower precision, more GPUs" if compiled else "a lower precision, torch.compile, more GPUs"
-        advice = f"It is well used. What is left to gain: {left}."
+        advice = f"The GPU is well used. What remains: {left}."
     if rank.flops:
         title += f" at {rank.flops.matmul_tflops:.0f} TFLOP/s"
         evidence |= {"matmul_tflops": rank.flops.matmul_tflops, "dtype": rank.flops.dtype}

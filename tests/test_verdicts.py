@@ -60,9 +60,12 @@ def test_the_verdict_is_what_was_planted(case):
 
 
 @pytest.mark.parametrize("case", SYNCS)
-def test_planted_syncs_are_among_the_findings(case):
-    found = codes(analyze(TRACES / case).analysis)
-    assert {"sync-bound", "launch-bound"} <= found
+def test_planted_syncs_are_among_the_findings_and_to_be_fixed_before_cuda_graphs(case):
+    found = {finding.code: finding for finding in analyze(TRACES / case).analysis.findings}
+    assert {"sync-bound", "launch-bound"} <= found.keys()
+    assert "First fix sync-bound: a CUDA graph cannot contain" in found["launch-bound"].advice
+    [alone] = [one for one in analyze(TRACES / "launch_bound").analysis.findings if one.code == "launch-bound"]
+    assert "sync-bound" not in alone.advice
 
 
 def test_a_sync_is_found_with_its_line_where_stacks_were_recorded():

@@ -20,6 +20,7 @@ from lightning_forge_profiling.diagnosis.run_regions import COMPUTE, share_pct
 from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, MIN_STEPS, WORKER_RESTARTS, run_findings
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
+from lightning_forge_profiling.results.cpu import CpuTime
 from lightning_forge_profiling.results.rank import RankSummary
 
 __all__ = ["SLOWED_FROM", "combine"]
@@ -160,7 +161,7 @@ def _of_cpu(
     slowed = step.mean > SLOWED_FROM * live.mean and step.p50 > SLOWED_FROM * live.p50
     if not slowed and step.mean * SLOWED_FROM >= live.mean:
         return [*mine.values()], []
-    context = _live_cpu(recorded, evidence)
+    context = _live_cpu(recorded, recorded.cpu, evidence)
     several = evidence.world_size > 1
     findings = []
     for rule in CPU_RULES:
@@ -173,11 +174,9 @@ def _of_cpu(
     return findings, [(_recorded_slower if slowed else _recorded_shorter)(step.mean, evidence)]
 
 
-def _live_cpu(recorded: RankSummary, evidence: RunEvidence) -> RuleContext:
+def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence) -> RuleContext:
     """A rank's CPU times of a live step: the run measured loader and update, the others are bounded."""
-    cpu, live_ms = recorded.cpu, evidence.step_ms.mean
-    if cpu is None:
-        raise ValueError("a rank that trains on a GPU")
+    live_ms = evidence.step_ms.mean
     regions = {name: region.device_ms for name, region in evidence.regions.items()}
     data_ms = regions.get("data", cpu.data_ms_per_step)
     update_ms = regions.get("optimizer", cpu.optimizer_ms_per_step)

@@ -240,6 +240,8 @@ def _launch(context: RuleContext) -> Explanation:
             "batch larger, or do less in Python between the replays."
         )
         evidence["graph_launches_per_step"] = graphs
+    if context.pct(_sync_cost(context)) >= NAMED_FROM_PCT:
+        advice += " First fix sync-bound: a CUDA graph cannot contain calls that wait for the GPU."
     return Explanation(title, evidence, advice)
 
 

@@ -12,6 +12,9 @@ ForgeProfilingError
 ```
 """
 
+from collections.abc import Sequence
+from typing import Self
+
 __all__ = [
     "ClocksUnavailableError",
     "ConfigurationError",
@@ -38,6 +41,18 @@ class ClocksUnavailableError(ForgeProfilingError, RuntimeError):
 
 class TraceError(ForgeProfilingError, ValueError):
     """A file that is not a trace, or holds too little of one. The message names the file and the place."""
+
+    @classmethod
+    def of(cls, problems: Sequence[str]) -> Self:
+        """One error for several files: its message is the first problem, its notes are the others.
+
+        Args:
+            problems: at least one.
+        """
+        error = cls(problems[0])
+        for problem in problems[1:]:
+            error.add_note(problem)
+        return error
 
 
 class TimerError(ForgeProfilingError, RuntimeError):

@@ -28,6 +28,7 @@ from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.join import join_traces
 from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.timeline import Timeline
@@ -62,8 +63,10 @@ class _Rank:
     timeline: Timeline
     cut_off: str
     """Where its files end too early, "" for whole ones."""
-    judged: bool
-    """Whether the figures are of whole steps."""
+
+
+_Work = Callable[[Sequence[Path]], _Rank | list[str]]
+"""Analyses the files of one rank, or says what is wrong with each."""
 
 
 def analyze(
@@ -90,7 +93,8 @@ def analyze(
         The figures as `.analysis`, and as `.timelines` what a report's timeline shows, one a rank.
 
     Raises:
-        TraceError: there is no trace there, none of the rank, or it has none of the steps.
+        TraceError: there is no trace there, none of the rank, or it has none of the steps. Of several files that could
+            not be read, it is about the first, and its notes are about the others.
         ConfigurationError: an unknown `sort`.
         OSError: a file could not be read.
 
@@ -110,17 +114,17 @@ def analyze(
     done, problems = _run(groups, work, progress or _silent)
     done = _numbered(done, rank)
     if not done:
-        raise TraceError("\n".join(problems) or f"{path}: no trace of rank {rank}")
+        raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
     ranks = tuple(one.summary for one in done)
     collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
-    judged = [one.summary for one in done if one.judged]
-    cut_off = tuple(_text(one.cut_off) for one in done if one.cut_off)
+    judged = [one.summary for one in done if not one.summary.cut_off]
+    cut_off = tuple(encodable(one.cut_off) for one in done if one.cut_off)
     findings = by_gain(find_causes(judged, waits))
     verdict, text = decide(findings, gpu=any(one.gpu.busy_ms_per_step for one in ranks))
     if cut_off:
         verdict, text = (verdict, f"{cut_off[0]} {text}") if judged else (NO_VERDICT, no_verdict(cut_off[0]))
     analysis = Analysis(
-        source=_text(path),
+        source=encodable(path),
         verdict=verdict,
         verdict_text=text,
         findings=findings,
@@ -130,13 +134,13 @@ def analyze(
         collectives=collectives,
         rank_waits=waits,
         cut_off=cut_off,
-        warnings=(*map(_text, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
+        warnings=(*map(encodable, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
     )
     return Result(analysis, tuple(one.timeline for one in done))
 
 
-def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | str:
-    """One rank, or what is wrong with all of its files; the options are those of `_summarized`."""
+def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | list[str]:
+    """One rank, or what is wrong with each of its files; the options are those of `_summarized`."""
     try:
         return _summarized(files, **options)
     except MemoryError:
@@ -145,7 +149,7 @@ def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | str:
 
 def _summarized(
     files: Sequence[Path], *, steps: tuple[int, int] | None, top: int, sort: str | None, spans: int
-) -> _Rank | str:
+) -> _Rank | list[str]:
     traces, problems = [], []
     for file in files:
         try:
@@ -155,21 +159,21 @@ def _summarized(
         except OSError as exc:
             problems.append(f"{exc.filename}: {exc.strerror}")
     if not traces:
-        return "\n".join(problems)
+        return problems
     trace = join_traces(traces)
     recording = prepare(trace, steps)
     if not len(recording.steps):
-        return f"{files[0]}: it has no step from {steps[0]} to before {steps[1]}" if steps else f"{files[0]}: no steps"
+        which = f"it has no step from {steps[0]} to before {steps[1]}" if steps else "no steps"
+        return [f"{files[0]}: {which}"]
     rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
     from_the_start = steps is None or recording.steps.number[0] == find_steps(trace, recording.links).number[0]
     counted = _counted(recording, from_the_start=from_the_start)
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
-    summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
+    cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
+    summary = replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
     timeline = draw(recording, summary.rank, most_spans=spans)
-    judged = not all(trace.cuts) or bool(recording.steps.whole[counted].all())
-    return _Rank(
-        summary, collectives_of(with_steps(recording, counted)), timeline, where_cut(trace, recording.steps), judged
-    )
+    collectives = collectives_of(with_steps(recording, counted))
+    return _Rank(summary, collectives, timeline, where_cut(trace, recording.steps))
 
 
 def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
@@ -205,22 +209,23 @@ def _not_counted(rank: RankSummary) -> str:
 
 
 def _run(
-    groups: Sequence[Sequence[Path]], work: Callable[[Sequence[Path]], _Rank | str], progress: Callable[[str], None]
+    groups: Sequence[Sequence[Path]], work: _Work, progress: Callable[[str], None]
 ) -> tuple[list[_Rank], list[str]]:
     # a process that has torch loaded may hold a GPU, which no fork of it can share
     processes = 1 if "torch" in sys.modules else min(len(groups), usable_cores())
     if processes <= 1:
-        results: Iterable[_Rank | str] = _one_by_one(groups, work, progress)
+        results: Iterable[_Rank | list[str]] = _one_by_one(groups, work, progress)
     else:
         progress(f"reading {len(groups)} ranks, {processes} at a time")
         try:
             results = run_in_processes(work, groups, processes)
         except WorkerDiedError as exc:
             raise TraceError(_died(groups[exc.task][0], exc.how, processes)) from exc
-    done, problems = [], []
+    done: list[_Rank] = []
+    problems: list[str] = []
     for result in results:
-        if isinstance(result, str):
-            problems.append(result)
+        if isinstance(result, list):
+            problems += result
         else:
             done.append(result)
     return done, problems
@@ -235,8 +240,8 @@ def _died(file: Path, how: str, processes: int) -> str:
 
 
 def _one_by_one(
-    groups: Sequence[Sequence[Path]], work: Callable[[Sequence[Path]], _Rank | str], progress: Callable[[str], None]
-) -> Iterable[_Rank | str]:
+    groups: Sequence[Sequence[Path]], work: _Work, progress: Callable[[str], None]
+) -> Iterable[_Rank | list[str]]:
     for group in groups:
         progress(f"reading {group[0]}")
         yield work(group)
@@ -260,11 +265,6 @@ def _numbered(done: Sequence[_Rank], only: int | None) -> list[_Rank]:
             timeline=replace(one.timeline, rank=number),
         )
     return [numbered[number] for number in sorted(numbered) if only in {None, number}]
-
-
-def _text(name: Path | str) -> str:
-    """A file's name, or what it is in, as text that can be encoded."""
-    return os.fsencode(name).decode(errors="replace")
 
 
 def _silent(_: str) -> None:

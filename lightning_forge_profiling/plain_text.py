@@ -1,11 +1,12 @@
-"""Text of others, such as names in a trace, of devices or of files, without what would steer a terminal."""
+"""Untrusted text, such as names in a trace, of devices or of files, without what would steer a terminal."""
 
 import logging
+import os
 import re
 import unicodedata
 from typing import Final
 
-__all__ = ["plain", "plain_logger"]
+__all__ = ["encodable", "plain", "plain_logger"]
 
 # Whole escape sequences of a terminal (ECMA-48): CSI with its parameters, OSC and its like with their text, the rest.
 _ESCAPES: Final = re.compile(
@@ -36,6 +37,11 @@ def plain(text: str) -> str:
         for character in text
         if character in _SPACE or unicodedata.category(character) not in _UNSEEN
     )
+
+
+def encodable(name: str | os.PathLike[str]) -> str:
+    """A file's name, or a text with one in it, as text that can be encoded: bytes that are not UTF-8 become U+FFFD."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 class _PlainArguments(logging.Filter):

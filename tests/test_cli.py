@@ -70,6 +70,18 @@ def test_analyze_prints_the_verdict_and_nothing_on_stderr_but_progress():
     assert "forge-profiling:" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--anonymize",)])
+def test_analyze_names_each_file_that_it_cannot_read_on_a_line_of_its_own(tmp_path, options):
+    for rank, content in enumerate(('{"a', "xx", "")):
+        (tmp_path / f"rank{rank}.trace.json").write_text(content)
+    done = forge("analyze", tmp_path, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = without_progress(done.stderr).splitlines()
+    assert [line.startswith(f"forge-profiling: {tmp_path}/rank{rank}.") for rank, line in enumerate(lines)] == [
+        True
+    ] * 3
+
+
 def test_analyze_reports_all_ranks_of_a_folder():
     done = forge("analyze", TRACES / "ddp")
     assert done.returncode == 0, done.stderr
@@ -292,7 +304,7 @@ def test_three_steps_are_too_few_to_tell_which_has_an_exit_code_of_its_own():
     done = forge("compare", INPUT_BOUND, TRACES / "launch_bound", "--fail-over", "5", "--metric", "busy")
     assert done.returncode == 3, done.stderr
     assert "inconclusive busy: median" in done.stdout
-    assert "too few steps to tell: 2 before and 2 now" in done.stdout
+    assert "too few steps to decide: 2 before and 2 now" in done.stdout
 
 
 def test_compare_as_json_holds_the_decision_and_all_kernels(runs):

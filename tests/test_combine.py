@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.diagnosis.verdict import by_gain
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.saving import saving
 from tests.samples import sample_analysis
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -322,4 +322,4 @@ def test_without_a_gpu_what_comes_between_epochs_is_no_share_of_the_recorded_ste
     assert told["input-bound"] == pytest.approx(100 * 2 / 3, abs=1)
     assert told["slow-optimizer"] == pytest.approx(100 * update / (3 * step), abs=1)
     assert sum(told.values()) <= 101
-    assert any("what comes now and then" in said for said in both.differences)
+    assert any("what happens in some steps alone" in said for said in both.differences)

@@ -70,7 +70,7 @@ def test_what_got_better_is_faster():
 def test_a_difference_within_the_noise_is_inconclusive_and_the_steps_that_it_takes_are_named():
     found = decided(steps(50, 30, count=8), [1.2 * ms for ms in steps(50, 30, count=8, seed=3)], 5)
     assert found.outcome == "inconclusive"
-    assert "the steps vary too much to tell whether it is worse by more than 5 %" in found.text
+    assert "the steps vary too much to decide whether it is worse by more than 5 %" in found.text
     noise, five, eight, twenty, limit, needed = map(
         float,
         re.search(
@@ -94,7 +94,7 @@ def test_too_few_steps_to_tell_are_inconclusive_and_it_is_said(count):
     for sides in ((count, 20), (20, count)):
         found = decided(*([50.0 * (1 + side)] * sides[side] for side in (0, 1)), 10)
         assert found.outcome == "inconclusive"
-        assert f"too few steps to tell: {sides[0]} before and {sides[1]} now" in found.text
+        assert f"too few steps to decide: {sides[0]} before and {sides[1]} now" in found.text
         assert "(+100.0 %)" in found.text, "the difference is still shown"
 
 

@@ -91,7 +91,7 @@ def test_what_the_operators_take_names_the_costliest_by_their_own_time(tmp_path)
     finding = found(analyze(training().write(tmp_path)).analysis)["compute-bound"]
     assert finding.share_pct == 40
     assert "aten::mm 20 %, aten::addmm 18 %, aten::linear 2 % of the step" in finding.title
-    assert finding.evidence["own_time_per_step"] == "aten::mm 20.0 ms, aten::addmm 18.0 ms, aten::linear 2.0 ms"
+    assert finding.evidence["own_time_per_step"] == "aten::mm 20.0 ms, aten::addmm 18.0 ms, aten::linear 2.00 ms"
     assert finding.evidence["threads_that_run_operators"] == 3
 
 
@@ -159,7 +159,14 @@ class TestWithTheWholeRun:
             "slow-optimizer": 29.4, "compute-bound": 47.1, "python-bound": 5.9, "input-bound": 11.8,
         }  # fmt: skip
         assert sum(one.share_pct for one in both.findings) <= 100
-        assert "of a live step it is 29 %" in both.verdict_text
+        assert "AdamW's update takes 25.0 ms of each 85.0 ms live step on the CPU" in both.verdict_text
+        assert "That saves at most 25.0 ms of each 85.0 ms step (29 %)." in both.verdict_text
+        operators = found(both)["compute-bound"].title
+        assert (
+            "take at most 40.0 ms of each 85.0 ms live step on the CPU; most time of their own: aten::mm 24 %"
+            in operators
+        )
+        assert not [one for one in both.findings if "100.0 ms" in one.title], "each sentence is of the live step alone"
         assert any("recorded steps took 100.00 ms, live ones 85.00 ms" in text for text in both.differences)
 
     def test_an_update_that_is_slow_in_the_run_alone_is_the_run_s_finding(self, tmp_path):

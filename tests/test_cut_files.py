@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.report.markdown import markdown
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -86,3 +87,29 @@ def test_there_is_nothing_to_compare_with_a_file_that_has_no_whole_step(tmp_path
     assert main(["compare", str(whole), str(cut), "--fail-over", "5"]) == 2
     said = capsys.readouterr().err
     assert f"{cut}: no whole step to compare. {cut.name} is cut off" in said
+
+
+def test_the_figures_of_a_cut_rank_are_marked_beside_those_of_a_whole_one(tmp_path, capsys):
+    trace = three_steps()
+    trace.events.sort(key=lambda event: -event["tid"])
+    cut_in_step_7(tmp_path, trace).rename(tmp_path / "rank1.trace.json")
+    three_steps().write(tmp_path, "rank0.trace.json")
+    analysis = analyze(tmp_path).analysis
+    assert [rank.cut_off for rank in analysis.ranks] == [False, True]
+    assert analysis.verdict == "sync-bound", "that of the whole one"
+    assert main(["analyze", str(tmp_path)]) == 65
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("1 (cut off)  ")]) == 2, "in both tables of ranks"
+    assert not [line for line in lines if line.startswith("0 (cut")]
+    written = markdown(analysis)
+    assert "| 1 (cut off) |" in written
+    assert "Rank 0, the slowest by its median," in written, "details are of a whole one"
+
+
+def test_a_cut_rank_alone_says_so_with_each_of_its_figures(tmp_path, capsys):
+    trace = three_steps()
+    trace.events.sort(key=lambda event: -event["tid"])
+    assert main(["analyze", str(cut_in_step_7(tmp_path, trace))]) == 65
+    text = " ".join(capsys.readouterr().out.split())
+    assert "; its file is cut off" in text
+    assert text.count("; of a file that is cut off") >= 1, "the compute line"

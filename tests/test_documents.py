@@ -12,8 +12,8 @@ import pytest
 import lightning_forge_profiling
 from lightning_forge_profiling import compat, errors
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
-from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, WORKER_RESTARTS
-from lightning_forge_profiling.diagnosis.trace_rules import RULES
+from lightning_forge_profiling.diagnosis.run_rules import RUN_RULES
+from lightning_forge_profiling.diagnosis.trace_rules import TRACE_RULES
 
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(CHECKOUT.glob("*.md")), *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -77,7 +77,7 @@ def test_what_is_quoted_of_the_package_is_what_it_prints():
 
 
 def test_every_finding_has_its_page_with_an_example():
-    codes = {*(rule.code for rule in (*RULES, *CPU_RULES)), "straggler", WORKER_RESTARTS, BETWEEN_REGIONS}
+    codes = {*(rule.code for rule in (*TRACE_RULES, *CPU_RULES, *RUN_RULES)), "straggler"}
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
     assert pages.keys() == codes
     assert [code for code, text in pages.items() if f"\n{code}: " not in text] == []

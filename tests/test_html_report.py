@@ -226,7 +226,7 @@ class TestContent:
     def test_it_is_said_once_which_steps_the_findings_are_over(self, browser, tmp_path):
         result = analyze(TRACES / "slow_optimizer")
         page = Page(browser, tmp_path, result.analysis, result.timelines)
-        assert "8.8 ms step" in page.one("h1").text
+        assert "8.77 ms step" in page.one("h1").text
         assert "2 of 3 recorded" in page.one("#verdict .facts").text
         assert "8.77 ms" in page.one("#verdict .facts").text
         assert page.one("#findings-note").text == f"Note: {result.analysis.findings_note}."

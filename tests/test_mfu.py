@@ -686,8 +686,11 @@ def test_what_the_device_was_measured_to_reach_is_that_of_the_recorded_type():
     ("expected", "why"),
     [
         (FOO, "NVIDIA Foo 9000 is not in the table of peaks"),
-        (Peak(65e12, "fp16", "T4", "data sheet"), "the table of peaks has none for bf16 on T4"),
-        (Peak(None, "fp8", "T4", peak.no_rate_for("fp8", "T4")), "the table of peaks has none for bf16 on T4"),
+        (Peak(65e12, "fp16", "T4", "data sheet", in_table=True), "the table of peaks has none for bf16 on T4"),
+        (
+            Peak(None, "fp8", "T4", peak.no_rate_for("fp8", "T4"), in_table=True),
+            "the table of peaks has none for bf16 on T4",
+        ),
     ],
 )
 def test_where_the_recorded_type_has_no_peak_it_is_said_why(expected, why):

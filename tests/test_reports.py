@@ -18,6 +18,7 @@ from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import summary_json, write_reports
+from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.screen import Screen
@@ -290,7 +291,7 @@ def test_prose_is_shown_as_it_is(text):
 
 def test_it_is_said_once_which_steps_the_figures_are_over():
     analysis = analyze(TRACES / "slow_optimizer").analysis
-    assert "each 8.8 ms step" in analysis.verdict_text
+    assert "each 8.77 ms step" in analysis.verdict_text
     assert f"{analysis.ranks[0].step_ms.mean:.1f}" == "8.8"
     first = analysis.ranks[0].per_step[0].number
     note = f"Note: all figures are without step {first} (the first that was recorded: the GPU's queue is empty there"
@@ -337,6 +338,24 @@ def ranks_of(analysis, count):
 
 
 IDLE_GPU = ("busy", "idle", "between launches", "unnamed device", "matmul")
+
+
+@pytest.mark.parametrize(
+    ("case", "remark"),
+    [
+        ("cpu_mlp", "60 % of python-bound's share, 15 % of compute-bound's share, all of the others'."),
+        ("sync_item", "Tables count idle time inside the call alone; sync-bound, the whole gap that began in it."),
+        ("ddp_comm_bound", "Tables count waiting for other ranks as communication; communication-bound does not."),
+    ],
+)
+def test_where_order_or_tables_seem_to_contradict_the_findings_it_is_said_why(case, remark):
+    analysis = analyze(TRACES / case).analysis
+    for text in (printed(analysis), markdown(analysis), html_report(analysis, [])):
+        assert remark in " ".join(text.split())
+
+
+def test_an_order_that_the_shares_explain_needs_no_remark():
+    assert "Findings are ordered" not in printed(analyze(TRACES / "input_bound").analysis)
 
 
 def test_a_trace_without_gpu_work_is_not_told_as_an_idle_gpu(cpu_trace):

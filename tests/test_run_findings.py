@@ -422,8 +422,8 @@ class TestWorkerRestarts:
     def test_it_is_named_with_its_figures_and_input_bound_is_of_the_rest(self):
         found = the("worker-restarts", self.RUN)
         assert found.title == (
-            "the DataLoader ends its 4 workers and starts them anew each epoch: 20.0 ms each time until the first "
-            "batch is there, 4.00 ms of each 20.0 ms step"
+            "the DataLoader ends its 4 workers and starts new ones each epoch: 20.0 ms each time until the first "
+            "batch, 4.00 ms of each 20.0 ms step"
         )
         assert found.share_pct == pytest.approx(20)
         assert "persistent_workers=True" in found.advice

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.saving import saving
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -95,6 +95,21 @@ def test_in_single_precision_the_peak_is_that_of_16_bits(tmp_path):
     assert analysis.ranks[0].flops.dtype == "fp32"
     at_peak_ms = 2 * 4096**3 / 989.5e12 * 1e3
     assert the("compute-bound", analysis).saves.ms_per_step == pytest.approx(9.9 - at_peak_ms, abs=0.02)
+
+
+@pytest.mark.parametrize(("case", "code"), [("sync_bound", "sync-bound"), ("sync_stack", "sync-bound")])
+def test_a_host_that_calls_no_longer_hold_up_gains_what_it_waited_and_keeps_its_own_work(case, code):
+    analysis = analyze(TRACES / case).analysis
+    [rank] = analysis.ranks
+    waited_ms = rank.gpu.busy_ms_per_step + rank.host.idle_after_sync_ms_per_step
+    assert the(code, analysis).saves.ms_per_step == pytest.approx(waited_ms)
+    assert waited_ms < rank.step_ms.mean - the("launch-bound", analysis).saves.ms_per_step, "Python is still there"
+
+
+@pytest.mark.parametrize("case", ["sync_bound", "sync_item", "sync_stack", "allocator_churn", "slow_optimizer"])
+def test_what_comes_first_saves_most(case):
+    saves = [found.saves.ms_per_step for found in analyze(TRACES / case).analysis.findings]
+    assert saves == sorted(saves, reverse=True)
 
 
 def test_what_has_no_fix_predicts_nothing():

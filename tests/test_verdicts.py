@@ -60,9 +60,12 @@ def test_the_verdict_is_what_was_planted(case):
 
 
 @pytest.mark.parametrize("case", SYNCS)
-def test_planted_syncs_are_among_the_findings(case):
-    found = codes(analyze(TRACES / case).analysis)
-    assert {"sync-bound", "launch-bound"} <= found
+def test_planted_syncs_are_among_the_findings_and_to_be_fixed_before_cuda_graphs(case):
+    found = {finding.code: finding for finding in analyze(TRACES / case).analysis.findings}
+    assert {"sync-bound", "launch-bound"} <= found.keys()
+    assert "First fix sync-bound: a CUDA graph cannot contain" in found["launch-bound"].advice
+    [alone] = [one for one in analyze(TRACES / "launch_bound").analysis.findings if one.code == "launch-bound"]
+    assert "sync-bound" not in alone.advice
 
 
 def test_a_sync_is_found_with_its_line_where_stacks_were_recorded():
@@ -112,6 +115,32 @@ def test_the_straggler_is_named_with_what_makes_it_slow(case):
     reason = {"slow_rank_gpu": "its GPU computes longer", "slow_rank_host": "its host is late"}[case]
     assert (first.code, first.rank) == ("straggler", 1)
     assert reason in first.title
+
+
+def test_a_late_rank_s_own_wait_for_its_host_is_no_second_thing_to_fix():
+    straggler, own = analyze(TRACES / "slow_rank_host").analysis.findings
+    assert (straggler.evidence["late"], own.code, own.rank) == ("host", "launch-bound", 1)
+    assert "makes rank 1 late: see straggler" in own.advice
+    assert own.saves is None
+    straggler, own = analyze(TRACES / "slow_rank_gpu").analysis.findings
+    assert (straggler.evidence["late"], own.code) == ("gpu", "compute-bound")
+    assert own.saves is not None
+
+
+def test_a_single_step_does_not_tell_whether_allocations_go_on():
+    step = analyze(TRACES / "allocator_churn").analysis.ranks[0].per_step[-1].number
+    [found] = [
+        found
+        for found in analyze(TRACES / "allocator_churn", steps=(step, step + 1)).analysis.findings
+        if found.code == "allocator-churn"
+    ]
+    assert found.advice.startswith("The allocator grows in the first steps of a run")
+    assert "If they show it too: remove torch.cuda.empty_cache()" in found.advice
+
+
+def test_what_rounds_to_nothing_is_not_listed():
+    [found] = [one for one in analyze(TRACES / "conv_net").analysis.findings if one.code == "memory-bandwidth-bound"]
+    assert found.title.endswith("(normalization 35 %, elementwise 17 %)")
 
 
 def test_a_wait_for_data_that_is_hidden_is_not_found():

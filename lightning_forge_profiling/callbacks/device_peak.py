@@ -37,8 +37,8 @@ def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) 
     if found is None:
         return Peak(None, dtype, properties.name, f"{properties.name} is not in the table of peaks")
     if dtype not in found.flops:
-        return Peak(None, dtype, found.device, no_rate_for(dtype, found.device))
-    return Peak(found.flops[dtype], dtype, found.device, found.source_of(dtype))
+        return Peak(None, dtype, found.device, no_rate_for(dtype, found.device), in_table=True)
+    return Peak(found.flops[dtype], dtype, found.device, found.source_of(dtype), in_table=True)
 
 
 def no_rate_for(dtype: str, device: str) -> str:

@@ -14,15 +14,11 @@ from lightning_forge_profiling.timing.utilization import Compute, Peak
 __all__ = [
     "GIVE_FLOPS",
     "GIVE_PEAK",
-    "TOO_LITTLE_COUNTED",
     "recorded_compute",
     "recorded_metrics",
     "with_advice",
     "with_problem",
 ]
-
-TOO_LITTLE_COUNTED: Final = "too little could be counted"
-"""Why there is no share of the peak where the rate is only what could be counted of it."""
 
 GIVE_PEAK: Final = (
     "give the device's dense {0} rate in operations a second, ThroughputCallback(peak_flops=989e12), or what it "
@@ -83,14 +79,15 @@ def recorded_compute(
     if not peak_is_given:
         peak = _as_recorded(peak, flops, rank.device)
     measured = reached(peak)
-    if flops.counted_pct < _ENOUGH_COUNTED_PCT:
-        peak, measured = replace(peak, flops=None, source=TOO_LITTLE_COUNTED), None
+    partial = flops.counted_pct < _ENOUGH_COUNTED_PCT
+    if partial:
+        peak, measured = replace(peak, flops=None, source="too little could be counted"), None
     per_second, model, found = scale / step_ms * 1e3, flops.model_per_step, []
     if model is not None and not model_is_counted:
         note = "; ".join(["by the recorded shapes", *notes])
-        found.append(Compute("mfu", model * per_second, peak, note, measured))
+        found.append(Compute("mfu", model * per_second, peak, note, measured, partial))
     if model is None or model_is_counted or flops.per_step > (1 + _SAME_WORK) * model:
-        found.append(Compute("hfu", flops.per_step * per_second, peak, "; ".join(notes), measured))
+        found.append(Compute("hfu", flops.per_step * per_second, peak, "; ".join(notes), measured, partial))
     if flops.uncounted:  # named once
         found[0] = _noted(found[0], _without(flops.uncounted))
     return tuple(found)
@@ -108,7 +105,7 @@ def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
     """
     metrics: dict[str, float] = {}
     for each in found:
-        if each.flops_per_second is None or each.peak.source == TOO_LITTLE_COUNTED:
+        if each.flops_per_second is None or each.partial:
             continue
         is_model = each.kind == "mfu"
         name = "tflops_per_device" if is_model else "hardware_tflops_per_device"
@@ -154,7 +151,7 @@ def with_advice(found: Sequence[Compute]) -> tuple[Compute, ...]:
     """
     for row, each in enumerate(found):
         lacks_peak = each.peak.flops is None and each.reached is None and each.flops_per_second
-        if lacks_peak and each.peak.source != TOO_LITTLE_COUNTED:
+        if lacks_peak and not each.partial:
             return (*found[:row], _noted(each, GIVE_PEAK.format(each.peak.dtype)), *found[row + 1 :])
     return tuple(found)
 
@@ -177,9 +174,8 @@ def _as_recorded(peak: Peak, flops: Flops, device: str) -> Peak:
         return peak
     if flops.peak_tflops is not None:
         return Peak(flops.peak_tflops * 1e12, flops.dtype, device, "the type by the recorded kernels")
-    is_known = peak.flops is not None or peak.source == no_rate_for(peak.dtype, peak.device)
-    source = no_rate_for(flops.dtype, peak.device) if is_known else peak.source
-    return Peak(None, flops.dtype, peak.device, source)
+    source = no_rate_for(flops.dtype, peak.device) if peak.in_table else peak.source
+    return replace(peak, flops=None, dtype=flops.dtype, source=source)
 
 
 def _without(operators: Sequence[str]) -> str:

@@ -123,12 +123,13 @@ def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progre
     with TemporaryDirectory(prefix="forge-profiling-") as folder:
         copies = Path(folder) / "traces"
         copies.mkdir()
-        _, problems = write_copies(sources, copies, progress)
+        _, left_out = write_copies(sources, copies, progress)
         try:
             result = _analyzed(args, copies, progress)
         except TraceError as exc:
-            raise TraceError(str(exc).replace(f"{folder}/", "")) from exc
-    warnings = (*problems, *(warning.replace(f"{folder}/", "") for warning in result.analysis.warnings))
+            problems = [str(exc), *getattr(exc, "__notes__", ())]
+            raise TraceError.of([problem.replace(f"{folder}/", "") for problem in problems]) from exc
+    warnings = (*left_out, *(warning.replace(f"{folder}/", "") for warning in result.analysis.warnings))
     return replace(result, analysis=replace(result.analysis, source=copies.name, warnings=warnings))
 
 

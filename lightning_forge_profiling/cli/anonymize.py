@@ -72,16 +72,16 @@ def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str]
         if any(same_file(target, trace) for trace in sources):
             raise ConfigurationError(f"{source}: a copy would replace a trace; give --out another folder")
     problems: list[str] = []
-    failures: list[TraceError] = []
+    failures: list[str] = []
     for source, target in copies:
         progress(f"copying {source}")
         try:
             problems += (f"{target.name}: {problem}" for problem in write_anonymous_copy(source, target))
         except TraceError as exc:
-            failures.append(exc)
+            failures.append(str(exc))
             problems.append(f"{target.name} is left out: {str(exc).removeprefix(f'{source}: ')}")
     if len(failures) == len(copies):
-        raise failures[0]
+        raise TraceError.of(failures)
     return len(copies) - len(failures), problems
 
 

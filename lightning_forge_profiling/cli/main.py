@@ -81,7 +81,7 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         where = f"{exc.filename}: " if exc.filename is not None else ""
         return _fail(f"{where}{exc.strerror or exc}")
     except (ForgeProfilingError, MemoryError) as exc:
-        return _fail(str(exc) or "out of memory")
+        return _fail(str(exc) or "out of memory", *getattr(exc, "__notes__", ()))
     except Exception:
         with suppress(OSError):
             traceback.print_exc()
@@ -98,9 +98,10 @@ def _run(argv: Sequence[str] | None) -> int:
     return code
 
 
-def _fail(message: str) -> int:
+def _fail(*messages: str) -> int:
     with suppress(OSError):  # the exit code tells it too
-        warn(message)
+        for message in messages:
+            warn(message)
     return _BAD_INPUT
 
 

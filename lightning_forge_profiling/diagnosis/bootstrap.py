@@ -1,4 +1,4 @@
-"""The interval of the difference of two medians, by drawing anew from what was seen."""
+"""The confidence interval of the difference of two medians, by a bootstrap."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +12,7 @@ FEWEST_VALUES: Final = 5
 """How many values each side needs for an interval that means something.
 
 The chance that all of n values lie above the true median is 2^-n. Only from five on is that under 5 %; with fewer, even
-the lowest value seen is no lower bound to rely on.
+the lowest sample is no reliable lower bound.
 """
 
 _RESAMPLES = 2000
@@ -24,7 +24,7 @@ def bootstrap_difference(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the difference of two medians.
 
-    Both sides are drawn anew from their own steps, with replacement, and the medians subtracted, many times over; the
+    Both sides are resampled from their own steps, with replacement, and the medians subtracted, many times over; the
     middle 95 % of the outcomes are the interval. Drawn are blocks of steps in a row, which keep what such steps have in
     common, as a machine's pace for a while: with a drift that is longer than a block the true interval is wider.
 

@@ -1,9 +1,8 @@
 """One list of findings from a trace and from the whole run.
 
-A trace sees kernels and calls, of few steps, which recording has slowed. The run's regions see less, of many steps as
-they are. So the trace decides what the cause is and the run how long a step really takes; and what the two tell
-differently is said. Without a GPU a trace sees no more of waiting than the run does, and the run decides; operators and
-Python are in the trace alone.
+A trace has the kernels and calls of few steps, which recording slows. The run has the regions of many steps, which it
+does not slow. So the trace decides what the cause is, the run how long a step takes, and `differences` says where the
+two disagree. Without a GPU the run decides about waiting; operators and Python are in the trace alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,15 +11,17 @@ from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES, PYTHON_BOUND
-from lightning_forge_profiling.diagnosis.late_rank import GPU_IS_SLOWER, late_host, work_ms
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
+from lightning_forge_profiling.diagnosis.findings import HOST_WAITS
+from lightning_forge_profiling.diagnosis.late_rank import late_host, work_ms
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, finding, in_ms, saving
+from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
 from lightning_forge_profiling.diagnosis.run_regions import COMPUTE, share_pct
 from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, MIN_STEPS, WORKER_RESTARTS, run_findings
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
+from lightning_forge_profiling.results.cpu import CpuTime
 from lightning_forge_profiling.results.rank import RankSummary
-from lightning_forge_profiling.results.saving import saving
 
 __all__ = ["SLOWED_FROM", "combine"]
 
@@ -33,18 +34,14 @@ _SMALL_PCT: Final = 10.0
 """Without a GPU, a cause that costs less is no verdict beside a step that is mostly computation."""
 
 _DIFFER_BY_PCT: Final = 5.0
-"""Shares of a step that lie further apart than this are told: a window of few steps varies by less."""
-
-_HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
-"""What keeps the GPU waiting for the host, which recording slows; everything else but the loader is the GPU's own time,
-which recording does not change."""
+"""Shares of a step that lie further apart are reported as a difference: a window of few steps varies by less."""
 
 _MEASURED: Final = {"input-bound": "data", "transfer-bound": "transfer"}
 """What the run measures by itself, and the region it shows in."""
 
 
 def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis:
-    """Findings and verdict from all there is.
+    """Findings and verdict from the trace, the run, or both.
 
     Args:
         analysis: of the trace, None without one.
@@ -90,10 +87,10 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
 
 
 def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tuple[Finding, ...]]:
-    """Whose host is late, the ranks' own clocks decide: the trace without what it says of that, and what they say."""
+    """The trace without what it says of late hosts, and what the ranks' own clocks say, which decide about that."""
     if not evidence.clocks:
         return analysis, ()
-    traced = tuple(found for found in analysis.findings if found.code != "straggler" or GPU_IS_SLOWER in found.title)
+    traced = tuple(found for found in analysis.findings if found.evidence.get("late") != "host")
     found = None if any(found.code == "straggler" for found in traced) else late_host(analysis, evidence)
     return replace(analysis, findings=traced), () if found is None else (found,)
 
@@ -137,7 +134,7 @@ def _of_blind(
     for found in of_cpu:
         live.pop(found.code, None)  # the trace knows how the update is computed
     others += of_cpu
-    if "data" not in evidence.regions:  # which nobody timed
+    if "data" not in evidence.regions:  # the region was not timed
         return [*mine, *others, *live.values()], differences
     if mine and "input-bound" in live and not evidence.on_device:
         # which knows the loader
@@ -145,65 +142,71 @@ def _of_blind(
     in_run = share_pct(evidence, "data")
     in_trace = max((found.share_pct for found in mine), default=NAMED_FROM_PCT)
     far = abs(in_run - in_trace) > _DIFFER_BY_PCT
-    differences += [_told("input-bound", mine, in_run, evidence)] if far else []
+    differences += [_disagreement("input-bound", mine, in_run, evidence)] if far else []
     return [*live.values(), *others], differences
 
 
 def _of_cpu(
     traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
 ) -> tuple[list[Finding], list[str]]:
-    """What the trace says of the operators and Python on the CPU, of the live step where recording slowed it."""
+    """Findings on operators and Python: those of the trace, or where recording changed the step, of the live step."""
     if recorded is None or recorded.cpu is None or evidence.on_device:
         return [], []
-    codes = {rule.code for rule in CPU_RULES}
-    mine = [found for found in traced if found.code in codes and found.rank in {None, recorded.rank}]
-    cpu, step, live = recorded.cpu, recorded.step_ms, evidence.step_ms
+    mine = {
+        found.code: found
+        for found in traced
+        if found.code in {rule.code for rule in CPU_RULES} and found.rank in {None, recorded.rank}
+    }
+    step, live = recorded.step_ms, evidence.step_ms
     slowed = step.mean > SLOWED_FROM * live.mean and step.p50 > SLOWED_FROM * live.p50
     if not slowed and step.mean * SLOWED_FROM >= live.mean:
-        return mine, []
-    regions = evidence.regions
-    other_ms = regions["other"].device_ms if "other" in regions else 0.0
-    data_ms = regions["data"].device_ms if "data" in regions else cpu.data_ms_per_step
-    update_ms = regions["optimizer"].device_ms if "optimizer" in regions else cpu.optimizer_ms_per_step
-    added_ms = max(step.mean - live.mean, 0.0)
+        return [*mine.values()], []
+    context = _live_cpu(recorded, recorded.cpu, evidence)
+    several = evidence.world_size > 1
+    findings = []
+    for rule in CPU_RULES:
+        share_pct = context.pct(rule.cost(context))
+        if rule.code in mine and share_pct >= NAMED_FROM_PCT:
+            rank = recorded.rank if several else mine[rule.code].rank
+            found = finding(rule, context, step_ms=live.mean, share_pct=share_pct, source="trace", rank=rank)
+            recorded_pct = round(mine[rule.code].share_pct, 3)
+            findings.append(replace(found, evidence={**found.evidence, "share_of_recorded_step_pct": recorded_pct}))
+    return findings, [(_recorded_slower if slowed else _recorded_shorter)(step.mean, evidence)]
+
+
+def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence) -> RuleContext:
+    """A rank's CPU times of a live step: the run measured loader and update, the others are bounded."""
+    live_ms = evidence.step_ms.mean
+    regions = {name: region.device_ms for name, region in evidence.regions.items()}
+    data_ms = regions.get("data", cpu.data_ms_per_step)
+    update_ms = regions.get("optimizer", cpu.optimizer_ms_per_step)
+    added_ms = max(recorded.step_ms.mean - live_ms, 0.0)
     python_ms = max(cpu.python_ms_per_step - added_ms, 0.0)  # if recording adds to nothing else
-    live_ms = {
-        "slow-optimizer": update_ms,
-        PYTHON_BOUND: python_ms,
-        "compute-bound": min(
-            cpu.operators_ms_per_step, max(live.mean - data_ms - update_ms - max(python_ms, other_ms), 0.0)
-        ),
-    }
-    converted = []
-    for found in mine:
-        share = min(100 * live_ms[found.code] / live.mean, 100.0)
-        most = "" if found.code == "slow-optimizer" else "at most "
-        whose = f" of rank {recorded.rank}" if evidence.world_size > 1 else ""
-        converted.append(
-            replace(
-                found,
-                share_pct=share,
-                title=f"{found.title}; of a live step{whose} it is {most}{share:.0f} %",
-                evidence={**found.evidence, "share_of_recorded_step_pct": round(found.share_pct, 3)},
-                saves=saving(live_ms[found.code], live.mean, at_most=True) if found.saves else None,
-            )
-        )
-    return [found for found in converted if found.share_pct >= NAMED_FROM_PCT], [
-        (_recorded_slower if slowed else _recorded_shorter)(step.mean, evidence)
-    ]
+    operators_ms = live_ms - data_ms - update_ms - max(python_ms, regions.get("other", 0.0))
+    operators_ms = min(cpu.operators_ms_per_step, max(operators_ms, 0.0))
+    scale = operators_ms / cpu.operators_ms_per_step if cpu.operators_ms_per_step else 0.0
+    live_cpu = replace(
+        cpu,
+        data_ms_per_step=data_ms,
+        optimizer_ms_per_step=min(update_ms, live_ms),
+        operators_ms_per_step=operators_ms,
+        python_ms_per_step=min(python_ms, live_ms),
+        costliest_ms_per_step={name: ms * scale for name, ms in cpu.costliest_ms_per_step.items()},
+    )
+    return RuleContext(replace(recorded, step_ms=evidence.step_ms, cpu=live_cpu), live=True)
 
 
 def _recorded_shorter(recorded_ms: float, evidence: RunEvidence) -> str:
-    """That the recorded steps lack what others have, and what follows from it."""
+    """The difference where recorded steps lack something that others have."""
     live_ms = evidence.step_ms.mean
     return (
-        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: what comes now and then is not in the "
-        "window, or not in its share; the findings' shares are of the live step"
+        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: what happens in some steps alone is "
+        "missing from the window or rare in it; the findings' shares are of the live step"
     )
 
 
 def _recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
-    """That recording made steps longer, and what follows from it."""
+    """The difference where recording made steps longer."""
     live_ms = evidence.step_ms.mean
     return (
         f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms "
@@ -272,7 +275,7 @@ def _merge(
         findings.append(live[BETWEEN_REGIONS])
     for code, region in _MEASURED.items():
         of_trace = [found for found in traced if found.code == code]
-        if region not in evidence.regions:  # nobody timed it
+        if region not in evidence.regions:  # the region was not timed
             findings += of_trace
             continue
         # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
@@ -285,7 +288,7 @@ def _merge(
         if more or less:
             mine = [found for found in as_recorded if found.code == code and found.rank in {None, judged.rank}]
             converted_pct = in_trace if slowed and shares else None
-            differences.append(_told(code, mine, in_run, evidence, converted_pct))
+            differences.append(_disagreement(code, mine, in_run, evidence, converted_pct))
         # a window may contain the restart of workers, which then is no part of this finding
         run_decides = not of_trace or more or (less and (slowed or restarts is not None))
         if run_decides:
@@ -304,10 +307,10 @@ def _bounded_by_run(found: Finding, of_run: Finding | None, evidence: RunEvidenc
     return replace(found, saves=saving(run.ms_per_step, evidence.step_ms.mean, at_most=True))
 
 
-def _told(
+def _disagreement(
     code: str, of_trace: Sequence[Finding], in_run: float, evidence: RunEvidence, converted_pct: float | None = None
 ) -> str:
-    """That trace and run do not agree on how much something takes."""
+    """The difference where trace and run disagree on how much something takes."""
     recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
     of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
     averaged = " (mean of the ranks)" if evidence.world_size > 1 and of_trace else ""
@@ -339,7 +342,7 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
     averaged = " on the mean of the ranks" if evidence.world_size > 1 else ""
     title = f"{found.title}; of a live step it is {min(share, 100.0):.0f} %{averaged}"
     saves_ms, cost_ms = found.saves.ms_per_step if found.saves else 0.0, found.share_pct * recorded_ms / 100
-    if found.code in _HOST_WAITS and live_ms <= recorded_ms * SLOWED_FROM:
+    if found.code in HOST_WAITS and live_ms <= recorded_ms * SLOWED_FROM:
         idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
         share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
         if saves_ms <= cost_ms:  # its own waits alone
@@ -364,9 +367,9 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
 def _contradictions(
     findings: list[Finding], live: dict[str, Finding], judged: _Judged, evidence: RunEvidence
 ) -> Iterator[str]:
-    """What the run infers about host and GPU, where the trace says otherwise. The trace, which sees both, decides."""
+    """Where trace and run disagree on whether host or GPU is ahead. The trace, which has both, decides."""
     found = {each.code: each for each in findings}
-    if "launch-bound" in live and not _HOST_WAITS & found.keys():
+    if "launch-bound" in live and not HOST_WAITS & found.keys():
         yield (
             f"by the whole run's regions the host sets the pace in {live['launch-bound'].share_pct:.0f} % of a step, "
             f"in the recorded steps the GPU was idle for {judged.idle_pct:.0f} %"

@@ -29,7 +29,7 @@ _DEVIATIONS: Final = 1.4826
 class Metric:
     """One of `METRICS` on both sides: medians over whole steps.
 
-    A step of several ranks takes as long as on the rank where it takes longest, for the others wait for that one; the
+    A step of several ranks takes as long as on its slowest rank, for which the others wait; the
     other metrics of a step are means over the ranks.
 
     Attributes:

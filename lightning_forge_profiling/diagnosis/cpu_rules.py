@@ -1,8 +1,12 @@
-"""What takes the time of a step on the CPU, as rules. Each part of the step belongs to one of them."""
+"""What takes the time of a step on the CPU, as rules. Each part of the step belongs to one of them.
+
+The data loader's part is `trace_rules.INPUT_BOUND`, on any device.
+"""
 
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import Evidence, Rule, Seen, Told, in_ms
+from lightning_forge_profiling.diagnosis.rule import Evidence, Explanation, Rule, in_ms, unpredicted
+from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.results.cpu import CpuTime
 
 __all__ = ["CPU_RULES", "PYTHON_BOUND"]
@@ -17,19 +21,19 @@ _FUSED_IS_SLOW_PCT: Final = 20.0
 """An update that is fused already is named from here on, as in a run without a trace."""
 
 
-def _optimizer_cost(seen: Seen) -> float:
-    cpu = seen.rank.cpu
-    if cpu is None or (cpu.update == "fused" and seen.pct(cpu.optimizer_ms_per_step) < _FUSED_IS_SLOW_PCT):
+def _optimizer_cost(context: RuleContext) -> float:
+    cpu = context.rank.cpu
+    if cpu is None or (cpu.update == "fused" and context.pct(cpu.optimizer_ms_per_step) < _FUSED_IS_SLOW_PCT):
         return 0.0
     return cpu.optimizer_ms_per_step
 
 
-def _optimizer(seen: Seen) -> Told:
-    cpu = _cpu(seen)
+def _optimizer(context: RuleContext) -> Explanation:
+    cpu = _cpu(context)
     called = f"{cpu.optimizer}'s update" if cpu.optimizer else "the optimizer's update"
     how = {"loop": ", a loop over the parameters", "foreach": ", with foreach", "fused": ", which is fused", "": ""}
     title = (
-        f"{called} takes {in_ms(cpu.optimizer_ms_per_step)} of each {seen.step} step on the CPU: "
+        f"{called} takes {context.of_step(cpu.optimizer_ms_per_step)} on the CPU: "
         f"{cpu.update_calls_per_step:.0f} calls of operators{how[cpu.update]}"
     )
     less_often = "update less often: a larger batch, or accumulate_grad_batches"
@@ -47,15 +51,20 @@ def _optimizer(seen: Seen) -> Told:
         "optimizer_class": cpu.optimizer,
         "update": cpu.update,
     }
-    return title, evidence, advice
+    return Explanation(title, evidence, advice)
 
 
-def _compute(seen: Seen) -> Told:
-    cpu = _cpu(seen)
-    costliest = ", ".join(f"{name} {seen.pct(ms):.0f} %" for name, ms in cpu.costliest_ms_per_step.items())
+def _compute_cost(context: RuleContext) -> float:
+    return context.rank.cpu.operators_ms_per_step if context.rank.cpu else 0.0
+
+
+def _compute(context: RuleContext) -> Explanation:
+    cpu = _cpu(context)
+    costliest = ", ".join(f"{name} {context.pct(ms):.0f} %" for name, ms in cpu.costliest_ms_per_step.items())
     title = (
-        f"operators outside of data loader and optimizer take {in_ms(cpu.operators_ms_per_step)} of each {seen.step} "
-        f"step on the CPU; most time of their own: {costliest} of the step"
+        "operators outside of data loader and optimizer take "
+        f"{context.of_step(cpu.operators_ms_per_step, bound=True)} on the CPU; most time of their own: {costliest} of "
+        "the step"
     )
     evidence: Evidence = {
         "operators_ms_per_step": cpu.operators_ms_per_step,
@@ -66,11 +75,8 @@ def _compute(seen: Seen) -> Told:
         evidence["intra_op_threads"] = cpu.intra_op_threads
     if cpu.usable_cores is not None:
         evidence["usable_cores"] = cpu.usable_cores
-    return (
-        title,
-        evidence,
-        _threads(cpu) + "Cheaper: torch.compile, a smaller model, or a GPU if its operations are large.",
-    )
+    advice = f"{_threads(cpu)}Cheaper: torch.compile, a smaller model, or a GPU if its operations are large."
+    return Explanation(title, evidence, advice)
 
 
 def _threads(cpu: CpuTime) -> str:
@@ -86,15 +92,15 @@ def _threads(cpu: CpuTime) -> str:
     return f"An operator uses up to {threads} of {cores} usable cores: try {mean}. "
 
 
-def _python_cost(seen: Seen) -> float:
-    return seen.rank.cpu.python_ms_per_step if seen.rank.cpu else 0.0
+def _python_cost(context: RuleContext) -> float:
+    return context.rank.cpu.python_ms_per_step if context.rank.cpu else 0.0
 
 
-def _python(seen: Seen) -> Told:
-    cpu = _cpu(seen)
+def _python(context: RuleContext) -> Explanation:
+    cpu = _cpu(context)
     title = (
-        f"{in_ms(cpu.python_ms_per_step)} of each {seen.step} step pass outside of operators, data loader and "
-        "optimizer: in Python, the training loop and callbacks, to which recording adds"
+        f"{context.of_step(cpu.python_ms_per_step, bound=True)} pass outside of operators, data loader and optimizer: "
+        f"in Python, the training loop and callbacks{'' if context.live else ', to which recording adds'}"
     )
     evidence: Evidence = {
         "outside_of_operators_ms_per_step": cpu.python_ms_per_step,
@@ -104,19 +110,19 @@ def _python(seen: Seen) -> Told:
         "Do more in each call: a larger batch, torch.compile, fewer and larger modules. "
         "ForgeProfilerCallback(with_stack=True) records the Python functions."
     )
-    return title, evidence, advice
+    return Explanation(title, evidence, advice)
 
 
-def _cpu(seen: Seen) -> CpuTime:
+def _cpu(context: RuleContext) -> CpuTime:
     """The figures of a rank for which a rule has found a cost."""
-    if seen.rank.cpu is None:
+    if context.rank.cpu is None:
         raise ValueError("a rank that trains on a GPU")
-    return seen.rank.cpu
+    return context.rank.cpu
 
 
 CPU_RULES: Final = (
-    Rule("slow-optimizer", _optimizer_cost, _optimizer, _optimizer_cost),
-    Rule("compute-bound", lambda seen: seen.rank.cpu.operators_ms_per_step if seen.rank.cpu else 0.0, _compute),
-    Rule(PYTHON_BOUND, _python_cost, _python, _python_cost),
+    Rule("slow-optimizer", _optimizer_cost, _optimizer),
+    Rule("compute-bound", _compute_cost, _compute, unpredicted),
+    Rule(PYTHON_BOUND, _python_cost, _python),
 )
-"""The data loader's part is the rule for any device's."""
+"""The rules for a rank without GPU work, beside `trace_rules.INPUT_BOUND`."""

@@ -1,18 +1,21 @@
-"""The rules applied to every rank, and the ranks compared."""
+"""The rules applied to every rank of a trace, and the ranks compared."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
-from lightning_forge_profiling.diagnosis.late_rank import GPU_IS_SLOWER
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Rule, Seen, in_ms
-from lightning_forge_profiling.diagnosis.trace_rules import RULES, WITHOUT_GPU
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Rule, finding, in_ms, saving
+from lightning_forge_profiling.diagnosis.rule_context import RuleContext
+from lightning_forge_profiling.diagnosis.trace_rules import INPUT_BOUND, TRACE_RULES
 from lightning_forge_profiling.results.analysis import Finding, RankWait
 from lightning_forge_profiling.results.rank import RankSummary
-from lightning_forge_profiling.results.saving import Saving, saving
 
-__all__ = ["find_causes"]
+__all__ = ["HOST_WAITS", "find_causes"]
+
+HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
+"""What keeps the GPU waiting for the host, the data loader apart."""
 
 _PAIR: Final = 2
 _RANKS_DIFFER_PCT: Final = 1.0
@@ -33,54 +36,46 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
         waits: how long each waited for others.
     """
     wait_ms = {wait.rank: wait.wait_ms_per_step for wait in waits}
-    seen = [Seen(rank, wait_ms.get(rank.rank)) for rank in ranks]
-    rules = RULES if any(map(_used_gpu, seen)) else (*RULES, *CPU_RULES)
-    findings = [found for rule in rules if (found := _apply(rule, seen)) is not None]
-    straggler = _straggler(seen) if waits else None
-    return [*findings, *([straggler] if straggler else [])]
+    contexts = [RuleContext(rank, wait_ms.get(rank.rank)) for rank in ranks]
+    on_gpu = any(context.on_gpu for context in contexts)
+    rules = TRACE_RULES if on_gpu else (*CPU_RULES, INPUT_BOUND)
+    findings = [found for rule in rules if (found := _apply(rule, contexts, on_gpu=on_gpu)) is not None]
+    straggler = _straggler(contexts) if waits else None
+    if straggler is None:
+        return findings
+    return [*(_part_of(straggler, found) for found in findings), straggler]
 
 
-def _apply(rule: Rule, seen: Sequence[Seen]) -> Finding | None:
-    costs = [_cost_pct(rule, one) for one in seen]
-    over = [one for one, cost in zip(seen, costs, strict=True) if cost >= NAMED_FROM_PCT]
+def _apply(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: bool) -> Finding | None:
+    # beside ranks that use a GPU, one without has nothing that waits, except for data
+    applies = [context.on_gpu == on_gpu or rule is INPUT_BOUND for context in contexts]
+    costs = [
+        context.pct(rule.cost(context)) if applied else 0.0 for context, applied in zip(contexts, applies, strict=True)
+    ]
+    over = sum(cost >= NAMED_FROM_PCT for cost in costs)
     if not over:
         return None
-    worst = max(over, key=lambda one: _cost_pct(rule, one))
-    title, evidence, advice = rule.describe(worst)
-    alone = len(over) == 1 < len(seen)
-    mean_pct, worst_pct = sum(costs) / len(costs), max(costs)
-    if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
-        title += f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(seen)} ranks"
-    return Finding(
-        code=rule.code,
+    worst_pct, mean_pct = max(costs), sum(costs) / len(costs)
+    worst = contexts[costs.index(worst_pct)]
+    alone, number = over == 1 < len(contexts), worst.rank.rank
+    found = finding(
+        rule,
+        worst,
+        step_ms=worst.rank.step_ms.mean,
         share_pct=mean_pct,
-        rank=worst.rank.rank if alone else None,
         source="trace",
-        title=title if alone or len(seen) == 1 else f"on rank {worst.rank.rank} {title}",
-        evidence=evidence,
-        advice=advice,
-        saves=_saving(rule, worst),
+        rank=number if alone else None,
     )
+    where = "" if alone or len(contexts) == 1 else f"on rank {number} "
+    differ = ""
+    if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
+        differ = f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(costs)} ranks"
+    return replace(found, title=f"{where}{found.title}{differ}")
 
 
-def _saving(rule: Rule, seen: Seen) -> Saving | None:
-    saves_ms = None if rule.saves_ms is None else rule.saves_ms(seen)
-    return saving(saves_ms, seen.rank.step_ms.mean, at_most=rule.at_most(seen), cost_ms=rule.cost_ms(seen))
-
-
-def _cost_pct(rule: Rule, seen: Seen) -> float:
-    """Without a GPU there is nothing that waits, except for data."""
-    applies = _used_gpu(seen) or rule.code == WITHOUT_GPU or rule in CPU_RULES
-    return seen.pct(rule.cost_ms(seen)) if applies else 0.0
-
-
-def _used_gpu(seen: Seen) -> bool:
-    return seen.rank.gpu.busy_ms_per_step > 0
-
-
-def _straggler(seen: Sequence[Seen]) -> Finding | None:
+def _straggler(contexts: Sequence[RuleContext]) -> Finding | None:
     """The rank that the others wait for, of those whose collectives could be matched."""
-    waited = sorted(((one.wait_ms, one) for one in seen if one.wait_ms is not None), key=itemgetter(0))
+    waited = sorted(((one.wait_ms, one) for one in contexts if one.wait_ms is not None), key=itemgetter(0))
     if len(waited) < _PAIR:
         return None
     (own_wait, last), *others_waited = waited
@@ -92,15 +87,16 @@ def _straggler(seen: Sequence[Seen]) -> Finding | None:
         return None
     rank = last.rank.rank
     others_compute = sum(one.compute_ms for one in others) / len(others)
-    why = GPU_IS_SLOWER if last.compute_ms - others_compute > cost / 2 else "its host is late"
+    late = last.compute_ms - others_compute <= cost / 2
     return Finding(
         code="straggler",
         share_pct=100 * cost / step,
         rank=rank,
         source="trace",
         title=f"the other ranks' GPUs do nothing but wait for rank {rank} for {in_ms(cost)} of each {in_ms(step)} "
-        f"step: {why}",
+        f"step: {'its host is late' if late else 'its GPU computes longer'}",
         evidence={
+            "late": "host" if late else "gpu",
             "others_wait_exposed_ms_per_step": cost,
             "others_wait_ms_per_step": waits,
             "own_wait_ms_per_step": own_wait,
@@ -111,3 +107,11 @@ def _straggler(seen: Sequence[Seen]) -> Finding | None:
         "(logging, checkpoints, evaluation), a throttled GPU, a busy host.",
         saves=saving(cost, step, at_most=False),
     )
+
+
+def _part_of(straggler: Finding, found: Finding) -> Finding:
+    """A late rank's own waits for its host are what the others wait for, and no second thing to fix."""
+    if found.rank != straggler.rank or found.code not in HOST_WAITS or straggler.evidence["late"] != "host":
+        return found
+    advice = f"This is what makes rank {found.rank} late: see straggler, with which its time is saved."
+    return replace(found, advice=advice, saves=None)

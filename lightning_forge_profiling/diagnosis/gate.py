@@ -93,12 +93,12 @@ def shown_difference(noise: float, steps: int) -> float:
 def _decided(found: Metric, limit_pct: float) -> tuple[Outcome, str]:
     if found.low_ms is None or found.high_ms is None:
         steps = f"{found.a_steps} before and {found.b_steps} now, each side needs {FEWEST_VALUES}"
-        return "inconclusive", f"too few steps to tell: {steps}"
+        return "inconclusive", f"too few steps to decide: {steps}"
     limit_ms = limit_pct / 100 * found.a_ms
     if found.low_ms > limit_ms:
         return "slower", f"worse by more than {limit_pct:g} %"
     if found.high_ms > limit_ms:
-        return "inconclusive", f"the steps vary too much to tell whether it is worse by more than {limit_pct:g} %"
+        return "inconclusive", f"the steps vary too much to decide whether it is worse by more than {limit_pct:g} %"
     if found.high_ms < 0:
         return "faster", "better"
     return "same", f"not worse by more than {limit_pct:g} %"
@@ -114,7 +114,7 @@ def _what_steps_show(found: Metric, limit_pct: float) -> str:
     if limit_pct:
         needed = max(ceil((_POWER * noise_pct / limit_pct) ** 2), FEWEST_VALUES)
         few = min(found.a_steps, found.b_steps) < needed
-        near = f"the difference lies near the limit of {limit_pct:g} %, more steps on each side tell them apart"
+        near = f"the difference lies near the limit of {limit_pct:g} %, more steps on each side separate them"
         text += f"; a limit of {limit_pct:g} % takes about {needed:,}" if few else f"; {near}"
     return text
 

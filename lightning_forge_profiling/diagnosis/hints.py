@@ -1,34 +1,21 @@
-"""Rules of thumb: what a glance at the breakdown tells, as data."""
+"""Rules of thumb on a rank's breakdown: less than a cause, worth a look."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.rule import Explanation, Rule
 from lightning_forge_profiling.results.analysis import Hint
 from lightning_forge_profiling.results.rank import RankSummary
 
-__all__ = ["RULES", "Rule", "rules_of_thumb"]
+__all__ = ["rules_of_thumb"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule.
-
-    Attributes:
-        code: its name.
-        value: what it looks at.
-        above: the hint is given where the value is greater.
-        text: the hint; `{value}` stands for the value.
-    """
-
-    code: str
-    value: Callable[[RankSummary], float]
-    above: float
-    text: str
+def _communication_pct(rank: RankSummary) -> float:
+    return 100 * rank.comm.ms_per_step / rank.step_ms.mean if rank.step_ms.mean else 0.0
 
 
 def _copy_pct(rank: RankSummary) -> float:
-    """Share of the step that operators of one name, `aten::copy_`, spend in kernels, so not in copies to the GPU."""
+    """Share of the step that `aten::copy_` spends in kernels, so not in copies to the GPU."""
     spent = sum(operator.self_device_ms_per_step for operator in rank.operators if operator.name == "aten::copy_")
     spent = max(spent - sum(copy.ms_per_step for copy in rank.copies), 0.0)
     return 100 * spent / rank.step_ms.mean if rank.step_ms.mean else 0.0
@@ -41,63 +28,69 @@ def _other_pct(rank: RankSummary) -> float:
 
 
 def _recomputed_pct(rank: RankSummary) -> float:
-    """Share of the operations that the model does not ask for."""
-    flops = rank.flops
-    if flops is None or flops.model_per_step is None:
-        return 0.0
-    return 100 * (1 - flops.model_per_step / flops.per_step)
+    return 0.0 if rank.flops is None else rank.flops.recomputed_pct
 
 
-RULES: Final = (
+_RULES: Final[tuple[Rule[RankSummary], ...]] = (
     Rule(
         "matmul-heavy",
         lambda rank: rank.categories["matmul"].pct,
-        50,
-        "matrix products take {value:.0f} % of the step: the GPU does what it is good at; "
-        "a lower precision or larger tiles are what is left to gain",
+        lambda rank: Explanation(
+            f"matrix products take {rank.categories['matmul'].pct:.0f} % of the step: what a GPU is best at; a "
+            "lower precision or larger tiles remain"
+        ),
+        above=50,
     ),
     Rule(
         "comm-heavy",
-        lambda rank: 100 * rank.comm.ms_per_step / rank.step_ms.mean if rank.step_ms.mean else 0.0,
-        20,
-        "communication runs for {value:.0f} % of the step, hidden or not",
+        _communication_pct,
+        lambda rank: Explanation(f"communication runs for {_communication_pct(rank):.0f} % of the step, hidden or not"),
+        above=20,
     ),
     Rule(
         "other-heavy",
         _other_pct,
-        40,
-        "kernels that are no matrix products, convolutions or attention take {value:.0f} % of the step: "
-        "torch.compile can fuse many of them",
+        lambda rank: Explanation(
+            f"kernels that are no matrix products, convolutions or attention take {_other_pct(rank):.0f} % of the "
+            "step: torch.compile can fuse many of them"
+        ),
+        above=40,
     ),
     Rule(
         "copy-heavy",
         _copy_pct,
-        10,
-        "aten::copy_ takes {value:.0f} % of the step: casts between types and layouts; "
-        "keep one precision (bf16-true), make tensors contiguous once",
+        lambda rank: Explanation(
+            f"aten::copy_ takes {_copy_pct(rank):.0f} % of the step: casts between types and layouts; keep one "
+            "precision (bf16-true), make tensors contiguous once"
+        ),
+        above=10,
     ),
     Rule(
         "cuda-malloc",
         lambda rank: rank.host.cuda_mallocs_per_step,
-        0,
-        "cudaMalloc is called {value:.1f} times a step: in a steady state PyTorch's allocator needs none",
+        lambda rank: Explanation(
+            f"cudaMalloc is called {rank.host.cuda_mallocs_per_step:.1f} times a step: in a steady state PyTorch's "
+            "allocator needs none"
+        ),
     ),
     Rule(
         "recomputation",
         _recomputed_pct,
-        5,
-        "{value:.0f} % of the operations compute activations a second time (checkpointing) or are the optimizer's own: "
-        "where memory is left, checkpoint fewer layers",
+        lambda rank: Explanation(
+            f"{_recomputed_pct(rank):.0f} % of the operations compute activations a second time (checkpointing) or are "
+            "the optimizer's own: where memory is left, checkpoint fewer layers"
+        ),
+        above=5,
     ),
 )
 """From KempnerForge's summary and common teaching: above which share something is worth a look."""
 
 
-def rules_of_thumb(ranks: Iterable[RankSummary], rules: Iterable[Rule] = RULES) -> tuple[Hint, ...]:
-    """The rules that apply, once each: on the rank where their value is greatest."""
+def rules_of_thumb(ranks: Iterable[RankSummary]) -> tuple[Hint, ...]:
+    """The rules that apply, once each: on the rank where their figure is greatest."""
     ranks, hints = tuple(ranks), []
-    for rule in rules:
-        rank = max(ranks, key=rule.value, default=None)
-        if rank is not None and rule.value(rank) > rule.above:
-            hints.append(Hint(code=rule.code, rank=rank.rank, text=rule.text.format(value=rule.value(rank))))
+    for rule in _RULES:
+        rank = max(ranks, key=rule.cost, default=None)
+        if rank is not None and rule.cost(rank) > rule.above:
+            hints.append(Hint(code=rule.code, rank=rank.rank, text=rule.explain(rank).title))
     return tuple(hints)

@@ -5,7 +5,15 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.analysis.kernel_names import base_name
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence, Rule, Seen, Told, in_ms
+from lightning_forge_profiling.diagnosis.rule import (
+    NAMED_FROM_PCT,
+    Evidence,
+    Explanation,
+    Rule,
+    in_ms,
+    unpredicted,
+)
+from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.results.rank import IdlePart
 
 __all__ = ["SLOW_LAUNCHES", "largest_idle"]
@@ -24,58 +32,53 @@ _EXPLAINED_BY: Final = MappingProxyType(
 """By idle cause the findings of which it is a part."""
 
 
-def _launch_cost(seen: Seen) -> float:
-    return seen.rank.idle["launch"].ms_per_step if "launch" in seen.rank.idle else 0.0
+def _launch_cost(context: RuleContext) -> float:
+    return context.rank.idle["launch"].ms_per_step if "launch" in context.rank.idle else 0.0
 
 
-def _slow_launches(seen: Seen) -> Told:
-    parts = [part for part in seen.rank.idle_parts if _cause(part) == "launch"]
+def _slow_launches(context: RuleContext) -> Explanation:
+    parts = [part for part in context.rank.idle_parts if _cause(part) == "launch"]
     where = f", {in_ms(parts[0].ms_per_step)} of it in {_activity(parts[0])}" if parts else ""
-    waits = seen.rank.idle["launch"].ms_per_step
-    title = f"the GPU waits {in_ms(waits)} of each {seen.step} step inside launch calls of 0.1 ms or more{where}"
+    waits = context.rank.idle["launch"].ms_per_step
+    title = f"the GPU waits {context.of_step(waits)} inside launch calls of 0.1 ms or more{where}"
     evidence: Evidence = {"idle_in_launches_ms_per_step": waits, **(_evidence(parts[0]) if parts else {})}
     advice = (
         "The first launch of a kernel loads its module: record later steps (a larger start_step), or load all modules "
         "at the start (CUDA_MODULE_LOADING=EAGER, on AMD HIP_ENABLE_DEFERRED_LOADING=0). If later steps show it too, "
         "new kernels keep coming: keep shapes constant, look for recompilations (TORCH_LOGS=recompiles)."
     )
-    return title, evidence, advice
+    return Explanation(title, evidence, advice)
 
 
-SLOW_LAUNCHES: Final = Rule(
-    "slow-launches",
-    _launch_cost,
-    _slow_launches,
-    _launch_cost,
-)
+SLOW_LAUNCHES: Final = Rule("slow-launches", _launch_cost, _slow_launches)
 
 
-def largest_idle(rules: Sequence[Rule]) -> Rule:
+def largest_idle(rules: Sequence[Rule[RuleContext]]) -> Rule[RuleContext]:
     """The rule for the largest part of the idle time, where none of the others explains it.
 
     Args:
         rules: the others.
     """
 
-    def cost_ms(seen: Seen) -> float:
-        cause = _largest(seen)
+    def cost(context: RuleContext) -> float:
+        cause = _largest(context)
         explaining = _EXPLAINED_BY.get(cause, set())
-        named = any(rule.code in explaining and seen.pct(rule.cost_ms(seen)) >= NAMED_FROM_PCT for rule in rules)
-        return 0.0 if named or not cause else seen.rank.idle[cause].ms_per_step
+        named = any(rule.code in explaining and context.pct(rule.cost(context)) >= NAMED_FROM_PCT for rule in rules)
+        return 0.0 if named or not cause else context.rank.idle[cause].ms_per_step
 
-    return Rule("gpu-idle", cost_ms, _unexplained)
-
-
-def _largest(seen: Seen) -> str:
-    return max(seen.rank.idle, key=lambda cause: seen.rank.idle[cause].ms_per_step, default="")
+    return Rule("gpu-idle", cost, _unexplained, unpredicted)
 
 
-def _unexplained(seen: Seen) -> Told:
-    cause = _largest(seen)
+def _largest(context: RuleContext) -> str:
+    return max(context.rank.idle, key=lambda cause: context.rank.idle[cause].ms_per_step, default="")
+
+
+def _unexplained(context: RuleContext) -> Explanation:
+    cause = _largest(context)
     launched = cause == "gpu"
-    idle = seen.rank.idle[cause].ms_per_step
-    parts = [part for part in seen.rank.idle_parts if part.launched == launched]
-    title = f"the GPU idles {in_ms(idle)} of each {seen.step} step"
+    idle = context.rank.idle[cause].ms_per_step
+    parts = [part for part in context.rank.idle_parts if part.launched == launched]
+    title = f"the GPU idles {context.of_step(idle)}"
     title += " although its next work has been launched" if launched else " and waits for the host"
     evidence: Evidence = {"idle_ms_per_step": idle}
     if parts:
@@ -91,7 +94,7 @@ def _unexplained(seen: Seen) -> Told:
         )
     else:
         advice = "No rule names a cure. with_stack=True records the Python functions that the host is in."
-    return title, evidence, advice
+    return Explanation(title, evidence, advice)
 
 
 def _cause(part: IdlePart) -> str:

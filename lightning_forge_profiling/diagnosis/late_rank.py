@@ -3,14 +3,10 @@
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
-from lightning_forge_profiling.results.saving import saving
 
-__all__ = ["GPU_IS_SLOWER", "late_host", "work_ms"]
-
-GPU_IS_SLOWER: Final = "its GPU computes longer"
-"""Why ranks wait for one, where recording has no part in it."""
+__all__ = ["late_host", "work_ms"]
 
 _TWO: Final = 2
 _COMM: Final = "comm"
@@ -24,7 +20,7 @@ def late_host(analysis: Analysis, evidence: RunEvidence) -> Finding | None:
     more than the others' GPUs have left beside their own work.
 
     Args:
-        analysis: of the trace of all ranks; it tells how long the GPUs work.
+        analysis: of the trace of all ranks, for how long the GPUs work.
         evidence: of the run, with the clock of each rank.
 
     Returns:
@@ -49,6 +45,7 @@ def late_host(analysis: Analysis, evidence: RunEvidence) -> Finding | None:
         title=f"the other ranks wait {in_ms(cost_ms)} of each {in_ms(step_ms)} step for rank {last.rank}: its host is "
         f"late, and works {in_ms(last.host_ms)} on a step where the others work {in_ms(last.host_ms - late_ms)}",
         evidence={
+            "late": "host",
             "late_ms_per_step": round(late_ms, 3),
             "host_ms_per_step": round(last.host_ms, 3),
             "others_host_ms_per_step": round(last.host_ms - late_ms, 3),

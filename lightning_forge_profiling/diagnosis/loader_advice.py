@@ -10,8 +10,8 @@ from lightning_forge_profiling.results.loader_settings import LoaderSettings
 __all__ = ["LoaderWait", "accumulating", "loader_advice", "loader_evidence", "only_bounded", "pin_memory_advice"]
 
 _HANDED_OVER_MS: Final = 1.0
-"""A DataLoader's worker takes 0.5 ms to hand a batch of one tensor over, however little it costs to make (torch 2.13,
-two cores, `python -m benchmarks.handover`): where making it takes hardly longer, workers gain little."""
+"""A DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13,
+two cores, `python -m benchmarks.handover`): where a batch takes little longer to make, workers gain little."""
 
 _MOST_TRIED: Final = 16
 """More workers than this are rarely the answer to a loader that works in the training process."""
@@ -29,7 +29,7 @@ class LoaderWait:
 
     Attributes:
         host_ms: what the host waits per step.
-        exposed_ms: what of it the GPU waits too; all of it without a GPU.
+        exposed_ms: the part of it for which the GPU waits too; all of it without a GPU.
         step_ms: the mean step.
         on_gpu: whether training is on a GPU, to which batches are copied.
         in_process: whether the loader is known to work in the training process; None if unknown.
@@ -122,7 +122,7 @@ def accumulating(settings: LoaderSettings | None) -> str:
 
 def _small_batches(wait: LoaderWait, settings: LoaderSettings | None) -> str:
     advice = (
-        f"A batch is there after {in_ms(wait.host_ms)}, and a worker takes some 0.5 ms to hand one over, so workers "
+        f"A batch is ready after {in_ms(wait.host_ms)}, and a worker needs about 0.5 ms to hand one over, so workers "
         "gain little: make batches larger or cheaper (index whole tensors instead of collating samples)."
     )
     if settings is not None and settings.accumulate_grad_batches > 1:

@@ -1,104 +1,140 @@
-"""What a rule is, and what it looks at."""
+"""What a rule is, and how it becomes a finding: the one model for causes in traces, in runs, and for hints.
+
+To add one, write a function for its cost and one for its words, and add a `Rule` of both to the tuple at the end of
+`trace_rules.py` (a rank of a trace), `cpu_rules.py` (a rank without a GPU), `run_rules.py` (a whole run) or `hints.py`
+(a rank; less than a cause).
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Generic, Literal, TypeVar
 
-from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.results.analysis import Finding
+from lightning_forge_profiling.results.saving import Saving
 
-__all__ = [
-    "MATH",
-    "NAMED_FROM_PCT",
-    "NO_BANDWIDTH",
-    "Evidence",
-    "Rule",
-    "Seen",
-    "Told",
-    "in_ms",
-]
+__all__ = ["NAMED_FROM_PCT", "Evidence", "Explanation", "Rule", "finding", "in_ms", "saving", "unpredicted"]
 
 NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
 
-MATH: Final = frozenset({"matmul", "convolution", "attention"})
-"""Kinds of kernels that multiply matrices, in one way or another."""
-NO_BANDWIDTH: Final = MATH | {"comm", "memcpy", "memset", "other"}
-"""What is not limited by how fast memory can be read and written, or cannot be told."""
+_BEYOND: Final = 1.2
+"""A saving of so many times what its cause costs is more than rounding, and has to be explained."""
+
+_ONE_DECIMAL_FROM_MS: Final = 10
 
 Evidence = dict[str, float | str]
-Told = tuple[str, Evidence, str]
-"""A title, the evidence, and what to do."""
+Context = TypeVar("Context")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a rule looks at.
+class Explanation:
+    """What a rule says about one case.
 
     Attributes:
-        rank: one rank's figures.
-        wait_ms: how long it waits for other ranks in collectives, per step; None where none could be matched.
+        title: one sentence with the numbers that matter.
+        evidence: the numbers, each named with its unit.
+        advice: what to change, naming the setting.
     """
 
-    rank: RankSummary
-    wait_ms: float | None = None
-
-    @property
-    def exposed_wait_ms(self) -> float:
-        """Waiting for other ranks while nothing else ran: as much of all waiting as of all communication."""
-        comm = self.rank.comm
-        if not self.wait_ms or not comm.ms_per_step:
-            return 0.0
-        return min(self.wait_ms / comm.ms_per_step, 1.0) * comm.exposed_ms_per_step
-
-    def pct(self, ms_per_step: float) -> float:
-        """A time per step as a share of the step."""
-        return 100 * ms_per_step / self.rank.step_ms.mean if self.rank.step_ms.mean else 0.0
-
-    @property
-    def step(self) -> str:
-        """The mean step."""
-        return in_ms(self.rank.step_ms.mean)
-
-    @property
-    def math_ms(self) -> float:
-        """Kernels that multiply matrices, in one way or another."""
-        return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name in MATH)
-
-    @property
-    def bandwidth_ms(self) -> float:
-        """Kernels that read and write memory and compute little: element-wise, copies, normalization, ..."""
-        return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name not in NO_BANDWIDTH)
-
-    @property
-    def host_idle_ms(self) -> float:
-        """Idle time for which the host is the cause, the data loader apart: none is left once it runs ahead."""
-        return sum(share.ms_per_step for cause, share in self.rank.idle.items() if cause not in {"data", "gpu"})
-
-    @property
-    def compute_ms(self) -> float:
-        """Busy time without copies and exposed communication."""
-        return sum(self.rank.categories[category].ms_per_step for category in ("matmul", "other"))
+    title: str
+    evidence: Evidence = field(default_factory=dict)
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One cause of lost time.
+class Rule(Generic[Context]):
+    """One cause of lost time, or one thing worth a look.
 
     Attributes:
-        code: the finding's code.
-        cost_ms: what it costs a step, in milliseconds; 0 where it is not the case.
-        describe: a title, the evidence, and what to do.
-        saves_ms: what the fix saves of a step, in milliseconds; None where there is no fix, or nothing bounds it.
+        code: the code of its finding or hint.
+        cost: milliseconds per step that it costs, 0 where it is not the case; for a hint, the figure it looks at.
+        explain: the words for it, called only where it applies.
+        saves_ms: milliseconds per step that its fix saves, None if that cannot be predicted; by default all that it
+            costs.
         at_most: whether that is a bound, and not the expected value; always by default.
+        above: the rule applies where the cost is greater. Causes also have to cost `NAMED_FROM_PCT` of a step.
     """
 
     code: str
-    cost_ms: Callable[[Seen], float]
-    describe: Callable[[Seen], Told]
-    saves_ms: Callable[[Seen], float | None] | None = None
-    at_most: Callable[[Seen], bool] = lambda _: True
+    cost: Callable[[Context], float]
+    explain: Callable[[Context], Explanation]
+    saves_ms: Callable[[Context], float | None] | None = None
+    at_most: Callable[[Context], bool] = lambda _: True
+    above: float = 0.0
+
+
+def unpredicted(_: object) -> None:
+    """For `Rule.saves_ms`: there is no fix, or nothing bounds what it saves."""
+
+
+def finding(
+    rule: Rule[Context],
+    context: Context,
+    *,
+    step_ms: float,
+    share_pct: float,
+    source: Literal["trace", "run"],
+    rank: int | None = None,
+) -> Finding:
+    """A rule that applies, as a finding.
+
+    Args:
+        rule: the rule.
+        context: what it looks at.
+        step_ms: the step that its costs are part of.
+        share_pct: what it costs, in percent of the step.
+        source: what the context is from.
+        rank: the rank it was found on, None where it holds for all of them.
+    """
+    cost_ms, explained = rule.cost(context), rule.explain(context)
+    return Finding(
+        code=rule.code,
+        share_pct=share_pct,
+        rank=rank,
+        source=source,
+        title=explained.title,
+        evidence=explained.evidence,
+        advice=explained.advice,
+        saves=saving(
+            cost_ms if rule.saves_ms is None else rule.saves_ms(context),
+            step_ms,
+            at_most=rule.at_most(context),
+            cost_ms=cost_ms,
+        ),
+    )
+
+
+def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
+    """A predicted saving.
+
+    Args:
+        ms: milliseconds of a step; None if it cannot be predicted.
+        step_ms: the step.
+        at_most: whether `ms` is a bound.
+        cost_ms: what the finding says that its cause costs; None for the same.
+
+    Returns:
+        None where there is nothing to save.
+
+    Example:
+        >>> saving(29.5, 38.3, at_most=False).text
+        'That saves about 29.5 ms of each 38.3 ms step (77 %).'
+    """
+    if ms is None or ms <= 0 or step_ms <= 0:
+        return None
+    ms = min(ms, step_ms)
+    pct = 100 * ms / step_ms
+    text = f"That saves {'at most' if at_most else 'about'} {in_ms(ms)} of each {in_ms(step_ms)} step ({pct:.0f} %)."
+    if cost_ms is not None and ms > _BEYOND * cost_ms:
+        text = f"{text[:-1]}, with the GPU's other waits for the host: once the host is not held up, it gets ahead."
+    return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
 
 
 def in_ms(value: float) -> str:
-    """A time in words: three digits or so."""
-    return f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
+    """A time with three digits.
+
+    Example:
+        >>> in_ms(53.27), in_ms(9.14), in_ms(0.386)
+        ('53.3 ms', '9.14 ms', '0.39 ms')
+    """
+    return f"{value:.{1 if value >= _ONE_DECIMAL_FROM_MS else 2}f} ms"

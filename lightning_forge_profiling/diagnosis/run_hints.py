@@ -1,9 +1,10 @@
-"""What of a whole run is worth a look without being a cause."""
+"""Hints on a whole run: worth a look without being a cause."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.run_regions import backward_is_heavy, ms_words, region
+from lightning_forge_profiling.diagnosis.rule import in_ms
+from lightning_forge_profiling.diagnosis.run_regions import backward_is_heavy, region
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.diagnosis.telemetry_hints import telemetry_hints
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence
@@ -30,10 +31,9 @@ def _hints(evidence: RunEvidence) -> Iterator[Hint]:
         yield Hint(
             code="uneven-steps",
             rank=0,
-            text=f"Steps are uneven: {ms_words(step.mean)} in the mean, {ms_words(step.p50)} in the median, "
-            f"{ms_words(step.max)} the longest, beyond what gradient accumulation and workers' restarts make of it. "
-            "Something comes now and then: a callback or a logger, or workers that deliver their batches at the same "
-            "time.",
+            text=f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}, "
+            "more than gradient accumulation and restarts of workers explain. Something happens in some steps alone: a "
+            "callback or a logger, or workers that deliver their batches at the same time.",
         )
     if backward_is_heavy(evidence):
         times = region(evidence, "backward").device_ms / max(region(evidence, "forward").device_ms, 1e-3)
@@ -42,5 +42,5 @@ def _hints(evidence: RunEvidence) -> Iterator[Hint]:
             rank=0,
             text=f"Backward takes {times:.1f} times as long as forward, where twice is usual. With "
             f"{evidence.world_size} processes the rest is likely the exchange of gradients or waiting for a slower "
-            "rank; a recorded window of all ranks tells which.",
+            "rank; a recorded window of all ranks shows which.",
         )

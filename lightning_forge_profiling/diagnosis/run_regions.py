@@ -1,17 +1,17 @@
-"""The regions of a run: their times per step and shares, in words and numbers."""
+"""The regions of a run: their times per step and shares."""
 
 from typing import Final
 
 from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
 
-__all__ = ["COMPUTE", "all_told_apart", "backward_is_heavy", "ms_words", "region", "share_pct"]
+__all__ = ["COMPUTE", "all_told_apart", "backward_is_heavy", "region", "share_pct"]
 
 COMPUTE: Final = ("forward", "backward", "optimizer")
 
 _NO_REGION: Final = RunRegion(device_ms=0.0, host_ms=0.0)
 
 _BACKWARD_TO_FORWARD: Final = 3.0
-"""Backward computes twice what forward does, three times with activation checkpointing. What it takes beyond that in
+"""Backward computes twice what forward does, three times with activation checkpointing. What it takes more in
 several processes is likely communication, or waiting for the others."""
 
 
@@ -40,8 +40,3 @@ def backward_is_heavy(evidence: RunEvidence) -> bool:
     """Whether backward in several processes takes more than its computation explains."""
     forward, backward = (region(evidence, name).device_ms for name in ("forward", "backward"))
     return evidence.on_device and evidence.world_size > 1 and backward > _BACKWARD_TO_FORWARD * forward
-
-
-def ms_words(ms: float) -> str:
-    """A time in words, with three digits."""
-    return f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"  # noqa: PLR2004  (three digits)

@@ -1,11 +1,11 @@
-"""What bounds a run, from its regions alone: no trace, over all of its steps.
+"""Causes of lost time in a whole run, as rules on its regions: no trace, but all of its steps.
 
-Regions tell how long the GPU waits for data and copies, and who of host and GPU waits for the other. They do not show
-what the GPU does while it works, nor what the host does between launches. So findings from them name fewer causes than
-a trace gives, and say what they cannot tell apart.
+Regions tell how long the GPU waits for data and copies, and whether the host or the GPU is ahead. They show neither
+what the GPU does while it works nor what the host does between launches. So they name fewer causes than a trace, and
+say which ones they cannot distinguish.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.loader_advice import (
@@ -16,19 +16,25 @@ from lightning_forge_profiling.diagnosis.loader_advice import (
     only_bounded,
     pin_memory_advice,
 )
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence
+from lightning_forge_profiling.diagnosis.rule import (
+    NAMED_FROM_PCT,
+    Evidence,
+    Explanation,
+    Rule,
+    finding,
+    in_ms,
+    unpredicted,
+)
 from lightning_forge_profiling.diagnosis.run_regions import (
     COMPUTE,
     all_told_apart,
     backward_is_heavy,
-    ms_words,
     region,
     share_pct,
 )
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
-from lightning_forge_profiling.results.saving import saving
 
-__all__ = ["BETWEEN_REGIONS", "MIN_STEPS", "WORKER_RESTARTS", "run_findings"]
+__all__ = ["BETWEEN_REGIONS", "MIN_STEPS", "RUN_RULES", "WORKER_RESTARTS", "run_findings"]
 
 MIN_STEPS: Final = 5
 """One odd step in fewer would decide over the mean."""
@@ -48,8 +54,8 @@ _RARELY_PCT: Final = 20.0
 
 _FELL_BEHIND: Final = 1.05
 _LAST_KERNELS_MS: Final = 0.02
-"""Where the GPU waits for the host, both are through with a region at the same time: on an H200 within 0.1 %, and the
-length of the last kernels. Where the GPU takes longer, the host has queued work ahead."""
+"""Where the GPU waits for the host, both finish a region at the same time: on an H200 within 0.1 %, and the length of
+the last kernels. Where the GPU takes longer, the host has queued work ahead."""
 
 _SLOW_OPTIMIZER_PCT: Final = 20.0
 """A fused update of a model that is trained with a sensible batch takes 1 to 10 % of the step."""
@@ -66,8 +72,8 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
     Returns:
         The findings in no particular order; none where there are fewer than `MIN_STEPS` steps. On a CPU only
-        `input-bound`, `worker-restarts`, `slow-optimizer` and `between-regions` are looked for: there is no second
-        timeline that would tell whether host or GPU waits.
+        `input-bound`, `worker-restarts`, `slow-optimizer` and `between-regions` are possible: there is no second
+        timeline to show whether host or GPU waits.
 
     Example:
         >>> from lightning_forge_profiling.results.rank import Distribution
@@ -80,70 +86,87 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """
     if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
         return ()
-    rules = _DEVICE_RULES if evidence.on_device else _CPU_RULES
-    return tuple(found for rule in rules if (found := rule(evidence)) is not None)
+    rules = RUN_RULES if evidence.on_device else _CPU_RULES
+    costs = [(rule, 100 * rule.cost(evidence) / evidence.step_ms.mean) for rule in rules]
+    return tuple(_finding(rule, evidence, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)
+
+
+def _finding(rule: Rule[RunEvidence], evidence: RunEvidence, share_pct: float) -> Finding:
+    step = evidence.step_ms
+    rank = 0 if evidence.world_size > 1 else None
+    found = finding(rule, evidence, step_ms=step.mean, share_pct=share_pct, source="run", rank=rank)
+    numbers = {**found.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": evidence.steps}
+    if evidence.drained_pct is not None:
+        numbers["drained_pct"] = evidence.drained_pct
+    rounded = {name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()}
+    return replace(found, evidence=rounded)
 
 
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _input_bound(evidence: RunEvidence) -> Finding | None:
-    data, step = region(evidence, "data"), evidence.step_ms
-    if evidence.on_device:
-        hidden = max(data.host_ms - data.device_ms, 0.0)
-        title = (
-            f"the GPU waits {ms_words(data.device_ms)} of each {ms_words(step.mean)} step for the data loader "
-            f"(the host {ms_words(data.host_ms)}, of which {ms_words(hidden)} are hidden)"
-        )
-    else:
-        title = f"training waits {ms_words(data.device_ms)} of each {ms_words(step.mean)} step for the data loader"
-    wait = LoaderWait(host_ms=data.host_ms, exposed_ms=data.device_ms, step_ms=step.mean, on_gpu=evidence.on_device)
-    numbers: Evidence = {"exposed_wait_ms_per_step": data.device_ms, "host_wait_ms_per_step": data.host_ms}
-    return _finding(
-        evidence,
-        "input-bound",
-        data.device_ms,
-        title,
-        loader_advice(wait, evidence.loader),
-        numbers=numbers | loader_evidence(evidence.loader),
-        saves_ms=data.device_ms,
-        at_most=only_bounded(wait, evidence.loader),
+def _input_cost(evidence: RunEvidence) -> float:
+    return region(evidence, "data").device_ms
+
+
+def _wait(evidence: RunEvidence) -> LoaderWait:
+    data = region(evidence, "data")
+    return LoaderWait(
+        host_ms=data.host_ms, exposed_ms=data.device_ms, step_ms=evidence.step_ms.mean, on_gpu=evidence.on_device
     )
 
 
-def _worker_restarts(evidence: RunEvidence) -> Finding | None:
-    restarts, step = evidence.worker_restarts, evidence.step_ms
+def _input(evidence: RunEvidence) -> Explanation:
+    data = region(evidence, "data")
+    if evidence.on_device:
+        hidden = max(data.host_ms - data.device_ms, 0.0)
+        title = (
+            f"the GPU waits {_of_step(evidence, data.device_ms)} for the data loader "
+            f"(the host {in_ms(data.host_ms)}, of which {in_ms(hidden)} are hidden)"
+        )
+    else:
+        title = f"training waits {_of_step(evidence, data.device_ms)} for the data loader"
+    numbers: Evidence = {"exposed_wait_ms_per_step": data.device_ms, "host_wait_ms_per_step": data.host_ms}
+    advice = loader_advice(_wait(evidence), evidence.loader)
+    return Explanation(title, numbers | loader_evidence(evidence.loader), advice)
+
+
+def _restarts_cost(evidence: RunEvidence) -> float:
+    return 0.0 if evidence.worker_restarts is None else evidence.worker_restarts.device_ms
+
+
+def _restarts(evidence: RunEvidence) -> Explanation:
+    restarts = evidence.worker_restarts
     if restarts is None:
-        return None
+        raise ValueError("a run without restarts")
     each_ms = restarts.host_ms * evidence.steps / restarts.count
-    workers, them = (f"{restarts.workers} workers", "them") if restarts.workers > 1 else ("worker", "it")
-    return _finding(
-        evidence,
-        WORKER_RESTARTS,
-        restarts.device_ms,
-        f"the DataLoader ends its {workers} and starts {them} anew each epoch: {ms_words(each_ms)} each time until the "
-        f"first batch is there, {ms_words(restarts.device_ms)} of each {ms_words(step.mean)} step",
-        "Set persistent_workers=True in the DataLoader: its workers then stay from epoch to epoch. With "
-        "Trainer(reload_dataloaders_every_n_epochs=...) they cannot: reload less often, or make epochs longer.",
-        numbers={
+    workers, new = (f"{restarts.workers} workers", "new ones") if restarts.workers > 1 else ("worker", "a new one")
+    return Explanation(
+        f"the DataLoader ends its {workers} and starts {new} each epoch: {in_ms(each_ms)} each time until the first "
+        f"batch, {_of_step(evidence, restarts.device_ms)}",
+        {
             "restarts": restarts.count,
             "workers": restarts.workers,
             "restart_ms": each_ms,
             "exposed_wait_ms_per_step": restarts.device_ms,
             "host_wait_ms_per_step": restarts.host_ms,
         },
-        saves_ms=restarts.device_ms,
-        at_most=False,
+        "Set persistent_workers=True in the DataLoader: its workers then stay from epoch to epoch. With "
+        "Trainer(reload_dataloaders_every_n_epochs=...) they cannot: reload less often, or make epochs longer.",
     )
 
 
-def _transfer_bound(evidence: RunEvidence) -> Finding | None:
-    transfer, step = region(evidence, "transfer"), evidence.step_ms
+def _transfer_cost(evidence: RunEvidence) -> float:
+    return region(evidence, "transfer").device_ms
+
+
+def _transfer(evidence: RunEvidence) -> Explanation:
+    transfer = region(evidence, "transfer")
     if transfer.host_ms < transfer.device_ms / 2:
-        how = "the copy runs beside the host already, as from pinned memory"
+        how = "it does not block the host, as from pinned memory"
         advice = "Copy less: uint8 or bf16 instead of float32 with the conversion on the GPU, no unused fields."
     else:
-        how = "the host is held up in it, as by a copy from pageable memory"
+        how = "it blocks the host, as a copy from pageable memory does"
         advice = (
             f"{pin_memory_advice(evidence.loader)}, and copy less: uint8 or bf16 instead of float32 with the "
             "conversion on the GPU."
@@ -152,166 +175,136 @@ def _transfer_bound(evidence: RunEvidence) -> Finding | None:
         "transfer_ms_per_step": transfer.device_ms,
         "transfer_host_ms_per_step": transfer.host_ms,
     }
-    return _finding(
-        evidence,
-        "transfer-bound",
-        transfer.device_ms,
-        f"moving the batch to the GPU takes {ms_words(transfer.device_ms)} of each {ms_words(step.mean)} step "
-        f"({ms_words(transfer.host_ms)} on the host: {how})",
+    return Explanation(
+        f"moving the batch to the GPU takes {_of_step(evidence, transfer.device_ms)} "
+        f"({in_ms(transfer.host_ms)} on the host: {how})",
+        numbers | loader_evidence(evidence.loader),
         advice,
-        numbers=numbers | loader_evidence(evidence.loader),
-        saves_ms=transfer.device_ms,
     )
 
 
-def _slow_optimizer(evidence: RunEvidence) -> Finding | None:
+def _optimizer_cost(evidence: RunEvidence) -> float:
+    is_slow = share_pct(evidence, "optimizer") >= _SLOW_OPTIMIZER_PCT
+    return region(evidence, "optimizer").device_ms if is_slow else 0.0
+
+
+def _optimizer(evidence: RunEvidence) -> Explanation:
     optimizer = region(evidence, "optimizer")
-    if not _optimizer_is_slow(evidence):
-        return None
-    return _finding(
-        evidence,
-        "slow-optimizer",
-        optimizer.device_ms,
-        f"the optimizer's update, with clipping and zero_grad, takes {ms_words(optimizer.device_ms)} of each "
-        f"{ms_words(evidence.step_ms.mean)} step",
+    return Explanation(
+        f"the optimizer's update, with clipping and zero_grad, takes {_of_step(evidence, optimizer.device_ms)}",
+        {"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
         "Give the optimizer fused=True, which makes a few kernels of many; if it has that already, update less often: "
         f"a larger batch, or a larger accumulate_grad_batches{accumulating(evidence.loader)}.",
-        numbers={"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
-        saves_ms=optimizer.device_ms,
-        at_most=not evidence.on_device,  # a fused update takes little, and the host is ahead again for the next step
     )
 
 
-def _launch_bound(evidence: RunEvidence) -> Finding | None:
+def _paced(evidence: RunEvidence) -> list[str]:
+    """The regions in which the host sets the pace."""
+    return [name for name in (*COMPUTE, "other") if _host_paced(evidence, name) and not _named_apart(evidence, name)]
+
+
+def _paced_ms(evidence: RunEvidence) -> float:
+    return sum(region(evidence, name).device_ms for name in _paced(evidence))
+
+
+def _launch_cost(evidence: RunEvidence) -> float:
     drained = evidence.drained_pct
-    paced = [name for name in (*COMPUTE, "other") if _host_paced(evidence, name) and not _named_apart(evidence, name)]
-    if drained is None or drained < _MOSTLY_PCT or not paced:
-        return None
-    paced_ms = sum(region(evidence, name).device_ms for name in paced)
-    return _finding(
-        evidence,
-        "launch-bound",
-        paced_ms * drained / 100,
-        f"the host sets the pace in {ms_words(paced_ms)} of each {ms_words(evidence.step_ms.mean)} step "
-        f"({', '.join(paced)}): the GPU had caught up with it at {drained:.0f} % of the batch ends",
-        'Launch less: a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs, if the model has none yet. '
-        "Calls that wait for the GPU (.item(), .cpu(), printing a tensor) and cudaMalloc look the same from here; a "
-        "recorded window (ForgeProfilerCallback) tells, and how much of it the GPU idles.",
-        numbers={
+    return 0.0 if drained is None or drained < _MOSTLY_PCT else _paced_ms(evidence) * drained / 100
+
+
+def _launch(evidence: RunEvidence) -> Explanation:
+    paced, paced_ms = _paced(evidence), _paced_ms(evidence)
+    return Explanation(
+        f"the host sets the pace in {_of_step(evidence, paced_ms)} ({', '.join(paced)}): the GPU had caught up with it "
+        f"at {evidence.drained_pct:.0f} % of the batch ends",
+        {
             "host_paced_ms_per_step": paced_ms,
             **{f"{name}_host_ms_per_step": region(evidence, name).host_ms for name in paced},
         },
-        saves_ms=paced_ms,
+        'Launch less: a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs, if the model has none yet. '
+        "Calls that wait for the GPU (.item(), .cpu(), printing a tensor) and cudaMalloc look the same here; a "
+        "recorded window (ForgeProfilerCallback) distinguishes them and shows how long the GPU idles.",
     )
 
 
-def _compute_bound(evidence: RunEvidence) -> Finding | None:
+def _ahead(evidence: RunEvidence) -> list[str]:
+    """The regions for which the host queues work ahead, where the GPU sets the pace."""
+    return [name for name in COMPUTE if not _named_apart(evidence, name)]
+
+
+def _compute_cost(evidence: RunEvidence) -> float:
     drained = evidence.drained_pct
     if drained is None or drained > _RARELY_PCT or backward_is_heavy(evidence) or _allocates(evidence):
-        return None
-    ahead = [name for name in COMPUTE if not _named_apart(evidence, name)]
-    work_ms = sum(region(evidence, name).device_ms for name in ahead)
-    communication = (
-        f" (communication of the {evidence.world_size} processes included)" if evidence.world_size > 1 else ""
-    )
-    return _finding(
-        evidence,
-        "compute-bound",
-        work_ms,
-        f"the run is GPU-bound: {ms_words(work_ms)} of each {ms_words(evidence.step_ms.mean)} step are work that the "
-        f"host had queued ahead in {', '.join(ahead)}{communication}; the GPU had caught up with it at {drained:.0f} % "
+        return 0.0
+    return sum(region(evidence, name).device_ms for name in _ahead(evidence))
+
+
+def _compute(evidence: RunEvidence) -> Explanation:
+    work_ms, several = _compute_cost(evidence), evidence.world_size > 1
+    communication = f" (communication of the {evidence.world_size} processes included)" if several else ""
+    return Explanation(
+        f"the run is GPU-bound: {_of_step(evidence, work_ms)} are work that the host had queued ahead in "
+        f"{', '.join(_ahead(evidence))}{communication}; the GPU had caught up with it at {evidence.drained_pct:.0f} % "
         "of the batch ends",
-        'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. Which kernels it is '
-        "takes a recorded window (ForgeProfilerCallback) to tell.",
-        numbers={"gpu_paced_ms_per_step": work_ms},
-        saves_ms=None,
+        {"gpu_paced_ms_per_step": work_ms},
+        'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. A recorded '
+        "window (ForgeProfilerCallback) shows which kernels take the time.",
     )
 
 
-def _between_regions(evidence: RunEvidence) -> Finding | None:
+def _between_cost(evidence: RunEvidence) -> float:
+    is_much = all_told_apart(evidence) and share_pct(evidence, "other") >= _OTHER_PCT
+    return region(evidence, "other").device_ms if is_much else 0.0
+
+
+def _between(evidence: RunEvidence) -> Explanation:
     other = region(evidence, "other")
-    if not _much_between(evidence):
-        return None
-    on_host = f" ({ms_words(other.host_ms)} on the host)" if evidence.on_device else ""
-    return _finding(
-        evidence,
-        BETWEEN_REGIONS,
-        other.device_ms,
-        f"{ms_words(other.device_ms)} of each {ms_words(evidence.step_ms.mean)} step{on_host} pass outside of data, "
-        "transfer, forward, backward and optimizer: in callbacks, loggers, the progress bar, learning-rate schedulers "
-        "and Lightning's loop",
+    on_host = f" ({in_ms(other.host_ms)} on the host)" if evidence.on_device else ""
+    return Explanation(
+        f"{_of_step(evidence, other.device_ms)}{on_host} pass outside of data, transfer, forward, backward and "
+        "optimizer: in callbacks, loggers, the progress bar, learning-rate schedulers and Lightning's loop",
+        {"between_regions_ms_per_step": other.device_ms, "between_regions_host_ms_per_step": other.host_ms},
         'Trainer(profiler="simple") lists what each hook takes: make the longest cheaper, or call it every few steps. '
         "For loggers that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch "
         "shrinks its share: this time does not grow with it.",
-        numbers={"between_regions_ms_per_step": other.device_ms, "between_regions_host_ms_per_step": other.host_ms},
-        saves_ms=other.device_ms,
     )
 
 
-_CPU_RULES: Final[tuple[Callable[[RunEvidence], Finding | None], ...]] = (
-    _input_bound,
-    _worker_restarts,
-    _slow_optimizer,
-    _between_regions,
+_CPU_RULES: Final = (
+    Rule("input-bound", _input_cost, _input, at_most=lambda run: only_bounded(_wait(run), run.loader)),
+    Rule(WORKER_RESTARTS, _restarts_cost, _restarts, at_most=lambda _: False),
+    # a fused update takes little, and on a GPU the host is ahead again for the next step
+    Rule("slow-optimizer", _optimizer_cost, _optimizer, at_most=lambda run: not run.on_device),
+    Rule(BETWEEN_REGIONS, _between_cost, _between),
 )
-_DEVICE_RULES: Final = (*_CPU_RULES, _transfer_bound, _launch_bound, _compute_bound)
+RUN_RULES: Final = (
+    *_CPU_RULES,
+    Rule("transfer-bound", _transfer_cost, _transfer),
+    Rule("launch-bound", _launch_cost, _launch, _paced_ms),
+    Rule("compute-bound", _compute_cost, _compute, unpredicted),
+)
 
 
 # -- what the rules have in common -----------------------------------------------------------------------------------
 
 
 def _host_paced(evidence: RunEvidence, name: str) -> bool:
-    """Whether the GPU was through with a region about when the host was."""
+    """Whether the GPU finished a region about when the host did."""
     found = region(evidence, name)
     return found.device_ms <= _FELL_BEHIND * found.host_ms + _LAST_KERNELS_MS
 
 
-def _optimizer_is_slow(evidence: RunEvidence) -> bool:
-    return share_pct(evidence, "optimizer") >= _SLOW_OPTIMIZER_PCT
-
-
 def _allocates(evidence: RunEvidence) -> bool:
-    """Whether every step called `cudaMalloc`, for which the GPU may have waited: how long, only a trace shows."""
+    """Whether every step called `cudaMalloc`, for which the GPU may have waited; only a trace shows how long."""
     gpu = evidence.telemetry
     return gpu is not None and (gpu.device_allocs_per_step or 0.0) >= 1
 
 
-def _much_between(evidence: RunEvidence) -> bool:
-    return all_told_apart(evidence) and share_pct(evidence, "other") >= _OTHER_PCT
-
-
 def _named_apart(evidence: RunEvidence, name: str) -> bool:
     """Whether a region has a finding of its own, and so no part in the others."""
-    if name == "other":
-        return _much_between(evidence)
-    return name == "optimizer" and _optimizer_is_slow(evidence)
+    cost = {"other": _between_cost, "optimizer": _optimizer_cost}.get(name)
+    return cost is not None and cost(evidence) > 0
 
 
-def _finding(
-    evidence: RunEvidence,
-    code: str,
-    cost_ms: float,
-    title: str,
-    advice: str,
-    *,
-    numbers: Evidence,
-    saves_ms: float | None,
-    at_most: bool = True,
-) -> Finding | None:
-    step = evidence.step_ms
-    share = 100 * cost_ms / step.mean
-    if share < NAMED_FROM_PCT:
-        return None
-    numbers |= {"step_ms": step.mean, "median_step_ms": step.p50, "steps": evidence.steps}
-    if evidence.drained_pct is not None:
-        numbers["gpu_caught_up_pct"] = evidence.drained_pct
-    return Finding(
-        code=code,
-        share_pct=share,
-        rank=0 if evidence.world_size > 1 else None,
-        source="run",
-        title=title,
-        evidence={name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()},
-        advice=advice,
-        saves=saving(saves_ms, step.mean, at_most=at_most),
-    )
+def _of_step(evidence: RunEvidence, ms: float) -> str:
+    return f"{in_ms(ms)} of each {in_ms(evidence.step_ms.mean)} step"

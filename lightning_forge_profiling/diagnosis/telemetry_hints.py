@@ -1,4 +1,4 @@
-"""What a GPU's sensors tell about a run: rules of thumb."""
+"""Hints from a GPU's sensors over a run: rules of thumb."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,10 +18,10 @@ _UNDERUSED_PCT: Final = 50.0
 _THROTTLED_PCT: Final = 5.0
 _NEARLY_FULL_PCT: Final = 95.0
 _MALLOCS_PER_STEP: Final = 0.1
-"""In a steady state the caching allocator needs none; batches of many sizes make it grow now and then."""
+"""In a steady state the caching allocator needs none; batches of many sizes make it grow occasionally."""
 
 _FEW_MALLOCS: Final = 5
-"""So many may yet be of the settling, whatever they come to a step in a short run."""
+"""So many may still be from the warm-up, however many per step they are in a short run."""
 
 _MEANS: Final = {
     "power cap": "it draws what its power limit allows, which under dense work is ordinary",

@@ -1,4 +1,4 @@
-"""What costs a step time, as rules: each looks at the figures of one rank and says what it finds."""
+"""Causes of lost time in a trace, as rules on the figures of one rank."""
 
 from typing import Final
 
@@ -11,21 +11,12 @@ from lightning_forge_profiling.diagnosis.loader_advice import (
     only_bounded,
     pin_memory_advice,
 )
-from lightning_forge_profiling.diagnosis.rule import (
-    NAMED_FROM_PCT,
-    NO_BANDWIDTH,
-    Evidence,
-    Rule,
-    Seen,
-    Told,
-    in_ms,
-)
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence, Explanation, Rule, in_ms
+from lightning_forge_profiling.diagnosis.rule_context import NO_BANDWIDTH, RuleContext
 from lightning_forge_profiling.flops.peaks import find_peak
+from lightning_forge_profiling.results.rank import Region
 
-__all__ = ["RULES", "WITHOUT_GPU"]
-
-WITHOUT_GPU: Final = "input-bound"
-"""The one of these causes that can be found where there is no GPU; `cpu_rules` has others."""
+__all__ = ["INPUT_BOUND", "TRACE_RULES"]
 
 _GPU_BOUND_PCT: Final = 85.0
 """The GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest."""
@@ -38,84 +29,86 @@ _UNFUSED_LAUNCHES: Final = 100
 """A fused optimizer launches 3 to 7 kernels, a foreach one 10 to 50 for the same GPT; a loop over parameters, several
 for each of them."""
 
+_ROUNDS_TO_ONE_PCT: Final = 0.5
+
 _SINGLE_PROCESS: Final = "_SingleProcessDataLoaderIter"
 
 
-def _input_cost(seen: Seen) -> float:
-    rank = seen.rank  # without a GPU nothing hides the wait
-    return rank.idle["data"].ms_per_step if rank.gpu.busy_ms_per_step else rank.host.data_wait_ms_per_step
+def _input_cost(context: RuleContext) -> float:
+    rank = context.rank  # without a GPU nothing hides the wait
+    return rank.idle["data"].ms_per_step if context.on_gpu else rank.host.data_wait_ms_per_step
 
 
-def _wait(seen: Seen) -> LoaderWait:
-    rank = seen.rank
+def _wait(context: RuleContext) -> LoaderWait:
+    rank = context.rank
     return LoaderWait(
         host_ms=rank.host.data_wait_ms_per_step,
-        exposed_ms=_input_cost(seen),
+        exposed_ms=_input_cost(context),
         step_ms=rank.step_ms.mean,
-        on_gpu=rank.gpu.busy_ms_per_step > 0,
+        on_gpu=context.on_gpu,
         in_process=rank.host.data_loader == _SINGLE_PROCESS,
         pinned=any(copy.direction == "HtoD" and copy.memory == "pinned" for copy in rank.copies),
     )
 
 
-def _input(seen: Seen) -> Told:
-    rank, waits, loads = seen.rank, seen.rank.idle["data"].ms_per_step, seen.rank.host.data_wait_ms_per_step
-    if not rank.gpu.busy_ms_per_step:
-        title = f"training waits {in_ms(loads)} of each {seen.step} step for the data loader"
+def _input(context: RuleContext) -> Explanation:
+    rank, waits, loads = context.rank, context.rank.idle["data"].ms_per_step, context.rank.host.data_wait_ms_per_step
+    if not context.on_gpu:
+        title = f"training waits {context.of_step(loads)} for the data loader"
     else:
         title = (
-            f"the GPU waits {in_ms(waits)} of each {seen.step} step for the data loader "
+            f"the GPU waits {context.of_step(waits)} for the data loader "
             f"(host wait {in_ms(loads)}, {100 * max(1 - waits / max(loads, waits), 0):.0f} % of it hidden)"
         )
     evidence: Evidence = {"exposed_wait_ms_per_step": waits, "host_wait_ms_per_step": loads}
-    return title, evidence | loader_evidence(rank.loader), loader_advice(_wait(seen), rank.loader)
+    return Explanation(title, evidence | loader_evidence(rank.loader), loader_advice(_wait(context), rank.loader))
 
 
-def _transfer_cost(seen: Seen) -> float:
-    to_device = sum(copy.exposed_ms_per_step for copy in seen.rank.copies if copy.direction == "HtoD")
-    return to_device + seen.rank.idle["copy"].ms_per_step
+def _transfer_cost(context: RuleContext) -> float:
+    to_device = sum(copy.exposed_ms_per_step for copy in context.rank.copies if copy.direction == "HtoD")
+    return to_device + context.rank.idle["copy"].ms_per_step
 
 
-def _transfer(seen: Seen) -> Told:
-    copies = [copy for copy in seen.rank.copies if copy.direction == "HtoD"]
+def _transfer(context: RuleContext) -> Explanation:
+    copies = [copy for copy in context.rank.copies if copy.direction == "HtoD"]
     main = max(copies, key=lambda copy: copy.exposed_ms_per_step, default=None)
     size = sum(copy.bytes_per_step for copy in copies)
     memory = f"{main.memory} memory" if main and main.memory else "the host"
     rate = main.gb_per_s if main else 0.0
     title = (
-        f"copies to the GPU take {in_ms(_transfer_cost(seen))} of each {seen.step} step "
+        f"copies to the GPU take {context.of_step(_transfer_cost(context))} "
         f"({size / 1e6:.1f} MB, mostly from {memory} at {rate:.1f} GB/s)"
     )
     less = "copy less (uint8 or bf16 with the conversion on the GPU), or copy the next batch while this one is computed"
     advice = f"{less[0].upper()}{less[1:]}."
     if main and main.memory == "pageable":
-        advice = f"{pin_memory_advice(seen.rank.loader)}; {less}."
+        advice = f"{pin_memory_advice(context.rank.loader)}; {less}."
     evidence: Evidence = {
         "exposed_copy_ms_per_step": sum(copy.exposed_ms_per_step for copy in copies),
         "copied_bytes_per_step": size,
         "bandwidth_gb_per_s": rate,
         "from": main.memory if main else "",
-        **loader_evidence(seen.rank.loader),
+        **loader_evidence(context.rank.loader),
     }
-    return title, evidence, advice
+    return Explanation(title, evidence, advice)
 
 
-def _sync_cost(seen: Seen) -> float:
-    host = seen.rank.host
+def _sync_cost(context: RuleContext) -> float:
+    host = context.rank.host
     return host.idle_after_sync_ms_per_step if host.device_syncs_per_step else 0.0
 
 
-def _sync(seen: Seen) -> Told:
-    host = seen.rank.host
+def _sync(context: RuleContext) -> Explanation:
+    host = context.rank.host
     users = [cause for cause in host.syncs if not cause.lightning]
     first = users[0]
     where = f" from {first.where}" if first.where else ""
     title = (
         f"the host waits for the GPU {host.device_syncs_per_step:.0f} times a step, mostly in {first.cause}{where}: "
-        f"the queue runs dry, and the GPU idles {in_ms(_sync_cost(seen))} of each {seen.step} step"
+        f"the queue runs dry, and the GPU idles {context.of_step(_sync_cost(context))}"
     )
     evidence: Evidence = {
-        "idle_after_sync_ms_per_step": _sync_cost(seen),
+        "idle_after_sync_ms_per_step": _sync_cost(context),
         "device_syncs_per_step": host.device_syncs_per_step,
         "lightning_syncs_per_step": host.lightning_syncs_per_step,
         "cause": first.cause,
@@ -126,18 +119,18 @@ def _sync(seen: Seen) -> Told:
     advice = (
         "Keep values on the GPU: detach() instead of item(), log every n steps, no if on a tensor, non_blocking copies."
     )
-    return title, evidence, advice + more
+    return Explanation(title, evidence, advice + more)
 
 
-def _allocator_cost(seen: Seen) -> float:
-    return seen.rank.host.idle_after_allocator_ms_per_step
+def _allocator_cost(context: RuleContext) -> float:
+    return context.rank.host.idle_after_allocator_ms_per_step
 
 
-def _allocator(seen: Seen) -> Told:
-    host, cost = seen.rank.host, _allocator_cost(seen)
+def _allocator(context: RuleContext) -> Explanation:
+    host, cost = context.rank.host, _allocator_cost(context)
     title = (
         f"{host.cuda_mallocs_per_step:.1f} cudaMalloc and {host.cuda_frees_per_step:.1f} cudaFree a step keep the GPU "
-        f"waiting {in_ms(cost)} of each {seen.step} step"
+        f"waiting {context.of_step(cost)}"
     )
     evidence: Evidence = {
         "idle_after_allocator_ms_per_step": cost,
@@ -148,68 +141,89 @@ def _allocator(seen: Seen) -> Told:
         "Remove torch.cuda.empty_cache() from the loop; keep batch shapes constant or pad them to a few sizes; set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; leave some memory free."
     )
-    return title, evidence, advice
+    if context.rank.steps == 1:  # which may be the first of the run
+        advice = (
+            "The allocator grows in the first steps of a run, and a single recorded step does not show whether "
+            f"later ones do too: record several steps after the warm-up. If they show it too: {advice[0].lower()}"
+            f"{advice[1:]}"
+        )
+    return Explanation(title, evidence, advice)
 
 
-def _optimizer_cost(seen: Seen) -> float:
-    optimizer = next((region for region in seen.rank.regions if region.name == "optimizer" and not region.user), None)
-    if optimizer is None or optimizer.launches_per_step < _UNFUSED_LAUNCHES:
+def _optimizer_region(context: RuleContext) -> Region | None:
+    return next((region for region in context.rank.regions if region.name == "optimizer" and not region.user), None)
+
+
+def _optimizer_cost(context: RuleContext) -> float:
+    region = _optimizer_region(context)
+    if region is None or region.launches_per_step < _UNFUSED_LAUNCHES:
         return 0.0
-    return optimizer.gpu_ms_per_step + optimizer.idle_ms_per_step
+    return region.gpu_ms_per_step + region.idle_ms_per_step
 
 
-def _optimizer(seen: Seen) -> Told:
-    region = next(region for region in seen.rank.regions if region.name == "optimizer" and not region.user)
+def _optimizer(context: RuleContext) -> Explanation:
+    region = _optimizer_region(context)
+    if region is None:
+        raise ValueError("a step without an optimizer")
     title = (
-        f"the optimizer takes {in_ms(_optimizer_cost(seen))} of each {seen.step} step: "
+        f"the optimizer takes {context.of_step(_optimizer_cost(context))}: "
         f"{region.launches_per_step:.0f} launches, for which the GPU works {in_ms(region.gpu_ms_per_step)} and waits "
         f"{in_ms(region.idle_ms_per_step)}"
     )
     evidence: Evidence = {
-        "optimizer_ms_per_step": _optimizer_cost(seen),
+        "optimizer_ms_per_step": _optimizer_cost(context),
         "gpu_busy_ms_per_step": region.gpu_ms_per_step,
         "gpu_waits_ms_per_step": region.idle_ms_per_step,
         "launches_per_step": region.launches_per_step,
     }
-    return title, evidence, "Give the optimizer fused=True (or foreach=True where it has no fused kernel)."
+    return Explanation(title, evidence, "Give the optimizer fused=True (or foreach=True where it has no fused kernel).")
 
 
-def _optimizer_saving(seen: Seen) -> float:
+def _optimizer_saving(context: RuleContext) -> float:
     """Its GPU work, and all waiting for the host: once the update is a few launches, the host runs ahead."""
-    region = next(region for region in seen.rank.regions if region.name == "optimizer" and not region.user)
-    return region.gpu_ms_per_step + _waits_for_host(seen)
+    region = _optimizer_region(context)
+    return _waits_for_host(context) + (region.gpu_ms_per_step if region else 0.0)
 
 
-def _waits_for_host(seen: Seen) -> float:
+def _waits_for_host(context: RuleContext) -> float:
     """All that goes once the host is not held up and gets ahead, so not the calls that take long by themselves."""
-    return seen.host_idle_ms - SLOW_LAUNCHES.cost_ms(seen)
+    return context.host_idle_ms - SLOW_LAUNCHES.cost(context)
 
 
-def _named_optimizer(seen: Seen) -> bool:
+def _held_up(context: RuleContext, cost_ms: float) -> float:
+    """What a step is shorter once calls no longer hold the host up.
+
+    The host gains what it waited in them: while the GPU was busy, so no longer than that, and while it was idle. With
+    that lead it can close other gaps too, but its own work between the launches stays.
+    """
+    return min(_waits_for_host(context), context.rank.gpu.busy_ms_per_step + cost_ms)
+
+
+def _named_optimizer(context: RuleContext) -> bool:
     """Whether the optimizer's part is a finding of its own."""
-    return seen.pct(_optimizer_cost(seen)) >= NAMED_FROM_PCT
+    return context.pct(_optimizer_cost(context)) >= NAMED_FROM_PCT
 
 
-def _launch_cost(seen: Seen) -> float:
-    cost = seen.rank.host.idle_launching_ms_per_step
-    if _named_optimizer(seen):
-        cost -= sum(region.idle_ms_per_step for region in seen.rank.regions if region.name == "optimizer")
+def _launch_cost(context: RuleContext) -> float:
+    cost = context.rank.host.idle_launching_ms_per_step
+    if _named_optimizer(context):
+        cost -= sum(region.idle_ms_per_step for region in context.rank.regions if region.name == "optimizer")
     return max(cost, 0.0)
 
 
-def _launch(seen: Seen) -> Told:
-    rank = seen.rank
-    named = {"data", "optimizer"} if _named_optimizer(seen) else {"data"}
+def _launch(context: RuleContext) -> Explanation:
+    rank = context.rank
+    named = {"data", "optimizer"} if _named_optimizer(context) else {"data"}
     built_in = [region for region in rank.regions if not region.user and region.name not in named]
     where = max(built_in, key=lambda region: region.idle_ms_per_step)
     kernels = rank.gpu.busy_ms_per_step * 1e3 / max(rank.gpu.kernels_per_step, 1)
     inside = f", most of it in {where.name}" if where.name != "other" else ""  # which names no place
     title = (
-        f"the GPU waits {in_ms(_launch_cost(seen))} of each {seen.step} step for Python between its "
+        f"the GPU waits {context.of_step(_launch_cost(context))} for Python between its "
         f"{rank.host.launches_per_step:.0f} launches{inside}; the mean kernel runs {kernels:.1f} µs"
     )
     evidence: Evidence = {
-        "idle_launching_ms_per_step": _launch_cost(seen),
+        "idle_launching_ms_per_step": _launch_cost(context),
         "launches_per_step": rank.host.launches_per_step,
         "mean_kernel_us": kernels,
         "most_in_region": where.name,
@@ -226,86 +240,84 @@ def _launch(seen: Seen) -> Told:
             "batch larger, or do less in Python between the replays."
         )
         evidence["graph_launches_per_step"] = graphs
-    return title, evidence, advice
+    if context.pct(_sync_cost(context)) >= NAMED_FROM_PCT:
+        advice += " First fix sync-bound: a CUDA graph cannot contain calls that wait for the GPU."
+    return Explanation(title, evidence, advice)
 
 
-def _communication_cost(seen: Seen) -> float:
-    return seen.rank.comm.exposed_ms_per_step - seen.exposed_wait_ms
+def _communication_cost(context: RuleContext) -> float:
+    return context.rank.comm.exposed_ms_per_step - context.exposed_wait_ms
 
 
-def _communication(seen: Seen) -> Told:
-    comm = seen.rank.comm
+def _communication(context: RuleContext) -> Explanation:
+    comm = context.rank.comm
     waiting = (
         "with any waiting for other ranks, which were not recorded or could not be matched"
-        if seen.wait_ms is None
+        if context.wait_ms is None
         else "waiting for other ranks not counted"
     )
     title = (
-        f"communication takes {in_ms(comm.ms_per_step)} of each {seen.step} step, {comm.hidden_pct:.0f} % of it "
-        f"hidden; {in_ms(_communication_cost(seen))} are exposed, {waiting}"
+        f"communication takes {context.of_step(comm.ms_per_step)}, {comm.hidden_pct:.0f} % of it "
+        f"hidden; {in_ms(_communication_cost(context))} are exposed, {waiting}"
     )
     evidence: Evidence = {
         "comm_ms_per_step": comm.ms_per_step,
         "exposed_ms_per_step": comm.exposed_ms_per_step,
         "hidden_pct": comm.hidden_pct,
     }
-    if seen.wait_ms is not None:
-        evidence["waiting_for_ranks_ms_per_step"] = seen.wait_ms
+    if context.wait_ms is not None:
+        evidence["waiting_for_ranks_ms_per_step"] = context.wait_ms
     advice = (
-        f"Communicate less often or less: a larger accumulate_grad_batches{accumulating(seen.rank.loader)}, of which "
-        "DDP exchanges the last batch's alone; a larger batch per GPU, bf16 gradients (DDP's bf16_compress_hook), a "
-        "larger bucket_cap_mb; with FSDP, prefetching."
+        f"Communicate less often or less: a larger accumulate_grad_batches{accumulating(context.rank.loader)}, of "
+        "which DDP exchanges the last batch's alone; a larger batch per GPU, bf16 gradients (DDP's "
+        "bf16_compress_hook), a larger bucket_cap_mb; with FSDP, prefetching."
     )
-    return title, evidence, advice
+    return Explanation(title, evidence, advice)
 
 
-def _gpu_bound(seen: Seen) -> bool:
-    return seen.pct(seen.compute_ms) >= _GPU_BOUND_PCT
+def _gpu_bound(context: RuleContext) -> bool:
+    return context.pct(context.compute_ms) >= _GPU_BOUND_PCT
 
 
-def _bandwidth_cost(seen: Seen) -> float:
-    enough = seen.pct(seen.bandwidth_ms) >= _BANDWIDTH_PCT
-    return seen.bandwidth_ms if _gpu_bound(seen) and enough else 0.0
+def _bandwidth_cost(context: RuleContext) -> float:
+    enough = context.pct(context.bandwidth_ms) >= _BANDWIDTH_PCT
+    return context.bandwidth_ms if _gpu_bound(context) and enough else 0.0
 
 
-def _bandwidth(seen: Seen) -> Told:
+def _bandwidth(context: RuleContext) -> Explanation:
     kinds = sorted(
-        ((name, kind) for name, kind in seen.rank.kinds.items() if name not in NO_BANDWIDTH),
+        ((name, kind) for name, kind in context.rank.kinds.items() if name not in NO_BANDWIDTH),
         key=lambda item: -item[1].ms_per_step,
     )
-    named = ", ".join(f"{name} {kind.pct:.0f} %" for name, kind in kinds[:3])
-    title = (
-        f"kernels that move memory rather than compute take {in_ms(seen.bandwidth_ms)} of each "
-        f"{seen.step} step ({named})"
-    )
+    named = ", ".join(f"{name} {kind.pct:.0f} %" for name, kind in kinds[:3] if kind.pct >= _ROUNDS_TO_ONE_PCT)
+    title = f"kernels that move memory rather than compute take {context.of_step(context.bandwidth_ms)} ({named})"
     evidence: Evidence = {f"{name}_ms_per_step": kind.ms_per_step for name, kind in kinds[:5]}
     advice = (
         "Fuse them with torch.compile, keep activations in bf16, use fused layers and losses "
         "(scaled_dot_product_attention, fused cross entropy), avoid copies between types and layouts."
     )
-    return title, evidence, advice
+    return Explanation(title, evidence, advice)
 
 
-def _compute_cost(seen: Seen) -> float:
-    limited_by_math = seen.bandwidth_ms <= _BANDWIDTH_TO_MATH * seen.math_ms
-    return seen.compute_ms if _gpu_bound(seen) and limited_by_math else 0.0
+def _compute_cost(context: RuleContext) -> float:
+    limited_by_math = context.bandwidth_ms <= _BANDWIDTH_TO_MATH * context.math_ms
+    return context.compute_ms if _gpu_bound(context) and limited_by_math else 0.0
 
 
-def _compute(seen: Seen) -> Told:
-    rank = seen.rank
+def _compute(context: RuleContext) -> Explanation:
+    rank = context.rank
     title = (
-        f"the GPU computes for {in_ms(seen.compute_ms)} of each {seen.step} step, "
-        f"{in_ms(seen.math_ms)} of it matrix products, convolutions and attention"
+        f"the GPU computes for {context.of_step(context.compute_ms)}, "
+        f"{in_ms(context.math_ms)} of it matrix products, convolutions and attention"
     )
-    evidence: Evidence = {"compute_ms_per_step": seen.compute_ms, "math_ms_per_step": seen.math_ms}
-    if seen.bandwidth_ms > seen.math_ms:
-        advice = (
-            f"It is kept busy, but {in_ms(seen.bandwidth_ms)} are kernels that move memory: torch.compile fuses them."
-        )
+    evidence: Evidence = {"compute_ms_per_step": context.compute_ms, "math_ms_per_step": context.math_ms}
+    if context.bandwidth_ms > context.math_ms:
+        memory = in_ms(context.bandwidth_ms)
+        advice = f"The GPU is busy, but {memory} are kernels that move memory: torch.compile fuses them."
     else:
         compiled = any(kernel.name.startswith("triton_") for kernel in rank.top_kernels)
         left = "a lower precision, more GPUs" if compiled else "a lower precision, torch.compile, more GPUs"
-        advice = f"It is well used. What is left to gain: {left}."
+        advice = f"The GPU is well used. What remains: {left}."
     if rank.flops:
         title += f" at {rank.flops.matmul_tflops:.0f} TFLOP/s"
         evidence |= {"matmul_tflops": rank.flops.matmul_tflops, "dtype": rank.flops.dtype}
@@ -317,30 +329,35 @@ def _compute(seen: Seen) -> Told:
                 f'It computes in {rank.flops.dtype}: Trainer(precision="bf16-mixed") or '
                 'torch.set_float32_matmul_precision("high") uses the tensor cores.'
             )
-    return title, evidence, advice
+    return Explanation(title, evidence, advice)
 
 
-def _compute_saving(seen: Seen) -> float | None:
+def _compute_saving(context: RuleContext) -> float | None:
     """Down to what the counted operations take at the peak of 16-bit floats, or that of a lower precision in use."""
-    flops, device = seen.rank.flops, find_peak(seen.rank.device)
+    flops, device = context.rank.flops, find_peak(context.rank.device)
     if flops is None or flops.peak_tflops is None:
         return None
     others = [device.flops[dtype] / 1e12 for dtype in ("bf16", "fp16") if dtype in device.flops] if device else []
-    return seen.compute_ms - (flops.model_per_step or flops.per_step) / max(flops.peak_tflops, *others, 0.0) / 1e9
+    return context.compute_ms - (flops.model_per_step or flops.per_step) / max(flops.peak_tflops, *others, 0.0) / 1e9
 
 
-_CAUSES: Final = (
-    Rule(WITHOUT_GPU, _input_cost, _input, _input_cost, lambda seen: only_bounded(_wait(seen), seen.rank.loader)),
-    Rule("transfer-bound", _transfer_cost, _transfer, _transfer_cost),
-    Rule("sync-bound", _sync_cost, _sync, _waits_for_host),
-    Rule("allocator-churn", _allocator_cost, _allocator, _waits_for_host),
+INPUT_BOUND: Final = Rule(
+    "input-bound", _input_cost, _input, at_most=lambda context: only_bounded(_wait(context), context.rank.loader)
+)
+"""The one of these rules that holds without a GPU too; `cpu_rules.py` has the others."""
+
+_RULES: Final = (
+    INPUT_BOUND,
+    Rule("transfer-bound", _transfer_cost, _transfer),
+    Rule("sync-bound", _sync_cost, _sync, lambda context: _held_up(context, _sync_cost(context))),
+    Rule("allocator-churn", _allocator_cost, _allocator, lambda context: _held_up(context, _allocator_cost(context))),
     SLOW_LAUNCHES,
     Rule("slow-optimizer", _optimizer_cost, _optimizer, _optimizer_saving),
-    Rule("launch-bound", _launch_cost, _launch, _launch_cost),
-    Rule("communication-bound", _communication_cost, _communication, _communication_cost),
+    Rule("launch-bound", _launch_cost, _launch),
+    Rule("communication-bound", _communication_cost, _communication),
     Rule("compute-bound", _compute_cost, _compute, _compute_saving),
-    Rule("memory-bandwidth-bound", _bandwidth_cost, _bandwidth, lambda seen: seen.bandwidth_ms),
+    Rule("memory-bandwidth-bound", _bandwidth_cost, _bandwidth),
 )
 
-RULES: Final = (*_CAUSES, largest_idle(_CAUSES))
-"""Every rule but the straggler's, which takes all ranks together."""
+TRACE_RULES: Final = (*_RULES, largest_idle(_RULES))
+"""The rules for a rank with GPU work. A straggler takes all ranks together: `findings.py`."""

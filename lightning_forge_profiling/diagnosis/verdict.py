@@ -1,4 +1,4 @@
-"""From findings to a verdict: the one whose fix gains most."""
+"""The order of findings, and the verdict: the one whose fix can be expected to save most."""
 
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
@@ -6,19 +6,18 @@ from typing import Final
 
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Finding
 
-__all__ = ["RECOVERABLE", "by_gain", "decide"]
+__all__ = ["RECOVERABLE", "by_gain", "decide", "order_note"]
 
 RECOVERABLE: Final = MappingProxyType(
     {"launch-bound": 0.6, "python-bound": 0.6, "compute-bound": 0.15, "memory-bandwidth-bound": 0.2}
 )
-"""What part of a finding's cost its fix can be expected to win back, where that is not all of it.
+"""The part of a finding's share that its fix can be expected to save, where that is less than its bound.
 
 A wait can be removed. But recording slows the host, so that launching costs less without it: on an H200, steps that
 Python paces took 1.4 to 1.8 times as long while they were recorded. Work has to be done, and can be done somewhat
 better (a lower precision, fused kernels): those two figures are a judgement, not a measurement. All of them only decide
-which of two findings comes first, and are shown nowhere.
+which finding comes first, and `order_note` says so where it does.
 """
-
 
 _NOTHING_WITHOUT_GPU: Final = (
     "Nothing stands out: training does not wait for the data loader. What else takes the time of a step without a GPU "
@@ -27,8 +26,30 @@ _NOTHING_WITHOUT_GPU: Final = (
 
 
 def by_gain(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings, the one whose fix gains most first."""
+    """The findings, the one whose fix can be expected to save most first."""
     return tuple(sorted(findings, key=lambda found: -found.share_pct * RECOVERABLE.get(found.code, 1.0)))
+
+
+def order_note(findings: Sequence[Finding]) -> str:
+    """Why a finding stands below one that costs less; "" where the shares descend.
+
+    Args:
+        findings: in the order of `by_gain`.
+
+    Example:
+        >>> def costs(code, pct):
+        ...     return Finding(
+        ...         code=code, share_pct=pct, rank=None, source="trace", title="", evidence={}, advice=""
+        ...     )
+        >>> order_note([costs("slow-optimizer", 44.0), costs("compute-bound", 49.0)])
+        "Findings are ordered by what a fix can be expected to save: 15 % of compute-bound's share, all of the others'."
+    """
+    shares = [found.share_pct for found in findings]
+    if shares == sorted(shares, reverse=True):
+        return ""
+    codes = dict.fromkeys(found.code for found in findings)
+    counted = [f"{100 * RECOVERABLE[code]:.0f} % of {code}'s share" for code in codes if code in RECOVERABLE]
+    return f"Findings are ordered by what a fix can be expected to save: {', '.join(counted)}, all of the others'."
 
 
 def decide(findings: Sequence[Finding], *, gpu: bool = True) -> tuple[str, str]:
@@ -36,10 +57,10 @@ def decide(findings: Sequence[Finding], *, gpu: bool = True) -> tuple[str, str]:
 
     Args:
         findings: what was found.
-        gpu: whether there was a GPU to look at.
+        gpu: whether GPU work was recorded.
 
     Returns:
-        Its code, and what to tell the user.
+        Its code, and its sentences.
 
     Example:
         >>> decide([])[0]

@@ -11,10 +11,10 @@ from lightning_forge_profiling.results.analysis import WindowEffect
 __all__ = ["FEWEST_STEPS", "window_effect"]
 
 FEWEST_STEPS: Final = 20
-"""On each side; with fewer the interval is wider than what is looked for."""
+"""On each side; with fewer the interval is wider than the effects of interest."""
 
 _BLOCKS: Final = 8
-"""Of so many blocks each side is drawn anew: a shared machine's pace changes within tens of steps, not from one to the
+"""Each side is resampled in so many blocks: a shared machine's pace changes within tens of steps, not from one to the
 next."""
 
 

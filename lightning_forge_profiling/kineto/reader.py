@@ -1,7 +1,6 @@
 """From a file to columns."""
 
 import contextlib
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from lightning_forge_profiling.kineto.event import EventDecoder
 from lightning_forge_profiling.kineto.tables import TraceTables
 from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.names import METADATA_KEY
+from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
 __all__ = ["read_trace"]
@@ -71,7 +71,7 @@ def read_trace(path: Path) -> Trace:
     if tables.empty:
         what = f"of its {count} events, none is an operator, a runtime call, GPU work or an annotation"
         raise TraceError(f"{path}: {'; '.join([what, *problems])}")
-    name = os.fsencode(path.name).decode(errors="replace")
+    name = encodable(path.name)
     cut = tables.cut()
     trace = tables.trace(name)
     device = _device(text.header, trace)

@@ -13,8 +13,10 @@ from lightning_forge_profiling.report.wording import (
     cpu_threads,
     efficiency,
     findings_note,
+    findings_remarks,
     linked,
     operator_columns,
+    rank_name,
     share_of,
     slowest,
     slowest_rank,
@@ -125,7 +127,7 @@ def _steps_table(ranks: Iterable[RankSummary]) -> Table:
     """What there is of the steps of ranks without GPU work."""
     table = Table("rank", "step ms", "median")
     for rank in ranks:
-        table.row(str(rank.rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}")
+        table.row(rank_name(rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}")
     return table
 
 
@@ -136,7 +138,7 @@ def _busy_table(ranks: Iterable[RankSummary]) -> Table:
         if used_gpu(rank):
             shares = [rank.gpu.busy_pct, *(rank.categories[name].pct for name in CATEGORIES), rank.gpu.idle_pct]
         times = (rank.step_ms.mean, rank.step_ms.p50)
-        table.row(str(rank.rank), *(f"{ms:.3f}" for ms in times), *(f"{share:.1f}" for share in shares))
+        table.row(rank_name(rank), *(f"{ms:.3f}" for ms in times), *(f"{share:.1f}" for share in shares))
     return table
 
 
@@ -147,7 +149,7 @@ def _idle_table(analysis: Analysis) -> Table:
     for rank in analysis.ranks:
         shares = (rank.idle[cause].pct if cause in rank.idle else 0.0 for cause in IDLE_CAUSES)
         wait = [f"{waits[rank.rank]:.3f}" if rank.rank in waits else ""] if waits else []
-        table.row(str(rank.rank), *(f"{share:.1f}" if used_gpu(rank) else "" for share in shares), *wait)
+        table.row(rank_name(rank), *(f"{share:.1f}" if used_gpu(rank) else "" for share in shares), *wait)
     return table
 
 
@@ -184,15 +186,16 @@ def _lines(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
     """What there is to say in a line each: its style, its heading, its text."""
     several = len(analysis.ranks) > 1
     if analysis.ranks:
-        if computed := efficiency(slowest_rank(analysis.ranks)):
-            yield "bold", "compute", computed
-        if threads := cpu_threads(slowest_rank(analysis.ranks)):
-            yield "bold", "threads", threads
-        if joined := linked(slowest_rank(analysis.ranks)):
-            yield "bold", "linked", joined
+        rank = slowest_rank(analysis.ranks)
+        cut = "; of a file that is cut off" if rank.cut_off else ""
+        for name, text in (("compute", efficiency(rank)), ("threads", cpu_threads(rank)), ("linked", linked(rank))):
+            if text:
+                yield "bold", name, text + cut
+    for remark in findings_remarks(analysis):
+        yield "bold", "note", remark
     hidden = len(analysis.findings) - _SHOWN_FINDINGS
     if hidden > 0:
-        yield "bold", "findings", f"{hidden} more with smaller shares: see the reports"
+        yield "bold", "findings", f"{hidden} more: see the reports"
     for where, text in by_text(((hint.rank, hint.text) for hint in analysis.hints), several):
         yield "bold", "hint", where + text
     for difference in analysis.differences:

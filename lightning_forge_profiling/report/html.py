@@ -9,7 +9,13 @@ import msgspec
 
 from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.page import asset, filled, source
-from lightning_forge_profiling.report.wording import compute_lines, cpu_threads, findings_note, share_of
+from lightning_forge_profiling.report.wording import (
+    compute_lines,
+    cpu_threads,
+    findings_note,
+    findings_remarks,
+    share_of,
+)
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.timeline import Timeline
 
@@ -96,6 +102,7 @@ def _summary(analysis: Analysis) -> str:
         "note": findings_note(analysis),
         "compute": tuple(compute_lines(compute)),
         "labels": _labels(analysis),
+        "remarks": list(findings_remarks(analysis)),
         "shares": [share_of(analysis, finding) for finding in analysis.findings],
         "threads": cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
     }

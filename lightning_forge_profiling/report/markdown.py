@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
+from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.markdown_tables import host_tables, kernel_table, operator_table, table
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
-from lightning_forge_profiling.report.text import code, code_cell, plain, prose
+from lightning_forge_profiling.report.text import code, code_cell, prose
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     all_warnings,
@@ -14,7 +15,9 @@ from lightning_forge_profiling.report.wording import (
     cpu_threads,
     efficiency,
     findings_note,
+    findings_remarks,
     linked,
+    rank_name,
     share_of,
     slowest,
     slowest_rank,
@@ -80,7 +83,7 @@ def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
 
 
 def _rank_row(rank: RankSummary) -> list[str]:
-    times = [str(rank.rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}"]
+    times = [rank_name(rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}"]
     if not used_gpu(rank):
         return [*times, *([""] * (2 + len(CATEGORIES) + len(IDLE_CAUSES)))]
     categories = [rank.categories[name].pct for name in CATEGORIES]
@@ -122,7 +125,7 @@ def _collectives(analysis: Analysis) -> Iterator[str]:
         ("rank", "ms per step", "exposed", "hidden", "of it waiting for other ranks"),
         (
             (
-                str(rank.rank),
+                rank_name(rank),
                 f"{rank.comm.ms_per_step:.3f}",
                 f"{rank.comm.exposed_ms_per_step:.3f}",
                 f"{rank.comm.hidden_pct:.1f} %",
@@ -153,7 +156,7 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
     said = [
         where + text
         for say in (efficiency, cpu_threads, linked)
-        for where, text in by_text(((rank.rank, say(rank)) for rank in ranks), several=len(ranks) > 1)
+        for where, text in by_text(((rank.rank, _of_file(rank, say(rank))) for rank in ranks), several=len(ranks) > 1)
         if text
     ]
     yield from ("", "## Efficiency", "", *(f"- {prose(text)}" for text in said))
@@ -173,7 +176,7 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
         ),
         (
             (
-                str(rank.rank),
+                rank_name(rank),
                 f"{rank.gpu.busy_pct:.1f} %",
                 f"{rank.flops.per_step / 1e9:.1f}" if rank.flops else "",
                 f"{rank.host.launches_per_step:.1f}",
@@ -186,6 +189,10 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
             for rank in filter(used_gpu, ranks)
         ),
     )
+
+
+def _of_file(rank: RankSummary, text: str) -> str:
+    return f"{text}; of a file that is cut off" if text and rank.cut_off else text
 
 
 def _run(analysis: Analysis) -> Iterator[str]:
@@ -218,6 +225,8 @@ def _findings(analysis: Analysis) -> Iterator[str]:
             for name, value in finding.evidence.items()
         )
         yield f"   - Evidence: {'; '.join(evidence)}"
+    for remark in findings_remarks(analysis):
+        yield from ("", prose(remark))
 
 
 def _remarks(analysis: Analysis) -> Iterator[str]:

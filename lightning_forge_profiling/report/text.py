@@ -1,10 +1,10 @@
-"""Names from a trace are untrusted text: what each output does to them before it shows them."""
+"""Names from a trace, which are untrusted text, made ready for Markdown and for tables."""
 
 import re
 
 from lightning_forge_profiling.plain_text import plain
 
-__all__ = ["code", "code_cell", "plain", "prose", "short", "short_kernel_name"]
+__all__ = ["code", "code_cell", "prose", "short", "short_kernel_name"]
 
 _LONGEST_NAME = 2000  # real C++ names stay below it; what comes after is never shown
 

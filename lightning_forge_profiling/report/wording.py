@@ -6,6 +6,7 @@ from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.results.analysis import (
     NOTHING_STANDS_OUT,
@@ -28,8 +29,10 @@ __all__ = [
     "digits",
     "efficiency",
     "findings_note",
+    "findings_remarks",
     "linked",
     "operator_columns",
+    "rank_name",
     "share_of",
     "slowest",
     "slowest_rank",
@@ -111,8 +114,16 @@ def verdict(analysis: Analysis) -> Text:
 
 
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:
-    """The rank whose median step is longest, the first of them; one odd step moves a mean of few."""
-    return max(ranks, key=lambda rank: rank.step_ms.p50)
+    """The rank whose median step is longest, the first of them; one odd step moves a mean of few.
+
+    One whose file is cut off is taken only if all are.
+    """
+    return max(ranks, key=lambda rank: (not rank.cut_off, rank.step_ms.p50))
+
+
+def rank_name(rank: RankSummary) -> str:
+    """A rank's number, marked where its figures are of a file that is cut off."""
+    return f"{rank.rank} (cut off)" if rank.cut_off else str(rank.rank)
 
 
 def slowest(ranks: Sequence[RankSummary]) -> str:
@@ -124,6 +135,17 @@ def findings_note(analysis: Analysis) -> str:
     """Which steps the findings are over; "" where that is all of them, or where none is from the trace."""
     of_trace = any(found.source == "trace" for found in analysis.findings)
     return f"Note: {analysis.findings_note}" if analysis.findings_note and of_trace else ""
+
+
+def findings_remarks(analysis: Analysis) -> Iterator[str]:
+    """What to know to read the findings: why they are in this order, and where the tables count otherwise."""
+    if order := order_note(analysis.findings):
+        yield order
+    codes = {found.code for found in analysis.findings if found.source == "trace"}
+    if named := sorted(codes & {"allocator-churn", "sync-bound"}):
+        yield f"Tables count idle time inside the call alone; {' and '.join(named)}, the whole gap that began in it."
+    if "communication-bound" in codes and analysis.rank_waits:
+        yield "Tables count waiting for other ranks as communication; communication-bound does not."
 
 
 def share_of(analysis: Analysis, finding: Finding) -> str:
@@ -176,9 +198,11 @@ def steps_of(rank: RankSummary) -> str:
     times = rank.step_ms
     steps = "1 step" if rank.steps == 1 else f"{rank.steps} steps"
     spread = f", {times.min:.3f} to {times.max:.3f} ms, median {times.p50:.3f} ms" if rank.steps > 1 else ""
+    cut = "; its file is cut off" if rank.cut_off else ""
     if used_gpu(rank):
-        return f"{steps}{spread} on {rank.device or 'an unnamed device'}"
-    return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}; no GPU work was read"
+        return f"{steps}{spread} on {rank.device or 'an unnamed device'}{cut}"
+    nothing = ", and what there is has no GPU work" if rank.cut_off else "; no GPU work was read"
+    return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}{cut}{nothing}"
 
 
 def calls(per_step: float) -> str:
@@ -259,9 +283,8 @@ def efficiency(rank: RankSummary) -> str:
         peak = f"the dense {flops.dtype} peak of {flops.peak_tflops:.1f} TFLOP/s"
         return f"{speed}: {flops.matmul_pct_of_peak:.1f} % of {peak}"
     speed = f"{flops.matmul_tflops:.1f} TFLOP/s in matrix products, {flops.busy_tflops:.1f} while busy"
-    if flops.model_per_step is not None and flops.model_per_step < (1 - _SAME_WORK) * flops.per_step:
-        extra = 100 * (1 - flops.model_per_step / flops.per_step)
-        speed += f" ({extra:.0f} % of the operations recompute activations or are the optimizer's)"
+    if flops.recomputed_pct > 100 * _SAME_WORK:
+        speed += f" ({flops.recomputed_pct:.0f} % of the operations recompute activations or are the optimizer's)"
     if flops.peak_tflops is None or flops.matmul_pct_of_peak is None or flops.busy_pct_of_peak is None:
         return f"{speed} ({flops.dtype}; no peak known for {rank.device or 'this device'})"
     return (

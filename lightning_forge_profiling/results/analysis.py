@@ -117,17 +117,17 @@ class RunRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCompute:
-    """How fast a device computed over the steps that count, and what that is a fraction of.
+    """How fast a device computed over the steps that count, and the peak that this is relative to.
 
     Attributes:
         kind: `mfu` by the operations that the model asks for, `hfu` by those that the device carried out.
-        tflops: 10¹² operations a second of one device; None where nobody can tell, for the reason in `peak_source`.
+        tflops: 10¹² operations a second of one device; None if unknown, for the reason in `peak_source`.
         dtype: what the peak is of.
         device: whose peak it is.
         peak_tflops: what the device could do; None where that is unknown.
         peak_source: where that is from, or why it is unknown.
         pct_of_peak: MFU or HFU in percent; None without a peak.
-        measured_tflops: what the device was measured to reach; None where nobody measured.
+        measured_tflops: what the device was measured to reach; None if not measured.
         pct_of_measured: the rate in percent of that.
         note: what to know about the count, "" for nothing.
     """
@@ -232,14 +232,14 @@ class RunEvidence:
         steps: how many steps it is over.
         on_device: whether device times are the GPU's; False on a CPU.
         step_ms: device time of the steps.
-        regions: those of `data`, `transfer`, `forward`, `backward`, `optimizer` that are told apart, `other` and the
-            user's, by name.
+        regions: those of `data`, `transfer`, `forward`, `backward`, `optimizer` that were timed separately, `other` and
+            the user's, by name.
         user_regions: which of them are the user's.
         drained_pct: in how many of the steps the GPU had finished all but the optimizer's update when the host
-            finished the batch; None where nobody asked it.
+            finished the batch; None if not measured.
         world_size: how many processes trained.
-        telemetry: what the GPU's sensors said, None where nothing did.
-        compute: how fast a device computed; empty where nobody can tell.
+        telemetry: what the GPU's sensors measured; None without sensors.
+        compute: how fast a device computed; empty if unknown.
         split_steps: in how many of the steps the regions were timed; they are estimated from those. None for all.
         overhead_us: what timing took of a step on the host.
         window_effect: whether the recorded window left the run slower; None without 20 steps on each side of it.
@@ -285,9 +285,9 @@ class Analysis:
         hints: rules of thumb that apply.
         ranks: one entry a rank, by number; empty where there was only a run.
         collectives: communication matched over the ranks, the costliest first; empty for a single rank.
-        rank_waits: who waits for whom; empty for a single rank.
+        rank_waits: how long each rank waits for others; empty for a single rank.
         run: what was measured over the whole run, None for a trace alone.
-        differences: where the trace and the whole run tell different stories.
+        differences: where the trace and the whole run disagree.
         cut_off: for each rank with a file that is cut off, where it ends and which of its steps are whole.
         warnings: what could not be read, of any file.
     """

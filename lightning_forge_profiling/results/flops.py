@@ -35,3 +35,8 @@ class Flops:
     matmul_pct_of_peak: float | None
     busy_pct_of_peak: float | None
     uncounted: tuple[str, ...]
+
+    @property
+    def recomputed_pct(self) -> float:
+        """Share of the operations that the model does not ask for: recomputed activations, the optimizer's own."""
+        return 0.0 if self.model_per_step is None else 100 * (1 - self.model_per_step / self.per_step)

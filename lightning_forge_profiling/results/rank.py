@@ -233,6 +233,7 @@ class RankSummary:
         unlinked_pct: share of the GPU time whose launch is not in the trace.
         warnings: what could not be read or was left out.
         loader: the settings of the loader; None where the trace does not say.
+        cut_off: whether its file ends too early, and its figures are of steps that may lack something.
     """
 
     rank: int
@@ -259,3 +260,4 @@ class RankSummary:
     idle_parts: tuple[IdlePart, ...] = ()
     loader: LoaderSettings | None = None
     cpu: CpuTime | None = None
+    cut_off: bool = False

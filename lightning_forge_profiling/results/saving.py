@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Saving", "saving"]
+__all__ = ["Saving"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,38 +20,3 @@ class Saving:
     pct: float
     at_most: bool
     text: str
-
-
-_BEYOND = 1.2
-"""So many times what a cause costs is more than rounding, and has to be explained."""
-
-
-def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
-    """A predicted saving.
-
-    Args:
-        ms: milliseconds of a step; None if it cannot be predicted.
-        step_ms: the step.
-        at_most: whether `ms` is a bound.
-        cost_ms: what the finding says that its cause costs; None for the same.
-
-    Returns:
-        None where there is nothing to save.
-
-    Example:
-        >>> saving(29.5, 38.3, at_most=False).text
-        'That saves about 29.5 ms of each 38.3 ms step (77 %).'
-    """
-    if ms is None or ms <= 0 or step_ms <= 0:
-        return None
-    ms = min(ms, step_ms)
-    pct = 100 * ms / step_ms
-    much = "at most" if at_most else "about"
-    text = f"That saves {much} {_ms(ms)} of each {_ms(step_ms)} step ({pct:.0f} %)."
-    if cost_ms is not None and ms > _BEYOND * cost_ms:
-        text = f"{text[:-1]}, with the GPU's other waits for the host: once the host is not held up, it gets ahead."
-    return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
-
-
-def _ms(value: float) -> str:
-    return f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"

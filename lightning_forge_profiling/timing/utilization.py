@@ -15,12 +15,14 @@ class Peak:
         dtype: the type that the peak is for: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`.
         device: the device, in words.
         source: where the peak is from, or why there is none.
+        in_table: whether the table of peaks has the device, if only for another type.
     """
 
     flops: float | None
     dtype: str
     device: str
     source: str
+    in_table: bool = False
 
     def __str__(self) -> str:
         if self.flops is None:
@@ -39,6 +41,7 @@ class Compute:
         peak: the device's peak.
         note: a remark on the count, "" for none.
         reached: FLOP/s of matrix products as measured on the device; None if not measured.
+        partial: whether much of what the device computed could not be counted, so that the rate is no share of a peak.
     """
 
     kind: Literal["mfu", "hfu"]
@@ -46,6 +49,7 @@ class Compute:
     peak: Peak
     note: str = ""
     reached: float | None = None
+    partial: bool = False
 
     @property
     def share(self) -> float | None:

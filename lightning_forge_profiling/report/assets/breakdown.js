@@ -5,6 +5,7 @@ const REGION_COLOURS = new Map([
 ]);
 
 const usedGpu = (rank) => rank.gpu.busy_ms_per_step > 0;
+const rankName = (rank) => (rank.cut_off ? `${rank.rank} (cut off)` : `${rank.rank}`);
 
 // The parts of a step without GPU work: the host's time by region.
 function hostParts(rank) {
@@ -50,8 +51,8 @@ function stackedBar(parts, label) {
 
 function rankBars(ranks) {
   return element("div", { class: "bars" }, ranks.map((rank) => element("div", { class: "barrow" },
-    element("span", { class: "barlabel" }, `Rank ${rank.rank}`),
-    stackedBar(partsOf(rank), `Rank ${rank.rank}`),
+    element("span", { class: "barlabel" }, `Rank ${rankName(rank)}`),
+    stackedBar(partsOf(rank), `Rank ${rankName(rank)}`),
     element("span", { class: "barvalue" }, milliseconds(rank.step_ms.mean)))));
 }
 
@@ -76,7 +77,7 @@ function partsTable(ranks) {
   const numbers = ranks.flatMap((rank) => {
     const share = (part) => shares.get(`${rank.rank} ${part.key}`);
     return [
-      { label: several ? `rank ${rank.rank}: ms` : "ms per step", title: "ms per step", numeric: true, value: (part) => share(part)?.ms ?? 0, write: (ms) => number(ms, 3) },
+      { label: several ? `rank ${rankName(rank)}: ms` : "ms per step", title: "ms per step", numeric: true, value: (part) => share(part)?.ms ?? 0, write: (ms) => number(ms, 3) },
       { label: several ? "%" : "% of step", numeric: true, bar: !several, value: (part) => share(part)?.pct ?? 0, write: (pct) => number(pct, 1) },
       !several && { label: "calls per step", numeric: true, value: (part) => share(part)?.calls, write: count },
     ].filter(Boolean);
@@ -89,7 +90,7 @@ function rankTable(ranks) {
   const ms = (value) => number(value, 3);
   const pct = (value) => number(value, 1);
   return smallTable("Ranks", [
-    { label: "Rank", value: (rank) => rank.rank },
+    { label: "Rank", value: rankName },
     numeric("step ms", (rank) => rank.step_ms.mean, ms, "mean"),
     numeric("p50", (rank) => rank.step_ms.p50, ms),
     numeric("min", (rank) => rank.step_ms.min, ms),

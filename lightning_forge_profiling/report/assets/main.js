@@ -66,7 +66,7 @@ function build(summary, timelines) {
     if (select) select.value = String(number);
     details.replaceChildren(...rankDetails(rank, summary.words).filter(Boolean));
     steps.replaceChildren(...(rank.per_step.length > 1 && usedGpu(rank)
-      ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rank.rank}` : "Steps"), stepBars(rank)] : []));
+      ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rankName(rank)}` : "Steps"), stepBars(rank)] : []));
   };
 
   const several = ranks.length > 1;
@@ -75,7 +75,7 @@ function build(summary, timelines) {
     section("verdict", "", verdictSection(summary)),
     picture && section("timeline", "Step timeline", picture.element),
     breakdown.length > 0 && section("breakdown", "Breakdown of the step", [...breakdown, steps]),
-    section("findings", "Findings", findingsSection(findings, summary.words.shares)),
+    section("findings", "Findings", findingsSection(findings, summary.words)),
     run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run)),
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
     (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),

@@ -72,15 +72,15 @@ function remedy(finding) {
   return finding.saves ? `${finding.advice} ${finding.saves.text}` : finding.advice;
 }
 
-function findingsSection(findings, shares) {
+function findingsSection(findings, { shares, remarks }) {
   if (!findings.length) return [element("p", { class: "empty" }, "No single cause costs enough of the step to be worth naming.")];
-  return findings.map((finding, index) => element("article", { class: "finding" },
+  return [...findings.map((finding, index) => element("article", { class: "finding" },
     element("p", { class: "badges" }, element("span", { class: "badge quiet" }, finding.code),
       element("b", null, percent(finding.share_pct)),
       element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 seen in the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),
     facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
-    element("p", { class: "advice" }, remedy(finding))));
+    element("p", { class: "advice" }, remedy(finding)))), ...remarks.map((remark) => element("p", { class: "muted" }, remark))];
 }
 
 function hintsSection(hints, several) {

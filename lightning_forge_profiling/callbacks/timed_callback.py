@@ -418,7 +418,12 @@ class TimedCallback(Callback):
     @guarded
     def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
         StandIn.leave(trainer)  # again: who kept ours may have assigned it since
+        clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
+        if clock is not None:
+            clock.enter("profiler")
         self.finish(interrupted=interrupted)
+        if clock is not None:
+            clock.exit("profiler")
         step_timer, peers, self._step_timer = self._step_timer, self._peers, None
         if peers[-1:] != (self,):
             return

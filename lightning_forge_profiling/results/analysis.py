@@ -74,13 +74,15 @@ class Finding:
 
     Attributes:
         code: stable, as `input-bound`.
-        share_pct: what it costs, in percent of the step; from the trace the mean over the ranks.
+        share_pct: what it costs, in percent of the step, or of the fit where `of` says so; from the trace the mean over
+            the ranks.
         rank: the rank it was found on, None where it holds for all of them.
         source: the recorded `trace`, or the regions of the whole `run`.
         title: one sentence with the numbers that matter.
         evidence: the numbers, each named with its unit.
         advice: what to change, naming the setting.
         saves: what that is predicted to save; None if unknown, or where there is no fix.
+        of: what `share_pct` is a share of: the `step`, or the wall time of the `run` from the start of the fit.
     """
 
     code: str
@@ -91,6 +93,7 @@ class Finding:
     evidence: Mapping[str, float | str]
     advice: str
     saves: Saving | None = None
+    of: Literal["step", "run"] = "step"
 
     @property
     def remedy(self) -> str:

@@ -51,11 +51,8 @@ class SlowModule(Classifier):
     def on_train_epoch_start(self):
         self.planted("module/on_train_epoch_start", 3 * SLOW_S)
 
-    def on_validation_model_eval(self):
-        super().on_validation_model_eval()
-
     def validation_step(self, batch):
-        self.planted("sanity_check" if self.trainer.sanity_checking else "validation")
+        self.planted("sanity_check" if self.trainer.sanity_checking else "validation", 15 * SLOW_S)
 
     def on_save_checkpoint(self, checkpoint):
         self.planted("module/on_save_checkpoint", 3 * SLOW_S)
@@ -99,7 +96,7 @@ def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
     ledger = ours.ledger()
     assert {*planted.took_s} <= {*ledger.parts}
     for part, took_s in planted.took_s.items():
-        assert ledger.parts[part] == pytest.approx(took_s, rel=0.1, abs=0.02), part
+        assert ledger.parts[part] == pytest.approx(took_s, rel=0.1, abs=0.05), part
     assert ledger.counts["callback/Slow.on_train_batch_end"] == 16
     assert ledger.counts["validation"] == 2
     assert ledger.parts["checkpoint"] < planted.took_s["module/on_save_checkpoint"], "each nanosecond once"

@@ -110,6 +110,10 @@ class SlowLogger(CSVLogger):
         super().log_metrics(metrics, step)
 
 
+def saves_often(path):
+    return [ModelCheckpoint(path, every_n_train_steps=10)]
+
+
 @pytest.mark.parametrize(
     ("code", "part", "model", "options"),
     [
@@ -117,7 +121,7 @@ class SlowLogger(CSVLogger):
             "checkpoint-bound",
             "checkpoint",
             SlowSave,
-            {"callbacks": lambda path: [ModelCheckpoint(path, every_n_train_steps=10)]},
+            {"callbacks": saves_often},
         ),
         ("validation-bound", "validation", SlowValidation, {}),
         ("slow-callback", "callback/Slow.on_train_batch_end", Classifier, {"callbacks": lambda _: [Slow()]}),
@@ -125,7 +129,7 @@ class SlowLogger(CSVLogger):
         ("slow-logger", "logger/SlowLogger", Classifier, {"logger": SlowLogger, "log_every_n_steps": 5}),
     ],
 )
-def test_a_planted_cost_is_the_verdict_of_a_real_fit(make_trainer, tmp_path, code, part, model, options):
+def test_a_planted_cost_is_the_verdict_of_a_real_fit(make_trainer, tmp_path, *, code, part, model, options):
     callbacks = options.get("callbacks", lambda _: [])(tmp_path)
     ours = ThroughputCallback(warmup_steps=2)
     trainer = make_trainer(

@@ -3,13 +3,17 @@
 import os
 import platform
 import re
+import time
 from pathlib import Path
 
-__all__ = ["free_memory_bytes", "processor_name", "usable_cores"]
+__all__ = ["free_memory_bytes", "process_age_s", "processor_name", "usable_cores"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+
+_STARTED = 19
+"""The field of /proc/PID/stat, counted behind the name, with the ticks from boot to the process's start: proc(5)."""
 
 _ACCOUNTS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -26,6 +30,19 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     """
     named = re.search(r"^model name\s*:\s*(.+)$", _text(cpuinfo), re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+def process_age_s() -> float | None:
+    """Seconds since this process was started, to a hundredth; None if the system does not tell.
+
+    Example:
+        >>> (process_age_s() or 1.0) > 0
+        True
+    """
+    fields = _text(Path("/proc/self/stat")).rpartition(")")[2].split()  # a name may hold anything
+    if len(fields) <= _STARTED or not hasattr(time, "CLOCK_BOOTTIME"):
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
 
 
 def usable_cores() -> int:

@@ -5,12 +5,13 @@ Lightning wraps every hook in `trainer.profiler.profile(name)` and announces fet
 data fetch and of the transfer to the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
 
+from lightning_forge_profiling.callbacks.ledger_parts import Part
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.plain_text import plain_logger
@@ -21,6 +22,8 @@ __all__ = ["BoundaryProfiler", "StandIn"]
 _log = plain_logger(__name__)
 
 _EVERY_STEP_HAS: Final = "forward"
+
+_NO_PARTS: Final[Mapping[str, Part]] = MappingProxyType({})
 
 _LOST_IN_A_ROW: Final = 3
 """A profiler that is assigned once or twice costs a step or two; from so many on it is not to be followed."""
@@ -94,6 +97,11 @@ def _nothing() -> None:
     pass
 
 
+def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
+    first()
+    second()
+
+
 class _Announced:
     """Calls the functions of a boundary, inside the user's own profiler if there is one."""
 
@@ -124,17 +132,21 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
 
     MOST = 4096
 
-    def __init__(self, inner: Any, known: dict[str, AbstractContextManager[Any]]) -> None:
-        super().__init__(known)
+    def __init__(self, inner: Any, boundary_of: Callable[[str], _Boundary | None]) -> None:
+        super().__init__()
         self._inner = inner
+        self._boundary_of = boundary_of
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
-        if not is_own_action(action_name):  # the user may want what `as` gives
+        if not is_own_action(action_name) and self._boundary_of(action_name) is None:
+            # the user may want what `as` gives
             inner: AbstractContextManager[Any] = self._inner.profile(action_name)
             return inner
+        boundary = self._boundary_of(action_name)
+        context = _NOTHING if boundary is None else _Announced(boundary)
         if len(self) < self.MOST:
-            self[action_name] = _NOTHING
-        return _NOTHING
+            self[action_name] = context
+        return context
 
 
 class BoundaryProfiler:
@@ -145,30 +157,52 @@ class BoundaryProfiler:
 
     Args:
         inner: the profiler that the Trainer had.
-        step_timer: receives the boundaries.
+        step_timer: receives the boundaries; its ledger, if it has one, those of hooks.
         actions: Lightning's names for its actions.
+        parts: of the ledger, by the names of their actions.
     """
 
-    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries"})
+    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_whole", "_split"})
 
-    def __init__(self, inner: Any, step_timer: StepTimer, actions: Actions) -> None:
+    def __init__(
+        self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, Part] = _NO_PARTS
+    ) -> None:
         self.inner = inner
         self.step_timer = step_timer
+        self._parts = parts
         self._boundaries = _boundaries(step_timer, actions)
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
                 self._boundaries[name] = _Boundary(self._training_begins, self._boundaries[name].after)
-        self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
+        self.profile: Callable[[str], AbstractContextManager[Any]]
         """A context manager around the action of that name."""
-        if is_pass_through(inner):
-            known: dict[str, AbstractContextManager[Any]] = {
-                name: _Announced(boundary) for name, boundary in self._boundaries.items()
-            }
-            self.profile = _Contexts(inner, known).__getitem__
+        pass_through = is_pass_through(inner)
+        self._whole, self._split = (
+            _Contexts(inner, boundary_of).__getitem__ if pass_through else partial(self._profile_both, boundary_of)
+            for boundary_of in (partial(self._boundary, per_batch=False), partial(self._boundary, per_batch=True))
+        )
+        self.time_hooks(on=step_timer.splits)
 
-    def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
-        inner: AbstractContextManager[Any] = self.inner.profile(action_name)
+    def time_hooks(self, *, on: bool) -> None:
+        """Whether the hooks that come in every batch are entered in the ledger, in the step that begins now."""
+        self.profile = self._split if on else self._whole
+
+    def _boundary(self, action_name: str, *, per_batch: bool) -> _Boundary | None:
+        """The functions to call at the boundaries of an action: for its region, and for its part of the ledger."""
         boundary = self._boundaries.get(action_name)
+        ledger, part = self.step_timer.ledger, self._parts.get(action_name)
+        if ledger is None or part is None or (part.per_batch and not per_batch):
+            return boundary
+        enter, leave = partial(ledger.enter, part.name, sampled=part.per_batch), partial(ledger.exit, part.name)
+        if boundary is None:
+            return _Boundary(enter, leave)
+        return _Boundary(partial(_both, enter, boundary.before), partial(_both, boundary.after, leave))
+
+    def _profile_both(
+        self, boundary_of: Callable[[str], _Boundary | None], action_name: str
+    ) -> AbstractContextManager[Any]:
+        inner: AbstractContextManager[Any] = self.inner.profile(action_name)
+        boundary = boundary_of(action_name)
         return inner if boundary is None else _Announced(boundary, inner)
 
     def _training_begins(self) -> None:
@@ -215,11 +249,13 @@ class StandIn:
     Args:
         step_timer: receives the boundaries.
         actions: Lightning's names for its actions.
+        parts: of the ledger, by the names of their actions.
     """
 
-    def __init__(self, step_timer: StepTimer, actions: Actions) -> None:
+    def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, Part] = _NO_PARTS) -> None:
         self._step_timer = step_timer
         self._actions = actions
+        self._parts = parts
         self._ours: BoundaryProfiler | None = None
         self._replaced = self._warned = False
         self._lost = 0
@@ -228,7 +264,7 @@ class StandIn:
         """Wrap the Trainer's profiler."""
         if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.step_timer is self._step_timer):
             self.leave(trainer)  # a fit that ended without calling any hook left one
-            trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions)
+            trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = trainer.profiler
 
     def follow(self, trainer: Trainer) -> None:
@@ -236,6 +272,11 @@ class StandIn:
         if trainer.profiler is not self._ours and self._step_timer.active:
             self._replaced = True
             self.take_place(trainer)
+
+    def next_step(self) -> None:
+        """Time the hooks of the step that begins now, if its regions are timed."""
+        if self._ours is not None:
+            self._ours.time_hooks(on=self._step_timer.splits)
 
     def saw_step(self, trainer: Trainer, *, trained: bool) -> bool:
         """Whether all boundaries of the step that has just ended were announced to our profiler.

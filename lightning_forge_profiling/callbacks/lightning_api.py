@@ -47,6 +47,7 @@ __all__ = [
     "device_name",
     "devices_per_batch",
     "ends_epoch",
+    "implemented_hooks",
     "is_accumulating",
     "is_own_action",
     "is_pass_through",
@@ -129,6 +130,26 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
         validation_begins=(f"{of_module}on_validation_model_zero_grad", f"{of_module}on_validation_model_eval"),
         validation_ends=(f"{of_strategy}on_validation_end",),
     )
+
+
+_WITHOUT_EFFECT = tuple(
+    f"{package}.{module}"
+    for package in ("lightning.pytorch", "pytorch_lightning")
+    for module in ("callbacks.callback", "core.hooks", "core.module", "core.datamodule")
+)
+"""The modules of the hooks that Lightning calls on whoever does not implement them."""
+
+
+def implemented_hooks(owner: object) -> list[str]:
+    """The hooks that a callback, a module or a data module implements itself; none for None."""
+    methods = {name: getattr(type(owner), name, None) for name in dir(type(owner)) if not name.startswith("_")}
+    return [
+        name
+        for name, method in methods.items()
+        if callable(method)
+        and getattr(method, "__module__", None) not in _WITHOUT_EFFECT
+        and any(hasattr(base, name) for base in type(owner).__mro__ if base.__module__ in _WITHOUT_EFFECT)
+    ]
 
 
 def is_own_action(name: str) -> bool:

@@ -1,6 +1,7 @@
 """Builds `RunEvidence` from the run's totals, and merges it with the analysis of the trace."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import msgspec
 
@@ -13,6 +14,7 @@ from lightning_forge_profiling.results.analysis import (
     RankClock,
     RunCompute,
     RunEvidence,
+    RunLedger,
     RunRegion,
     WorkerRestarts,
 )
@@ -20,6 +22,7 @@ from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
@@ -56,6 +59,7 @@ def run_evidence(
     clocks: Sequence[RankClock] = (),
     workers: int = 0,
     loader: LoaderSettings | None = None,
+    ledger: Ledger | None = None,
 ) -> RunEvidence | None:
     """The run's figures for rules and reports; None if no step counts.
 
@@ -68,6 +72,7 @@ def run_evidence(
         clocks: each rank's own clock, if several ranks recorded.
         workers: how many processes the training loaders stop and start between epochs.
         loader: the training loader's settings.
+        ledger: where the run's wall time went.
     """
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
@@ -92,6 +97,7 @@ def run_evidence(
         worker_restarts=_worker_restarts(steady, workers),
         like_ms=spread.like,
         loader=loader,
+        ledger=None if ledger is None else RunLedger(**asdict(ledger)),
     )
 
 

@@ -14,6 +14,7 @@ from lightning_forge_profiling.report.run_table import RunReport, print_run
 from lightning_forge_profiling.results.analysis import Analysis, RankClock
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
@@ -44,7 +45,12 @@ def leave_clock(trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Rep
 
 
 def report_run(
-    trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Reporting], *, interrupted: bool
+    trainer: Trainer,
+    step_timer: StepTimer,
+    callbacks: Sequence[Reporting],
+    *,
+    ledger: Ledger | None = None,
+    interrupted: bool,
 ) -> Analysis | None:
     """Analyse the run, rewrite the reports and print the table. Called on rank 0.
 
@@ -52,6 +58,7 @@ def report_run(
         trainer: of the fit.
         step_timer: has the run's totals.
         callbacks: the callbacks of this package.
+        ledger: where the run's wall time went.
         interrupted: whether the fit ended by an exception, after which other ranks may write nothing.
     """
     run, trace, on_device = step_timer.summary(), _trace(callbacks), step_timer.timers.on_device
@@ -71,6 +78,7 @@ def report_run(
         clocks=clocks,
         workers=restarted_workers(trainer),
         loader=loader_settings(trainer),
+        ledger=ledger,
     )
     analysis = analysis_of(trace, recorded, evidence)
     print_run(

@@ -15,6 +15,7 @@ from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent
 from lightning_forge_profiling.timing.interval import Mark
+from lightning_forge_profiling.timing.ledger import STEPS, LedgerClock
 from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
@@ -37,6 +38,9 @@ _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "opt
 Python: below this limit they count to what follows, which saves three of a step's ten events."""
 _ABSORBED_BELOW_NS: Final = 100_000
 
+_PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: "data_loader"}
+"""Regions that are parts of the ledger, by the ledger's names."""
+
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
 """Where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind
 all of its work, and tell how far the GPU is."""
@@ -54,6 +58,7 @@ class StepTimer:
         regions: which built-in regions to time; the others' time goes to `other`.
         warmup_steps: how many steps at the start of the fit do not count. All of them are split into regions.
         budget: chooses which of the later steps are split into regions; None splits all.
+        ledger: also gets what lies between steps.
         clock_ns: the host clock.
     """
 
@@ -64,9 +69,11 @@ class StepTimer:
         regions: Collection[str] = REGIONS,
         warmup_steps: int = 0,
         budget: TimingBudget | None = None,
+        ledger: LedgerClock | None = None,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.timers = timers
+        self.ledger = ledger
         self.warmup_steps = warmup_steps
         self.tracing = False
         """Whether to show the regions in a trace that is being recorded."""
@@ -121,6 +128,8 @@ class StepTimer:
         self._since = self.timers.mark()
         self._stepped_ns = self._since.host_ns
         self.timers.start("other", at=self._since)
+        if self.ledger is not None:
+            self.ledger.enter(STEPS)
 
     @property
     def _base(self) -> str:
@@ -137,7 +146,18 @@ class StepTimer:
                     self._since = self.timers.switch(WHOLE, "other")
                 else:
                     self.timers.relabel(WHOLE, "other")
-                self._label = "other"
+                self._be_in("other")
+
+    def _be_in(self, label: str) -> None:
+        """The current region is another one, which may be a part of the ledger too."""
+        before, self._label = self._label, label
+        if self.ledger is not None and (label in _PARTS or before in _PARTS) and label != before:
+            part = _PARTS.get(label)
+            if part is not None and not self.ledger.inside(part):
+                self.ledger.enter(part)
+            else:
+                for left in [_PARTS.get(before, "")] if part is not None else _PARTS.values():
+                    self.ledger.exit(left)
 
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
@@ -163,12 +183,12 @@ class StepTimer:
             label = self._labels[name]
             if _ABSORBS.get(label) == self._label and began_ns - self._since.host_ns < _ABSORBED_BELOW_NS:
                 self.timers.relabel(self._label, label)
-                self._label = label
+                self._be_in(label)
             elif label != self._label:
                 self._since = self.timers.switch(self._label, label)
                 if name == "data" and not self._before_fetch_ns:
                     self._before_fetch_ns = self._since.host_ns - before.host_ns
-                self._label = label
+                self._be_in(label)
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self.fail(exc)
@@ -195,7 +215,7 @@ class StepTimer:
                 if self._label == "optimizer":
                     self._update = self._since
                 self._since = self.timers.switch(self._label, label)
-                self._label = label
+                self._be_in(label)
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self.fail(exc)
@@ -224,7 +244,7 @@ class StepTimer:
         if self._active and self._label == "optimizer":
             try:
                 self.timers.relabel("optimizer", self._labels["forward"])
-                self._label = self._labels["forward"]
+                self._be_in(self._labels["forward"])
             except Exception as exc:
                 self.fail(exc)
 
@@ -260,7 +280,7 @@ class StepTimer:
                 self._since = timers.switch(self._label, self._base)
             else:
                 timers.relabel("other", self._base)
-            self._label = self._base
+            self._be_in(self._base)
             timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
             self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, before))
@@ -270,11 +290,19 @@ class StepTimer:
             self._own_ns = self._before_fetch_ns = 0
             self._disturbed = False
             self.step = timers.tag = self.step + 1
+            if self.ledger is not None:
+                self.ledger.steps += 1
+                self.ledger.sampled_steps += split
             if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self.fail(exc)
+
+    @property
+    def splits(self) -> bool:
+        """Whether the regions of the current step are timed."""
+        return self._split
 
     @property
     def plain(self) -> bool:
@@ -317,6 +345,8 @@ class StepTimer:
         own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
         self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
         self._stepped_ns = ended_ns[-1]
+        if self.ledger is not None:
+            self.ledger.steps += len(works)
         return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3)
 
     def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
@@ -338,6 +368,8 @@ class StepTimer:
                 self._pop()
             self._active = False
             self.timers.stop(self._label)
+            if self.ledger is not None:
+                self.ledger.exit(STEPS)
             before = self._take_plain()
             if before is not None:
                 complete = self.timers.dropped == self._dropped

@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from itertools import count
+from time import perf_counter_ns
+from typing import Any, Final
 
 import torch
 
@@ -12,17 +14,20 @@ from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
 from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
 from lightning_forge_profiling.callbacks.guard import guarded
+from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
 from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 from lightning_forge_profiling.timing.run_totals import RunSummary
@@ -35,6 +40,20 @@ DEFAULT_WARMUP_STEPS = 10
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
 _MANUAL_HOOKS = ("on_before_backward", "on_after_backward")
+
+
+_SET_UP: Final = "startup/fit"
+_TEAR_DOWN: Final = "teardown"
+
+_fits = count()
+"""Counts the fits of this process."""
+
+
+def _run_began_ns() -> int:
+    """When the run began: with its process, or with this fit if the process is interactive or has had another fit."""
+    first = next(_fits) == 0 and not hasattr(sys, "ps1") and "ipykernel" not in sys.modules
+    age_s = process_age_s() if first else None
+    return perf_counter_ns() - int((age_s or 0.0) * 1e9)
 
 
 class TimedCallback(Callback):
@@ -55,6 +74,7 @@ class TimedCallback(Callback):
     def __init__(self) -> None:
         super().__init__()
         self._analysis: Analysis | None = None
+        self._ledger: Ledger | None = None
         self._let_go()
 
     def _let_go(self) -> None:
@@ -65,6 +85,8 @@ class TimedCallback(Callback):
         self._previous_sink: RegionSink | None = None
         self._cycles: AccumulationCycles | None = None
         self._counter: WorkCounter | None = None
+        self._ledger_clock: LedgerClock | None = None
+        self._ledger_parts: LedgerParts | None = None
         self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
         self._plain_steps: PlainSteps | None = None
         self._kind_of_step = (False, True)
@@ -87,6 +109,15 @@ class TimedCallback(Callback):
             on other ranks, and if there is neither.
         """
         return self._analysis
+
+    def ledger(self) -> Ledger | None:
+        """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it.
+
+        Returns:
+            The seconds of each part on this rank; None before a fit.
+        """
+        clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
+        return self._ledger if clock is None else clock.read()
 
     @property
     def counts_flops(self) -> bool:
@@ -165,7 +196,7 @@ class TimedCallback(Callback):
             watched.release()
         self._abandon(trainer)
         self._let_go()
-        self._analysis = None
+        self._analysis = self._ledger = None
         peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, TimedCallback) and peer.enabled)
         twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
         if len(twins) > 1:
@@ -176,11 +207,15 @@ class TimedCallback(Callback):
         if self._leads:
             warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
             overhead = next((peer.overhead for peer in peers if peer.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
+            self._ledger_clock = LedgerClock(_run_began_ns(), "startup/process")
+            self._ledger_clock.exit("startup/process")
+            self._ledger_clock.enter(_SET_UP)
             self._step_timer = StepTimer(
                 CUDATimerCollection((), device=trainer.strategy.root_device),
                 regions=set.intersection(*(set(peer.regions) for peer in peers)),
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
                 budget=TimingBudget(overhead),
+                ledger=self._ledger_clock,
             )
             self._watched = (
                 lightning_api.WatchedLoop(trainer.fit_loop, failed=partial(self._loop_failed, trainer)),
@@ -199,9 +234,13 @@ class TimedCallback(Callback):
             self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
             self._counter = self._work_counter(pl_module)
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
-            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module))
+            parts = hook_parts(trainer, pl_module, self._peers)
+            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module), parts)
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(step_timer)
+            if self._ledger_clock is not None:
+                self._ledger_clock.exit(_SET_UP)
+                self._ledger_parts = LedgerParts(self._ledger_clock, trainer.loggers)
             step_timer.start()
         self._skip_hooks(manual=not pl_module.automatic_optimization)
         self.begin(trainer)
@@ -241,6 +280,16 @@ class TimedCallback(Callback):
     def _enter_validation(self) -> None:
         if self._step_timer is not None:
             self._step_timer.enter_validation()
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Enter the sanity check in the ledger."""
+        if self._ledger_clock is not None:
+            self._ledger_clock.enter("sanity_check")
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the sanity check."""
+        if self._ledger_clock is not None:
+            self._ledger_clock.exit("sanity_check")
 
     @guarded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -310,6 +359,7 @@ class TimedCallback(Callback):
                 ends_epoch=lightning_api.ends_epoch(trainer),
                 saw_all=stand_in.saw_step(trainer, trained=batch is not None),
             )
+            stand_in.next_step()
 
     @guarded
     def _step_ended(self, trainer: Trainer, skipped: int) -> None:
@@ -345,7 +395,11 @@ class TimedCallback(Callback):
             for peer in self._peers:
                 peer.skip_steps(skipped)
         set_region_sink(self._previous_sink)
+        if self._ledger_parts is not None:
+            self._ledger_parts.close()
         self._step_timer.finish(wait=wait)  # last: Ctrl-C may end the wait
+        if self._ledger_clock is not None:
+            self._ledger_clock.enter(_TEAR_DOWN)
 
     @guarded
     def _abandon(self, trainer: Trainer) -> None:
@@ -364,16 +418,23 @@ class TimedCallback(Callback):
     @guarded
     def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
         StandIn.leave(trainer)  # again: who kept ours may have assigned it since
+        clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
+        if clock is not None:
+            clock.enter("profiler")
         self.finish(interrupted=interrupted)
+        if clock is not None:
+            clock.exit("profiler")
         step_timer, peers, self._step_timer = self._step_timer, self._peers, None
         if peers[-1:] != (self,):
             return
         if step_timer is not None and trainer.is_global_zero and step_timer.began:
-            analysis = report_run(trainer, step_timer, peers, interrupted=interrupted)
+            analysis = report_run(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
             for peer in peers:
                 peer._analysis = analysis  # noqa: SLF001  (one of us)
+        ledger = self.ledger()
         for peer in peers:
             peer._let_go()  # noqa: SLF001  (one of us)
+            peer._ledger = ledger  # noqa: SLF001  (one of us)
 
     def _work_counter(self, module: LightningModule) -> WorkCounter:
         first, last = self._peers[0], self._peers[-1]  # one of each kind at most

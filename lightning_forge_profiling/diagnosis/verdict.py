@@ -25,9 +25,19 @@ _NOTHING_WITHOUT_GPU: Final = (
 )
 
 
-def by_gain(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings, the one whose fix can be expected to save most first."""
-    return tuple(sorted(findings, key=lambda found: -found.share_pct * RECOVERABLE.get(found.code, 1.0)))
+def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tuple[Finding, ...]:
+    """The findings, the one whose fix can be expected to save most first.
+
+    Args:
+        findings: of the step, and of the whole run.
+        in_steps_pct: how much of the run its steps take.
+    """
+
+    def gain(found: Finding) -> float:
+        in_run = in_steps_pct / 100 if found.of == "step" else 1.0
+        return found.share_pct * RECOVERABLE.get(found.code, 1.0) * in_run
+
+    return tuple(sorted(findings, key=gain, reverse=True))
 
 
 def order_note(findings: Sequence[Finding]) -> str:
@@ -45,6 +55,8 @@ def order_note(findings: Sequence[Finding]) -> str:
         "Findings are ordered by what a fix can be expected to save: 15 % of compute-bound's share, all of the others'."
     """
     shares = [found.share_pct for found in findings]
+    if len({found.of for found in findings}) > 1:
+        return "Findings are ordered by what a fix can be expected to save of the whole fit's wall time."
     if shares == sorted(shares, reverse=True):
         return ""
     codes = dict.fromkeys(found.code for found in findings)

@@ -150,6 +150,8 @@ def findings_remarks(analysis: Analysis) -> Iterator[str]:
 
 def share_of(analysis: Analysis, finding: Finding) -> str:
     """What a finding's share is of: the rules' are means over the ranks, also where one of them is named."""
+    if finding.of == "run":
+        return "of the fit"
     averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"
     return "of the step, mean of the ranks" if averaged else "of the step"
 

@@ -22,6 +22,7 @@ __all__ = [
     "RankClock",
     "RankWait",
     "RunEvidence",
+    "RunLedger",
     "RunRegion",
     "WindowEffect",
     "WorkerRestarts",
@@ -73,13 +74,15 @@ class Finding:
 
     Attributes:
         code: stable, as `input-bound`.
-        share_pct: what it costs, in percent of the step; from the trace the mean over the ranks.
+        share_pct: what it costs, in percent of the step, or of the fit where `of` says so; from the trace the mean over
+            the ranks.
         rank: the rank it was found on, None where it holds for all of them.
         source: the recorded `trace`, or the regions of the whole `run`.
         title: one sentence with the numbers that matter.
         evidence: the numbers, each named with its unit.
         advice: what to change, naming the setting.
         saves: what that is predicted to save; None if unknown, or where there is no fix.
+        of: what `share_pct` is a share of: the `step`, or the wall time of the `run` from the start of the fit.
     """
 
     code: str
@@ -90,6 +93,7 @@ class Finding:
     evidence: Mapping[str, float | str]
     advice: str
     saves: Saving | None = None
+    of: Literal["step", "run"] = "step"
 
     @property
     def remedy(self) -> str:
@@ -202,6 +206,28 @@ class WorkerRestarts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunLedger:
+    """Where the wall time of the whole run went, on rank 0: parts that sum to it.
+
+    Attributes:
+        wall_s: the whole run in seconds, to the end of the fit: from the start of the process, or of the fit if the
+            process is interactive or had another fit before.
+        parts: seconds by part, the largest first; each without the parts inside it. `startup/process` and
+            `startup/fit`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`, `checkpoint`,
+            `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc` (full collections),
+            `profiler` (this package), `teardown`.
+        unexplained_s: what no part explains; negative if an estimated part is too large.
+        counts: how often each part was entered. Hooks that come in every batch are timed in the steps that are split
+            into regions, and their seconds are estimated for the others.
+    """
+
+    wall_s: float
+    parts: Mapping[str, float]
+    unexplained_s: float
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
     """What the callbacks measured over a whole run, without any trace.
 
@@ -225,6 +251,7 @@ class RunEvidence:
         like_ms: what the mean step would take if each took the median time of those like it: that change the weights,
             or that only accumulate gradients. None if unknown.
         loader: the settings of the loader on rank 0; None if unknown.
+        ledger: where the wall time of the whole run went; None if unknown.
     """
 
     steps: int
@@ -243,6 +270,7 @@ class RunEvidence:
     worker_restarts: WorkerRestarts | None = None
     like_ms: float | None = None
     loader: LoaderSettings | None = None
+    ledger: RunLedger | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ class Saving:
     """What the fix of a finding is predicted to save.
 
     Attributes:
-        ms_per_step: milliseconds of a step.
+        ms_per_step: milliseconds of a step; of a finding on the whole run, spread over its steps.
         pct: the same in percent of the step.
         at_most: whether the cause only bounds it; else it is the expected value.
         text: the same as a sentence.

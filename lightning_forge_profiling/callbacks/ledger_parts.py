@@ -1,0 +1,138 @@
+"""Feeds the ledger of a fit: the part of each action that Lightning announces, the loggers' calls, compilation, GC."""
+
+import gc
+import sys
+from collections.abc import Callable, Collection
+from functools import partial
+from threading import get_ident
+from typing import Any, Final, NamedTuple
+
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, implemented_hooks
+from lightning_forge_profiling.timing.ledger import LedgerClock
+
+__all__ = ["LedgerParts", "Part", "hook_parts"]
+
+_PER_BATCH: Final = ("batch", "zero_grad", "backward", "optimizer_step", "clipping")
+"""What the names of hooks have in them that come in every batch."""
+
+_OLDEST: Final = 2
+"""Collecting the younger generations takes microseconds."""
+
+_LOGGER_CALLS: Final = ("log_metrics", "save")
+
+
+class Part(NamedTuple):
+    """A part of the ledger."""
+
+    name: str
+    per_batch: bool = False
+    """Whether it comes in every batch, and so is timed in the steps that are split into regions only."""
+
+
+def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object]) -> dict[str, Part]:
+    """The parts for the hooks that callbacks, module and data module implement, by the name that Lightning announces.
+
+    Args:
+        trainer: of the fit.
+        module: the module that it trains.
+        own: this package's callbacks.
+    """
+    parts = {}
+    for callback in trainer.callbacks:
+        name = type(callback).__name__
+        for hook in implemented_hooks(callback):
+            part = "profiler" if callback in own else f"callback/{name}.{hook}"
+            parts[f"[Callback]{callback.state_key}.{hook}"] = Part(part, _per_batch(hook))
+    for kind, owner in ("LightningModule", module), ("LightningDataModule", trainer.datamodule):
+        for hook in implemented_hooks(owner):
+            part = f"{kind.removeprefix('Lightning').lower()}/{hook}"
+            parts[f"[{kind}]{type(owner).__name__}.{hook}"] = Part(part, _per_batch(hook))
+    return parts
+
+
+def _per_batch(hook: str) -> bool:
+    return any(word in hook for word in _PER_BATCH)
+
+
+class LedgerParts:
+    """Has the ledger told of what Lightning does not announce, while a training loop runs.
+
+    Args:
+        clock: the ledger's.
+        loggers: the Trainer's.
+    """
+
+    def __init__(self, clock: LedgerClock, loggers: Collection[Any]) -> None:
+        self._clock = clock
+        self._thread = get_ident()
+        self._compiling = 0
+        self._undo: list[Callable[[], object]] = []
+        gc.callbacks.append(self._collecting)
+        self._undo.append(partial(_remove, gc.callbacks, self._collecting))
+        for logger in loggers:
+            part = f"logger/{type(logger).__name__}"
+            for call in _LOGGER_CALLS:
+                if call not in vars(logger):
+                    setattr(logger, call, _Timed(logger, call, clock, part))
+                    self._undo.append(partial(vars(logger).pop, call, None))
+        dynamo = sys.modules.get("torch._dynamo.callback")  # not imported for this
+        if dynamo is not None:
+            handler = dynamo.callback_handler
+            handler.register_start_callback(self._compile_begins)
+            handler.register_end_callback(self._compile_ends)
+            self._undo += [
+                partial(_remove, handler.start_callbacks, self._compile_begins),
+                partial(_remove, handler.end_callbacks, self._compile_ends),
+            ]
+
+    def close(self) -> None:
+        """Put everything back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _collecting(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] < _OLDEST or get_ident() != self._thread:
+            return
+        if phase == "start":
+            self._clock.enter("gc")
+        else:
+            self._clock.exit("gc")
+
+    def _compile_begins(self, _: Any) -> None:
+        if get_ident() == self._thread:
+            self._compiling += 1
+            if self._compiling == 1:
+                self._clock.enter("compile")
+
+    def _compile_ends(self, _: Any) -> None:
+        if get_ident() == self._thread and self._compiling:
+            self._compiling -= 1
+            if not self._compiling:
+                self._clock.exit("compile")
+
+
+class _Timed:
+    """A method of a logger, timed as a part of the ledger. A copy of it is the method."""
+
+    def __init__(self, logger: Any, call: str, clock: LedgerClock, part: str) -> None:
+        self._logger, self._call, self._clock, self._part = logger, call, clock, part
+        self._method = getattr(logger, call)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._clock.enter(self._part)
+        try:
+            return self._method(*args, **kwargs)
+        finally:
+            self._clock.exit(self._part)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _method, (self._logger, self._call)
+
+
+def _method(logger: Any, call: str) -> Any:
+    return partial(getattr(type(logger), call), logger)
+
+
+def _remove(listed: list[Any], item: Any) -> None:
+    if item in listed:
+        listed.remove(item)

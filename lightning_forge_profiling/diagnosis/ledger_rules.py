@@ -1,0 +1,225 @@
+"""Causes of lost time outside the step, from the ledger of the run: checkpoints, validation, hooks, loggers, ..."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Explanation, Rule
+from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunLedger
+from lightning_forge_profiling.results.saving import Saving
+
+__all__ = ["LEDGER_RULES", "in_steps_pct", "ledger_findings", "without_double"]
+
+_LONG_RUN_S: Final = 600.0
+"""Startup is a cause in a run that is at least so long; a shorter one is a trial of one that is longer."""
+
+_BEFORE: Final = "startup/process"
+_PER_BATCH: Final = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The fit's part of a ledger."""
+
+    ledger: RunLedger
+    keeps_workers: bool
+
+    @property
+    def fit_s(self) -> float:
+        """Wall time without what came before the fit, which may be a long-lived script."""
+        return self.ledger.wall_s - self.ledger.parts.get(_BEFORE, 0.0)
+
+    def largest(self, prefix: str) -> tuple[str, float]:
+        """The largest part whose name begins so, without that, and its seconds; "" and 0 without one."""
+        found = [(name.removeprefix(prefix), s) for name, s in self.ledger.parts.items() if name.startswith(prefix)]
+        return max(found, key=lambda item: item[1], default=("", 0.0))
+
+    def takes(self, seconds: float) -> str:
+        """`seconds` of the fit, in words."""
+        return f"takes {in_s(seconds)} of the fit's {in_s(self.fit_s)}"
+
+
+def in_s(seconds: float) -> str:
+    """A time with two or three digits."""
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"  # noqa: PLR2004
+
+
+def _part(name: str) -> Callable[[_Run], float]:
+    return lambda run: run.ledger.parts.get(name, 0.0)
+
+
+def _each(run: _Run, part: str, what: str) -> str:
+    count = run.ledger.counts.get(part, 0)
+    if count <= 1:
+        return ""
+    return f" ({count} {what}, {in_s(run.ledger.parts[part] / count)} each)"
+
+
+def _checkpoint(run: _Run) -> Explanation:
+    return Explanation(
+        f"saving checkpoints {run.takes(run.ledger.parts['checkpoint'])}{_each(run, 'checkpoint', 'saves')}",
+        advice="Save less often (every_n_train_steps or every_n_epochs of ModelCheckpoint), save less "
+        "(save_weights_only=True leaves out the optimizer's state), or save beside the training (AsyncCheckpointIO).",
+    )
+
+
+def _validation(run: _Run) -> Explanation:
+    return Explanation(
+        f"validation {run.takes(run.ledger.parts['validation'])}{_each(run, 'validation', 'runs')}",
+        advice="Validate less often (check_val_every_n_epoch, val_check_interval), on fewer batches "
+        "(limit_val_batches), or faster: a larger batch, workers and pinned memory in its DataLoader.",
+    )
+
+
+def _callback(run: _Run) -> Explanation:
+    name, seconds = run.largest("callback/")
+    return _hook(run, f"callback {name}", f"callback/{name}", seconds)
+
+
+def _module_hook(run: _Run) -> Explanation:
+    name, seconds = run.largest("module/")
+    return _hook(run, f"the module's {name}", f"module/{name}", seconds)
+
+
+def _hook(run: _Run, who: str, part: str, seconds: float) -> Explanation:
+    often = ", in every batch" if _PER_BATCH in part.rpartition(".")[2] else _each(run, part, "calls")
+    return Explanation(
+        f"{who} {run.takes(seconds)}{often}",
+        advice="Do less in it or do it less often. On a GPU, reading a value (.item(), .cpu(), printing a tensor) "
+        "waits for all queued work; collect values and read them every few steps.",
+    )
+
+
+def _logger(run: _Run) -> Explanation:
+    name, seconds = run.largest("logger/")
+    return Explanation(
+        f"the logger {name} {run.takes(seconds)}{_each(run, f'logger/{name}', 'calls')}",
+        advice="Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger.",
+    )
+
+
+def _loader(run: _Run) -> Explanation:
+    keep = "" if run.keeps_workers else "Set persistent_workers=True in the DataLoader. "
+    return Explanation(
+        f"creating the DataLoader's iterator and its workers {run.takes(run.ledger.parts['data_loader'])}"
+        f"{_each(run, 'data_loader', 'times')}",
+        advice=f"{keep}Use fewer workers, make the dataset object smaller (each worker gets a copy), or make epochs "
+        "longer.",
+    )
+
+
+def _compile(run: _Run) -> Explanation:
+    return Explanation(
+        f"torch.compile {run.takes(run.ledger.parts['compile'])}{_each(run, 'compile', 'compilations')}",
+        advice="TORCH_LOGS=recompiles names the reason of each recompilation. Batches of many shapes: "
+        "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
+    )
+
+
+def _collections(run: _Run) -> Explanation:
+    return Explanation(
+        f"Python's garbage collector {run.takes(run.ledger.parts['gc'])}{_each(run, 'gc', 'full collections')}",
+        advice="Call gc.freeze() once the model is set up, or gc.disable() and then gc.collect() every few hundred "
+        "steps.",
+    )
+
+
+def _startup_s(run: _Run) -> float:
+    startup = sum(s for name, s in run.ledger.parts.items() if name.startswith("startup/"))
+    return startup if run.ledger.wall_s >= _LONG_RUN_S else 0.0
+
+
+def _startup(run: _Run) -> Explanation:
+    return Explanation(
+        f"{in_s(_startup_s(run))} pass before the first batch, {in_s(run.ledger.parts.get(_BEFORE, 0.0))} of them "
+        "before the fit",
+        advice="Look at what the script does before trainer.fit (downloads, tokenization, building the dataset) and "
+        "cache it on disk; load large weights with mmap=True.",
+    )
+
+
+LEDGER_RULES: Final[tuple[Rule[_Run], ...]] = (
+    Rule("checkpoint-bound", _part("checkpoint"), _checkpoint),
+    Rule("validation-bound", _part("validation"), _validation),
+    Rule("slow-callback", lambda run: run.largest("callback/")[1], _callback),
+    Rule("slow-hook", lambda run: run.largest("module/")[1], _module_hook),
+    Rule("slow-logger", lambda run: run.largest("logger/")[1], _logger),
+    Rule("loader-startup", _part("data_loader"), _loader),
+    Rule("compile-bound", _part("compile"), _compile),
+    Rule("gc-bound", _part("gc"), _collections),
+    Rule("startup-bound", _startup_s, _startup),
+)
+"""Costs are seconds of the run."""
+
+
+def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
+    """What costs at least `NAMED_FROM_PCT` of the fit outside the steps, or in a hook inside them.
+
+    Example:
+        >>> from lightning_forge_profiling.results.rank import Distribution
+        >>> ledger = RunLedger(
+        ...     wall_s=10.0, parts={"checkpoint": 7.6, "steps": 2.4}, unexplained_s=0.0, counts={"checkpoint": 20}
+        ... )
+        >>> steps = Distribution(mean=24.0, p50=24.0, min=24.0, max=24.0)
+        >>> [found] = ledger_findings(RunEvidence(steps=100, on_device=True, step_ms=steps, regions={}, ledger=ledger))
+        >>> found.title
+        "saving checkpoints takes 7.6 s of the fit's 10.0 s (20 saves, 380 ms each)"
+    """
+    if evidence.ledger is None:
+        return ()
+    run = _Run(evidence.ledger, evidence.loader is not None and bool(evidence.loader.persistent_workers))
+    if run.fit_s <= 0:
+        return ()
+    return tuple(
+        _finding(rule, run, evidence) for rule in LEDGER_RULES if 100 * rule.cost(run) >= NAMED_FROM_PCT * run.fit_s
+    )
+
+
+def _finding(rule: Rule[_Run], run: _Run, evidence: RunEvidence) -> Finding:
+    seconds, explained = rule.cost(run), rule.explain(run)
+    pct = min(100 * seconds / run.fit_s, 100.0)
+    return Finding(
+        code=rule.code,
+        share_pct=pct,
+        of="run",
+        rank=0 if evidence.world_size > 1 else None,
+        source="run",
+        title=explained.title,
+        evidence={"seconds": round(seconds, 3), "fit_s": round(run.fit_s, 3), **explained.evidence},
+        advice=explained.advice,
+        saves=Saving(
+            ms_per_step=1e3 * seconds / max(evidence.steps, 1),
+            pct=pct,
+            at_most=True,
+            text=f"That saves at most {in_s(seconds)} of the fit's {in_s(run.fit_s)} ({pct:.0f} %).",
+        ),
+    )
+
+
+def in_steps_pct(evidence: RunEvidence | None) -> float:
+    """How much of the fit the steps take, in percent: what a share of the step is a share of; 100 if unknown."""
+    if evidence is None or evidence.ledger is None:
+        return 100.0
+    run = _Run(evidence.ledger, keeps_workers=False)
+    in_step = [s for name, s in run.ledger.parts.items() if name in {"steps", "gc", "profiler"} or _per_batch(name)]
+    return min(100 * sum(in_step) / run.fit_s, 100.0) if run.fit_s > 0 else 100.0
+
+
+def _per_batch(part: str) -> bool:
+    return part.startswith(("callback/", "module/")) and _PER_BATCH in part
+
+
+def without_double(findings: Sequence[Finding], outside: Sequence[Finding]) -> list[Finding]:
+    """Findings of the step without those whose time a finding of the ledger explains.
+
+    Args:
+        findings: of the step.
+        outside: of the ledger.
+    """
+    codes = {found.code for found in outside}
+    hidden = set()
+    if codes & {"slow-callback", "slow-hook", "slow-logger"}:
+        hidden.add("between-regions")
+    if "loader-startup" in codes:
+        hidden.add("worker-restarts")
+    return [found for found in findings if found.code not in hidden]

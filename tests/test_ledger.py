@@ -1,0 +1,266 @@
+"""Where the whole run's wall time goes: planted costs are found in their part, and the parts sum to the run."""
+
+import copy
+import gc
+import json
+import pickle
+import sys
+import time
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import SimpleProfiler
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.timing.ledger import STEPS, LedgerClock
+from tests.models import Classifier, Fails, loader
+
+SLOW_S = 0.02
+
+
+class Planted:
+    """Sleeps where it is told to, and knows how long it really took."""
+
+    def __init__(self):
+        self.took_s = {}
+
+    def __call__(self, where, seconds=SLOW_S):
+        began = time.perf_counter()
+        time.sleep(seconds)
+        self.took_s[where] = self.took_s.get(where, 0.0) + time.perf_counter() - began
+
+
+class Slow(Callback):
+    def __init__(self, planted):
+        self.planted = planted
+
+    def on_train_epoch_end(self, trainer, module):
+        self.planted("callback/Slow.on_train_epoch_end", 3 * SLOW_S)
+
+    def on_train_batch_end(self, *_):
+        self.planted("callback/Slow.on_train_batch_end")
+
+
+class SlowModule(Classifier):
+    def __init__(self, planted):
+        super().__init__()
+        self.planted = planted
+
+    def on_train_epoch_start(self):
+        self.planted("module/on_train_epoch_start", 3 * SLOW_S)
+
+    def validation_step(self, batch):
+        self.planted("sanity_check" if self.trainer.sanity_checking else "validation", 15 * SLOW_S)
+
+    def on_save_checkpoint(self, checkpoint):
+        self.planted("module/on_save_checkpoint", 3 * SLOW_S)
+
+
+class SlowLogger(CSVLogger):
+    planted = None
+
+    def log_metrics(self, metrics, step=None):
+        self.planted("logger/SlowLogger", 3 * SLOW_S)
+        super().log_metrics(metrics, step)
+
+
+def fit(make_trainer, tmp_path, *callbacks, model=None, **options):
+    ours = ThroughputCallback(overhead=options.pop("overhead", None), warmup_steps=0)
+    options = {"max_epochs": 2, "log_every_n_steps": 4, "enable_checkpointing": True, **options}
+    trainer = make_trainer(ours, *callbacks, **options)
+    trainer.fit(model or Classifier(), loader(32), loader(8))
+    return ours, trainer
+
+
+def sums_up(ledger):
+    return sum(ledger.parts.values()) + ledger.unexplained_s == pytest.approx(ledger.wall_s, abs=1e-8)
+
+
+def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
+    planted = Planted()
+    logger = SlowLogger(tmp_path)
+    logger.planted = planted
+
+    ours, _ = fit(
+        make_trainer,
+        tmp_path,
+        Slow(planted),
+        ModelCheckpoint(tmp_path),
+        model=SlowModule(planted),
+        logger=logger,
+        num_sanity_val_steps=1,
+    )
+
+    ledger = ours.ledger()
+    assert {*planted.took_s} <= {*ledger.parts}
+    for part, took_s in planted.took_s.items():
+        assert ledger.parts[part] == pytest.approx(took_s, rel=0.1, abs=0.05), part
+    assert ledger.counts["callback/Slow.on_train_batch_end"] == 16
+    assert ledger.counts["validation"] == 2
+    assert ledger.parts["checkpoint"] < planted.took_s["module/on_save_checkpoint"], "each nanosecond once"
+    assert sums_up(ledger)
+    assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
+
+
+def test_hooks_of_steps_that_are_not_split_are_estimated_from_those_that_are(make_trainer, tmp_path):
+    planted = Planted()
+    ours, _ = fit(
+        make_trainer,
+        tmp_path,
+        Slow(planted),
+        overhead=1e-6,
+        max_epochs=-1,
+        max_steps=150,
+        limit_val_batches=0,
+        enable_checkpointing=False,
+        logger=False,
+    )
+
+    ledger, hook = ours.ledger(), "callback/Slow.on_train_batch_end"
+    assert ledger.counts[hook] < 75
+    assert ledger.parts[hook] == pytest.approx(planted.took_s[hook], rel=0.1)
+    assert ledger.parts[STEPS] < planted.took_s[hook]
+    assert sums_up(ledger)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("at step 5"), KeyboardInterrupt()])
+def test_a_failing_fit_has_its_ledger(make_trainer, error):
+    ours = ThroughputCallback(overhead=None)
+    trainer = make_trainer(ours, max_epochs=1)
+    with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):
+        trainer.fit(Fails(5, error), loader(32))
+    ledger = ours.ledger()
+    assert ledger.parts[STEPS] > 0
+    assert sums_up(ledger)
+    assert abs(ledger.unexplained_s) < 0.01 * ledger.wall_s
+
+
+class Reads(Callback):
+    """Reads the ledger, and copies what a run holds, in the middle of a fit."""
+
+    def __init__(self):
+        self.read = None
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == 6:
+            ours = next(callback for callback in trainer.callbacks if isinstance(callback, ThroughputCallback))
+            self.read = ours.ledger()
+            for logger in trainer.loggers:
+                pickle.loads(pickle.dumps(logger)).log_metrics({"x": 1.0}, step=1)  # noqa: S301
+                copy.deepcopy(logger).log_metrics({"x": 1.0}, step=1)
+
+
+def test_it_is_read_in_the_middle_of_a_fit_and_goes_on(make_trainer, tmp_path):
+    reads = Reads()
+    ours, _ = fit(make_trainer, tmp_path, reads, logger=CSVLogger(tmp_path))
+
+    middle, end = reads.read, ours.ledger()
+    assert sums_up(middle)
+    assert sums_up(end)
+    assert 0 < middle.wall_s < end.wall_s
+    assert middle.parts[STEPS] < end.parts[STEPS]
+
+
+def test_nothing_of_it_stays_in_the_loggers_nor_in_the_process(make_trainer, tmp_path):
+    collectors, logger = list(gc.callbacks), CSVLogger(tmp_path)
+    before = dict(vars(logger))
+
+    fit(make_trainer, tmp_path, logger=logger)
+
+    assert gc.callbacks == collectors
+    assert vars(logger).keys() - before.keys() <= {"_experiment"}
+    assert logger.log_metrics.__func__ is CSVLogger.log_metrics
+
+
+def test_a_second_fit_of_a_process_begins_anew(make_trainer, tmp_path):
+    fit(make_trainer, tmp_path)
+    time.sleep(0.2)
+    began = time.perf_counter()
+    second, _ = fit(make_trainer, tmp_path)
+    assert second.ledger().wall_s < time.perf_counter() - began
+    assert second.ledger().parts["startup/process"] < 0.1
+
+
+def test_both_callbacks_have_the_same_one(make_trainer, tmp_path):
+    forge = ForgeProfilerCallback(2, 4, trace_dir=tmp_path, analyze=False)
+    ours, _ = fit(make_trainer, tmp_path, forge)
+    assert forge.ledger() == ours.ledger()
+    assert ours.ledger().parts["profiler"] > 0
+
+
+def test_the_users_profiler_prints_what_it_printed(make_trainer, tmp_path):
+    planted = Planted()
+    profiler = SimpleProfiler()
+    ours, _ = fit(make_trainer, tmp_path, Slow(planted), profiler=profiler)
+
+    hook = "callback/Slow.on_train_epoch_end"
+    assert ours.ledger().parts[hook] == pytest.approx(planted.took_s[hook], rel=0.1)
+    recorded = next(took for name, took in profiler.recorded_durations.items() if "Slow.on_train_epoch_end" in name)
+    assert sum(recorded) == pytest.approx(planted.took_s[hook], rel=0.1)
+
+
+class Collects(Classifier):
+    def training_step(self, batch):
+        gc.collect()
+        return super().training_step(batch)
+
+
+def test_full_collections_are_a_part(make_trainer, tmp_path):
+    ours, _ = fit(make_trainer, tmp_path, model=Collects(), logger=False, enable_checkpointing=False)
+    assert ours.ledger().counts["gc"] >= 16
+    assert ours.ledger().parts["gc"] > 0
+
+
+class Compiles(Classifier):
+    """Each batch has another length, which compiles once more."""
+
+    def __init__(self):
+        super().__init__()
+        self.compiled = torch.compile(lambda x: (x * 2).sum(), backend="eager", dynamic=False)
+
+    def training_step(self, batch):
+        self.compiled(torch.ones(3 + self.global_step))
+        return super().training_step(batch)
+
+
+def test_compilation_is_a_part(make_trainer, tmp_path):
+    ours, _ = fit(make_trainer, tmp_path, model=Compiles(), logger=False, enable_checkpointing=False, max_steps=4)
+    assert ours.ledger().counts["compile"] == 4
+    assert "torch._dynamo.callback" in sys.modules
+    from torch._dynamo.callback import callback_handler  # noqa: PLC0415
+
+    assert callback_handler.start_callbacks == callback_handler.end_callbacks == []
+
+
+def test_before_a_fit_and_after_a_mere_validation_there_is_none(make_trainer):
+    ours = ThroughputCallback()
+    assert ours.ledger() is None
+    make_trainer(ours).validate(Classifier(), loader(8), verbose=False)
+    assert ours.ledger() is None
+
+
+def test_a_part_that_was_never_begun_ends_nothing():
+    now = iter(range(0, 1000, 10))
+    clock = LedgerClock(0, clock_ns=now.__next__)
+    clock.enter(STEPS)
+    clock.exit("checkpoint")
+    clock.enter("validation")
+    clock.enter("callback/X.hook")
+    clock.exit("validation")  # the hook raised, and its end never came
+    ledger = clock.read()
+    assert {name: round(s * 1e9) for name, s in ledger.parts.items()} == {
+        "steps": 20, "validation": 10, "callback/X.hook": 10,
+    }  # fmt: skip
+    assert sums_up(ledger)
+
+
+def test_the_summary_has_it(make_trainer, tmp_path):
+    forge = ForgeProfilerCallback(2, 4, trace_dir=tmp_path)
+    ours, _ = fit(make_trainer, tmp_path, forge)
+    summary = json.loads(forge.trace_report().summary_path.read_text(encoding="utf-8"))
+    ledger = summary["run"]["ledger"]
+    assert sum(ledger["parts"].values()) + ledger["unexplained_s"] == pytest.approx(ledger["wall_s"])
+    assert ledger["wall_s"] <= ours.ledger().wall_s
+    assert [*ledger["parts"].values()] == sorted(ledger["parts"].values(), reverse=True)

@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_forge_profiling import ConfigurationError
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import FlopCount, count_flops
 from tests.models import Product
 

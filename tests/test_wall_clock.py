@@ -86,7 +86,7 @@ def timed(timer, clock, *seconds):
     for each in seconds:
         timer.start()
         clock.now += each
-        timer.stop(False, True)  # reset, record
+        timer.stop(reset=False, record=True)
 
 
 def test_the_mean_leaves_out_a_tenth_at_either_end():

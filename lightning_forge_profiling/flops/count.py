@@ -156,13 +156,13 @@ def _tell_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None
         )
 
 
-_FLEX: Final = "flex_attention has no count: have scaled_dot_product_attention in its place while counting."
+_FLEX: Final = "flex_attention cannot be counted: use scaled_dot_product_attention instead while counting."
 _FROM_ELSEWHERE: Final = (
-    "It uses a tensor that is neither its own nor the batch's, and data cannot mix with shapes. "
+    "It uses a tensor that is neither the module's nor the batch's, and data cannot mix with shapes. "
     "Make a constant a buffer (register_buffer); clear a cache that was filled before."
 )
 _FROM_EARLIER: Final = (
-    "A tensor of an earlier count is left in something outside of the module: clear that, a cache by its cache_clear()."
+    "Something outside of the module holds a tensor of an earlier count: clear it, a cache by its cache_clear()."
 )
 
 
@@ -178,9 +178,9 @@ def _advice(module: nn.Module, exc: Exception) -> str:
     advice = (
         (is_wrapped(module), "Count it before it is wrapped or sharded."),
         (nested, NESTED),
-        (values, f"Its step looks at values, and there are none: {inside}"),
-        ("not attached to a `Trainer`" in said, f"Its step looks at its Trainer, and has none here: {inside}"),
-        (of_none, f"Where that is its logger or another thing that its Trainer gives it, {inside}"),
+        (values, f"Its step reads values, and the copy has none: {inside}"),
+        ("not attached to a `Trainer`" in said, f"Its step uses its Trainer, and has none here: {inside}"),
+        (of_none, f"If that is its logger or something else of its Trainer, {inside}"),
         ("flexattention" in said.lower().replace("_", ""), _FLEX),
         ("convert all Tensors to FakeTensors" in said, _FROM_ELSEWHERE),
         ("Mixing fake modes" in said, _FROM_EARLIER),

@@ -60,7 +60,7 @@ def locked_clocks(
     """
     if sm_mhz is not None and (isinstance(sm_mhz, bool) or not isinstance(sm_mhz, int) or sm_mhz <= 0):
         raise ConfigurationError(
-            f"sm_mhz ({sm_mhz!r}) is a clock rate, a whole number of MHz such as 1500; "
+            f"sm_mhz must be a clock rate in whole MHz, such as 1500, got {sm_mhz!r}; "
             "`nvidia-smi -q -d SUPPORTED_CLOCKS` lists those of a GPU."
         )
     asked = None if uuid is not None else _asked(device)
@@ -88,7 +88,7 @@ def _asked(device: "torch.device | str | int | None") -> tuple[str, int | None]:
             named = torch.device(device)
             if str(named) == str(device):  # it would take "cuda:256" for "cuda:0"
                 return named.type, named.index
-    raise ConfigurationError(f"device ({device!r}) is a GPU as PyTorch names it, such as 'cuda:0' or 0.")
+    raise ConfigurationError(f"device must be a GPU as PyTorch names it, such as 'cuda:0' or 0, got {device!r}.")
 
 
 def _find(nvml: Nvml, asked: tuple[str, int | None] | None, uuid: str | None) -> NvmlDevice:
@@ -145,8 +145,8 @@ class _Lock:
             self.let_go()
             why = f"NVML says {error}. `nvidia-smi -q -d SUPPORTED_CLOCKS` lists the rates of a GPU."
             if error_code(error) == NO_PERMISSION:
-                why = "that takes root. Run as root, or time without locked_clocks(): samples taken while the clock "
-                why += "is held down are left out anyway."
+                why = "that needs root. Run as root, or time without locked_clocks(): samples taken while the clock "
+                why += "is held down are left out in either case."
             raise ClocksUnavailableError(f"The clock was not locked at {rate} MHz: {why}") from error
         except BaseException:
             self.let_go()
@@ -163,7 +163,7 @@ class _Lock:
             return self._nvml.nvmlDeviceGetDefaultApplicationsClock(self._board, SM_CLOCK)
         except self._nvml.NVMLError as error:
             raise ClocksUnavailableError(
-                f"The clock was not locked: NVML does not say what this GPU is rated at ({error}). Name a rate: "
+                f"The clock was not locked: NVML does not report this GPU's rated clock ({error}). Pass one: "
                 "locked_clocks(sm_mhz=...)."
             ) from error
 

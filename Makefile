@@ -20,10 +20,16 @@ $(1) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu $(2)" --nu
 	--no-loadscope-reorder $(3)
 endef
 
+PYTHONS ?= 3.12 3.13
+TORCH_FREE_NEEDS := cmarkgfm hypothesis jsonschema msgspec numpy pytest pytest-timeout
+TORCH_FREE := $(patsubst %,tests/test_%.py,accounting cli collectives combine cut_files flop_rate \
+  hostile_traces idle kernel_kinds labels markdown outputs peaks regions_operators savings steps syncs table \
+  tensorboard_copy trace_files trace_fuzz trace_reader verdicts worker_processes)
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types unit lowest docs clean
+.PHONY: help setup demo test lint types unit coverage pythons lowest docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -45,6 +51,24 @@ types: $(READY)  ## mypy, strict, on the package; on the helpers of the tests wh
 
 unit: $(READY)  ## all tests that this machine can run
 	$(call tests,,)
+
+# GPU tests time, which tracing would distort; browser tests run the page's script, not the package.
+coverage: $(READY)  ## branch coverage of the package by the tests that need no GPU; fails below pyproject.toml's fail_under
+	$(RUN) -m coverage erase
+	OMP_NUM_THREADS=1 $(RUN) -m coverage run -m pytest -m "not gpu and not multi_gpu and not browser" \
+	  --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(RUN) -m coverage combine --quiet
+	$(RUN) -m coverage report
+
+pythons:  ## byte-compile for the other Pythons on this machine, and run the tests that need no torch with them
+	@for version in $(PYTHONS); do \
+	  if ! python$$version --version >/dev/null 2>&1; then echo "python$$version is not here"; continue; fi; \
+	  env=build/python-$$version; \
+	  python$$version -m venv $$env && \
+	  $$env/bin/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt $(TORCH_FREE_NEEDS) && \
+	  $$env/bin/python -W error -m compileall -q -f lightning_forge_profiling && \
+	  $$env/bin/python -m pytest -p no:cacheprovider $(TORCH_FREE) || exit 1; \
+	done
 
 lowest: $(READY) $(LOWEST)/.ready  ## tests that go through Lightning again, with the lowest that pyproject.toml claims
 	@PYTHONPATH=$(LOWEST) $(RUN) -c 'import lightning, pytorch_lightning; \

@@ -8,6 +8,7 @@ trainer = L.Trainer(callbacks=[ForgeProfilerCallback(start_step=5, end_step=8), 
 ```
 
 Names are imported when they are first used: `import lightning_forge_profiling` alone loads neither torch nor Lightning.
+Exceptions are in `errors`, and the types that functions return in `result_types`.
 """
 
 from importlib import import_module
@@ -15,74 +16,50 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.bench.benchmark import benchmark
-    from lightning_forge_profiling.bench.comparison import Comparison, compare_benchmarks
+    from lightning_forge_profiling.bench.comparison import compare_benchmarks
     from lightning_forge_profiling.bench.result import BenchmarkResult
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
     from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
     from lightning_forge_profiling.compat import SynchronizedWallClockTimer, ThroughputTimer, print_rank_0
-    from lightning_forge_profiling.errors import (
-        ClocksUnavailableError,
-        ConfigurationError,
-        ForgeProfilingError,
-        TimerError,
-        TimerNotStartedError,
-        TimerRunningError,
-        TraceError,
-        UnknownRegionError,
-    )
-    from lightning_forge_profiling.flops.count import FlopCount, count_flops
-    from lightning_forge_profiling.flops.measured_peak import MeasuredPeak, measure_peak
+    from lightning_forge_profiling.errors import ForgeProfilingError
+    from lightning_forge_profiling.flops.count import count_flops
+    from lightning_forge_profiling.flops.measured_peak import measure_peak
     from lightning_forge_profiling.gpu.clocks import locked_clocks
     from lightning_forge_profiling.pipeline import analyze
     from lightning_forge_profiling.profiler.config import ProfilingConfig
-    from lightning_forge_profiling.profiler.session import TraceSession, build_profiler
+    from lightning_forge_profiling.profiler.session import build_profiler
     from lightning_forge_profiling.profiler.summary import print_profiler_summary
     from lightning_forge_profiling.report.files import write_reports
     from lightning_forge_profiling.results.analysis import Analysis, Finding
-    from lightning_forge_profiling.results.trace_report import TraceReport
     from lightning_forge_profiling.timing.collection import CUDATimerCollection
     from lightning_forge_profiling.timing.cuda_timer import CUDATimer
-    from lightning_forge_profiling.timing.interval import Interval
     from lightning_forge_profiling.timing.region import region
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Analysis": "results.analysis",
-    "Finding": "results.analysis",
-    "analyze": "pipeline",
-    "write_reports": "report.files",
     "BenchmarkResult": "bench.result",
-    "Comparison": "bench.comparison",
-    "benchmark": "bench.benchmark",
-    "compare_benchmarks": "bench.comparison",
-    "ClocksUnavailableError": "errors",
-    "locked_clocks": "gpu.clocks",
+    "CUDATimer": "timing.cuda_timer",
+    "CUDATimerCollection": "timing.collection",
+    "Finding": "results.analysis",
     "ForgeProfilerCallback": "callbacks.forge_profiler",
-    "ThroughputCallback": "callbacks.throughput",
-    "ConfigurationError": "errors",
     "ForgeProfilingError": "errors",
-    "TimerError": "errors",
-    "TimerNotStartedError": "errors",
-    "TimerRunningError": "errors",
-    "TraceError": "errors",
-    "UnknownRegionError": "errors",
-    "FlopCount": "flops.count",
+    "ProfilingConfig": "profiler.config",
+    "SynchronizedWallClockTimer": "compat",
+    "ThroughputCallback": "callbacks.throughput",
+    "ThroughputTimer": "compat",
+    "analyze": "pipeline",
+    "benchmark": "bench.benchmark",
+    "build_profiler": "profiler.session",
+    "compare_benchmarks": "bench.comparison",
     "count_flops": "flops.count",
-    "MeasuredPeak": "flops.measured_peak",
+    "locked_clocks": "gpu.clocks",
     "measure_peak": "flops.measured_peak",
     "print_profiler_summary": "profiler.summary",
-    "CUDATimerCollection": "timing.collection",
-    "Interval": "timing.interval",
-    "CUDATimer": "timing.cuda_timer",
-    "region": "timing.region",
-    "SynchronizedWallClockTimer": "compat",
-    "ThroughputTimer": "compat",
     "print_rank_0": "compat",
-    "ProfilingConfig": "profiler.config",
-    "TraceReport": "results.trace_report",
-    "TraceSession": "profiler.session",
-    "build_profiler": "profiler.session",
+    "region": "timing.region",
+    "write_reports": "report.files",
 }
 
 __all__ = [
@@ -90,26 +67,13 @@ __all__ = [
     "BenchmarkResult",
     "CUDATimer",
     "CUDATimerCollection",
-    "ClocksUnavailableError",
-    "Comparison",
-    "ConfigurationError",
     "Finding",
-    "FlopCount",
     "ForgeProfilerCallback",
     "ForgeProfilingError",
-    "Interval",
-    "MeasuredPeak",
     "ProfilingConfig",
     "SynchronizedWallClockTimer",
     "ThroughputCallback",
     "ThroughputTimer",
-    "TimerError",
-    "TimerNotStartedError",
-    "TimerRunningError",
-    "TraceError",
-    "TraceReport",
-    "TraceSession",
-    "UnknownRegionError",
     "analyze",
     "benchmark",
     "build_profiler",

@@ -5,6 +5,7 @@ Example:
     >>> timers = SynchronizedWallClockTimer()
 """
 
-from lightning_forge_profiling.timing.wall_clock import SynchronizedWallClockTimer, ThroughputTimer, print_rank_0
+from lightning_forge_profiling.timing.throughput_timer import ThroughputTimer
+from lightning_forge_profiling.timing.wall_clock import SynchronizedWallClockTimer, print_rank_0
 
 __all__ = ["SynchronizedWallClockTimer", "ThroughputTimer", "print_rank_0"]

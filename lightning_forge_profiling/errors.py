@@ -1,14 +1,14 @@
-"""Every exception the package raises on purpose, as one tree.
+"""The exceptions of this package, as one tree.
 
 ```text
 ForgeProfilingError
-├── ConfigurationError (ValueError)   an argument that cannot work, refused before the first batch
+├── ConfigurationError (ValueError)   an invalid argument, refused before the first batch
 ├── ClocksUnavailableError (RuntimeError)  a GPU's clocks cannot be read or locked
-├── TraceError (ValueError)           a file that is not a trace, or not enough of one
-└── TimerError (RuntimeError)         a timer used out of order
-    ├── TimerNotStartedError          stop() without start()
-    ├── TimerRunningError             start() while it is running, or elapsed before stop()
-    └── UnknownRegionError            a region the collection was not built with
+├── TraceError (ValueError)           a file that is not a trace, or only a part of one
+└── TimerError (RuntimeError)         a timer's methods called in the wrong order
+    ├── TimerNotStartedError          stop() without start(), or elapsed_ms() before it
+    ├── TimerRunningError             start() while running, or elapsed_ms() before stop()
+    └── UnknownRegionError            a region that the collection does not have
 ```
 """
 
@@ -28,19 +28,19 @@ __all__ = [
 
 
 class ForgeProfilingError(Exception):
-    """Base class of everything this package raises on purpose."""
+    """Base class of all exceptions of this package."""
 
 
 class ConfigurationError(ForgeProfilingError, ValueError):
-    """An argument that cannot work. Raised where it is given or before the first batch, never later."""
+    """An invalid argument. Raised where it is passed or before the first batch, never later."""
 
 
 class ClocksUnavailableError(ForgeProfilingError, RuntimeError):
-    """The clocks cannot be read or locked: there is no NVML, or it takes a permission that we lack."""
+    """A GPU's clocks cannot be read or locked: NVML or a permission is missing."""
 
 
 class TraceError(ForgeProfilingError, ValueError):
-    """A file that is not a trace, or holds too little of one. The message names the file and the place."""
+    """A file is not a trace, or too little of one. The message names the file and the place."""
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> Self:
@@ -56,16 +56,16 @@ class TraceError(ForgeProfilingError, ValueError):
 
 
 class TimerError(ForgeProfilingError, RuntimeError):
-    """A timer was used out of order."""
+    """A timer's methods were called in the wrong order."""
 
 
 class TimerNotStartedError(TimerError):
-    """`stop()` without a `start()`, or an elapsed time before anything was timed."""
+    """`stop()` without `start()`, or a time was read before anything was timed."""
 
 
 class TimerRunningError(TimerError):
-    """`start()` on a running timer, or an elapsed time asked for before `stop()`."""
+    """`start()` on a running timer, or a time was read before `stop()`."""
 
 
 class UnknownRegionError(TimerError):
-    """A region name the collection was not built with."""
+    """A `CUDATimerCollection` has no region of this name; `add_region` adds one."""

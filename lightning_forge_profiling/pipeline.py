@@ -33,7 +33,7 @@ from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.timeline import Timeline
 
-__all__ = ["Result", "analyze"]
+__all__ = ["AnalysisResult", "analyze"]
 
 _UNKNOWN_RANK = -1
 
@@ -42,12 +42,12 @@ _FEW_STEPS, _MANY_STEPS = 2, 10
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """An analysis and the pictures that go with it.
+class AnalysisResult:
+    """An analysis, and the timelines that its report draws.
 
     Attributes:
-        analysis: the figures.
-        timelines: one a rank.
+        analysis: what `summary.json` holds.
+        timelines: one per rank, for `write_reports`.
     """
 
     analysis: Analysis
@@ -77,7 +77,7 @@ def analyze(
     top: int = 20,
     sort: str | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Result:
+) -> AnalysisResult:
     """Analyse a trace, or a folder with one for each rank.
 
     Args:
@@ -136,7 +136,7 @@ def analyze(
         cut_off=cut_off,
         warnings=(*map(encodable, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
     )
-    return Result(analysis, tuple(one.timeline for one in done))
+    return AnalysisResult(analysis, tuple(one.timeline for one in done))
 
 
 def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | list[str]:

@@ -64,7 +64,7 @@ def test_the_clock_is_let_go_after_any_exception(nvml, error):
 
 @pytest.mark.parametrize("rate", [0, -5, 1500.0, "1500", True])
 def test_what_is_no_rate_is_refused_before_nvml_sees_it(nvml, rate):
-    with pytest.raises(ConfigurationError, match="MHz such as 1500"), locked_clocks(rate, uuid=UUID, nvml=nvml):
+    with pytest.raises(ConfigurationError, match="MHz, such as 1500"), locked_clocks(rate, uuid=UUID, nvml=nvml):
         pytest.fail("the block must not run")
     assert not nvml.asked[LOCK]
 
@@ -123,7 +123,7 @@ def test_a_device_that_is_no_gpu_here_is_refused(nvml, device):
 @pytest.mark.parametrize("device", ["foo", "", "cuda:-1", "cuda:256", -1, 1.5, True, b"cuda"])
 def test_what_is_no_device_is_refused_before_nvml_sees_it(monkeypatch, device):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(ConfigurationError, match=r"device \(.*\) is a GPU as PyTorch names it"):
+    with pytest.raises(ConfigurationError, match="device must be a GPU as PyTorch names it"):
         locked_clocks(1500, device=device).__enter__()
 
 

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import re
 import runpy
 import textwrap
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lightning_forge_profiling
-from lightning_forge_profiling import compat, errors
+from lightning_forge_profiling import compat, errors, result_types
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
 from lightning_forge_profiling.diagnosis.run_rules import RUN_RULES
 from lightning_forge_profiling.diagnosis.trace_rules import TRACE_RULES
@@ -18,6 +19,7 @@ from lightning_forge_profiling.diagnosis.trace_rules import TRACE_RULES
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(CHECKOUT.glob("*.md")), *sorted((CHECKOUT / "docs").rglob("*.md"))]
 PACKAGE = Path(lightning_forge_profiling.__file__).parent
+PUBLIC_MODULES = (lightning_forge_profiling, compat, errors, result_types)
 
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL
@@ -88,12 +90,23 @@ def test_every_finding_has_its_page_with_an_example():
 def test_the_api_page_has_every_public_name():
     page = (CHECKOUT / "docs" / "api.md").read_text(encoding="utf-8")
     listed = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
-    assert listed == {*lightning_forge_profiling.__all__, *errors.__all__, *compat.__all__}
+    assert listed == {name for module in PUBLIC_MODULES for name in module.__all__}
+
+
+def test_every_type_that_a_public_function_returns_is_public():
+    public = {name: getattr(module, name) for module in PUBLIC_MODULES for name in module.__all__}
+    annotations = {name: str(f.__annotations__["return"]) for name, f in public.items() if inspect.isfunction(f)}
+    returned = {
+        (f, kind) for f, text in annotations.items() for kind in re.findall(rf"{PACKAGE.name}[\w.]*\.(\w+)", text)
+    }
+    assert ("analyze", "AnalysisResult") in returned
+    assert ("write_reports", "ReportPaths") in returned
+    assert {(function, kind) for function, kind in returned if kind not in public} == set()
 
 
 def test_the_documents_import_public_names_only():
-    package = lightning_forge_profiling.__name__
-    homes = {package, f"{package}.compat", f"{package}.crossover", f"{package}.errors"}
+    package = PACKAGE.name
+    homes = {*(module.__name__ for module in PUBLIC_MODULES), f"{package}.crossover"}
     modules = {
         (document.name, module)
         for document in DOCUMENTS

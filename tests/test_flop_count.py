@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_forge_profiling import ConfigurationError
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import FlopCount, count_flops
 from tests.models import Product
 
@@ -466,22 +466,22 @@ INSIDE = r"count the network inside: count_flops\(module.net, inputs\)\.$"
     [
         (
             lambda: LooksAtValues(D, D),
-            f"^LooksAtValues cannot be counted on shapes .*_scalar.* looks at values.* {INSIDE}",
+            f"^LooksAtValues cannot be counted on shapes .*_scalar.* reads values.* {INSIDE}",
         ),
-        (NeedsItsTrainer, f"looks at its Trainer, and has none here: {INSIDE}"),
+        (NeedsItsTrainer, f"uses its Trainer, and has none here: {INSIDE}"),
         (NeedsItsLogger, f"'log_metrics'.* its logger or .* {INSIDE}"),
         (lambda: CannotBeCopied(D, D), r"because it cannot be copied \(RuntimeError: one of a kind\)\.$"),
         (WithALock, r"WithALock cannot be counted, because its attribute 0\.lock cannot be copied .*lock' object\)\.$"),
         (lambda: nn.LazyLinear(D), "has parameters without a shape yet. Run it once with a batch"),
         (lambda: nn.LazyBatchNorm1d(affine=False), "has parameters without a shape yet"),
-        (lambda: UsesAGlobal(D, D), "neither its own nor the batch's.* a buffer"),
-        (Flex, "flex_attention has no count: have scaled_dot_product_attention in its place"),
-        (lambda: Flex().requires_grad_(requires_grad=False), "flex_attention has no count"),
+        (lambda: UsesAGlobal(D, D), "neither the module's nor the batch's.* a buffer"),
+        (Flex, "flex_attention cannot be counted: use scaled_dot_product_attention instead"),
+        (lambda: Flex().requires_grad_(requires_grad=False), "flex_attention cannot be counted"),
         (lambda: NestsInside(D, D), "Nested tensors cannot be counted: .* a padded batch"),
         (lambda: WantsMore(D, D), r"missing 1 required positional argument: 'y'\)\.$"),
-        (lambda: None, r"takes a module \(torch.nn.Module\) and a batch; a NoneType is no module"),
-        (lambda: batch, "a function is no module"),
-        (lambda: Net, "the class Net is no module"),
+        (lambda: None, r"takes a module \(torch.nn.Module\) and a batch, got a NoneType"),
+        (lambda: batch, "got a function"),
+        (lambda: Net, "got the class Net"),
     ],
 )
 def test_what_cannot_be_counted_says_why_and_what_to_do(module, message):
@@ -590,7 +590,7 @@ def test_a_cache_that_was_filled_by_counting_is_named_and_once_cleared_the_run_g
     assert "Counting Masked has left tensors without data in a cache" in message
     clear = f"Call {__name__}.causal.cache_clear() and {__name__}.rotary.cache_clear() before the module runs"
     assert clear in message
-    with pytest.raises(ConfigurationError, match="tensor of an earlier count is left"):
+    with pytest.raises(ConfigurationError, match="holds a tensor of an earlier count"):
         count_flops(module, x)
     causal.cache_clear()
     rotary.cache_clear()
@@ -602,7 +602,7 @@ def test_a_cache_that_was_filled_by_counting_is_named_and_once_cleared_the_run_g
 
 @pytest.mark.usefixtures("_clean")
 def test_a_cache_that_a_failing_step_filled_is_named_too(caplog):
-    with pytest.raises(ConfigurationError, match="looks at values"):
+    with pytest.raises(ConfigurationError, match="reads values"):
         count_flops(Masked(fails=True), batch()[0])
     (message,) = logged(caplog)
     assert "causal.cache_clear() and " in message
@@ -627,7 +627,7 @@ def test_what_a_hook_keeps_is_told(caplog):
     assert str((B, S, D)) in message
     del kept["out"]
     caplog.clear()
-    with pytest.raises(ConfigurationError, match="looks at values"):
+    with pytest.raises(ConfigurationError, match="reads values"):
         count_flops(LooksAtValues(D, D), batch()[0])
     assert logged(caplog) == [], "an exception holds what its frames do"
 
@@ -740,9 +740,9 @@ def test_what_was_counted_says_how_attention_counts_and_what_is_missing():
         uncounted=("mylib.scan",),
     )
     text = str(counted)
-    assert "a causal mask is not taken to halve it" in text
+    assert "a causal mask does not halve it" in text
     assert "mylib.scan" in text
-    assert "computed a second time" in text
+    assert "are recomputed" in text
 
 
 class OwnOperators(nn.Module):

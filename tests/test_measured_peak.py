@@ -6,7 +6,7 @@ from time import perf_counter
 import pytest
 import torch
 
-from lightning_forge_profiling import ConfigurationError
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak, measure_peak
 from lightning_forge_profiling.flops.peaks import find_peak
 

@@ -4,7 +4,8 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback
+from lightning_forge_profiling import ForgeProfilerCallback
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot, TorchMemoryHistory, refuse_unless_moment
 from tests.models import Classifier, loader
 

@@ -14,10 +14,11 @@ from torch.distributed import fsdp
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import device_peak as peak
 from lightning_forge_profiling.callbacks import lightning_api, run_report, throughput
 from lightning_forge_profiling.callbacks.window_flops import recorded_compute
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import count_flops
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32

@@ -4,7 +4,7 @@ import pytest
 
 from lightning_forge_profiling.flops.peak_geforce import GEFORCE_PARTS
 from lightning_forge_profiling.flops.peak_table import PARTS
-from lightning_forge_profiling.flops.peaks import find_peak, peak_flops, power_may_tell
+from lightning_forge_profiling.flops.peaks import find_peak, power_may_tell
 
 GIB = 2**30
 ALL_PARTS = PARTS + GEFORCE_PARTS
@@ -67,7 +67,7 @@ BY_NAME = {part.device: part for part in ALL_PARTS}
 )
 def test_a_device_is_found_by_its_drivers_name(name, device, dtype, tflops):
     assert find_peak(name).device == device
-    assert peak_flops(name, dtype) == pytest.approx(tflops * 1e12)
+    assert find_peak(name).flops[dtype] == pytest.approx(tflops * 1e12)
 
 
 # As printed in the architecture whitepapers and, for cards that are not in them, on the data sheets: dense, with FP32
@@ -104,7 +104,7 @@ def test_a_device_is_found_by_its_drivers_name(name, device, dtype, tflops):
 )
 def test_rates_of_cards_are_those_that_nvidia_prints(name, rates):
     for dtype, tflops in rates.items():
-        assert peak_flops(name, dtype) == pytest.approx(tflops * 1e12, rel=0.005)
+        assert find_peak(name).flops[dtype] == pytest.approx(tflops * 1e12, rel=0.005)
 
 
 # What one SM or compute unit does in a clock cycle, by NVIDIA's whitepapers and AMD's documentation of ROCm; a
@@ -226,7 +226,7 @@ def test_every_printed_row_is_compared_with_its_chip():
     ],
 )
 def test_what_others_measured_is_near_the_rate(name, dtype, tflops):
-    assert 0.55 < tflops * 1e12 / peak_flops(name, dtype) < 1.2
+    assert 0.55 < tflops * 1e12 / find_peak(name).flops[dtype] < 1.2
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,6 @@ def test_what_others_measured_is_near_the_rate(name, dtype, tflops):
 )
 def test_what_is_not_in_the_table_or_not_one_device_has_no_peak(name):
     assert find_peak(name) is None
-    assert peak_flops(name, "fp32") is None
 
 
 @pytest.mark.parametrize(
@@ -312,9 +311,9 @@ def test_other_figures_decide_where_the_name_does_not(name, figures, device):
 
 
 def test_a_type_that_the_device_does_not_have_has_no_rate():
-    assert peak_flops("Tesla V100-SXM2-16GB", "bf16") is None
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp8") is None
-    assert peak_flops("NVIDIA H200", "complex64") is None
+    assert "bf16" not in find_peak("Tesla V100-SXM2-16GB").flops
+    assert "fp8" not in find_peak("NVIDIA A100-SXM4-80GB").flops
+    assert "complex64" not in find_peak("NVIDIA H200").flops
 
 
 def test_a_peak_says_where_it_is_from_and_cannot_be_changed():

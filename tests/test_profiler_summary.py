@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 
-from lightning_forge_profiling import ConfigurationError, print_profiler_summary
+from lightning_forge_profiling import print_profiler_summary
+from lightning_forge_profiling.errors import ConfigurationError
 
 
 def work():

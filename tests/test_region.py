@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lightning_forge_profiling import ConfigurationError, region
+from lightning_forge_profiling import region
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.timing.region import set_region_sink
 
 

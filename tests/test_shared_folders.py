@@ -14,7 +14,6 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_forge_profiling import (
-    ConfigurationError,
     ForgeProfilerCallback,
     ProfilingConfig,
     ThroughputCallback,
@@ -23,6 +22,7 @@ from lightning_forge_profiling import (
 )
 from lightning_forge_profiling.callbacks.rank_clocks import read_clocks, write_clock
 from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
 from lightning_forge_profiling.results.analysis import RankClock
 from tests.models import Classifier, loader

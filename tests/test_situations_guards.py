@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 
-from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.errors import ConfigurationError
 from tests.models import Classifier, Samples, loader
 from tests.outcomes import logged, recorded_steps, script, tables, the_trace, traces
 

@@ -8,9 +8,10 @@ import threading
 import pytest
 import torch
 
-from lightning_forge_profiling import ConfigurationError, ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import throughput
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.allocator import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import find_device
 from lightning_forge_profiling.gpu.telemetry import GpuReader

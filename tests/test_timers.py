@@ -2,14 +2,8 @@
 
 import pytest
 
-from lightning_forge_profiling import (
-    CUDATimer,
-    CUDATimerCollection,
-    TimerError,
-    TimerNotStartedError,
-    TimerRunningError,
-    UnknownRegionError,
-)
+from lightning_forge_profiling import CUDATimer, CUDATimerCollection
+from lightning_forge_profiling.errors import TimerError, TimerNotStartedError, TimerRunningError, UnknownRegionError
 from tests.fakes import FakeDevice
 
 

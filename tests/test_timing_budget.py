@@ -2,8 +2,9 @@
 
 import pytest
 
-from lightning_forge_profiling import ConfigurationError, ThroughputCallback
+from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection

@@ -14,7 +14,7 @@ from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.files import find_traces
 
 if TYPE_CHECKING:
-    from lightning_forge_profiling.pipeline import Result
+    from lightning_forge_profiling.pipeline import AnalysisResult
     from lightning_forge_profiling.results.analysis import Analysis
 
 from lightning_forge_profiling.names import SUMMARY_JSON
@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
     return _CUT_OFF if result.analysis.cut_off else 0
 
 
-def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":
+def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "AnalysisResult":
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
 
     result = analyze(path, rank=args.rank, steps=args.steps, top=args.top or _TOP, sort=args.sort, progress=progress)
@@ -115,7 +115,7 @@ def _with_run(path: Path, analysis: "Analysis") -> "Analysis":
     return analysis if run is None else combine(analysis, run)
 
 
-def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> "Result":
+def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> "AnalysisResult":
     """The analysis of anonymous copies: what is not in them cannot get into a report."""
     sources, notes = find_traces(path)
     for note in notes:
@@ -133,7 +133,7 @@ def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progre
     return replace(result, analysis=replace(result.analysis, source=copies.name, warnings=warnings))
 
 
-def _write_files(args: argparse.Namespace, result: "Result") -> None:
+def _write_files(args: argparse.Namespace, result: "AnalysisResult") -> None:
     if args.markdown:
         from lightning_forge_profiling.report.markdown import markdown  # noqa: PLC0415
 
@@ -144,7 +144,7 @@ def _write_files(args: argparse.Namespace, result: "Result") -> None:
         write_output(args.html, html_report(result.analysis, result.timelines).encode(errors="replace"))
 
 
-def _print(args: argparse.Namespace, result: "Result") -> None:
+def _print(args: argparse.Namespace, result: "AnalysisResult") -> None:
     from lightning_forge_profiling.report.console import print_analysis  # noqa: PLC0415
 
     shown = args.top or _TOP_ON_TERMINAL

@@ -1,1 +1,1 @@
-"""Floating-point operations: what a model needs, what an operator computed, what a device can do at most."""
+"""Floating-point operations: of a model, of an operator, and the peak rate of a device."""

@@ -1,4 +1,4 @@
-"""What one batch costs a module in floating-point operations, counted before training without computing anything."""
+"""`count_flops`: a module's floating-point operations per batch, counted before training on shapes alone."""
 
 import inspect
 import random
@@ -32,15 +32,14 @@ _log = plain_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FlopCount:
-    """The operations of one batch; a multiply-add is two.
+    """Floating-point operations of one batch; a multiply-add is two.
 
     Attributes:
-        forward: of the step up to its loss.
-        backward: of the backward pass, without what activation checkpointing computes again in it.
-        recomputed: that.
-        by_operator: all three together by operator, as `aten.mm`, the largest first.
-        uncounted: operators that multiply (or may, where they are no operators of PyTorch's own) and that there is no
-            formula for: what they compute is missing above.
+        forward: operations of the step up to its loss.
+        backward: operations of the backward pass, without recomputation.
+        recomputed: operations that activation checkpointing recomputes in the backward pass.
+        by_operator: the sum of all three by operator, such as `aten.mm`, the largest first.
+        uncounted: operators that multiply, or may multiply, and have no formula; their operations are missing.
     """
 
     forward: int
@@ -51,12 +50,12 @@ class FlopCount:
 
     @property
     def total(self) -> int:
-        """What the model asks for, forward and backward: `flops_per_batch` of MFU."""
+        """Operations that the model needs, forward and backward: `flops_per_batch` for MFU."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> int:
-        """What the device carries out, recomputation included: what HFU is made of."""
+        """Operations that the device executes, recomputation included: those of HFU."""
         return self.total + self.recomputed
 
     def __str__(self) -> str:
@@ -67,15 +66,15 @@ class FlopCount:
 
         parts = [f"{text(self.total)} a batch: {text(self.forward)} forward, {text(self.backward)} backward"]
         if self.recomputed:
-            parts[0] += f"; {text(self.recomputed)} more are computed a second time"
+            parts[0] += f"; {text(self.recomputed)} more are recomputed"
         parts += [
             f"  {text(flops):>18} {flops / (self.hardware or 1):6.1%}  {name}"
             for name, flops in self.by_operator.items()
         ]
         if any("attention" in name for name in self.by_operator):
-            parts.append("Attention counts in full: a causal mask is not taken to halve it.")
+            parts.append("Attention counts in full: a causal mask does not halve it.")
         if self.uncounted:
-            parts.append(f"Not counted, because there is no formula: {', '.join(self.uncounted)}.")
+            parts.append(f"Not counted, because they have no formula: {', '.join(self.uncounted)}.")
         return "\n".join(parts)
 
 
@@ -83,33 +82,33 @@ _UNITS: Final = ((10**12, "TFLOP"), (10**9, "GFLOP"), (10**6, "MFLOP"), (10**3, 
 
 
 def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> FlopCount:
-    """Count what one batch costs, on a copy of the module that has shapes and no data.
+    """Count the floating-point operations of one batch, on a copy of the module with shapes and no data.
 
-    Nothing is computed and the copy's tensors take no memory (what else the module and the batch hold, as NumPy arrays,
-    is copied as it is); the module, its gradients and buffers and all random numbers stay as they are. It may be on the
-    `meta` device. To be called before training, and before the module is wrapped or sharded: what it gives is the whole
-    batch's count, whatever number of devices will share it.
+    Nothing is computed, and the copy's tensors take no memory; other contents of the module and the batch, such as
+    NumPy arrays, are copied. The module, its gradients, its buffers and all random number generators stay unchanged.
+    The module may be on the `meta` device. Call it before training and before the module is wrapped or sharded: the
+    result is for the whole batch, however many devices share it.
 
-    Counted are matrix products, convolutions and attention, by PyTorch's `FlopCounterMode` and with its peculiarities:
-    causal attention counts in full; fused attention's backward counts five products where its forward has two, the
-    scores among them that it computes again. Compiled parts run as written.
+    Matrix products, convolutions and attention are counted, as by PyTorch's `FlopCounterMode`: causal attention counts
+    in full; the backward of fused attention counts five products, its forward two, because it recomputes the scores.
+    Compiled parts run in eager mode.
 
-    What is outside of the module is the step's own: where a cache there (`functools.lru_cache`) has kept tensors of the
-    count, which have no data, a warning in the log says so. It has to be cleared before the module runs.
+    If the step fills a cache outside of the module (`functools.lru_cache`) with tensors of the copy, which have no
+    data, a warning in the log names it. Clear that cache before the module runs.
 
     Args:
-        module: a LightningModule with automatic optimization, whose `training_step` is called with the batch, or any
-            other module, which is called with the batch, or with its parts where that is a tuple, a list or a mapping
-            whose keys are its arguments.
-        batch: a batch as the module gets it. Its values are not looked at.
-        backward: whether to count the backward pass too, from the loss or, where there is none by that name, from all
-            outputs. Frozen parameters have none.
+        module: a LightningModule with automatic optimization, whose `training_step` is called with the batch; or any
+            other module, called with the batch, or with its parts if it is a tuple, a list, or a mapping whose keys are
+            the module's arguments.
+        batch: a batch as the module receives it. Its values are not read.
+        backward: whether to count the backward pass too, from the output `loss` or, without one, from all outputs.
+            Frozen parameters have none.
 
     Returns:
-        The operations. `count_flops(module, batch).total` is what `ThroughputCallback(flops_per_batch=...)` wants.
+        The operations. Pass `count_flops(module, batch).total` as `ThroughputCallback(flops_per_batch=...)`.
 
     Raises:
-        ConfigurationError: where it is no module or cannot run so: it cannot be copied (FSDP's cannot), looks at values
+        ConfigurationError: it is not a module, or cannot run on shapes: it cannot be copied (FSDP), reads values
             (`.item()`, a mask of varying size, nested tensors), needs its Trainer, or uses tensors from elsewhere.
 
     Example:
@@ -123,7 +122,7 @@ def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> Flop
     """
     if not isinstance(module, nn.Module):
         what = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
-        raise ConfigurationError(f"count_flops takes a module (torch.nn.Module) and a batch; {what} is no module.")
+        raise ConfigurationError(f"count_flops takes a module (torch.nn.Module) and a batch, got {what}.")
     name = type(module).__name__
     mode = FakeTensorMode()
     with torch.inference_mode(mode=False), _nothing_changes():
@@ -157,18 +156,18 @@ def _tell_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None
         )
 
 
-_FLEX: Final = "flex_attention has no count: have scaled_dot_product_attention in its place while counting."
+_FLEX: Final = "flex_attention cannot be counted: use scaled_dot_product_attention instead while counting."
 _FROM_ELSEWHERE: Final = (
-    "It uses a tensor that is neither its own nor the batch's, and data cannot mix with shapes. "
+    "It uses a tensor that is neither the module's nor the batch's, and data cannot mix with shapes. "
     "Make a constant a buffer (register_buffer); clear a cache that was filled before."
 )
 _FROM_EARLIER: Final = (
-    "A tensor of an earlier count is left in something outside of the module: clear that, a cache by its cache_clear()."
+    "Something outside of the module holds a tensor of an earlier count: clear it, a cache by its cache_clear()."
 )
 
 
 def _advice(module: nn.Module, exc: Exception) -> str:
-    """What to do about an error of the step."""
+    """Advice for an error of the step."""
     said = str(exc)
     values = isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or ".numpy() is not" in said
     nested = any(
@@ -179,9 +178,9 @@ def _advice(module: nn.Module, exc: Exception) -> str:
     advice = (
         (is_wrapped(module), "Count it before it is wrapped or sharded."),
         (nested, NESTED),
-        (values, f"Its step looks at values, and there are none: {inside}"),
-        ("not attached to a `Trainer`" in said, f"Its step looks at its Trainer, and has none here: {inside}"),
-        (of_none, f"Where that is its logger or another thing that its Trainer gives it, {inside}"),
+        (values, f"Its step reads values, and the copy has none: {inside}"),
+        ("not attached to a `Trainer`" in said, f"Its step uses its Trainer, and has none here: {inside}"),
+        (of_none, f"If that is its logger or something else of its Trainer, {inside}"),
         ("flexattention" in said.lower().replace("_", ""), _FLEX),
         ("convert all Tensors to FakeTensors" in said, _FROM_ELSEWHERE),
         ("Mixing fake modes" in said, _FROM_EARLIER),
@@ -191,7 +190,7 @@ def _advice(module: nn.Module, exc: Exception) -> str:
 
 @contextmanager
 def _nothing_changes() -> Iterator[None]:
-    """Put back what a step may change outside of its module."""
+    """Restore what a step may change outside of its module."""
     numpy_random = getattr(sys.modules.get("numpy"), "random", None)  # a user who has not imported it has no numbers
     state, numpy_state = random.getstate(), None if numpy_random is None else numpy_random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
@@ -208,7 +207,7 @@ def _nothing_changes() -> Iterator[None]:
 
 @contextmanager
 def _as_products() -> Iterator[None]:
-    """Without these a recurrent or a transformer's layer is the products it consists of, and no operator of its own."""
+    """Run recurrent and transformer layers as separate products instead of one fused operator."""
     libraries: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.mkldnn)
     enabled = [library.enabled for library in libraries]
     fastpath = torch.backends.mha.get_fastpath_enabled()
@@ -224,7 +223,7 @@ def _as_products() -> Iterator[None]:
 
 
 class _AnyModule:
-    """In place of what watches which module runs, which no figure here is by and whose hooks refuse some steps."""
+    """Replaces the counter's module tracker: no result here is per module, and its hooks fail in some steps."""
 
     parents = frozenset({"Global"})
 
@@ -240,7 +239,7 @@ def _count(module: nn.Module, batch: Any, mode: FakeTensorMode, *, backward: boo
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     counter.mod_tracker = cast("ModuleTracker", _AnyModule())
     watch = OperatorWatch(counter.flop_registry)
-    # the counter takes composites apart and hands on what is left
+    # the counter decomposes composites and passes the rest on
     with _as_products(), torch.enable_grad(), mode, watch, counter:
         loss = _loss(_step(module, batch))
         forward = counter.get_total_flops()
@@ -258,7 +257,7 @@ def _count(module: nn.Module, batch: Any, mode: FakeTensorMode, *, backward: boo
 
 
 def _step(module: nn.Module, batch: Any) -> Any:
-    """What a training step makes of the batch."""
+    """The output of a training step with this batch."""
     training_step = getattr(module, "training_step", None)
     if callable(training_step):
         signature = inspect.getfullargspec(training_step)
@@ -271,7 +270,7 @@ def _step(module: nn.Module, batch: Any) -> Any:
 
 
 def _takes(module: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether a batch's keys are arguments of the module."""
+    """Whether the batch's keys are the module's arguments."""
     try:
         inspect.signature(module.forward).bind(**batch)
     except TypeError:
@@ -280,7 +279,7 @@ def _takes(module: nn.Module, batch: Mapping[str, Any]) -> bool:
 
 
 def _loss(output: Any) -> torch.Tensor | None:
-    """A scalar to go backward from; None where nothing needs a gradient."""
+    """The scalar to start the backward pass from; None if nothing requires a gradient."""
     if isinstance(output, Mapping) and "loss" in output:
         output = output["loss"]
     parts = [leaf.sum() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]

@@ -1,4 +1,4 @@
-"""A copy of a module and its batch that has shapes and no data, and what becomes of the tensors of such a copy."""
+"""Copies a module and its batch with shapes and no data, and finds such tensors that are left behind."""
 
 import copy
 import functools
@@ -27,13 +27,13 @@ def fake_copy(module: nn.Module, batch: Any, mode: FakeTensorMode) -> tuple[nn.M
     Args:
         module: a module; it may be on the `meta` device.
         batch: what it is called with.
-        mode: what the fake tensors belong to; not entered yet.
+        mode: the mode of the fake tensors; not entered yet.
 
     Returns:
-        The copies, all of them on one device.
+        The copies, on one device.
 
     Raises:
-        ConfigurationError: where there is no copy of them, or no shape.
+        ConfigurationError: something cannot be copied, or has no shape yet.
     """
     name = type(module).__name__
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
@@ -44,7 +44,7 @@ def fake_copy(module: nn.Module, batch: Any, mode: FakeTensorMode) -> tuple[nn.M
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     if device.type == "meta":
         device = torch.device("cpu")
-    # A generator is copied with the tensor that is its state, which must not be a fake one.
+    # Copying a generator copies its state, a tensor that must not be fake.
     memo: dict[int, Any] = {id(held): copy.deepcopy(held) for held in _generators(module, batch)}
     with mode, _CopyShapes(device):
         # the same memo for both, so that what they share stays shared
@@ -64,7 +64,7 @@ def fake_copy(module: nn.Module, batch: Any, mode: FakeTensorMode) -> tuple[nn.M
                 f"{name} cannot be counted, because {what} cannot be copied ({type(exc).__name__}: {exc}).{advice}"
             ) from exc
     for part in copied.modules():
-        if "_device" in vars(part):  # a LightningModule and a metric remember where they are
+        if "_device" in vars(part):  # a LightningModule and a metric store their device
             vars(part)["_device"] = device
     return copied, batch
 
@@ -83,7 +83,7 @@ def _fake(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class _CopyShapes(TorchFunctionMode):
-    """What `deepcopy` does with tensors: buffers, those in lists, those in a batch's own classes."""
+    """Makes `deepcopy` copy tensors as fake ones: buffers, and those in lists and in the batch's classes."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -95,13 +95,13 @@ class _CopyShapes(TorchFunctionMode):
             if id(tensor) not in memo:
                 memo[id(tensor)] = _fake(tensor, self._device).requires_grad_(tensor.requires_grad)
             return memo[id(tensor)]
-        if func is torch.Tensor.clone:  # a parameter that is not registered copies itself so
+        if func is torch.Tensor.clone:  # how a parameter that is not registered is copied
             return _fake(args[0], self._device)
         return func(*args, **(kwargs or {}))
 
 
 def _what_fails(module: nn.Module, batch: Any, memo: dict[int, Any]) -> str:
-    """What of a module or batch has no copy, by its name where that can be told."""
+    """The name of the part that cannot be copied, if it can be found."""
     for what, held in _copied_alone(module, batch):
         try:
             copy.deepcopy(held, dict(memo))
@@ -136,15 +136,15 @@ _CONTAINERS: Final = {tuple, list, dict}
 
 
 def left_behind(mode: FakeTensorMode) -> tuple[list[str], list[tuple[int, ...]]]:
-    """Find tensors of a count that is over, which nothing should hold any more.
+    """Find tensors of a finished count that something still holds.
 
     Args:
-        mode: the count's.
+        mode: the mode of the count.
 
     Returns:
-        The functions with `functools.lru_cache` that have such tensors, and the shapes of all that there are.
+        The functions with `functools.lru_cache` that hold such tensors, and the shapes of all of them.
     """
-    torch.clear_autocast_cache()  # a step under autocast has the weights that it cast there
+    torch.clear_autocast_cache()  # autocast keeps the weights that it has cast
     if not _tensors_of(mode):
         return [], []
     gc.collect()  # a copied module often refers to itself
@@ -160,12 +160,12 @@ def left_behind(mode: FakeTensorMode) -> tuple[list[str], list[tuple[int, ...]]]
 
 
 def _tensors_of(mode: FakeTensorMode) -> list[FakeTensor]:
-    # By its type, because isinstance asks an object for its class, and a lazy one answers by loading it.
+    # By type: isinstance reads __class__, which makes a lazily loaded object load.
     return [held for held in gc.get_objects() if type(held) is FakeTensor and held.fake_mode is mode]
 
 
 def _holds(cache: object, wanted: set[int]) -> bool:
-    """Whether one of these is in a cache, or in a tuple, list or dictionary there."""
+    """Whether a cache holds one of these, directly or in tuples, lists or dictionaries."""
     level = [cache]
     for _ in range(4):
         level = gc.get_referents(*level)

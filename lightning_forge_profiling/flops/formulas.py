@@ -1,6 +1,6 @@
-"""Formulas for the floating-point operations of an operator call, as a profiler trace recorded its arguments.
+"""Formulas for the floating-point operations of an operator call, from its arguments in a profiler trace.
 
-Each formula says where an operator's arguments are, and counts them: multiply-adds, two operations each.
+Each formula has the positions of an operator's arguments and counts its multiply-adds, two operations each.
 """
 
 import re
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class UncountableError(Exception):
-    """The arguments are missing or are not what the operator takes."""
+    """Arguments are missing, or do not fit the operator."""
 
 
 _DTYPES: Final = MappingProxyType(
@@ -52,9 +52,9 @@ _LARGEST_DIM: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The recorded arguments, by position and checked where they are read: a trace can hold anything.
+    """The recorded arguments by position, checked when they are read: a trace can contain anything.
 
-    Every reader raises `UncountableError` where there is nothing or nothing that fits.
+    Every method raises `UncountableError` if the argument is missing or does not fit.
     """
 
     dims: Sequence[object]
@@ -122,8 +122,8 @@ class Product:
     """A product of matrices, or of a matrix or vector and a vector.
 
     Attributes:
-        operand: the argument that is the left factor; the right one follows it.
-        ranks: of the two factors.
+        operand: position of the left factor; the right one follows it.
+        ranks: number of dimensions of the two factors.
     """
 
     operand: int
@@ -158,10 +158,10 @@ class Convolution:
     """A convolution of argument 0 with the weight in argument 1.
 
     Attributes:
-        stride: which argument it is.
-        padding: likewise.
-        dilation: likewise; None where the operator has none.
-        transposed: likewise.
+        stride: position of this argument.
+        padding: position of this argument.
+        dilation: position of this argument; None if the operator has none.
+        transposed: position of this argument; None if the operator has none.
     """
 
     stride: int
@@ -208,8 +208,8 @@ class ConvolutionBackward:
     """Gradients of a convolution: of its output in argument 0, with its input and weight in 1 and 2.
 
     Attributes:
-        transposed: which argument it is.
-        output_mask: likewise: which gradients are asked for, of the input, the weight and the bias.
+        transposed: position of this argument.
+        output_mask: position of the mask of requested gradients: of the input, the weight and the bias.
     """
 
     transposed: int

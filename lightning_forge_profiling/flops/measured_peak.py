@@ -1,4 +1,4 @@
-"""The rate of matrix products that a device reaches here and now."""
+"""`measure_peak`: the rate of matrix products that a device reaches now."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,24 +25,24 @@ _DTYPES: Final = {
     "fp64": torch.float64,
 }
 _SIZES: Final = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024)}
-"""Square products. On a GPU smaller ones do not fill it, and the largest is not always the fastest: it draws the most
-power."""
+"""Sizes of square products. Smaller ones do not fill a GPU, and the largest is not always the fastest: it draws the
+most power."""
 _GROUPS: Final = 10
-"""So many equal groups of products are timed one behind the other; the median is over all but the first."""
+"""Number of equal groups of products, timed back to back; the median is over all but the first."""
 _FEWEST_GROUPS: Final = 3
-"""Where a single product takes longer than there is time."""
+"""Number of groups if a single product takes longer than the given time."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPeak:
-    """What a device reached.
+    """The measured peak rate of a device.
 
     Attributes:
-        device: its name.
-        dtype: of the operands: `bf16`, `fp16`, `fp32`, `tf32` or `fp64`.
-        tflops: 10¹² operations a second in the fastest shape; a multiply-add is two.
+        device: name of the device.
+        dtype: type of the operands: `bf16`, `fp16`, `fp32`, `tf32` or `fp64`.
+        tflops: 10¹² operations per second in the fastest shape; a multiply-add is two.
         shape: that shape: rows, inner size and columns.
-        clock_mhz: the clock of its multiprocessors meanwhile; None on a CPU and where `nvidia-ml-py` is not installed.
+        clock_mhz: SM clock during the measurement; None on a CPU and without `nvidia-ml-py`.
     """
 
     device: str
@@ -53,7 +53,7 @@ class MeasuredPeak:
 
     @property
     def flops(self) -> float:
-        """Operations a second, as `ThroughputCallback(peak_flops=...)` takes them."""
+        """Operations per second, for `ThroughputCallback(peak_flops=...)`."""
         return self.tflops * 1e12
 
     def __str__(self) -> str:
@@ -64,26 +64,24 @@ class MeasuredPeak:
 def measure_peak(
     dtype: str | torch.dtype = "bf16", *, device: torch.device | str | int | None = None, seconds: float = 1.0
 ) -> MeasuredPeak:
-    """Measure the fastest matrix product of a device that has nothing else to do.
+    """Measure the fastest matrix product of an otherwise idle device.
 
-    Products of random numbers run one behind the other, so that the GPU never waits for the host; the rate of a shape
-    is the median over stretches of equal length, and the best shape's is taken. Random, because a GPU computes zeros
-    with less power and so at a higher clock than it holds in training. Operands stay where they are, as they would in
-    training: nothing is done to keep them in the cache or out of it. Random number generators and settings are left as
-    they were.
+    Products of random numbers run back to back, so that the GPU never waits for the host. The rate of a shape is the
+    median over groups of equal length; the fastest shape's is returned. The numbers are random because a GPU multiplies
+    zeros with less power, and so at a higher clock than in training. The L2 cache is neither warmed nor flushed. Random
+    number generators and settings stay unchanged.
 
     Args:
-        dtype: `bf16`, `fp16`, `fp32` (without TF32), `tf32` or `fp64`, or as PyTorch calls it.
-        device: a GPU or the CPU; None for the current GPU, where there is one.
-        seconds: how long to measure, over all shapes, warm-up aside; longer where three products of the smallest take
-            longer. A GPU that is limited by its power or heat is
-            slower after some seconds.
+        dtype: `bf16`, `fp16`, `fp32` (without TF32), `tf32` or `fp64`, or a `torch.dtype`.
+        device: a GPU or the CPU; None takes the current GPU, or the CPU without one.
+        seconds: time to measure over all shapes, without warm-up; longer if three products of the smallest shape take
+            longer. A GPU at its power or temperature limit is slower after some seconds.
 
     Returns:
-        The rate, the shape it was reached in and the clock.
+        The rate, its shape and the clock.
 
     Raises:
-        ConfigurationError: for a type or device that cannot be measured, or no time.
+        ConfigurationError: the type or device cannot be measured, or `seconds` is not positive.
 
     Example:
         >>> peak = measure_peak("fp32", device="cpu", seconds=0.05)
@@ -125,7 +123,7 @@ def _device(device: torch.device | str | int | None) -> torch.device:
     try:
         where = torch.device(device)
     except RuntimeError as exc:
-        raise ConfigurationError(f"device={device!r} is none that PyTorch knows.") from exc
+        raise ConfigurationError(f"device must be one that PyTorch knows, got {device!r}.") from exc
     if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
         raise ConfigurationError(f"There is no {where} here: PyTorch sees {torch.cuda.device_count()} CUDA devices.")
     return where
@@ -134,7 +132,7 @@ def _device(device: torch.device | str | int | None) -> torch.device:
 @contextmanager
 def _fp32_precision(wanted: str) -> Iterator[None]:
     before = torch.backends.cuda.matmul.fp32_precision
-    # what it reads as may be set for all of PyTorch, and then has to go on following that
+    # the value may be inherited from the setting for all of PyTorch, and has to stay inherited
     inherited = before == torch.backends.fp32_precision  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.fp32_precision = wanted
     try:
@@ -144,7 +142,7 @@ def _fp32_precision(wanted: str) -> Iterator[None]:
 
 
 def _measure(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> tuple[float, int | None]:
-    """Seconds that one product takes, and the clock meanwhile."""
+    """Seconds per product, and the SM clock meanwhile."""
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2))
     result = torch.empty_like(left)
@@ -164,7 +162,7 @@ def _measure(size: int, dtype: torch.dtype, device: torch.device, seconds: float
 def _time_groups_on_gpu(
     product: Callable[[], None], groups: int, calls: int, device: torch.device
 ) -> tuple[list[float], int | None]:
-    """Seconds a product takes in each group, by events on the GPU's own timeline."""
+    """Seconds per product in each group, by events on the GPU's timeline."""
     with torch.cuda.device(device):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(groups + 1)]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -173,7 +171,7 @@ def _time_groups_on_gpu(
             for _ in range(calls):
                 product()
             mark.record()
-        marks[groups // 2].synchronize()  # the other half is queued: the GPU goes on
+        marks[groups // 2].synchronize()  # the other half is queued: the GPU stays busy
         clock_mhz = _clock_mhz(device)
         torch.cuda.synchronize()
         return [a.elapsed_time(b) / 1e3 / calls for a, b in pairwise(marks)], clock_mhz
@@ -197,5 +195,5 @@ def _time_groups_on_cpu(
 def _clock_mhz(device: torch.device) -> int | None:
     try:
         return torch.cuda.clock_rate(device)
-    except Exception:  # no nvidia-ml-py, or no permission
+    except Exception:  # nvidia-ml-py or a permission is missing
         return None

@@ -1,7 +1,7 @@
-"""Floating-point operations of one PyTorch operator call, from what a profiler trace recorded of its arguments.
+"""Floating-point operations of one PyTorch operator call, from its arguments in a profiler trace.
 
-What is counted are the multiply-adds of matrix products, convolutions and attention, two operations each, as
-`torch.utils.flop_counter.FlopCounterMode` does. Biases, activations and softmax are not.
+The multiply-adds of matrix products, convolutions and attention are counted, two operations each, as by
+`torch.utils.flop_counter.FlopCounterMode`. Biases, activations and softmax are not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ __all__ = ["COUNTED", "PRODUCTS", "OperatorFlops", "operator_flops"]
 
 
 class OperatorFlops(NamedTuple):
-    """What one operator call computes.
+    """Operations of one operator call.
 
     Attributes:
-        flops: its operations; a multiply-add is two.
+        flops: number of operations; a multiply-add is two.
         dtype: the element type of its operands: `bf16`, `fp16`, `fp32`, `fp64`, `fp8` or `int8`.
     """
 
@@ -47,36 +47,35 @@ def operator_flops(
 ) -> OperatorFlops | None:
     """Count the operations of one recorded operator call.
 
-    Operators nest (`aten::convolution` calls `aten::_convolution`, which calls `aten::cudnn_convolution`) and each of
-    them counts in full: in a call stack, count the outermost operator of `COUNTED` alone. Composites that end in others
-    of that list (`aten::linear`, `aten::matmul`, `aten::scaled_dot_product_attention`) are not in it. A product that is
-    called under autocast nests in itself: the outer call has the types it was given, the inner one those it runs in.
+    Operators nest (`aten::convolution` calls `aten::_convolution`, which calls `aten::cudnn_convolution`), and each
+    counts in full: in a call stack, count only the outermost operator of `COUNTED`. Composites that call others of that
+    list (`aten::linear`, `aten::matmul`, `aten::scaled_dot_product_attention`) are not in it. Under autocast a product
+    nests in itself: the outer call has the original types, the inner one those that it runs in.
 
     Differences from `FlopCounterMode`:
 
-    - It does not know products in place (`aten::addmm_`), with a vector (`aten::mv`) or of int8.
+    - It does not count in-place products (`aten::addmm_`), products with a vector (`aten::mv`) or of int8.
     - It counts the weight gradient of a grouped convolution as if it were not grouped, `groups` times too much.
     - It reads `aten::_flash_attention_forward` and `aten::_efficient_attention_forward` as (batch, heads, sequence,
       depth); their layout is (batch, sequence, heads, depth).
     - It sums over packed sequences of different lengths (nested tensors). A trace has no lengths: not counted here.
 
-    As it does, causal attention counts in full unless `causal_halved`, and so does a sliding window or an additive
-    mask. The backward of fused attention counts five products where its forward has two: the scores are computed
-    again. Attention that runs as separate products has four.
+    As there, causal attention counts in full unless `causal_halved`, and so does a sliding window or an additive mask.
+    The backward of fused attention counts five products, its forward two, because it recomputes the scores. Attention
+    as separate products has four.
 
     Args:
-        name: the operator, as `aten::mm`.
-        input_dims: a shape for each argument, the trace's `Input Dims`; what is not a tensor has an empty one.
-        input_types: a C++ type for each argument, the trace's `Input type`, as `c10::BFloat16`.
+        name: the operator, such as `aten::mm`.
+        input_dims: a shape per argument, the trace's `Input Dims`; empty for arguments that are not tensors.
+        input_types: a C++ type per argument, the trace's `Input type`, such as `c10::BFloat16`.
         concrete_inputs: the values of arguments that are not tensors as text, the trace's `Concrete Inputs`.
             Convolutions cannot be counted without them.
-        causal_halved: count half of causal attention over equal lengths: what a kernel that skips masked blocks
-            computes. (Exactly it is (S + 1) / 2S of the full count for S positions.)
+        causal_halved: count half of causal attention over equal lengths, as for a kernel that skips masked blocks.
+            (The exact share is (S + 1) / 2S for S positions.)
 
     Returns:
-        The count and what type it is of; None for an operator, type or arguments that cannot be counted. The type
-        is the operands': products of `float` are `fp32` also where the device runs them as TF32, which a trace does not
-        tell.
+        The operations and their type; None if the operator, type or arguments cannot be counted. The type is that of
+        the operands: products of `float` are `fp32` even if the device runs them as TF32, which a trace does not show.
 
     Example:
         >>> operator_flops("aten::mm", [[128, 256], [256, 512]], ["c10::BFloat16"] * 2, ["", ""])
@@ -193,7 +192,7 @@ _OPERATORS: Final[Mapping[str, _Formula]] = MappingProxyType(
 )
 
 COUNTED: Final = frozenset(_OPERATORS)
-"""Names of the operators that can be counted."""
+"""Names of operators with a formula."""
 
 PRODUCTS: Final = frozenset(name for name, formula in _OPERATORS.items() if isinstance(formula, Product))
-"""Those of them that are matrix products."""
+"""Names of those that are matrix products."""

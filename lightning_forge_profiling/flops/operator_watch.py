@@ -1,4 +1,4 @@
-"""Sees the operators that run on fake tensors: what has no formula, and what is computed a second time."""
+"""Watches the operators that run on fake tensors: those without a formula, and those that are recomputed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -43,29 +43,29 @@ FORMULAS: Final = {
     torch.ops.aten.convolution_backward: _convolution_backward,
     torch.ops.aten._sparse_addmm: _sparse_product,  # noqa: SLF001
 }
-"""What PyTorch's counter leaves out or has wrong.
+"""Formulas that PyTorch's counter lacks or has wrong.
 
-It leaves out what attention is on a CPU, where a module that is not trained yet usually lies, and `torch.sparse.mm`. It
-counts the weight gradient of a convolution in groups as if there were one.
+It does not count attention on a CPU, where a module usually is before training, nor `torch.sparse.mm`, and it counts
+the weight gradient of a grouped convolution as if it were not grouped.
 """
 
 
 class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees what runs.
+    """Watches the operators of one step.
 
     Attributes:
-        in_backward: to be set once the backward pass begins.
-        recomputed: the operations that it computes a second time.
-        uncounted: what has no formula and may multiply.
+        in_backward: set it to True when the backward pass starts.
+        recomputed: operations that the backward pass recomputes.
+        uncounted: operators that have no formula and may multiply.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, formulas: Mapping[Any, Callable[..., int]]) -> None:
-        """Start with nothing seen.
+        """Start without operators.
 
         Args:
-            formulas: what counts each operator, as `FlopCounterMode.flop_registry` has it.
+            formulas: the formula of each operator, as in `FlopCounterMode.flop_registry`.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.in_backward = False
@@ -74,7 +74,7 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._formulas = formulas
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and look at it."""
+        """Run an operator and count it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         operator = func if isinstance(func, HigherOrderOperator) else func.overloadpacket
@@ -87,10 +87,10 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _computes_again() -> bool:
-    """Whether what runs in the backward pass is a forward pass once more.
+    """Whether an operator in the backward pass belongs to a recomputed forward pass.
 
-    Gradients are computed with gradients off. What is computed again has them on, or lies in an operator of the user's
-    own that PyTorch's checkpoint calls.
+    Gradients are computed with grad mode off. A recomputed forward has it on, or is a custom operator that PyTorch's
+    checkpoint calls.
     """
     if torch.is_grad_enabled():
         return True
@@ -117,14 +117,14 @@ _ALSO_MULTIPLY: Final = (
     "sspaddmm", "hspmm",
     "_cdist", "_pdist", "_trilinear",
 )  # fmt: skip
-"""What the names of PyTorch's operators begin with that multiply and are not in `COUNTED`."""
+"""Prefixes of PyTorch's operators that multiply and are not in `COUNTED`."""
 
 _NO_PRODUCTS: Final = ("linalg_vector_norm", "linalg_cross")
-"""Of those, what computes a few operations for each element."""
+"""Of those, operators with only a few operations per element."""
 
 
 def _may_multiply(operator: Any) -> bool:
-    """Whether an operator without a formula computes more than its inputs have elements, as far as its name tells."""
+    """Whether an operator without a formula multiplies, judged by its name."""
     namespace, _, name = str(operator).rpartition(".")
     if namespace not in _PYTORCHS_OWN:
         return True

@@ -1,8 +1,8 @@
-"""What desktop GeForce RTX cards can do at most, and by what names they go.
+"""Peak rates and names of desktop GeForce RTX cards.
 
-GeForce tensor cores multiply 16-bit and fp8 numbers at half their rate where they accumulate in FP32, which is what
-PyTorch asks of them: it is that rate which stands here, half of what is often quoted. Clocks are those of NVIDIA's
-reference cards; most cards run faster, and so may exceed these rates by 10 to 15 %.
+With FP32 accumulation, which PyTorch uses, GeForce tensor cores run 16-bit and fp8 types at half of the rate that is
+often quoted; the table has that half. Clocks are those of NVIDIA's reference cards; most cards run faster, and may
+exceed these rates by 10 to 15 %.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""What data-center and workstation GPUs can do at most, and by what names they go.
+"""Peak rates and names of data-center and workstation GPUs.
 
-Rates are dense: data sheets often print the rate with 2:4 sparsity alone, which is halved here. They are those of the
-fastest unit that has the type, so of tensor or matrix cores where these have it, accumulating in FP32. What a source
-does not give, or gives so that the hardware could not do it, is left out.
+Rates are dense: where a data sheet prints only the rate with 2:4 sparsity, it is halved. They are those of the fastest
+unit for the type, so of tensor or matrix cores if these have it, accumulating in FP32. Rates that a source does not
+give, or that the hardware cannot reach, are left out.
 """
 
 import re
@@ -18,14 +18,14 @@ class Part:
     """One device.
 
     Attributes:
-        device: what it is called here.
-        name: the words that a driver's name for it must have.
-        also: further words that it may have; with any other it is a different device.
+        device: its name in messages.
+        name: words that the driver's name must have.
+        also: further words that it may have; any other word means a different device.
         tflops: dense TFLOP/s (TOP/s for int8) by type: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`.
-        source: where the rates are from.
+        source: the source of the rates.
         sms: streaming multiprocessors (compute units on AMD) of the whole device. With fewer it is a slice.
-        memory_gib: its memory, where that tells it from another of the same name.
-        power_w: the highest power limit it can be set to, likewise.
+        memory_gib: its memory, if that distinguishes devices of the same name.
+        power_w: its highest power limit, if that distinguishes devices of the same name.
     """
 
     device: str
@@ -152,9 +152,9 @@ def cards(rows: Sequence[Card], operations: Mapping[str, int], source: str, *, b
 
     Args:
         rows: the cards.
-        operations: what one SM does in a clock cycle, by type; a multiply-add is two.
-        source: where the figures are from.
-        brand: what stands before the name.
+        operations: operations of one SM per clock cycle, by type; a multiply-add is two.
+        source: the source of the figures.
+        brand: prefix of the name.
 
     Example:
         >>> [card] = cards([("RTX 4090", 128, 2520, None)], {"fp32": 256}, "a whitepaper", brand="GeForce ")

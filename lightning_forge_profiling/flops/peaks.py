@@ -1,4 +1,4 @@
-"""The dense peak rate of a GPU by type, found by the name that its driver gives it."""
+"""Looks up the dense peak rate of a GPU by its driver's name for it."""
 
 import math
 import re
@@ -10,18 +10,18 @@ from typing import Final
 from lightning_forge_profiling.flops.peak_geforce import GEFORCE_PARTS
 from lightning_forge_profiling.flops.peak_table import PARTS, Part
 
-__all__ = ["DevicePeak", "find_peak", "peak_flops", "power_may_tell"]
+__all__ = ["DevicePeak", "find_peak", "power_may_tell"]
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """What a device can do at most.
+    """The peak rates of a device.
 
     Attributes:
-        device: which it is, as `H100 PCIe`.
-        flops: dense operations a second by type: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`. A type that the
-            device does not have, or whose rate no source gives, is missing.
-        source: where the rates are from.
+        device: the device, such as `H100 PCIe`.
+        flops: dense operations per second by type: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`. Types that
+            the device lacks, or whose rate no source gives, are missing.
+        source: the source of the rates.
     """
 
     device: str
@@ -29,7 +29,7 @@ class DevicePeak:
     source: str
 
     def source_of(self, dtype: str) -> str:
-        """Where the rate of one type is from. Data sheets give `fp64` and `fp32` without sparsity, so not halved.
+        """The source of one type's rate. Data sheets give `fp64` and `fp32` without sparsity, so they are not halved.
 
         Args:
             dtype: the type.
@@ -49,19 +49,18 @@ def find_peak(
 ) -> DevicePeak | None:
     """Look a device up.
 
-    A name matches where each of its words is accounted for, so that what only resembles a device in the table (a
-    laptop's GPU, a MIG slice, a virtual GPU, an export version) is not taken for it. Where one name stands for several
-    devices the other figures decide, and where they contradict the name (a compute partition with fewer units) there
-    is no match.
+    Every word of the name must match, so that similar names (a laptop's GPU, a MIG slice, a virtual GPU, an export
+    version) are not taken for a device in the table. If several devices have one name, the other arguments decide; if
+    they contradict the name (a compute partition with fewer units), there is no match.
 
     Args:
-        name: as the driver says, `NVIDIA H100 80GB HBM3`.
-        memory_bytes: the device's memory, a trace's `totalGlobalMem`.
-        sms: its streaming multiprocessors or compute units, a trace's `numSms`.
-        power_w: its power limit in watts. It excludes devices that cannot be set to it.
+        name: the driver's name, such as `NVIDIA H100 80GB HBM3`.
+        memory_bytes: the device's memory, `totalGlobalMem` in a trace.
+        sms: its streaming multiprocessors or compute units, `numSms` in a trace.
+        power_w: its power limit in watts. It excludes devices that do not support it.
 
     Returns:
-        The device; None for one that is not in the table or cannot be told from others.
+        The device; None if it is not in the table, or several match.
 
     Example:
         >>> find_peak("NVIDIA H100 PCIe").flops["bf16"] / 1e12
@@ -80,7 +79,7 @@ def find_peak(
 
 
 def power_may_tell(name: str, *, memory_bytes: int | None = None, sms: int | None = None) -> bool:
-    """Whether a device stands for several in the table that its power limit may tell apart.
+    """Whether several devices in the table match whose power limits differ.
 
     Args:
         name: as for `find_peak`.
@@ -95,40 +94,12 @@ def power_may_tell(name: str, *, memory_bytes: int | None = None, sms: int | Non
     return len(found) > 1 and any(part.power_w for part in found)
 
 
-def peak_flops(
-    name: str,
-    dtype: str,
-    *,
-    memory_bytes: int | None = None,
-    sms: int | None = None,
-    power_w: float | None = None,
-) -> float | None:
-    """Look up a device's dense rate for one type.
-
-    Args:
-        name: as for `find_peak`.
-        dtype: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8` or `int8`.
-        memory_bytes: as for `find_peak`.
-        sms: as for `find_peak`.
-        power_w: as for `find_peak`.
-
-    Returns:
-        Operations a second; None for an unknown device or type.
-
-    Example:
-        >>> peak_flops("NVIDIA A100-SXM4-80GB", "tf32") / 1e12
-        156.0
-    """
-    peak = find_peak(name, memory_bytes=memory_bytes, sms=sms, power_w=power_w)
-    return None if peak is None else peak.flops.get(dtype)
-
-
 _ALL: Final[tuple[Part, ...]] = PARTS + GEFORCE_PARTS
 
 _WITHOUT_SPARSITY: Final = frozenset({"fp64", "fp32"})
 
 _NO_DISTINCTION: Final = frozenset({"", "NVIDIA", "TESLA", "GEFORCE", "AMD", "INSTINCT"})
-"""Words that drivers of different ages put in or leave out."""
+"""Words that some driver versions include and others omit."""
 
 
 def _matches(name: str, memory_bytes: int | None, sms: int | None, power_w: float | None) -> list[Part]:
@@ -142,7 +113,7 @@ def _is_named(part: Part, words: frozenset[str]) -> bool:
 
 
 def _fits(part: Part, memory_bytes: int | None, sms: int | None, power_w: float | None) -> bool:
-    # A driver shows up to a tenth less than the nominal memory: ECC and its own reserve are taken off.
+    # A driver reports up to a tenth less than the nominal memory, without ECC and its own reserve.
     if memory_bytes and part.memory_gib and not math.isclose(memory_bytes / 2**30, part.memory_gib, rel_tol=0.1):
         return False
     if sms and sms != part.sms:

@@ -1,4 +1,4 @@
-"""What number format a module's matrix products run in."""
+"""The number format of a module's matrix products."""
 
 from collections import Counter
 from typing import Final, NamedTuple
@@ -23,13 +23,13 @@ _NAMES: Final = {
 
 
 def dtype_name(dtype: torch.dtype | str) -> str | None:
-    """A type as `hardware.peaks` calls it.
+    """The name of a type in the table of peaks.
 
     Args:
         dtype: the type, or PyTorch's name for it.
 
     Returns:
-        None for a type that no peak is given for.
+        The name; None for types without a peak.
 
     Example:
         >>> dtype_name(torch.bfloat16), dtype_name(torch.complex64)
@@ -39,7 +39,7 @@ def dtype_name(dtype: torch.dtype | str) -> str | None:
 
 
 def parameter_dtype(module: nn.Module) -> str:
-    """What most of a module's floating-point parameters are, by number of elements; `fp32` where it has none.
+    """The type of most of a module's floating-point parameters, by number of elements; `fp32` without any.
 
     Args:
         module: the module.
@@ -57,7 +57,7 @@ def parameter_dtype(module: nn.Module) -> str:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Whether PyTorch can have a device compute fp32 products as TF32.
+    """Whether a device can compute fp32 products as TF32.
 
     Args:
         device: the device.
@@ -75,8 +75,8 @@ def fp32_runs_as_tf32(module: nn.Module) -> bool:
     """Whether PyTorch lets a GPU compute this module's fp32 products as TF32.
 
     Matrix products follow `torch.set_float32_matmul_precision` and `torch.backends.cuda.matmul`, convolutions and
-    recurrent layers `torch.backends.cudnn`, which allows it unless told otherwise. Where these differ, what most of the
-    module's layers are decides; a recurrent layer has two products, of its input and of its state, in each direction.
+    recurrent layers `torch.backends.cudnn`, which allows TF32 by default. If these differ, the majority of the module's
+    layers decides; a recurrent layer has two products, of its input and of its state, in each direction.
 
     Args:
         module: the module.
@@ -96,7 +96,7 @@ def fp32_runs_as_tf32(module: nn.Module) -> bool:
 
 
 class Tf32Allowed(NamedTuple):
-    """Where PyTorch lets a GPU that has TF32 use it for fp32."""
+    """Which layers PyTorch lets a GPU compute in TF32."""
 
     products: bool
     convolutions: bool
@@ -104,13 +104,13 @@ class Tf32Allowed(NamedTuple):
 
 
 def tf32_allowed() -> Tf32Allowed:
-    """PyTorch's settings now.
+    """PyTorch's current settings.
 
     Example:
         >>> tf32_allowed()  # as PyTorch has them by default
         Tf32Allowed(products=False, convolutions=True, recurrent=True)
     """
-    # the one reading that works whichever of PyTorch's two interfaces has set it; `allow_tf32` may raise
+    # readable whichever of PyTorch's two interfaces has set it; `allow_tf32` may raise
     return Tf32Allowed(
         products=bool(torch.backends.cuda.matmul.fp32_precision == "tf32"),
         convolutions=bool(torch.backends.cudnn.conv.fp32_precision == "tf32"),  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""What the GPU is doing: NVML sensors, clocks, the allocator."""
+"""The state of the GPU: NVML sensors, clocks, the allocator."""

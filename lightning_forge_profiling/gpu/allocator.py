@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator: what it holds, and what it did since it was last asked."""
+"""PyTorch's caching allocator: memory that it holds, and its activity between two readings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,13 @@ __all__ = ["AllocatorInterval", "AllocatorReading", "between", "merged", "read_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorReading:
-    """What the allocator says at one moment.
+    """The allocator's counters at one moment.
 
     Attributes:
-        allocated_bytes: what tensors take.
-        reserved_bytes: what it holds of the device's memory, free blocks included.
-        peak_bytes: the most that tensors took since somebody last reset that
-            (`torch.cuda.reset_peak_memory_stats()`), or ever.
-        retries: allocations that failed, upon which it gave its free blocks back to the device and tried again.
+        allocated_bytes: memory of tensors.
+        reserved_bytes: device memory that the allocator holds, free blocks included.
+        peak_bytes: the highest `allocated_bytes` since the last `torch.cuda.reset_peak_memory_stats()`, or ever.
+        retries: allocations that failed at first, so that the allocator freed its cached blocks and tried again.
         device_allocs: calls of `cudaMalloc`, or of `cuMemMap` with expandable segments.
     """
 
@@ -28,7 +27,7 @@ class AllocatorReading:
 
     @classmethod
     def of(cls, stats: Mapping[str, Any]) -> "AllocatorReading":
-        """The figures in what `torch.cuda.memory.memory_stats_as_nested_dict()` returns; 0 for what it lacks.
+        """Build a reading from `torch.cuda.memory.memory_stats_as_nested_dict()`; missing counters are 0.
 
         Example:
             >>> AllocatorReading.of({"allocated_bytes": {"all": {"current": 512, "peak": 2048}}}).peak_bytes
@@ -49,14 +48,14 @@ class AllocatorReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorInterval:
-    """What the allocator did between two readings.
+    """The allocator's activity between two readings.
 
     Attributes:
-        allocated_bytes: what tensors took at its end.
-        reserved_bytes: what the allocator held at its end.
-        peak_bytes: the most that tensors took in it, as far as that was seen.
-        peak_is_exact: whether that is the very peak; otherwise it was at least that much.
-        retries: failed allocations.
+        allocated_bytes: memory of tensors at the end.
+        reserved_bytes: device memory that the allocator held at the end.
+        peak_bytes: the highest known memory of tensors.
+        peak_is_exact: whether `peak_bytes` is the peak; otherwise it is a lower bound.
+        retries: allocations that failed at first.
         device_allocs: calls of `cudaMalloc` or `cuMemMap`.
     """
 
@@ -69,17 +68,16 @@ class AllocatorInterval:
 
 
 def between(before: AllocatorReading, after: AllocatorReading, *, sampled_bytes: float = 0.0) -> AllocatorInterval:
-    """What happened between two readings.
+    """The allocator's activity between two readings.
 
-    The allocator keeps one peak, and to reset it for every interval would take it from the user, whose
-    `torch.cuda.max_memory_allocated()` would then tell of the last interval. So it is only read: where it rose, that
-    is the interval's peak. Where it did not, the interval stayed at or below it, and what is told is the most that was
-    seen: at either end, or in samples between.
+    The allocator has one peak. Resetting it for each interval would change what the user's
+    `torch.cuda.max_memory_allocated()` returns, so it is only read. If it rose, it is the interval's peak. If not, the
+    interval stayed at or below it, and the highest known value is returned: of either end, or of a sample between.
 
     Args:
-        before: at its beginning.
-        after: at its end.
-        sampled_bytes: the greatest of `allocated_bytes` in samples taken between.
+        before: the reading at the start.
+        after: the reading at the end.
+        sampled_bytes: the highest `allocated_bytes` of the samples between.
 
     Example:
         >>> step = between(AllocatorReading(peak_bytes=70), AllocatorReading(peak_bytes=90, device_allocs=2))
@@ -88,7 +86,7 @@ def between(before: AllocatorReading, after: AllocatorReading, *, sampled_bytes:
     """
     rose = after.peak_bytes > before.peak_bytes
     seen = [before.allocated_bytes, after.allocated_bytes, int(sampled_bytes)]
-    if after.peak_bytes < before.peak_bytes:  # the user reset it: what it says now has all been since
+    if after.peak_bytes < before.peak_bytes:  # the user reset it in this interval: all of it is since then
         seen.append(after.peak_bytes)
     return AllocatorInterval(
         allocated_bytes=after.allocated_bytes,
@@ -101,10 +99,10 @@ def between(before: AllocatorReading, after: AllocatorReading, *, sampled_bytes:
 
 
 def merged(intervals: Sequence[AllocatorInterval]) -> AllocatorInterval:
-    """Several intervals, in the order of their time, as one.
+    """Join consecutive intervals.
 
     Args:
-        intervals: at least one.
+        intervals: at least one, in order of time.
     """
     last, highest = intervals[-1], max(intervals, key=lambda each: (each.peak_bytes, each.peak_is_exact))
     return replace(
@@ -117,17 +115,17 @@ def merged(intervals: Sequence[AllocatorInterval]) -> AllocatorInterval:
 
 
 def _since(before: int, after: int) -> int:
-    """The user may have reset a counter, `torch.cuda.reset_accumulated_memory_stats()`."""
+    """The counter's increase; the user may have reset it with `torch.cuda.reset_accumulated_memory_stats()`."""
     return after - before if after >= before else after
 
 
 def read_allocator(device_index: int) -> AllocatorReading:
-    """Ask PyTorch's allocator. Neither waits for the GPU nor resets anything.
+    """Read PyTorch's allocator. Neither waits for the GPU nor resets anything.
 
     Args:
         device_index: as in `cuda:0`.
     """
     import torch  # noqa: PLC0415  (this folder is read without torch, too)
 
-    # not memory_stats(), which flattens and sorts some hundred entries
+    # not memory_stats(), which also flattens and sorts some hundred entries
     return AllocatorReading.of(torch.cuda.memory.memory_stats_as_nested_dict(device_index))

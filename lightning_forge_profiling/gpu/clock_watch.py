@@ -1,4 +1,4 @@
-"""Watching a GPU's clock while something is measured. It goes through NVML, and needs no permission."""
+"""Reads a GPU's clock through NVML while something is measured; needs no permission."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from lightning_forge_profiling.gpu.usage import throttle_reasons
 
 __all__ = ["ClockReading", "ClockSeen", "ClockWatch", "throttled_samples"]
 
-# Boost steps are 15 MHz, under 1 % of any recent part's clock; the moves that matter are several times that.
+# Boost moves in steps of 15 MHz, under 1 % of any recent GPU's clock; throttling moves it several times that.
 _LOWERED: Final = 0.97
 _PERIOD_NS: Final = 5_000_000
 
@@ -23,9 +23,9 @@ class ClockReading:
     """The clock at one moment.
 
     Attributes:
-        mark: how far the measurement had got, as the watcher was told.
+        mark: number of samples taken by then.
         sm_mhz: the SM clock.
-        reasons: what held it down, as bits of `nvmlClocksEventReasons`.
+        reasons: why it was lowered, as bits of `nvmlClocksEventReasons`.
     """
 
     mark: int
@@ -38,12 +38,12 @@ class ClockSeen:
     """The SM clock over a measurement.
 
     Attributes:
-        median_mhz: over the readings, without those of samples that were left out.
+        median_mhz: the median reading, without those of discarded samples.
         min_mhz: the lowest reading.
-        max_mhz: the highest.
-        limit_mhz: what the part could reach.
-        reasons: what held the clock down at some time, in words; empty when nothing did.
-        discarded: how many samples were left out because the clock was held down while they were taken.
+        max_mhz: the highest reading.
+        limit_mhz: the highest clock of this GPU.
+        reasons: why the clock was lowered at any time; empty if it was not.
+        discarded: number of samples discarded because the clock was lowered.
     """
 
     median_mhz: float
@@ -54,23 +54,23 @@ class ClockSeen:
     discarded: int
 
     def __str__(self) -> str:
-        """As `SM clock 1980 MHz (1755 to 1980, of 1980)`."""
+        """Such as `SM clock 1980 MHz (1755 to 1980, of 1980)`."""
         moved = f"{self.min_mhz} to {self.max_mhz}, of" if self.min_mhz != self.max_mhz else "of"
         held = f", held down by {' and '.join(self.reasons)}" if self.reasons else ""
         return f"SM clock {self.median_mhz:.0f} MHz ({moved} {self.limit_mhz}){held}"
 
 
 class ClockWatch:
-    """Reads one GPU's SM clock and what holds it down, at most once in 5 ms.
+    """Reads one GPU's SM clock and the reasons for lowering it, at most every 5 ms.
 
     Args:
         index: the device, as in `cuda:0`.
         uuid: `torch.cuda.get_device_properties(index).uuid`.
-        nvml: NVML, initialized, for tests; None opens it. Either way this shuts it down on exit.
+        nvml: an initialized NVML, for tests; None opens it. It is shut down on exit in either case.
         clock_ns: the host clock, in nanoseconds.
 
     Raises:
-        ClocksUnavailableError: there is no NVML, or it cannot read this GPU's clock.
+        ClocksUnavailableError: NVML is missing or cannot read this GPU's clock.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ClockWatch:
         try:
             opened = open_nvml() if nvml is None else nvml
         except LookupError as error:
-            raise ClocksUnavailableError(f"The GPU's clock is out of reach: {error}.") from error
+            raise ClocksUnavailableError(f"The GPU's clock cannot be read: {error}.") from error
         self._nvml = opened
         self._clock_ns = clock_ns
         self._readings: list[ClockReading] = []
@@ -105,34 +105,34 @@ class ClockWatch:
         self._nvml.nvmlShutdown()
 
     def look(self, mark: int) -> None:
-        """Read the clock, if the last reading is old enough.
+        """Read the clock, unless the last reading is under 5 ms old.
 
         Args:
-            mark: how many samples have been taken.
+            mark: number of samples taken so far.
         """
         now = self._clock_ns()
         if now - self._last_ns < _PERIOD_NS:
             return
-        with contextlib.suppress(self._nvml.NVMLError):  # a reading less
+        with contextlib.suppress(self._nvml.NVMLError):  # one reading fewer
             self._read(mark)
         self._last_ns = self._clock_ns()
 
     def throttled(self, samples: int) -> list[bool]:
-        """Which of the samples were taken while the clock was held down.
+        """Whether each sample was taken at a lowered clock.
 
-        Those are the samples beside a reading that names a reason and is under 97 % of the highest reading. Where the
-        clock was held at one low rate throughout, none of them is told from the others.
+        That is a sample next to a reading with a reason and under 97 % of the highest reading. A clock that is lowered
+        throughout marks no sample.
 
         Args:
-            samples: how many were taken.
+            samples: number of samples taken.
         """
         return throttled_samples(self._readings, samples)
 
     def seen(self, discarded: int) -> ClockSeen | None:
-        """The clock since the start, its median that of the samples that were kept; None without a reading.
+        """The clock since the start, with the median of the kept samples; None without a reading.
 
         Args:
-            discarded: how many samples were left out.
+            discarded: number of samples discarded.
         """
         if not self._readings:
             return None
@@ -148,11 +148,11 @@ class ClockWatch:
 
 
 def throttled_samples(readings: Sequence[ClockReading], samples: int) -> list[bool]:
-    """For each sample, whether the reading before or after it shows the clock held down.
+    """Whether the reading before or after each sample shows a lowered clock.
 
     Args:
-        readings: in the order they were made.
-        samples: how many samples were taken.
+        readings: in order of time.
+        samples: number of samples taken.
 
     Example:
         >>> readings = [ClockReading(0, 1980, 0), ClockReading(2, 1980, 0), ClockReading(3, 1700, 0x04)]

@@ -1,4 +1,4 @@
-"""Holding a GPU's clock at one rate. It takes root, and nothing else in this package ever changes a clock."""
+"""`locked_clocks`: holds a GPU's SM clock at one rate; needs root. Nothing else in this package changes a clock."""
 
 import atexit
 import contextlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["locked_clocks"]
 
-# What ends a process without a `finally` or an exit handler; SIGHUP is a terminal that was closed.
+# Signals that end a process without `finally` or exit handlers; SIGHUP comes from a closed terminal.
 _ENDING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
@@ -37,31 +37,30 @@ def locked_clocks(
     uuid: str | None = None,
     nvml: Nvml | None = None,
 ) -> Iterator[int]:
-    """Hold a GPU's SM clock at one rate while the block runs, and let it go afterwards.
+    """Lock a GPU's SM clock at one rate while the block runs, and unlock it afterwards.
 
-    The lock is the machine's: it holds for every process on that GPU, and for all of its MIG slices. NVML cannot tell
-    what an administrator had locked before, so what is restored is the driver's own control of the clock. It is
-    restored after an exception, at the interpreter's exit and, where the block was entered in the main thread, on
-    SIGTERM and SIGHUP; a forked child leaves it alone. After SIGKILL, `nvidia-smi -rgc` does it by hand. Blocks for
-    several GPUs can be nested.
+    The lock applies to every process on that GPU, and to all of its MIG slices. NVML does not report an earlier lock,
+    so unlocking returns the clock to the driver's control. That happens after an exception, at the interpreter's exit
+    and, if the block was entered in the main thread, on SIGTERM and SIGHUP; a forked child does not unlock. After
+    SIGKILL, run `nvidia-smi -rgc`. Blocks for several GPUs can be nested.
 
     Args:
-        sm_mhz: the rate; None takes the one that the maker rates the part at, where the driver knows it.
-        device: which GPU, as PyTorch names it; None takes the current one.
-        uuid: which GPU, as `nvidia-smi -L` names it, instead; for a process that does not touch CUDA.
-        nvml: NVML, started; for tests. None loads it.
+        sm_mhz: the rate; None takes the GPU's rated clock, if the driver knows it.
+        device: the GPU, as PyTorch names it; None takes the current one.
+        uuid: the GPU, as `nvidia-smi -L` names it, instead of `device`; for a process that does not use CUDA.
+        nvml: an initialized NVML, for tests; None loads it.
 
     Yields:
-        The rate that was asked for, in MHz. A power cap can still take the clock below it.
+        The locked rate, in MHz. A power cap can still lower the clock.
 
     Raises:
-        ConfigurationError: the rate is none, or the device.
-        ClocksUnavailableError: there is no NVML or no such GPU, locking clocks is not permitted here, or this process
-            holds them already. Nothing was changed.
+        ConfigurationError: `sm_mhz` is not a rate, or `device` not a GPU.
+        ClocksUnavailableError: NVML or the GPU is missing, locking clocks is not permitted, or this process has locked
+            them already. Nothing was changed.
     """
     if sm_mhz is not None and (isinstance(sm_mhz, bool) or not isinstance(sm_mhz, int) or sm_mhz <= 0):
         raise ConfigurationError(
-            f"sm_mhz ({sm_mhz!r}) is a clock rate, a whole number of MHz such as 1500; "
+            f"sm_mhz must be a clock rate in whole MHz, such as 1500, got {sm_mhz!r}; "
             "`nvidia-smi -q -d SUPPORTED_CLOCKS` lists those of a GPU."
         )
     asked = None if uuid is not None else _asked(device)
@@ -77,7 +76,7 @@ def locked_clocks(
 
 
 def _asked(device: "torch.device | str | int | None") -> tuple[str, int | None]:
-    """Type and index of a device as PyTorch names it."""
+    """Type and index of a device that PyTorch names."""
     import torch  # noqa: PLC0415  (a process that gives a UUID need not touch CUDA)
 
     if device is None:
@@ -89,13 +88,13 @@ def _asked(device: "torch.device | str | int | None") -> tuple[str, int | None]:
             named = torch.device(device)
             if str(named) == str(device):  # it would take "cuda:256" for "cuda:0"
                 return named.type, named.index
-    raise ConfigurationError(f"device ({device!r}) is a GPU as PyTorch names it, such as 'cuda:0' or 0.")
+    raise ConfigurationError(f"device must be a GPU as PyTorch names it, such as 'cuda:0' or 0, got {device!r}.")
 
 
 def _find(nvml: Nvml, asked: tuple[str, int | None] | None, uuid: str | None) -> NvmlDevice:
     try:
         if asked is None:
-            return find_device(nvml, uuid=uuid, environ={})  # it is said, whatever this process would see of it
+            return find_device(nvml, uuid=uuid, environ={})  # by its UUID, also if CUDA_VISIBLE_DEVICES hides it
         index, uuid = _cuda_device(*asked)
         return find_device(nvml, index, uuid=uuid)
     except LookupError as error:
@@ -115,7 +114,7 @@ def _cuda_device(kind: str, index: int | None) -> tuple[int, str]:
 
 
 class _Lock:
-    """The lock itself, with the ways out that no `finally` sees."""
+    """The lock, and the exits from it that no `finally` handles."""
 
     def __init__(self, nvml: Nvml, device: NvmlDevice, sm_mhz: int | None) -> None:
         self._nvml = nvml
@@ -129,14 +128,14 @@ class _Lock:
     def __enter__(self) -> int:
         nvml = self._nvml
         rate = self._rate()
-        if _held.setdefault(self._uuid, self) is not self:  # whose end would let go of the other's
+        if _held.setdefault(self._uuid, self) is not self:  # its end would unlock the other one's clock
             raise ClocksUnavailableError(
                 "The clock was not locked: this process holds it already. Leave that locked_clocks() block first."
             )
         try:
             atexit.register(self._unlock)
             _catch_signals()
-            self._locked = True  # from before the call: what ends the process in between must find it
+            self._locked = True  # before the call: a signal during it must unlock
             nvml.nvmlDeviceSetGpuLockedClocks(self._board, rate, rate)
         except nvml.NVMLError as error:
             if error_code(error) != NO_PERMISSION:  # then the reset is not permitted either
@@ -146,8 +145,8 @@ class _Lock:
             self.let_go()
             why = f"NVML says {error}. `nvidia-smi -q -d SUPPORTED_CLOCKS` lists the rates of a GPU."
             if error_code(error) == NO_PERMISSION:
-                why = "that takes root. Run as root, or time without locked_clocks(): samples taken while the clock "
-                why += "is held down are left out anyway."
+                why = "that needs root. Run as root, or time without locked_clocks(): samples taken while the clock "
+                why += "is held down are left out in either case."
             raise ClocksUnavailableError(f"The clock was not locked at {rate} MHz: {why}") from error
         except BaseException:
             self.let_go()
@@ -164,12 +163,12 @@ class _Lock:
             return self._nvml.nvmlDeviceGetDefaultApplicationsClock(self._board, SM_CLOCK)
         except self._nvml.NVMLError as error:
             raise ClocksUnavailableError(
-                f"The clock was not locked: NVML does not say what this GPU is rated at ({error}). Name a rate: "
+                f"The clock was not locked: NVML does not report this GPU's rated clock ({error}). Pass one: "
                 "locked_clocks(sm_mhz=...)."
             ) from error
 
     def let_go(self) -> None:
-        """Unlock the clock, and forget the lock."""
+        """Unlock the clock and remove the handlers."""
         try:
             self._unlock()
         finally:
@@ -178,11 +177,11 @@ class _Lock:
             _leave_signals()
 
     def _unlock(self) -> None:
-        if not self._locked or os.getpid() != self._pid:  # a forked child's end is not the lock's
+        if not self._locked or os.getpid() != self._pid:  # a forked child does not own the lock
             return
         try:
             self._nvml.nvmlDeviceResetGpuLockedClocks(self._board)
-            self._locked = False  # from after the call, as above
+            self._locked = False  # after the call, for the same reason
         except self._nvml.NVMLError as error:
             self._locked = False
             raise ClocksUnavailableError(
@@ -191,12 +190,12 @@ class _Lock:
 
 
 _held: Final[dict[str, _Lock]] = {}
-"""All locks of this process, by the GPU's UUID. They share one handler of signals: each with its own would take that of
-the one before for the user's."""
+"""All locks of this process, by the GPU's UUID. They share one signal handler: a second one would take the first
+for the user's."""
 
 
 def _catch_signals() -> None:
-    # a handler of the user's own ends in an exception or an exit, which the other ways out see
+    # a handler of the user's ends in an exception or an exit, which unlock as well
     if threading.current_thread() is threading.main_thread():
         for number in _ENDING:
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -204,7 +203,7 @@ def _catch_signals() -> None:
 
 
 def _leave_signals() -> None:
-    """Take the handler back after the last lock that asked for it."""
+    """Restore the default handler after the last lock."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and not any(lock.in_main_thread for lock in list(_held.values())):
         for number in _ENDING:
@@ -217,6 +216,6 @@ def _ended(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (as s
         try:
             lock.let_go()
         except ClocksUnavailableError as error:
-            os.write(2, f"{error}\n".encode())  # nobody will catch it
+            os.write(2, f"{error}\n".encode())  # the process ends: nothing can catch it
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

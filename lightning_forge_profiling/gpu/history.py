@@ -9,11 +9,11 @@ from lightning_forge_profiling.gpu.usage import SENSORS, GpuSample
 __all__ = ["MAX_POINTS", "GpuHistory", "GpuPoint", "Spread"]
 
 MAX_POINTS: Final = 512
-"""More than that a picture of ordinary width does not show."""
+"""A timeline of ordinary width shows no more points."""
 
 
 class Spread(NamedTuple):
-    """What some values of one reading come to."""
+    """Count, sum and extremes of one reading's values."""
 
     samples: int
     total: float
@@ -22,22 +22,22 @@ class Spread(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Over the values there were."""
+        """Mean of the values."""
         return self.total / self.samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPoint:
-    """Samples that follow each other, as one.
+    """Consecutive samples, joined.
 
     Attributes:
-        first_ns: when the first of them was taken.
-        last_ns: when the last was.
-        samples: how many.
-        counted: how many of them count; the others are of the warm-up, of validation, or of steps under the profiler.
-        readings: what each reading came to, by the name that it has in `GpuSample`; missing where none had it.
-        asked: how many of them tell whether the clock was held down.
-        throttled: in how many it was, by reason.
+        first_ns: time of the first sample.
+        last_ns: time of the last sample.
+        samples: number of samples.
+        counted: number of samples in the means; the others are from the warm-up, validation or recorded steps.
+        readings: by the reading's name in `GpuSample`; readings that no sample has are missing.
+        asked: number of samples that tell whether the clock was lowered.
+        throttled: number of samples with a lowered clock, by reason.
     """
 
     first_ns: int
@@ -50,7 +50,7 @@ class GpuPoint:
 
 
 class GpuHistory:
-    """Keeps a run of any length as at most `max_points` points of equally many samples each; the last may have fewer.
+    """Keeps a run of any length in at most `max_points` points of equally many samples; the last may have fewer.
 
     Args:
         max_points: an even number.
@@ -69,11 +69,11 @@ class GpuHistory:
         self._samples_per_point = 1
 
     def add(self, sample: GpuSample, *, counted: bool) -> None:
-        """Enter a sample; they come in the order of their time.
+        """Add a sample, in order of time.
 
         Args:
-            sample: what was read.
-            counted: whether it is in the means.
+            sample: the readings.
+            counted: whether the sample is in the means.
         """
         point = _point_of(sample, counted=counted)
         if self._points and self._points[-1].samples < self._samples_per_point:
@@ -87,11 +87,11 @@ class GpuHistory:
             self._points.append(point)
 
     def leave_out(self) -> None:
-        """Nothing of what was so far counts: it was the warm-up."""
+        """Mark all samples so far as not counted: they were the warm-up."""
         self._points = [replace(point, counted=0) for point in self._points]
 
     def points(self) -> tuple[GpuPoint, ...]:
-        """All of the run so far, in order."""
+        """The points so far, in order of time."""
         return tuple(self._points)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshot, of one step or at an out-of-memory error."""
+"""Writes PyTorch's memory snapshot of one step, or at an out-of-memory error."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +15,12 @@ Moment: TypeAlias = Literal["oom"] | int
 _log = plain_logger(__name__)
 
 MAX_ENTRIES: Final = 100_000
-"""Allocations and frees that are remembered, the latest: with their Python stacks some hundred megabytes of the host's
-memory at the most, and a few steps of a large model."""
+"""Number of newest allocations and frees that are kept: with their Python stacks at most some hundred MB of host
+memory, and a few steps of a large model."""
 
 
 def refuse_unless_moment(when: object) -> None:
-    """Check what a user asks for.
+    """Check the `memory_snapshot` argument.
 
     Raises:
         ConfigurationError: it is neither `"oom"` nor a step.
@@ -30,38 +30,38 @@ def refuse_unless_moment(when: object) -> None:
 
 
 class MemoryHistory(Protocol):
-    """What records allocations."""
+    """Records allocations."""
 
     def recording(self) -> bool:
-        """Whether somebody records already."""
+        """Whether allocations are being recorded."""
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
 
     def stop(self) -> None:
-        """End it."""
+        """Stop recording."""
 
     def dump(self, path: Path) -> None:
-        """Write what is known now."""
+        """Write the recorded allocations."""
 
 
 class TorchMemoryHistory:
-    """`torch.cuda.memory`'s own."""
+    """Records allocations with `torch.cuda.memory`."""
 
     def recording(self) -> bool:
-        """PyTorch tells whether it records, though not with which options."""
+        """Whether PyTorch records; it does not report with which options."""
         import torch  # noqa: PLC0415  (this folder is read without torch, too)
 
         return bool(torch._C._cuda_isHistoryEnabled())  # noqa: SLF001  (as torch._inductor.cudagraph_trees asks)
 
     def start(self) -> None:
-        """Stacks are Python's alone: those of C++ take longer to collect, and minutes to write."""
+        """Start recording with Python stacks only: C++ stacks take longer to collect, and minutes to write."""
         import torch  # noqa: PLC0415
 
         torch.cuda.memory._record_memory_history("all", stacks="python", max_entries=MAX_ENTRIES)  # noqa: SLF001
 
     def stop(self) -> None:
-        """End it and let go of what was recorded."""
+        """Stop recording and free the recorded allocations."""
         import torch  # noqa: PLC0415
 
         torch.cuda.memory._record_memory_history(None)  # noqa: SLF001
@@ -76,35 +76,35 @@ class TorchMemoryHistory:
 class MemorySnapshot:
     """Records allocations and writes one snapshot.
 
-    Where the user records already, their options stay as they are: the snapshot is taken of that, and it goes on
-    afterwards. Otherwise recording ends with the snapshot, or with the run, and so does one that the user began in
-    between: PyTorch has one recording, and does not tell whose it is. Nothing here raises, and nothing reads such
-    a file again: it is a pickle, which runs what it is told to.
+    If the user records already, their recording keeps its options and continues after the snapshot. Otherwise
+    recording ends with the snapshot, or with the fit, and so does a recording that the user starts in between: PyTorch
+    has one recording, and does not report who started it. No method raises. Nothing reads the file again: it is a
+    pickle, and loading one runs code.
 
     Args:
-        when: `"oom"` records from the start of the fit on, and writes when it ends in an out-of-memory error; a number
-            records that step, and writes at its end.
+        when: `"oom"` records from the start of the fit and writes if it ends in an out-of-memory error; a number
+            records that step and writes at its end.
         path: the file.
-        history: what records.
+        history: records the allocations; for tests.
     """
 
     def __init__(self, when: Moment, path: Path, history: MemoryHistory | None = None) -> None:
         self.when = when
         self.written: Path | None = None
-        """The file, once it is there."""
+        """The file, once it is written."""
         self.problem = ""
-        """Why there is none, where it should be."""
+        """Why no file was written, although one was due."""
         self._path = path
         self._history = history or TorchMemoryHistory()
         self._watching = self._ours = False
 
     def start(self) -> None:
-        """The fit begins; best before the model is moved to the GPU, so that its parameters have their stacks."""
+        """Call at the start of the fit, before the model is on the GPU, so that its parameters have stacks."""
         if self.when in {"oom", 0}:
             self._watch()
 
     def end_step(self, step: int) -> None:
-        """A step has ended, and the next one begins."""
+        """Call at the end of each step."""
         if self.when == step and self._watching:
             self._write()
             self.close()
@@ -112,13 +112,13 @@ class MemorySnapshot:
             self._watch()
 
     def on_exception(self, exception: BaseException) -> None:
-        """The fit ends in an exception, whose traceback still holds the tensors of the step."""
+        """Call when the fit ends in an exception; its traceback still holds the tensors of the step."""
         if self._watching and self.when == "oom" and _out_of_memory(exception):
             self._write()
         self.close()
 
     def close(self) -> None:
-        """Put recording back as it was. No step comes after this."""
+        """Restore recording to what it was. Call after the last step."""
         self._watching = False
         if self.when != "oom" and self.written is None and not self.problem:
             self.problem = f"step {self.when} never came to its end"
@@ -157,7 +157,7 @@ class MemorySnapshot:
 
 
 def _out_of_memory(exception: BaseException) -> bool:
-    """Whether it is one, or was raised because of one, as compiled code does."""
+    """Whether it is an out-of-memory error, or caused by one, as in compiled code."""
     import torch  # noqa: PLC0415
 
     return any(isinstance(each, torch.OutOfMemoryError) for each in _chain(exception))

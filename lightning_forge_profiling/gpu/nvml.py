@@ -1,4 +1,4 @@
-"""NVIDIA's management library: the part of its Python bindings that is used here, and finding a CUDA device in it."""
+"""NVML: the part of its Python bindings that is used here, and finding a CUDA device in it."""
 
 # ruff: noqa: N802, D102  (the names are NVML's, and so is their documentation)
 
@@ -37,12 +37,12 @@ _NOT_SUPPORTED, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 3, 2
 DOES_NOT_ANSWER: Final = frozenset(
     {_NOT_SUPPORTED, NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
 )
-"""The `nvmlReturn_t` after which it is of no use to ask again: this device, driver or user will not be told. From
-nvml.h, where they are part of the binary interface."""
+"""The `nvmlReturn_t` that every later call would return too, because of this device, driver or user. From nvml.h, where
+they are part of the binary interface."""
 
 
 class Nvml(Protocol):
-    """What is used of the module `pynvml` (package `nvidia-ml-py`). Handles are opaque, rates are in MHz."""
+    """The part of the module `pynvml` (package `nvidia-ml-py`) that is used. Handles are opaque, rates in MHz."""
 
     NVMLError: type[Exception]
 
@@ -78,11 +78,11 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One device as CUDA sees it.
+    """One CUDA device.
 
     Attributes:
         handle: the device, which may be a MIG slice.
-        board: the whole GPU: the same handle where it is not sliced.
+        board: the whole GPU; `handle` itself without MIG.
         uuid: of `handle`, `GPU-...` or `MIG-...`.
     """
 
@@ -92,15 +92,15 @@ class NvmlDevice:
 
     @property
     def is_mig(self) -> bool:
-        """Whether it is a slice of a GPU."""
+        """Whether it is a MIG slice."""
         return self.uuid.startswith("MIG-")
 
 
 def open_nvml() -> Nvml:
-    """Load and initialize NVML. Whoever opens it calls `nvmlShutdown()`; NVML counts.
+    """Load and initialize NVML. Each call needs one `nvmlShutdown()`.
 
     Raises:
-        LookupError: there is no binding, no driver or no permission; the message says which.
+        LookupError: the binding, the driver or a permission is missing; the message says which.
     """
     try:
         nvml = cast("Nvml", import_module("pynvml"))
@@ -119,21 +119,21 @@ def error_code(exc: Exception) -> int | None:
 
 
 def clock_event_reasons(nvml: Nvml, board: Any) -> int:
-    """What holds a GPU's clock where it is, as bits of `nvmlClocksEventReasons`; `throttle_reasons` puts them in words.
+    """Why a GPU's clock is what it is, as bits of `nvmlClocksEventReasons`; `throttle_reasons` names them.
 
     Args:
-        nvml: initialized.
+        nvml: an initialized NVML.
         board: the whole GPU.
 
     Raises:
-        NVMLError: it does not say.
+        NVMLError: the device does not report it.
     """
     try:
         return nvml.nvmlDeviceGetCurrentClocksEventReasons(board)
     except AttributeError:  # bindings older than the name
         pass
     except nvml.NVMLError as exc:
-        if error_code(exc) != _FUNCTION_NOT_FOUND:  # which is what drivers before 535 answer
+        if error_code(exc) != _FUNCTION_NOT_FOUND:  # as drivers before 535 return
             raise
     return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(board)
 
@@ -141,17 +141,16 @@ def clock_event_reasons(nvml: Nvml, board: Any) -> int:
 def find_device(
     nvml: Nvml, index: int = 0, *, uuid: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> NvmlDevice:
-    """Find the device that CUDA calls `index`. NVML counts otherwise: it sees all GPUs, in the order of the PCI bus.
+    """Find the device that CUDA calls `index`. NVML's indices differ: all GPUs, in the order of the PCI bus.
 
     Args:
-        nvml: initialized.
+        nvml: an initialized NVML.
         index: as in `cuda:0`.
-        uuid: `torch.cuda.get_device_properties(index).uuid`, which settles it. Without it `CUDA_VISIBLE_DEVICES` is
-            read as CUDA does.
+        uuid: `torch.cuda.get_device_properties(index).uuid`; None reads `CUDA_VISIBLE_DEVICES` as CUDA does.
         environ: the process's environment.
 
     Raises:
-        LookupError: NVML does not know it, or it cannot be told which one it is; the message says which.
+        LookupError: NVML does not know the device, or several match; the message says which.
     """
     try:
         return _find(nvml, index, uuid, environ)
@@ -174,7 +173,7 @@ def _find(nvml: Nvml, index: int, uuid: str | None, environ: Mapping[str, str]) 
     if entries is not None and entry is None:
         raise LookupError(f"CUDA_VISIBLE_DEVICES shows no cuda:{index}")
     handles = [nvml.nvmlDeviceGetHandleByIndex(position) for position in range(nvml.nvmlDeviceGetCount())]
-    if entry is not None and not entry.isdecimal():  # CUDA takes the first digits of a UUID where they suffice
+    if entry is not None and not entry.isdecimal():  # CUDA accepts a unique prefix of a UUID
         found = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(entry)]
     else:
         position = index if entry is None else int(entry)
@@ -189,7 +188,7 @@ def _find(nvml: Nvml, index: int, uuid: str | None, environ: Mapping[str, str]) 
 
 
 def _visible(variable: str | None) -> list[str] | None:
-    """The entries of `CUDA_VISIBLE_DEVICES`, which end before the first invalid one; None where it is not set."""
+    """The entries of `CUDA_VISIBLE_DEVICES` before the first invalid one; None if it is not set."""
     if variable is None:
         return None
     entries = []
@@ -201,7 +200,7 @@ def _visible(variable: str | None) -> list[str] | None:
 
 
 def _whole(nvml: Nvml, handle: Any) -> NvmlDevice:
-    """A GPU; where it is in MIG mode, CUDA computes on a slice of it, which is the only one or cannot be told."""
+    """A GPU, or its MIG slice if it has exactly one; CUDA does not report which of several it uses."""
     mode = _answer(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mode is None or not mode[0]:
         return NvmlDevice(handle, handle, nvml.nvmlDeviceGetUUID(handle))

@@ -1,4 +1,4 @@
-"""A GPU's utilization, memory, power, temperature, clocks and energy, read beside the training."""
+"""Samples a GPU's utilization, memory, power, temperature, clocks and energy in a thread beside the training."""
 
 import os
 import threading
@@ -27,23 +27,23 @@ __all__ = ["DEFAULT_PERIOD_S", "GpuInfo", "GpuReader", "TelemetrySampler", "open
 _log = plain_logger(__name__)
 
 DEFAULT_PERIOD_S: Final = 0.2
-"""NVML itself renews the utilization every 1/6 s at the most often (nvml.h, `nvmlUtilization_t`)."""
+"""NVML renews the utilization at most every 1/6 s (nvml.h, `nvmlUtilization_t`)."""
 
 _GPU_SENSOR: Final = 0  # nvml.h: NVML_TEMPERATURE_GPU
 _JOIN_S: Final = 2.0
-"""A driver that hangs must not keep the fit from ending."""
+"""The fit ends also if the driver hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInfo:
-    """What does not change while a run lasts.
+    """Constants of a GPU during a run.
 
     Attributes:
-        name: as the driver says; of the slice, where it is one.
+        name: the driver's name of the GPU or MIG slice.
         uuid: `GPU-...` or `MIG-...`.
-        is_mig: whether it is a slice of a GPU. Power, temperature, clocks and throttling are then the whole GPU's.
-        memory_bytes: its memory; None where NVML does not tell.
-        power_limit_w: the limit in force; None where NVML does not tell.
+        is_mig: whether it is a MIG slice. Power, temperature, clocks and throttling are then the whole GPU's.
+        memory_bytes: memory size; None if unknown.
+        power_limit_w: the power limit in force; None if unknown.
     """
 
     name: str
@@ -54,13 +54,13 @@ class GpuInfo:
 
 
 class GpuReader:
-    """Reads the sensors of one device, one at a time. What it does not answer is asked once and then None.
+    """Reads the sensors of one device. A sensor that the device lacks is asked once and then is None.
 
     Args:
-        nvml: initialized.
-        device: what to read.
-        pid: the process whose memory is told apart.
-        allocated_bytes: asks PyTorch what its tensors take; None leaves that out.
+        nvml: an initialized NVML.
+        device: the device to read.
+        pid: the process for `memory_own_bytes`.
+        allocated_bytes: returns the memory of PyTorch's tensors; None leaves that reading out.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class GpuReader:
         )
 
     def read(self, at_ns: int) -> GpuSample:
-        """Ask everything once.
+        """Read all sensors.
 
         Args:
-            at_ns: what time it is.
+            at_ns: the time now.
         """
         nvml, handle, board, ask = self.nvml, self._device.handle, self._device.board, self._ask
         rates = ask("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
@@ -97,7 +97,7 @@ class GpuReader:
         celsius = ask("temperature", lambda: nvml.nvmlDeviceGetTemperatureV(board, _GPU_SENSOR))
         if celsius is None:  # drivers before 570
             celsius = ask("old temperature", lambda: nvml.nvmlDeviceGetTemperature(board, _GPU_SENSOR))
-        # the board's energy is not what a slice of it used up
+        # a MIG slice has no energy meter, only the board
         millijoules = (
             None if self._device.is_mig else ask("energy", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(board))
         )
@@ -141,15 +141,15 @@ def _scaled(value: float | None, factor: float = 1.0) -> float | None:
 def open_reader(
     index: int = 0, *, uuid: str | None = None, allocated_bytes: Callable[[], float | None] | None = None
 ) -> GpuReader:
-    """A reader of the device that CUDA calls `index`.
+    """Open a reader of the device that CUDA calls `index`.
 
     Args:
         index: as in `cuda:0`.
         uuid: `torch.cuda.get_device_properties(index).uuid`.
-        allocated_bytes: asks PyTorch what its tensors take.
+        allocated_bytes: returns the memory of PyTorch's tensors.
 
     Raises:
-        LookupError: there is no NVIDIA GPU, no driver, or not this device; the message says which.
+        LookupError: the GPU, the driver or this device is missing; the message says which.
     """
     nvml = open_nvml()
     try:
@@ -161,13 +161,13 @@ def open_reader(
 
 
 class TelemetrySampler:
-    """Reads a GPU's sensors in a thread of its own, which sleeps in between and never raises.
+    """Samples a GPU's sensors in a background thread, which never raises.
 
-    NVML is loaded in that thread too: neither the driver nor the sensors ever hold up whoever starts it.
+    NVML is loaded in that thread too: neither the driver nor the sensors delay the caller.
 
     Args:
-        open_reader: makes the reader; a LookupError says why there is none.
-        period_s: seconds from one sample to the next.
+        open_reader: opens the reader; a LookupError says why there is none.
+        period_s: seconds between samples.
         clock_ns: the host clock.
 
     Example:
@@ -186,9 +186,9 @@ class TelemetrySampler:
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.info: GpuInfo | None = None
-        """What the device is, once that is known."""
+        """The device, once the thread has found it."""
         self.problem = ""
-        """Why there is no telemetry, where there is none."""
+        """Why there is no telemetry; empty if there is."""
         self._open_reader = open_reader
         self._period_s = period_s
         self._clock_ns = clock_ns
@@ -201,20 +201,20 @@ class TelemetrySampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to sample. Returns at once."""
+        """Start sampling. Returns at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._sample_until_stopped, name="gpu-telemetry", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End, without a further sample. What was sampled can still be read."""
+        """Stop sampling. The results can still be read."""
         self._ended.set()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(_JOIN_S)
 
     def open(self) -> bool:
-        """Find the device; the thread does. False where there is none, and `problem` says why."""
+        """Open the device, in the thread. False if that fails; `problem` says why."""
         try:
             self._reader = self._open_reader()
             self.info = self._reader.info
@@ -228,7 +228,7 @@ class TelemetrySampler:
         return self._reader is not None
 
     def sample(self) -> bool:
-        """Take one sample; the thread does. False where that is no longer possible."""
+        """Take one sample, in the thread. False if that fails."""
         if self._reader is None:
             return False
         try:
@@ -246,7 +246,7 @@ class TelemetrySampler:
         return True
 
     def close(self) -> None:
-        """Let go of NVML; the thread does."""
+        """Shut NVML down, in the thread."""
         reader, self._reader = self._reader, None
         if reader is not None:
             try:
@@ -255,37 +255,37 @@ class TelemetrySampler:
                 _log.debug("", exc_info=exc)
 
     def pause(self) -> None:
-        """What is sampled from here on does not count, nor the energy from the last sample to the next that does."""
+        """Leave out the samples from here on, and the energy up to the next one that counts."""
         with self._lock:
             self._counting = False
             for sums in (self._interval, self._run):
                 sums.skip()
 
     def resume(self) -> None:
-        """It counts again."""
+        """Count samples again."""
         self._counting = True
 
     def take(self) -> GpuUsage:
-        """What the samples since the last call come to. There may be none."""
+        """Usage over the samples since the last call. There may be none."""
         with self._lock:
             usage = self._interval.read()
             self._interval.restart()
         return usage
 
     def run(self) -> GpuUsage:
-        """What all samples come to, or those since `restart`."""
+        """Usage over all samples, or those since `restart`."""
         with self._lock:
             return self._run.read()
 
     def restart(self) -> None:
-        """Leave out what was sampled so far, as of warm-up steps. The history keeps it, as what does not count."""
+        """Leave out the samples so far, as those of the warm-up. The history keeps them, marked as not counted."""
         with self._lock:
             self._interval.restart()
             self._run.restart()
             self._history.leave_out()
 
     def history(self) -> tuple[GpuPoint, ...]:
-        """All of the time, in a bounded number of points."""
+        """The whole run, in a bounded number of points."""
         with self._lock:
             return self._history.points()
 

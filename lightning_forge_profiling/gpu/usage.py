@@ -1,4 +1,4 @@
-"""Readings of a GPU's sensors, and what they come to over a time. Pure arithmetic."""
+"""Readings of a GPU's sensors, and their means, peaks and energy over time. Pure arithmetic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,34 +14,34 @@ THROTTLES: Final[Mapping[int, str]] = {
     0x080: "power brake",
     0x200: "board limit",
 }
-"""What holds a GPU's clock below what it would choose: nvml.h, `nvmlClocksEventReason...`. Not among them are what is
-no loss (0x001: idle; 0x400: its reliability limit, where boost ordinarily ends) and what somebody has set (0x002:
-application clocks, 0x010: sync boost with other GPUs, 0x100: display clocks)."""
+"""Reasons for a lowered clock that cost speed: nvml.h, `nvmlClocksEventReason...`. Left out are those that cost none
+(0x001: idle; 0x400: the reliability limit, where boost ends) and settings of the user (0x002: application clocks,
+0x010: sync boost with other GPUs, 0x100: display clocks)."""
 
 _HARDWARE_SLOWDOWN: Final = 0x008
 _NAMED_APART: Final = 0x0C0
-"""NVML raises 0x008 together with either of these, which say why."""
+"""NVML sets 0x008 together with either of these, which are more specific."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """What NVML said at one moment. None is what it does not tell on this device.
+    """NVML's readings at one moment; None for sensors that the device lacks.
 
     Attributes:
-        at_ns: when, on the host's `perf_counter_ns`.
+        at_ns: time on the host's `perf_counter_ns`.
         utilization_pct: share of NVML's last sample period (1/6 s to 1 s) in which any kernel ran.
         memory_utilization_pct: share of it in which the device's memory was read or written.
-        encoder_pct: how busy the video encoder was.
-        decoder_pct: how busy the video (or JPEG) decoder was.
-        memory_used_bytes: taken by all processes and the driver.
-        memory_own_bytes: taken by this process. In a container with its own process numbers NVML's do not match.
-        allocated_bytes: what PyTorch's tensors take.
-        power_w: what the board draws; on most GPUs since Ampere averaged over a second.
-        temperature_c: of the GPU.
+        encoder_pct: utilization of the video encoder.
+        decoder_pct: utilization of the video (or JPEG) decoder.
+        memory_used_bytes: memory of all processes and the driver.
+        memory_own_bytes: memory of this process; None in a container with its own process ids.
+        allocated_bytes: memory of PyTorch's tensors.
+        power_w: power of the board; on most GPUs since Ampere the mean over a second.
+        temperature_c: temperature of the GPU.
         sm_mhz: clock of the multiprocessors.
         memory_mhz: clock of the memory.
-        throttles: why the clock is held down, in words; empty when it is not.
-        energy_j: what the board has used up since the driver was loaded.
+        throttles: why the clock is lowered; empty if it is not.
+        energy_j: energy that the board has used since the driver was loaded.
     """
 
     at_ns: int
@@ -63,11 +63,11 @@ class GpuSample:
 SENSORS: Final = tuple(
     name for name in GpuSample.__dataclass_fields__ if name not in {"at_ns", "throttles", "energy_j"}
 )
-"""The readings of which there are a mean and a peak."""
+"""The readings with a mean and a peak."""
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:
-    """NVML's bit mask of clock event reasons, in words: those that cost speed.
+    """The names of the clock event reasons in NVML's bit mask that cost speed.
 
     Example:
         >>> throttle_reasons(0x4), throttle_reasons(0x8 | 0x40), throttle_reasons(0x1)
@@ -80,16 +80,16 @@ def throttle_reasons(mask: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
-    """What samples come to.
+    """Usage of a GPU over several samples.
 
     Attributes:
-        samples: how many.
-        mean: by name of the reading, the mean over the samples that had it.
-        peak: the greatest.
-        throttled_pct: in how many of them the clock was held down; None where NVML does not tell.
-        throttled_by_pct: the same by reason, of those that occurred. There may be several at once.
-        seconds: what passed from each of them back to the one before, where nothing was left out between.
-        joules: what the board used up in that time; None where NVML does not tell.
+        samples: number of samples.
+        mean: mean of each reading, over the samples that have it.
+        peak: highest value of each reading.
+        throttled_pct: share of the samples with a lowered clock; None if unknown.
+        throttled_by_pct: the same by reason, for reasons that occurred. There may be several at once.
+        seconds: time between consecutive samples, without what was left out.
+        joules: energy of the board in that time; None if unknown.
     """
 
     samples: int = 0
@@ -102,12 +102,12 @@ class GpuUsage:
 
     @property
     def watts(self) -> float | None:
-        """Energy over time: what the board drew in the mean, by its own meter."""
+        """Mean power of the board by its energy meter; None if unknown."""
         return None if self.joules is None or self.seconds <= 0 else self.joules / self.seconds
 
 
 class UsageSums:
-    """Usage under way.
+    """Accumulates samples to a `GpuUsage`.
 
     Example:
         >>> sums = UsageSums()
@@ -123,7 +123,7 @@ class UsageSums:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew. Energy goes on from the last sample, so that no time is missing between two readings."""
+        """Start from zero. Energy continues from the last sample, so that no time is missing between two results."""
         self._samples = 0
         self._sums: dict[str, tuple[float, int]] = {}
         self._peaks: dict[str, float] = {}
@@ -133,11 +133,11 @@ class UsageSums:
         self._joules: float | None = None
 
     def skip(self) -> None:
-        """A sample that does not count: neither does the time to the next one."""
+        """Leave out the time from the last sample to the next one."""
         self._previous = None
 
     def add(self, sample: GpuSample) -> None:
-        """Enter a sample; they come in the order of their time."""
+        """Add a sample, in order of time."""
         previous, self._previous = self._previous, sample
         self._samples += 1
         for name in SENSORS:
@@ -153,12 +153,12 @@ class UsageSums:
                 self._reasons[reason] = self._reasons.get(reason, 0) + 1
         if previous is not None and previous.energy_j is not None and sample.energy_j is not None:
             used = sample.energy_j - previous.energy_j
-            if used >= 0:  # the meter begins anew when the driver is loaded again
+            if used >= 0:  # the meter restarts when the driver is reloaded
                 self._seconds += (sample.at_ns - previous.at_ns) / 1e9
                 self._joules = (self._joules or 0.0) + used
 
     def read(self) -> GpuUsage:
-        """What it has come to so far."""
+        """The usage so far."""
 
         def share(count: int) -> float:
             return 100 * count / self._asked

@@ -1,1 +1,1 @@
-"""How long something took: timers, steps, throughput."""
+"""Time: timers, steps, throughput."""

@@ -1,4 +1,4 @@
-"""Many named stretches of GPU work, timed without ever waiting for the GPU."""
+"""`CUDATimerCollection`: times named regions of a training loop on the GPU without ever waiting for it."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -15,25 +15,24 @@ __all__ = ["CUDATimerCollection"]
 
 
 _interval: Final = Interval._make  # half the time of calling `Interval`
-# what mark() gives when nothing may be recorded; known by identity, the time of its event is never looked at
+# what mark() returns while no event may be recorded; compared by identity, its event is never read
 _UNTIMED: Final = Mark(HostEvent())
 
 
 class CUDATimerCollection:
-    """Time named regions of a training loop with a bounded pool of events.
+    """Times named regions of a training loop with a bounded pool of events.
 
-    `start` and `stop` record an event on the current stream and return. Results are read later: by `harvest()`, which
-    takes what the GPU has completed and never waits, or by `elapsed_ms()` and `elapsed_all()`, which wait for the
-    regions they report. Several intervals of one region between two resets add up. Without an accelerator the host
-    clock stands behind the same API.
+    `start` and `stop` record an event on the current stream and return. `harvest()` returns the intervals that the GPU
+    has completed and never waits; `elapsed_ms()` and `elapsed_all()` wait for the regions that they report. Several
+    intervals of one region add up until `reset()`. Without a GPU the same calls read the host clock.
 
     Args:
-        regions: the names that may be timed.
-        enabled: when False every method does nothing, for unknown names too.
+        regions: names of the regions.
+        enabled: if False, every method does nothing, also for unknown names.
         device: the GPU to time; None takes the current one, or the host clock where there is no GPU.
-        max_events: how many events may exist. When all are in flight further intervals are not timed but counted in
-            `dropped`; the training loop is never held up.
-        events: where events come from, instead of `device`; for tests.
+        max_events: size of the pool. While all events are in flight, further intervals are not timed but counted in
+            `dropped`; the training loop never waits.
+        events: the source of events, instead of `device`; for tests.
         clock_ns: the host clock, in nanoseconds; for tests.
 
     Example:
@@ -60,7 +59,7 @@ class CUDATimerCollection:
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.tag = 0
-        """Anything an interval should carry, such as the step's number: it gets the value at its stop."""
+        """Any integer, such as the step's number. An interval carries the value at its stop."""
         self._enabled = enabled
         self._max_events = max_events
         self._clock_ns = clock_ns
@@ -72,50 +71,50 @@ class CUDATimerCollection:
         self._free: list[Mark] = []
         self._made = 0
         self.dropped = 0
-        """How many intervals were not timed: all events were in flight, or a CUDA graph was being captured."""
+        """Number of intervals that were not timed: all events were in flight, or a CUDA graph was being captured."""
         self._unread = 0
         self._source = (events if events is not None else event_source(device)) if enabled else None
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is timed at all."""
+        """Whether regions are timed."""
         return self._enabled
 
     @property
     def on_device(self) -> bool:
-        """True when times are read off the GPU's timeline, False when off the host clock."""
+        """True if times are of the GPU's timeline, False if of the host clock."""
         return self._source is not None and self._source.on_device
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The names that may be timed."""
+        """Names of the regions."""
         return tuple(self._totals)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many intervals of each region have completed and been read since the last reset."""
+        """Completed and read intervals per region since the last reset."""
         return dict(self._counts)
 
     @property
     def unread(self) -> int:
-        """How many completed intervals nobody harvested in time; they are in the sums only."""
+        """Number of completed intervals that were dropped before a harvest; they are in the sums only."""
         return self._unread
 
     @property
     def backlog(self) -> int:
-        """How many intervals wait to be harvested, completed or not."""
+        """Number of intervals that are not harvested yet, completed or not."""
         return len(self._pending) + len(self._done)
 
     def add_region(self, region: str) -> None:
-        """Allow one more name; nothing happens when it is known already."""
+        """Add a region; does nothing if it exists."""
         self._totals.setdefault(region, 0.0)
         self._counts.setdefault(region, 0)
 
     def mark(self) -> Mark:
-        """Record one event now, to hand to several `start` and `stop` calls as the same instant.
+        """Record one event now, for several `start` and `stop` calls at the same instant.
 
         Returns:
-            A mark to use at least once, in this step; it goes back to the pool when its last interval was read.
+            A mark. Use it at least once, in this step: its event returns to the pool once its last interval is read.
         """
         source = self._source
         if source is None or source.capturing():
@@ -136,7 +135,7 @@ class CUDATimerCollection:
         return mark
 
     def passed(self, mark: Mark) -> bool | None:
-        """Whether the GPU has got to a mark. Never waits; None without a GPU and where nothing may be asked."""
+        """Whether the GPU has passed a mark. Never waits; None without a GPU and during a CUDA graph's capture."""
         source = self._source
         return None if source is None or not source.on_device or source.capturing() else mark.event.query()
 
@@ -144,12 +143,12 @@ class CUDATimerCollection:
         """Start a region on the current stream.
 
         Args:
-            region: its name.
-            at: a mark to start it at; None records an event now.
+            region: name of the region.
+            at: the mark at which it starts; None records an event now.
 
         Raises:
             UnknownRegionError: the collection has no such region.
-            TimerRunningError: the region is running already.
+            TimerRunningError: the region is running.
         """
         if not self._enabled:
             return
@@ -165,8 +164,8 @@ class CUDATimerCollection:
         """Stop a region on the current stream.
 
         Args:
-            region: its name.
-            at: a mark to stop it at; None records an event now.
+            region: name of the region.
+            at: the mark at which it stops; None records an event now.
 
         Raises:
             UnknownRegionError: the collection has no such region.
@@ -196,10 +195,10 @@ class CUDATimerCollection:
             new: the region to start; may be the same.
 
         Returns:
-            That instant.
+            The mark at that instant.
 
         Raises:
-            TimerError: as `stop` and `start` do.
+            TimerError: as from `stop` and `start`.
         """
         source = self._source
         if self._free and source is not None and not source.capturing():
@@ -223,7 +222,7 @@ class CUDATimerCollection:
         return mark
 
     def relabel(self, old: str, new: str) -> None:
-        """Let what is running as `old` have been `new` since its start; nothing happens when it is not running."""
+        """Rename the running interval of `old` to `new`, from its start on; does nothing if `old` is not running."""
         if old in self._open:
             if new not in self._totals:
                 raise self._unknown(new)
@@ -234,9 +233,9 @@ class CUDATimerCollection:
         return _RegionContext(self, name)
 
     def harvest(self) -> tuple[Interval, ...]:
-        """What has completed since the last harvest, in the order it was stopped. Never waits for the GPU.
+        """Return the intervals completed since the last harvest, in the order of their stops. Never waits for the GPU.
 
-        Of what nobody harvests the latest `max_events` intervals are kept; `unread` counts the others.
+        Between two harvests the newest `max_events` intervals are kept; `unread` counts the others.
         """
         if not self._pending and not self._done:
             return ()
@@ -274,7 +273,7 @@ class CUDATimerCollection:
         return totals
 
     def reset(self) -> None:
-        """Forget all completed intervals. A region that is running goes on and counts whole when it stops."""
+        """Drop all completed intervals. A running region keeps running, and its whole interval counts."""
         for _, _, start, end in self._pending:
             self._release(start)
             self._release(end)
@@ -291,7 +290,7 @@ class CUDATimerCollection:
         if self._source is None or self._source.capturing():
             return
         pending = self._pending
-        # Events of one stream are made in order: ask one far ahead and, while it has not been made, one half as far.
+        # Events of one stream complete in order: query one far ahead and, while it has not completed, one half as far.
         ahead = len(pending)
         while ahead:
             probe = pending[ahead - 1][3]

@@ -1,4 +1,4 @@
-"""One stretch of GPU work, timed by two events on the stream it runs on."""
+"""`CUDATimer`: times one interval of GPU work with two events on its stream."""
 
 from types import TracebackType
 from typing import Self
@@ -12,14 +12,14 @@ __all__ = ["CUDATimer"]
 
 
 class CUDATimer:
-    """Time GPU work between `start()` and `stop()` without waiting for it.
+    """Times the GPU work between `start()` and `stop()` without waiting for it.
 
     Both record an event on the current stream and return at once; `elapsed_ms()` waits for the end event only, not
-    for the device. Without an accelerator the same calls read the host clock, and `on_device` and `repr` say so.
+    for the device. Without a GPU the same calls read the host clock, and `on_device` and `repr` say so.
 
     Args:
         device: the GPU to time; None takes the current one, or the host clock where there is no GPU.
-        events: where events come from, instead of `device`; for tests.
+        events: the source of events, instead of `device`; for tests.
 
     Example:
         >>> timer = CUDATimer(device="cpu")
@@ -40,14 +40,14 @@ class CUDATimer:
 
     @property
     def on_device(self) -> bool:
-        """True when times are read off the GPU's timeline, False when off the host clock."""
+        """True if times are of the GPU's timeline, False if of the host clock."""
         return self._on_device
 
     def start(self) -> None:
         """Record the start on the current stream.
 
         Raises:
-            TimerRunningError: the timer has been started and not stopped.
+            TimerRunningError: the timer is running.
         """
         if self._state == "running":
             raise TimerRunningError("CUDATimer.start() while it is running: call stop() first.")
@@ -74,7 +74,7 @@ class CUDATimer:
 
         Raises:
             TimerNotStartedError: nothing has been timed.
-            TimerRunningError: the timer has not been stopped.
+            TimerRunningError: the timer is still running.
         """
         if self._state == "not started":
             raise TimerNotStartedError("CUDATimer.elapsed_ms() before start(): there is nothing to read.")

@@ -1,7 +1,7 @@
-"""Where a time stamp comes from: an event on the GPU's own timeline, or the host clock.
+"""Sources of timestamps: events on the GPU's timeline, or the host clock.
 
-Timers never ask which of the two they hold. Both kinds of event have `record()`, `query()`, `synchronize()` and
-`elapsed_time(later)`, and both come out of an `EventSource`, which tests replace by a fake one.
+Timers do not depend on which of the two they have: both kinds of event have `record()`, `query()`, `synchronize()` and
+`elapsed_time(later)`. Tests pass a fake `EventSource`.
 """
 
 from collections.abc import Callable
@@ -14,39 +14,39 @@ __all__ = ["DeviceEventSource", "Event", "EventSource", "HostEvent", "HostEventS
 
 
 class Event(Protocol):
-    """One time stamp."""
+    """One timestamp."""
 
     def record(self) -> None:
-        """Stamp now: on the host at once, on a GPU when its current stream gets here."""
+        """Take the timestamp: on the host now, on a GPU when its current stream gets here."""
 
     def query(self) -> bool:
-        """Whether the stamp has been made. Never waits."""
+        """Whether the timestamp is taken. Never waits."""
 
     def synchronize(self) -> None:
-        """Wait on the host until the stamp has been made."""
+        """Block the host until the timestamp is taken."""
 
     def elapsed_time(self, end_event: "Event", /) -> float:
-        """Milliseconds from this stamp to `end_event`; both must have been made."""
+        """Milliseconds from this timestamp to `end_event`; both must be taken."""
 
 
 class EventSource(Protocol):
-    """Makes events for one device."""
+    """Creates events for one device."""
 
     on_device: bool
-    """True where events stamp the GPU's timeline, False where they read the host clock."""
+    """True if events are on the GPU's timeline, False if they read the host clock."""
 
     def new_event(self) -> Event:
-        """An event that has not been recorded."""
+        """A new event, not recorded yet."""
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured on the current stream, when no event may be touched."""
+        """Whether the current stream captures a CUDA graph, during which no event may be recorded or queried."""
 
     def stream(self) -> int:
-        """Which stream an event recorded now goes to. Events of one stream are made in the order of their records."""
+        """The current stream. Events of one stream complete in the order in which they are recorded."""
 
 
 class HostEvent:
-    """The host clock behind the interface of a device event."""
+    """The host clock with the interface of a device event."""
 
     __slots__ = ("_clock_ns", "ns")
 
@@ -55,23 +55,23 @@ class HostEvent:
         self.ns = 0
 
     def record(self) -> None:
-        """Stamp now."""
+        """Take the timestamp."""
         self.ns = self._clock_ns()
 
     def query(self) -> bool:
-        """Always True: a host stamp is made when it is recorded."""
+        """Always True: a host timestamp is taken when it is recorded."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def elapsed_time(self, end_event: Event, /) -> float:
-        """Milliseconds from this stamp to `end_event`."""
+        """Milliseconds from this timestamp to `end_event`."""
         return (cast("HostEvent", end_event).ns - self.ns) / 1e6
 
 
 class HostEventSource:
-    """Host-clock events, for machines without an accelerator and for tests.
+    """Host-clock events, for machines without a GPU and for tests.
 
     Args:
         clock_ns: the clock, in nanoseconds.
@@ -83,15 +83,15 @@ class HostEventSource:
         self._clock_ns = clock_ns
 
     def new_event(self) -> Event:
-        """An event that reads the host clock."""
+        """A new event of the host clock."""
         return HostEvent(self._clock_ns)
 
     def capturing(self) -> bool:
-        """Always False: the host captures nothing."""
+        """Always False."""
         return False
 
     def stream(self) -> int:
-        """Always 0: the host's time is one."""
+        """Always 0: the host has one timeline."""
         return 0
 
 
@@ -112,14 +112,14 @@ class DeviceEventSource:
     def new_event(self) -> Event:
         """A timing event of this device.
 
-        `torch.Event` rather than `torch.cuda.Event`: the same CUDA event behind it, recorded in a quarter of the
-        host time (docs/benchmarks.md has the figures).
+        `torch.Event` rather than `torch.cuda.Event`: it records the same CUDA event in a quarter of the host time
+        (measured in docs/benchmarks.md).
         """
         return cast("Event", torch.Event(self._device, enable_timing=True))
 
     def stream(self) -> int:
         """The current stream's handle."""
-        # as compiled code asks for it; torch.cuda.current_stream() makes an object and costs more than the record
+        # as compiled code does; torch.cuda.current_stream() creates an object and costs more than the record
         return torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001
 
 
@@ -127,11 +127,11 @@ def event_source(device: torch.device | str | int | None = None) -> EventSource:
     """The event source of a device.
 
     Args:
-        device: a CUDA (or ROCm, which PyTorch calls CUDA as well) device for device events; anything else, such as
-            `"cpu"`, for the host clock. None takes the current CUDA device where there is one.
+        device: a CUDA or ROCm device for device events; any other, such as `"cpu"`, for the host clock. None takes the
+            current CUDA device, or the host clock without one.
 
     Returns:
-        A source whose `on_device` says which of the two it is.
+        The source; `on_device` says which of the two it is.
 
     Example:
         >>> event_source("cpu").on_device

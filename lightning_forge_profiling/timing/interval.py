@@ -1,4 +1,4 @@
-"""One completed stretch of a region, and the instants it lies between."""
+"""A completed interval of a region, and the marks at its ends."""
 
 from typing import NamedTuple
 
@@ -12,15 +12,15 @@ class Interval(NamedTuple):
 
     region: str
     tag: int
-    """What `CUDATimerCollection.tag` was when the region stopped; the callbacks keep the step's number there."""
+    """The value of `CUDATimerCollection.tag` at the stop; the callbacks use the step's number."""
     device_ms: float
-    """Milliseconds between the two events on the GPU's timeline (host clock where there is no GPU)."""
+    """Milliseconds between the two events on the GPU's timeline (on the host clock without a GPU)."""
     host_ms: float
     """Milliseconds on the host between the two calls."""
 
 
 class Mark:
-    """One instant, on both timelines: an event and a host time. Made by `CUDATimerCollection.mark()`."""
+    """One instant on both timelines: an event and a host time. `CUDATimerCollection.mark()` creates it."""
 
     __slots__ = ("event", "host_ns", "stream", "users")
 

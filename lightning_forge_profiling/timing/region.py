@@ -1,4 +1,4 @@
-"""`region("attention")`: name a part of your own model and see its time beside the built-in regions."""
+"""`region("attention")`: times a part of a model under a name, beside the built-in regions."""
 
 import functools
 import os
@@ -21,27 +21,27 @@ R = TypeVar("R")
 
 
 class RegionSink(Protocol):
-    """Who is told of regions while a callback is active."""
+    """Receives the regions of a thread while a callback is active."""
 
     def open_region(self, name: str) -> object | None:
-        """A region begins. Must not raise. Returns what `close_region` needs, None when it is not timed."""
+        """Start a region. Must not raise. Returns the token for `close_region`, or None if it is not timed."""
 
     def close_region(self, name: str, token: object) -> None:
-        """The region that `open_region` returned `token` for ends. Must not raise."""
+        """End the region that `open_region` returned `token` for. Must not raise."""
 
 
 _sinks: Final[dict[int, weakref.ref[RegionSink]]] = {}
-"""By the thread whose regions they are sent."""
+"""The sink of each thread's regions, by thread id."""
 
-if hasattr(os, "register_at_fork"):  # a loader's worker process has the thread's number, and must not touch its GPU
+if hasattr(os, "register_at_fork"):  # a loader's worker process has the same thread id, and must not touch the GPU
     os.register_at_fork(after_in_child=_sinks.clear)
 
 
 def set_region_sink(sink: RegionSink | None) -> RegionSink | None:
-    """Send the regions of this thread to `sink`, which is held weakly; None switches them off. For the callbacks.
+    """Send the regions of this thread to `sink`, held weakly; None switches them off. For the callbacks.
 
     Returns:
-        Where they went before, to be put back.
+        The previous sink, to restore later.
     """
     before = _sinks.pop(get_ident(), None)
     if sink is not None:
@@ -50,7 +50,7 @@ def set_region_sink(sink: RegionSink | None) -> RegionSink | None:
 
 
 def _region_sink() -> RegionSink | None:
-    """Where the regions of this thread go."""
+    """The sink of this thread's regions."""
     sink = _sinks.get(get_ident())
     if sink is None and len(_sinks) == 1 and _works_for_autograd():
         sink = next(iter(_sinks.copy().values()), None)
@@ -58,32 +58,31 @@ def _region_sink() -> RegionSink | None:
 
 
 def _works_for_autograd() -> bool:
-    """Whether this is a thread of autograd's own in a backward pass, as a GPU's part of it has one."""
+    """Whether this is one of autograd's own threads in a backward pass, which run its GPU part."""
     if torch._C._current_graph_task_id() == -1:  # noqa: SLF001  (no public way to ask)
         return False
-    # whoever else has a backward pass in a Python thread is no business of the fit's
+    # a backward pass in another Python thread does not belong to the fit
     started = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))  # noqa: SLF001  (as `threading` takes in what others started)
     return get_ident() not in {thread.ident for thread in started}
 
 
 class region:  # noqa: N801  (used like a function, as torch.no_grad is)
-    """Time a part of a LightningModule under a name of your own; context manager and decorator.
+    """Times a part of a LightningModule under a custom name; context manager and decorator.
 
-    While a callback of this package is active its device time is logged as `time/NAME_ms`, and a recorded trace shows
-    it as a `record_function` span. At all other times it does nothing. Regions may nest; a region inside one of the
-    same name is part of the outer one. Inside a `torch.compile`d function and while a CUDA graph is captured there is
-    nothing to time: the region is skipped and breaks neither.
+    While a callback of this package is active, the region's device time is logged as `time/NAME_ms`, and a recorded
+    trace shows it as a `record_function` span. At all other times it does nothing. Regions may nest; a region inside
+    one of the same name is part of the outer one. Inside a function compiled by `torch.compile` and while a CUDA graph
+    is captured, the region is skipped; it causes no graph break and does not invalidate the capture.
 
-    A region belongs to the fit of the thread that enters it. Fits in several threads each have their own regions. In a
-    thread that runs no fit, as a pool's or a loader's, and in a loader's worker process it is skipped; but in a thread
-    that autograd has of its own, as for the backward pass on a GPU, it belongs to the fit, as long as that is the only
-    one in the process.
+    A region belongs to the fit that runs in its thread. In threads without a fit, such as a thread pool's, and in a
+    DataLoader's worker processes it is skipped. Autograd's own threads, which run the backward pass on a GPU, belong to
+    the fit if it is the only one in the process.
 
     Args:
-        name: what to call it.
+        name: the name in metrics, tables and traces.
 
     Raises:
-        ConfigurationError: the name is empty or one of the built-in regions' (`data`, `forward`, ...).
+        ConfigurationError: the name is empty or that of a built-in region (`data`, `forward`, ...).
 
     Example:
         >>> with region("attention"):
@@ -102,7 +101,7 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
                 f"choose one that is not among {', '.join(sorted(RESERVED))}."
             )
         self.name = name
-        # by thread, innermost last: an object may serve several threads, and be entered inside itself
+        # by thread, innermost last: one object may be entered in several threads, and inside itself
         self._open: dict[int, list[tuple[RegionSink, object] | None]] = {}
 
     def __enter__(self) -> None:
@@ -139,5 +138,5 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
         return timed
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
-        """A copy, as of a module that has it, is entered nowhere."""
+        """Copies, such as those made with a module, are not entered."""
         return type(self), (self.name,)

@@ -1,26 +1,30 @@
-"""Wall-clock timers with the names and signatures of DeepSpeed's and Megatron's, for code that moves over.
+"""Host-clock timers that synchronize the GPU, with DeepSpeed's names: `SynchronizedWallClockTimer` and its `Timer`.
 
-They wait for the GPU at every start and stop, by design: that is what makes a host clock right, and what slows the
-run they measure. For a training loop use `CUDATimerCollection`; docs/timers.md shows both on the same loop.
+They wait for the GPU at every start and stop. That makes a host clock right, and slows down the run that they measure.
+For a training loop use `CUDATimerCollection`; docs/timers.md shows both on the same loop.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from time import perf_counter
 
 import torch
 
-from lightning_forge_profiling.errors import TimerNotStartedError, TimerRunningError, UnknownRegionError
+from lightning_forge_profiling.errors import TimerNotStartedError, TimerRunningError
 
-__all__ = ["SynchronizedWallClockTimer", "ThroughputTimer", "print_rank_0"]
+__all__ = ["SynchronizedWallClockTimer", "print_rank_0", "synchronize"]
+
+_TRIMMED = 0.1
+"""The share of the intervals that `mean()` leaves out at either end, as DeepSpeed does."""
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def print_rank_0(message: str) -> None:
-    """Print on rank 0 only, or always where `torch.distributed` is not in use.
+    """Print on rank 0 only, or always without `torch.distributed`.
 
     Args:
         message: what to print.
@@ -29,8 +33,12 @@ def print_rank_0(message: str) -> None:
         >>> print_rank_0("epoch done")
         epoch done
     """
+    _print_on((0,), message)
+
+
+def _print_on(ranks: Collection[int], message: str) -> None:
     distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0:
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() in ranks:
         print(message, flush=True)  # noqa: T201  (printing is what it is for)
 
 
@@ -49,10 +57,10 @@ class SynchronizedWallClockTimer:
     """
 
     class Timer:
-        """One named timer; `timers(name)` makes it, and it works without a group too.
+        """One named timer, on its own or made by `timers(name)`.
 
         Args:
-            name: what its errors call it.
+            name: the name in error messages.
             clock: the clock, in seconds; for tests.
 
         Example:
@@ -66,7 +74,7 @@ class SynchronizedWallClockTimer:
         def __init__(self, name: str, clock: Callable[[], float] = perf_counter) -> None:
             self._name = name
             self._clock = clock
-            self._elapsed = 0.0
+            self._intervals: list[float] = []
             self._started_at: float | None = None
 
         def start(self) -> None:
@@ -77,45 +85,58 @@ class SynchronizedWallClockTimer:
             """
             if self._started_at is not None:
                 raise TimerRunningError(f"timer {self._name!r}: start() while it is running: call stop() first.")
-            _synchronize()
+            synchronize()
             self._started_at = self._clock()
 
-        def stop(self, reset: bool = False) -> None:
-            """Wait for the GPU, then stop and add the time to the sum.
+        def stop(self, reset: bool = False, record: bool = False) -> None:  # noqa: ARG002  (DeepSpeed's signature)
+            """Wait for the GPU, then stop and add the interval to the sum.
 
             Args:
-                reset: start a new sum with this time.
+                reset: drop the intervals before this one.
+                record: no effect: `mean()` covers every interval, as in DeepSpeed.
 
             Raises:
                 TimerNotStartedError: the timer is not running.
             """
             if self._started_at is None:
                 raise TimerNotStartedError(f"timer {self._name!r}: stop() without start(): call start() first.")
-            _synchronize()
+            synchronize()
             elapsed = self._clock() - self._started_at
-            self._elapsed = elapsed if reset else self._elapsed + elapsed
+            if reset:
+                self._intervals.clear()
+            self._intervals.append(elapsed)
             self._started_at = None
 
         def reset(self) -> None:
-            """Set the sum to zero; a running timer is abandoned."""
-            self._elapsed = 0.0
+            """Drop all intervals. A running timer stops without adding one."""
+            self._intervals.clear()
             self._started_at = None
 
         def elapsed(self, reset: bool = True) -> float:
-            """Seconds summed up so far. A running timer is read and goes on.
+            """Seconds since the last reset. A running timer is included and keeps running.
 
             Args:
-                reset: start a new sum.
+                reset: drop the intervals; a running timer starts again from now.
             """
-            running = self._started_at is not None
-            if running:
-                self.stop()
-            elapsed = self._elapsed
+            elapsed = sum(self._intervals)
+            if self._started_at is not None:
+                synchronize()
+                now = self._clock()
+                elapsed += now - self._started_at
+                if reset:
+                    self._started_at = now
             if reset:
-                self.reset()
-            if running:
-                self.start()
+                self._intervals.clear()
             return elapsed
+
+        def mean(self) -> float:
+            """Seconds per interval since the last reset: the mean without the longest and shortest 10 %.
+
+            0.0 without a completed interval.
+            """
+            cut = round(len(self._intervals) * _TRIMMED)
+            kept = sorted(self._intervals)[cut : len(self._intervals) - cut]
+            return sum(kept) / len(kept) if kept else 0.0
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -127,122 +148,65 @@ class SynchronizedWallClockTimer:
             self.timers[name] = self.Timer(name, self._clock)
         return self.timers[name]
 
-    def log(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> None:
-        """Print milliseconds of some timers on rank 0, as `time (ms) | forward: 12.30 | backward: 24.60`.
+    def get_timers(self) -> dict[str, Timer]:
+        """All timers by name."""
+        return self.timers
+
+    def log(
+        self,
+        names: Iterable[str],
+        normalizer: float = 1.0,
+        reset: bool = True,
+        memory_breakdown: bool = False,
+        ranks: Collection[int] | None = None,
+    ) -> None:
+        """Print milliseconds on rank 0, as `time (ms) | forward: 12.30 | backward: 24.60`.
 
         Args:
-            names: which timers, in this order.
-            normalizer: what to divide by, such as the number of steps.
-            reset: start new sums.
+            names: the timers, in this order; names without a timer are left out.
+            normalizer: divides the times, such as the number of steps.
+            reset: reset the timers that are printed.
+            memory_breakdown: add `memory_usage()` to the line.
+            ranks: the ranks that print, instead of rank 0.
 
         Raises:
             ValueError: `normalizer` is not positive.
-            UnknownRegionError: no timer of that name was ever used.
         """
-        if normalizer <= 0:
-            raise ValueError(f"normalizer must be positive, got {normalizer}.")
+        _refuse_normalizer(normalizer)
         line = "time (ms)"
-        for name in names:
-            if name not in self.timers:
-                raise UnknownRegionError(f"Unknown timer {name!r}. Used so far: {', '.join(self.timers) or 'none'}.")
-            line += f" | {name}: {self.timers[name].elapsed(reset=reset) * 1e3 / normalizer:.2f}"
-        print_rank_0(line)
+        for name, timer in self._known(names).items():
+            line += f" | {name}: {timer.elapsed(reset=reset) * 1e3 / normalizer:.2f}"
+        _print_on(ranks or (0,), line + (self.memory_usage() if memory_breakdown else ""))
 
-
-class ThroughputTimer:
-    """Average samples and steps per second over the steps that count.
-
-    Steps are counted as they stop; the time of those before step number `start_step` (counted from 1) is left out,
-    and the averages divide by the steps that were timed.
-
-    Args:
-        name: what the log line calls it.
-        batch_size: samples per step and worker.
-        num_workers: how many workers do the same beside this one.
-        start_step: the first step whose time counts. At its default, 2, only the first step is warm-up.
-        clock: the clock, in seconds; for tests.
-
-    Example:
-        >>> ticks = iter([0.0, 9.0, 10.0, 12.0, 20.0, 22.0])
-        >>> timer = ThroughputTimer(batch_size=8, clock=lambda: next(ticks))
-        >>> for _ in range(3):
-        ...     timer.start()
-        ...     timer.stop()
-        >>> timer.avg_samples_per_sec()
-        4.0
-    """
-
-    MIN_STEPS = 3
-    """Averages and the log line need this many steps, as in DeepSpeed."""
-    NOT_YET = -999
-    """What the averages are until then."""
-    LOG_EVERY = 1000
-    """`print_elapsed_time` logs at multiples of this many steps."""
-
-    def __init__(
-        self,
-        name: str | None = None,
-        batch_size: int = 1,
-        num_workers: int = 1,
-        start_step: int = 2,
-        *,
-        clock: Callable[[], float] = perf_counter,
-    ) -> None:
-        self.name = name
-        self.batch_size = batch_size
-        self.num_workers = num_workers
-        self.start_step = start_step
-        self.count = 0
-        self.total_elapsed_time = 0.0
-        self._timed = 0
-        self._clock = clock
-        self._started_at: float | None = None
-
-    def start(self, cond: bool = True) -> None:
-        """Wait for the GPU and start a step; nothing happens when `cond` is False."""
-        if cond:
-            _synchronize()
-            self._started_at = self._clock()
-
-    def stop(self, cond: bool = True) -> None:
-        """Wait for the GPU and end the step; nothing happens when `cond` is False.
-
-        Raises:
-            TimerNotStartedError: no step was started.
-        """
-        if not cond:
-            return
-        if self._started_at is None:
-            raise TimerNotStartedError("ThroughputTimer.stop() without start(): call start() before the step.")
-        _synchronize()
-        elapsed = self._clock() - self._started_at
-        self._started_at = None
-        self.count += 1
-        if self.count >= self.start_step:
-            self.total_elapsed_time += elapsed
-            self._timed += 1
-
-    def avg_samples_per_sec(self) -> float:
-        """Samples per second over all workers, or -999 while there are too few steps."""
-        steps_per_sec = self.avg_steps_per_sec()
-        return steps_per_sec if steps_per_sec == self.NOT_YET else steps_per_sec * self.batch_size * self.num_workers
-
-    def avg_steps_per_sec(self) -> float:
-        """Steps per second, or -999 while there are too few steps."""
-        if self.count < self.MIN_STEPS or not self._timed or self.total_elapsed_time <= 0:
-            return self.NOT_YET
-        return self._timed / self.total_elapsed_time
-
-    def print_elapsed_time(self, num_ops: float | None = None) -> None:
-        """Log the mean time of a step, every 1000 steps.
+    def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:  # noqa: ARG002  (DeepSpeed's signature)
+        """Mean milliseconds per interval, by name.
 
         Args:
-            num_ops: floating-point operations of one step, for TFLOP/s.
+            names: the timers; names without a timer are left out.
+            normalizer: divides the times.
+            reset: no effect, as in DeepSpeed.
+
+        Raises:
+            ValueError: `normalizer` is not positive.
         """
-        steps_per_sec = self.avg_steps_per_sec()
-        if steps_per_sec == self.NOT_YET or self.count % self.LOG_EVERY:
-            return
-        line = f"{self.name or 'ThroughputTimer'}: {1e3 / steps_per_sec:.3f} ms per step after {self.count} steps"
-        if num_ops is not None:
-            line += f", {num_ops * steps_per_sec / 1e12:.2f} TFLOP/s"
-        print_rank_0(line)
+        _refuse_normalizer(normalizer)
+        return {name: timer.mean() * 1e3 / normalizer for name, timer in self._known(names).items()}
+
+    @staticmethod
+    def memory_usage() -> str:
+        """GiB of the current GPU that tensors and PyTorch's allocator take, now and at the peak, as text."""
+        figures = {
+            "mem_allocated": torch.cuda.memory_allocated(),
+            "max_mem_allocated": torch.cuda.max_memory_allocated(),
+            "cache_allocated": torch.cuda.memory_reserved(),
+            "max_cache_allocated": torch.cuda.max_memory_reserved(),
+        }
+        return "".join(f" | {name}: {used / 2**30:.4f} GB" for name, used in figures.items())
+
+    def _known(self, names: Iterable[str]) -> dict[str, Timer]:
+        return {name: self.timers[name] for name in names if name in self.timers}
+
+
+def _refuse_normalizer(normalizer: float) -> None:
+    if not normalizer > 0:
+        raise ValueError(f"normalizer must be positive, got {normalizer}.")

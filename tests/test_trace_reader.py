@@ -438,7 +438,7 @@ def test_what_is_in_the_list_and_no_event_is_left_out(tmp_path):
     rank = the_rank(written(tmp_path, trace))
     assert figures(rank) == figures(the_rank(written(tmp_path, made.today())))
     (warning,) = rank.warnings
-    assert "4 events are not like an event" in warning
+    assert "4 events are malformed and left out" in warning
 
 
 @pytest.mark.parametrize("rank", [-1, 2**31, 10**40, "3", None, 1.5])
@@ -470,7 +470,7 @@ NO_TRACES = {
     "cut in a field": (b'{"schemaVersion": 1, "deviceProp', "cut before its first event, at byte 32"),
     "cut in the first event": (b'{"traceEvents": [{"ph": "X", "na', "in the middle of an event, at byte 32"),
     "cut before the first event": (b'{"traceEvents": [', "before its list of events does, at byte 17"),
-    "nothing sound": (b'[{"ph": "X", "cat": "kernel", "ts": -1, "dur": -1}]', "1 event is left out because"),
+    "nothing sound": (b'[{"ph": "X", "cat": "kernel", "ts": -1, "dur": -1}]', "1 event is left out for a missing"),
     "nothing readable": (b"[{ph: 1}, {ph: 2}]", "no whole event in it"),
 }
 
@@ -502,7 +502,7 @@ def test_a_file_that_is_cut_off_gets_no_verdict_and_says_so_first(part, tmp_path
     assert (found.verdict, found.findings) == ("no verdict", ())
     assert found.verdict_text.startswith(f"No verdict: {path.name} is cut off")
     assert not any(step.whole for step in found.ranks[0].per_step)
-    assert "no step can be told to be whole" in found.verdict_text
+    assert "no step is known to be whole" in found.verdict_text
     assert found.hints == ()
 
 

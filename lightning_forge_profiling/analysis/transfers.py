@@ -1,4 +1,4 @@
-"""Copies between host and devices, and the device's memory."""
+"""Copies between host and devices, and device memory."""
 
 import re
 from typing import Final
@@ -26,7 +26,7 @@ _OTHER: Final = "other"
 
 
 def copies(recording: Recording) -> tuple[Copies, ...]:
-    """Copies by direction and memory, those that take longest first."""
+    """Copies by direction and memory, longest first."""
     gpu, steps = recording.trace.gpu, recording.steps
     is_copy = (gpu.activity == ACTIVITIES.index("gpu_memcpy")) & (recording.step >= 0)
     groups: dict[tuple[str, str], list[int]] = {}
@@ -53,12 +53,12 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
 
 
 def memory(recording: Recording) -> Memory | None:
-    """What PyTorch's allocator held during the recorded steps."""
+    """Device memory of PyTorch's caching allocator during the recorded steps; None if not recorded."""
     allocations, steps = recording.trace.allocations, recording.steps
     rows = steps.of_host(allocations.time) >= 0
     if not rows.any():
         return None
-    # a step that begins with a free held more before it
+    # before a free, more was allocated
     before_or_after = allocations.allocated + np.maximum(-allocations.size, 0)
     return Memory(
         peak_allocated_bytes=int(before_or_after[rows].max()),

@@ -1,4 +1,4 @@
-"""What the fix of a finding saves of a step."""
+"""Predicted time saved by the fix of a finding."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ __all__ = ["Saving", "saving"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """What the fix of a finding is predicted to save.
+    """Predicted time saved by the fix of a finding.
 
     Attributes:
-        ms_per_step: milliseconds of a step.
+        ms_per_step: milliseconds per step.
         pct: the same in percent of the step.
-        at_most: whether the cause only bounds it; else it is the expected value.
+        at_most: whether it is an upper bound; else the expected value.
         text: the same as a sentence.
     """
 
@@ -23,20 +23,20 @@ class Saving:
 
 
 _BEYOND = 1.2
-"""So many times what a cause costs is more than rounding, and has to be explained."""
+"""A saving above this multiple of the cause's cost is more than rounding, and the text explains it."""
 
 
 def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
-    """A predicted saving.
+    """Puts a predicted saving into words.
 
     Args:
-        ms: milliseconds of a step; None if it cannot be predicted.
-        step_ms: the step.
-        at_most: whether `ms` is a bound.
-        cost_ms: what the finding says that its cause costs; None for the same.
+        ms: milliseconds saved per step; None if it cannot be predicted.
+        step_ms: step time.
+        at_most: whether `ms` is an upper bound.
+        cost_ms: cost that the finding states; None for `ms`.
 
     Returns:
-        None where there is nothing to save.
+        None without a saving.
 
     Example:
         >>> saving(29.5, 38.3, at_most=False).text

@@ -17,7 +17,6 @@ from lightning_forge_profiling.analysis.cut_files import no_verdict, where_cut
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import Recording, prepare, with_steps
-from lightning_forge_profiling.analysis.steps import find_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
 from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.diagnosis.findings import find_causes
@@ -28,6 +27,7 @@ from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.join import join_traces
 from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.timeline import Timeline
@@ -140,16 +140,16 @@ def analyze(
 
 
 def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | str:
-    """The result of one rank, or the reason why there is none; options as of `_summarized`."""
+    """The result of one rank, or the reason why there is none; options as of `_measure`."""
     try:
-        return _summarized(files, **options)
+        traces, problems = _read(files)
+        return _measure(files[0], traces, problems, **options) if traces else "\n".join(problems)
     except MemoryError:
         raise TraceError(f"{files[0]}: not enough memory to analyse it") from None
 
 
-def _summarized(
-    files: Sequence[Path], *, steps: tuple[int, int] | None, top: int, sort: str | None, spans: int
-) -> _Rank | str:
+def _read(files: Sequence[Path]) -> tuple[list[Trace], list[str]]:
+    """The traces that can be read, and the problems of the others."""
     traces, problems = [], []
     for file in files:
         try:
@@ -158,15 +158,29 @@ def _summarized(
             problems.append(str(exc))
         except OSError as exc:
             problems.append(f"{exc.filename}: {exc.strerror}")
-    if not traces:
-        return "\n".join(problems)
+    return traces, problems
+
+
+def _measure(
+    file: Path,
+    traces: Sequence[Trace],
+    problems: Sequence[str],
+    *,
+    steps: tuple[int, int] | None,
+    top: int,
+    sort: str | None,
+    spans: int,
+) -> _Rank | str:
     trace = join_traces(traces)
-    recording = prepare(trace, steps)
-    if not len(recording.steps):
-        return f"{files[0]}: it has no step from {steps[0]} to before {steps[1]}" if steps else f"{files[0]}: no steps"
-    rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
-    from_the_start = steps is None or recording.steps.number[0] == find_steps(trace, recording.links).number[0]
-    counted = _counted(recording, from_the_start=from_the_start)
+    recording = prepare(trace)
+    number = recording.steps.number
+    first = number[0]
+    if steps is not None:
+        recording = with_steps(recording, (number >= steps[0]) & (number < steps[1]))
+        if not len(recording.steps):
+            return f"{file}: it has no step from {steps[0]} to before {steps[1]}"
+    rank = trace.rank if trace.rank is not None else rank_in_name(file)
+    counted = _counted(recording, from_the_start=recording.steps.number[0] == first)
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
     summary = replace(summary, warnings=(*map(_text, problems), *summary.warnings))
     timeline = draw(recording, summary.rank, most_spans=spans)

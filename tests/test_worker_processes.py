@@ -124,7 +124,7 @@ def test_a_rank_that_memory_does_not_suffice_for_is_exit_code_2_with_its_file(tm
     path = tmp_path / "rank0.trace.json"
     path.write_bytes(b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "' + b"k" * (60 << 20) + b'"')
     program = (
-        "import resource, sys; from lightning_forge_profiling.analysis import pipeline\n"
+        "import resource, sys; from lightning_forge_profiling import pipeline\n"
         "from lightning_forge_profiling.cli.main import main\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "resource.setrlimit(resource.RLIMIT_AS, 2 * (pages * resource.getpagesize() + (100 << 20),))\n"

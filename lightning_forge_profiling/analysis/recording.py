@@ -40,16 +40,11 @@ class Recording:
     step: Ints
 
 
-def prepare(trace: Trace, numbers: tuple[int, int] | None = None) -> Recording:
-    """Prepare a trace for measuring.
-
-    Args:
-        trace: the trace.
-        numbers: take only the steps of this half-open range of numbers.
-    """
+def prepare(trace: Trace) -> Recording:
+    """Find launches, steps and kinds of a trace."""
     operator_parent = parents(trace.operators)
     links = link(trace, operator_parent)
-    steps = find_steps(trace, links, numbers)
+    steps = find_steps(trace, links)
     step = np.where(links.linked, steps.of_host(links.time), steps.of_gpu(trace.gpu.start))
     step[launched_before(trace, links)] = -1
     return Recording(trace, operator_parent, links, steps, _kinds(trace, links, operator_parent), step)

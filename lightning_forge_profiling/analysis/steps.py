@@ -106,7 +106,7 @@ class Steps:
         return np.bincount(step, covered.within(scope.start, scope.end), len(self)).astype(np.int64)
 
 
-def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = None) -> Steps:
+def find_steps(trace: Trace, links: Links) -> Steps:
     """Find the steps of a trace.
 
     A step on the host lasts from its `ProfilerStep#N` to the next. GPU work belongs to the step in which the host
@@ -116,7 +116,6 @@ def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = Non
     Args:
         trace: the trace.
         links: launches of its GPU work.
-        numbers: take only the steps of this half-open range of numbers.
     """
     rows = chosen_marks(trace)
     if len(rows):
@@ -134,10 +133,7 @@ def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = Non
         same = np.zeros(0, bool)
     start, end = _windows(trace, links, host_start, host_end, same)
     whole = _whole(trace, links, host_start, host_end)
-    chosen = np.ones(len(number), bool) if numbers is None else (number >= numbers[0]) & (number < numbers[1])
     not_host, not_gpu = _no_step(trace, links)
-    number, host_start, host_end = number[chosen], host_start[chosen], host_end[chosen]
-    start, end, whole = start[chosen], end[chosen], whole[chosen]
     scope, scope_step = _scope(start, end, not_gpu)
     host_scope, host_scope_step = _scope(host_start, host_end, not_host)
     return Steps(number, host_start, host_end, start, end, whole, scope, scope_step, host_scope, host_scope_step, rows)

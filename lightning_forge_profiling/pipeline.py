@@ -178,7 +178,7 @@ def _measure(
     if steps is not None:
         recording = with_steps(recording, (number >= steps[0]) & (number < steps[1]))
         if not len(recording.steps):
-            return f"{file}: it has no step from {steps[0]} to before {steps[1]}"
+            return f"{file}: no recorded step in {steps[0]}:{steps[1]}"
     rank = trace.rank if trace.rank is not None else rank_in_name(file)
     counted = _counted(recording, from_the_start=recording.steps.number[0] == first)
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
@@ -215,11 +215,11 @@ def _not_counted(rank: RankSummary) -> str:
         elif place > 0 or (on_gpu and not step.busy_ms):
             why = "no GPU work"
         else:
-            empty = "the GPU's queue is empty there, and " if on_gpu else ""
-            why = f"the first that was recorded: {empty}ranks and the data loader are out of step"
+            empty = "an empty GPU queue, and " if on_gpu else ""
+            why = f"the first recorded step: {empty}ranks and data loader not in steady state"
         reasons.setdefault(why, []).append(str(step.number))
     parts = [f"step {', '.join(numbers)} ({why})" for why, numbers in reasons.items()]
-    return f"all figures are without {' and '.join(parts)}" if parts else ""
+    return f"all figures leave out {' and '.join(parts)}" if parts else ""
 
 
 def _analyze_all(

@@ -110,7 +110,7 @@ def make_own_folder(folder: Path) -> None:
         return
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise FileExistsError(f"{folder} is in the way: it is not a folder")
+        raise FileExistsError(f"{folder} exists and is not a folder")
     try:
         # not compared with this process's user id: a network file system may map it to another
         with TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder, ignore_cleanup_errors=True) as probe:

@@ -33,7 +33,7 @@ def where_cut(trace: Trace, steps: Steps) -> str:
     if cut is None:
         return ""
     if len(trace.cuts) > 1:
-        return f"{trace.file}: one of these is cut off, and those of its steps that may not be whole are left out."
+        return f"{trace.file}: one of these files is cut off, and its steps that may lack events are left out."
     whole = steps.number[steps.whole].tolist()
     if whole:
         completeness = f"Its events are in order of time, so the steps before are whole: {', '.join(map(str, whole))}."
@@ -49,8 +49,8 @@ def no_verdict(cut_off: str) -> str:
         cut_off: text of `where_cut`.
     """
     return (
-        f"No verdict: {cut_off} The figures are of the part that is there. Record it again, or copy it again if the "
-        "original is whole."
+        f"No verdict: {cut_off} The figures cover the part before the cut. Record the trace again, or copy it again if "
+        "the original is complete."
     )
 
 

@@ -101,7 +101,7 @@ class TraceText(Generic[T]):
         if self._ended:
             self._close(text + b"".join(_at_least(_LONGEST_EVENT, pieces)))
         if not found:
-            raise TraceError(f"{self.path}: no whole event in it: {'; '.join(self.problems) or 'its list has none'}")
+            raise TraceError(f"{self.path}: no complete event: {'; '.join(self.problems) or 'its list has none'}")
 
     def _open(self, pieces: Iterator[bytes]) -> bytes:
         """Read up to the first event; returns the text from there on."""
@@ -127,13 +127,13 @@ class TraceText(Generic[T]):
         if not text.strip():
             return "; ".join(["the file is empty", *self.problems])
         if len(text) > _LONGEST_EVENT:
-            return f"no trace: there is no list traceEvents in its first {_LONGEST_EVENT // _MB} MB"
+            return f"not a trace: no traceEvents list in its first {_LONGEST_EVENT // _MB} MB"
         try:
             msgspec.json.decode(_repaired(text))
         except _NOT_JSON as exc:
             cut = "truncated" in str(exc) or self.problems
             return f"cut before its first event, at byte {len(text)}" if cut else f"not JSON: {exc}"
-        return "JSON, but no trace: it has no list traceEvents"
+        return "JSON, but not a trace: it has no traceEvents list"
 
     def _close(self, text: bytes) -> None:
         """Read what follows the list of events."""
@@ -141,7 +141,7 @@ class TraceText(Generic[T]):
         if self._is_object:
             self._read_header(b"{" + rest, "after")
         elif rest:
-            self.problems.append(f"what follows the list of events, at byte {self._offset}, was not read")
+            self.problems.append(f"the text after the list of events, at byte {self._offset}, was not read")
 
     def _read_header(self, text: bytes, where: str) -> None:
         try:

@@ -48,7 +48,7 @@ def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
         raise TraceError("; ".join([looked, *notes]))
     folder = max(below, key=lambda folder: below[folder][0])
     if len(below) > 1:
-        chosen = f"{path} holds {len(below)} windows; this is the newest, {folder.relative_to(path)}"
+        chosen = f"{path} has {len(below)} windows; this is the newest, {folder.relative_to(path)}"
         notes = (chosen, *notes)
     return below[folder][1], notes
 
@@ -122,7 +122,7 @@ def _notes(path: Path, unreadable: Iterable[OSError]) -> tuple[str, ...]:
     if not skipped:
         return ()
     more = f" and {len(skipped) - _MOST_NAMED} more" if len(skipped) > _MOST_NAMED else ""
-    return (f"{path}: skipped what cannot be read: {', '.join(skipped[:_MOST_NAMED])}{more}",)
+    return (f"{path}: skipped, cannot be read: {', '.join(skipped[:_MOST_NAMED])}{more}",)
 
 
 def _traces_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:

@@ -158,7 +158,9 @@ def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     # if its own trace has been removed, there is nothing to wait for
     while own.exists() and not all(trace.exists() for trace in traces.values()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    missing = [f"the trace of rank {rank} did not arrive in time" for rank, trace in traces.items() if not trace.exists()]
+    missing = [
+        f"the trace of rank {rank} did not arrive in time" for rank, trace in traces.items() if not trace.exists()
+    ]
     result = pipeline.analyze(own.parent)
     analysis = replace(result.analysis, warnings=(*result.analysis.warnings, *missing))
     write_reports(analysis, result.timelines, own.parent)

@@ -42,7 +42,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         b'content'
     """
     part = path.with_name(f".{token_hex(8)}.tmp")  # nobody can guess it
-    before = _replaced(path)
+    before = _existing_file(path)
     try:
         # never readable by more users than the file it replaces, not even while it is written
         with os.fdopen(
@@ -87,7 +87,7 @@ def whole_file_by_name(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file could not be written; the previous one is unchanged.
     """
-    before = _replaced(path)
+    before = _existing_file(path)
     with TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent, ignore_cleanup_errors=True) as private:
         part = Path(private) / f"part{path.suffix}"
         yield part
@@ -134,7 +134,7 @@ def discard_with_folders(raw: Path) -> None:
         raw.parents[1].rmdir()
 
 
-def _replaced(path: Path) -> os.stat_result | None:
+def _existing_file(path: Path) -> os.stat_result | None:
     """The status of the file that a new one will replace; None without one."""
     with suppress(OSError):
         found = path.lstat()

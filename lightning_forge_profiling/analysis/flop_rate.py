@@ -109,16 +109,16 @@ def _count(recording: Recording, calls: Ints, owner: Ints) -> list[OperatorFlops
     def one(row: int) -> OperatorFlops | None:
         key = int(operators.name[row]), int(operators.signature[row])
         if key not in known:
-            known[key] = _one(trace.names[key[0]], trace.signatures[key[1]])
+            known[key] = _operator_flops(trace.names[key[0]], trace.signatures[key[1]])
         return known[key]
 
     parts: dict[int, list[OperatorFlops | None]] = {}
     for row in np.flatnonzero(innermost).tolist():
         parts.setdefault(int(owner[row]), []).append(one(row))
-    return [_together(parts[call]) or one(call) for call in calls.tolist()]
+    return [_summed(parts[call]) or one(call) for call in calls.tolist()]
 
 
-def _together(parts: list[OperatorFlops | None]) -> OperatorFlops | None:
+def _summed(parts: list[OperatorFlops | None]) -> OperatorFlops | None:
     """The sum of several operators' FLOPs; None if one of them could not be counted."""
     counted = [part for part in parts if part is not None]
     if len(counted) < len(parts):
@@ -126,7 +126,7 @@ def _together(parts: list[OperatorFlops | None]) -> OperatorFlops | None:
     return counted[0]._replace(flops=sum(part.flops for part in counted))
 
 
-def _one(name: str, signature: Signature) -> OperatorFlops | None:
+def _operator_flops(name: str, signature: Signature) -> OperatorFlops | None:
     try:
         dims, types, concrete, strides = (
             msgspec.json.decode(text or b"[]", type=list)

@@ -58,7 +58,7 @@ class KernelKind(NamedTuple):
     kind: str
 
 
-_TELLING_LENGTH: Final = 160
+_EXAMINED_LENGTH: Final = 160
 """Characters of a name that the rules look at. Tensile's names are three times as long, but begin with `Cijk`."""
 
 _Rules = tuple[tuple[str, re.Pattern[str]], ...]
@@ -179,7 +179,7 @@ _MOVES: Final = re.compile(
 )
 
 # Kernels that run whatever their template arguments name
-_SHELL: Final = re.compile(
+_WRAPPER: Final = re.compile(
     r"_(?:cutlass_[a-z0-9_]*kernel(?:_2)?|device_kernel|kentry|kernel_agent|(?:static|trampoline|transform)_kernel)_$"
 )
 _LIBRARIES: Final = ("cublas", "cudnn", "rocblas")  # their helper kernels show them by the types of their parameters
@@ -218,31 +218,31 @@ def _memory(name: str, activity: str) -> str:
 
 def _kernel(name: str, operator: str) -> str:
     base, arguments = split_name(name)
-    text = words(cut(base, _TELLING_LENGTH))
+    text = words(cut(base, _EXAMINED_LENGTH))
     if inductor := _INDUCTOR.match(text):
         return _inductor(inductor[1], text[inductor.end() - 1 :], operator)
     if _LOOP.search(text):
-        return _first(_FUNCTORS, words(arguments)) or _elementwise(operator)
+        return _first_match(_FUNCTORS, words(arguments)) or _elementwise(operator)
     text += "".join(f"{library}_" for library in _LIBRARIES if library in name)
-    if kind := _first(_NAMES, text):
+    if kind := _first_match(_NAMES, text):
         return kind
-    if _SHELL.search(text) and (kind := _first(_NAMES, words(arguments))):
+    if _WRAPPER.search(text) and (kind := _first_match(_NAMES, words(arguments))):
         return kind
     if "_cutlass_" in text:
         return "matmul"
-    return _first(_NAMES, _parent(operator)) or "other"
+    return _first_match(_NAMES, _operator_words(operator)) or "other"
 
 
 def _elementwise(operator: str) -> str:
     """Elementwise kernels launched by an optimizer are its update."""
-    return "optimizer" if _first(_NAMES, _parent(operator)) == "optimizer" else "elementwise"
+    return "optimizer" if _first_match(_NAMES, _operator_words(operator)) == "optimizer" else "elementwise"
 
 
 def _inductor(loop: str, fused: str, operator: str) -> str:
     if loop in ("red", "per"):
-        return _first(_FUSED_REDUCTIONS, fused) or "reduction"
+        return _first_match(_FUSED_REDUCTIONS, fused) or "reduction"
     if loop == "tem":
-        return _first(_TEMPLATES, fused) or _first(_TEMPLATES, _parent(operator)) or "matmul"
+        return _first_match(_TEMPLATES, fused) or _first_match(_TEMPLATES, _operator_words(operator)) or "matmul"
     if loop in ("spl", "split_scan"):
         return "indexing"
     if "_embedding_" in fused:
@@ -251,9 +251,9 @@ def _inductor(loop: str, fused: str, operator: str) -> str:
     return "copy" if operators and all(map(_MOVES.fullmatch, operators)) else _elementwise(operator)
 
 
-def _parent(operator: str) -> str:
-    return words(cut(operator, _TELLING_LENGTH))
+def _operator_words(operator: str) -> str:
+    return words(cut(operator, _EXAMINED_LENGTH))
 
 
-def _first(rules: _Rules, text: str) -> str:
+def _first_match(rules: _Rules, text: str) -> str:
     return next((kind for kind, pattern in rules if pattern.search(text)), "")

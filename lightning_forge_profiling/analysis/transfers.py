@@ -31,7 +31,7 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
     is_copy = (gpu.activity == ACTIVITIES.index("gpu_memcpy")) & (recording.step >= 0)
     groups: dict[tuple[str, str], list[int]] = {}
     for name in np.unique(gpu.name[is_copy]).tolist():
-        groups.setdefault(_what(recording.trace.names[name]), []).append(name)
+        groups.setdefault(_direction_and_memory(recording.trace.names[name]), []).append(name)
     everything = int(steps.measure(Intervals.of(gpu.start, gpu.end)).sum())
     found = []
     for (direction, memory_kind), names in groups.items():
@@ -68,7 +68,7 @@ def memory(recording: Recording) -> Memory | None:
     )
 
 
-def _what(name: str) -> tuple[str, str]:
+def _direction_and_memory(name: str) -> tuple[str, str]:
     direction = next((direction for pattern, direction in _DIRECTIONS if pattern.search(name)), _OTHER)
     host_side = {TO_DEVICE: name.partition("->")[0], "DtoH": name.partition("->")[2]}.get(direction, "")
     return direction, next((kind for kind in ("pageable", "pinned") if kind in host_side.lower()), "")

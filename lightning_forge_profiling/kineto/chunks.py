@@ -64,13 +64,13 @@ class TraceText(Generic[T]):
     _offset: int = field(default=0, init=False)
     _is_object: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
-    _between: bool = field(default=False, init=False)
+    _between_events: bool = field(default=False, init=False)
     _gave_up: bool = field(default=False, init=False)
 
     @property
     def complete(self) -> bool:
         """Whether the list of events has been read to its end; a bare list may lack its closing bracket."""
-        return self._ended or (self._between and not self._is_object)
+        return self._ended or (self._between_events and not self._is_object)
 
     def events(self) -> Generator[list[T]]:
         """The events, some thousands at a time.
@@ -83,7 +83,7 @@ class TraceText(Generic[T]):
             yield from self._events(pieces)
 
     def _events(self, pieces: Iterator[bytes]) -> Iterator[list[T]]:
-        text = self._open(pieces)
+        text = self._read_to_events(pieces)
         found = last = False
         while True:
             events, text = self._take(text, last=last)
@@ -99,11 +99,11 @@ class TraceText(Generic[T]):
             more = b"".join(_at_least(len(text), pieces))
             text, last = text + more, not more
         if self._ended:
-            self._close(text + b"".join(_at_least(_LONGEST_EVENT, pieces)))
+            self._read_after_events(text + b"".join(_at_least(_LONGEST_EVENT, pieces)))
         if not found:
             raise TraceError(f"{self.path}: no complete event: {'; '.join(self.problems) or 'its list has none'}")
 
-    def _open(self, pieces: Iterator[bytes]) -> bytes:
+    def _read_to_events(self, pieces: Iterator[bytes]) -> bytes:
         """Read up to the first event; returns the text from there on."""
         text = b""
         # double it, so that a long header is not parsed again with each piece
@@ -135,7 +135,7 @@ class TraceText(Generic[T]):
             return f"cut before its first event, at byte {len(text)}" if cut else f"not JSON: {exc}"
         return "JSON, but not a trace: it has no traceEvents list"
 
-    def _close(self, text: bytes) -> None:
+    def _read_after_events(self, text: bytes) -> None:
         """Read what follows the list of events."""
         rest = text.strip().removeprefix(b",")
         if self._is_object:
@@ -170,7 +170,7 @@ class TraceText(Generic[T]):
         events: list[T] = []
         at, size = 0, len(text)
         while (at := _end_of(_SEPARATOR, repaired, at)) < len(text):
-            some, end = self._some(repaired, at, at + size)
+            some, end = self._before_boundary(repaired, at, at + size)
             if end > at:
                 events += some
                 at, size = end, 2 * size
@@ -186,7 +186,7 @@ class TraceText(Generic[T]):
                 break
             end, state = _value(repaired, at)
             if state == "whole":
-                events += self._one(repaired, at, end)
+                events += self._single(repaired, at, end)
                 at = end
                 continue
             following = None if state == "cut" else _next_event(repaired, at, end)
@@ -201,18 +201,18 @@ class TraceText(Generic[T]):
             at = following
         self._offset += at
         if last and not self._ended:
-            self._between = True
+            self._between_events = True
             self.problems.append(f"the file ends before its list of events does, at byte {self._offset}")
         return events, text[at:]
 
-    def _one(self, text: bytes, at: int, end: int) -> list[T]:
+    def _single(self, text: bytes, at: int, end: int) -> list[T]:
         try:
             return self.decode(b"[" + text[at:end] + b"]")
         except _NOT_JSON:
             self.skipped.append(self._offset + at)
             return []
 
-    def _some(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
+    def _before_boundary(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
         """The events between two places, without the last, and where they end; those before the first invalid one."""
         for _ in range(2):
             end, _following = _last_boundary(text, at, stop)

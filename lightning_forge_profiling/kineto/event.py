@@ -88,7 +88,7 @@ class EventDecoder:
     def __init__(self) -> None:
         self.left_out = 0
         self.without_arguments = 0
-        self._use(Event, BareEvent)
+        self._set_type(Event, BareEvent)
 
     def __call__(self, text: bytes) -> list[Event]:
         """Decode a JSON list of events.
@@ -102,13 +102,13 @@ class EventDecoder:
         except msgspec.ValidationError:
             events, left_out, without_arguments = self._decode_each(_decode_texts(text))
         if not self._exact and any(event.ts is not None and event.ts > _EXACT_US for event in events):
-            self._use(ExactEvent, ExactBareEvent)
+            self._set_type(ExactEvent, ExactBareEvent)
             return self(text)
         self.left_out += left_out
         self.without_arguments += without_arguments
         return events
 
-    def _use(self, type_: type[Event], bare: type[Event]) -> None:
+    def _set_type(self, type_: type[Event], bare: type[Event]) -> None:
         self._exact = type_ is ExactEvent
         list_type: Any = list[type_]  # type: ignore[valid-type]
         self._decode_list: Callable[[bytes], list[Event]] = msgspec.json.Decoder(list_type).decode

@@ -17,7 +17,7 @@ _FILE_NAME: Final = re.compile(r"[\w+-][\w.+-]*\.\w{1,10}")
 _PATH: Final = r"""[^\s"'`,;:<>|(){}\[\]]*(?:\ [^\s/\\]*[/\\][^\s"'`,;:<>|(){}\[\]]*)*"""
 _ROOT: Final = r"(?:(?<![\w./\\])~?/(?![\s/])|(?<!\w)[A-Za-z]:[/\\]|\\\\)"
 _PATHS: Final = re.compile(rf"(?:(?<='){_ROOT}[^']*(?=')|(?<=\"){_ROOT}[^\"]*(?=\")|{_ROOT}{_PATH})", re.VERBOSE)
-_TELLING: Final = re.compile(
+_ADDRESSES: Final = re.compile(
     r"(?<![\w.+-])[\w.+-]*(?:://\S+|@[\w.-]+)"  # an address, or a user on a host
     r"|(?:\b(?:GPU|MIG)-)?\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
     r"|\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b"  # on the PCI bus
@@ -93,7 +93,7 @@ class Redaction:
             elif _OUTSIDE.match(file):
                 file = file.rpartition("/")[2]
             text = file + frame["line"]
-        text = _PATHS.sub(_file_name, _TELLING.sub(_REMOVED, text))
+        text = _PATHS.sub(_file_name, _ADDRESSES.sub(_REMOVED, text))
         return self._words.sub(_REMOVED, text) if self._words else text
 
 

@@ -55,7 +55,7 @@ _NO_ARGUMENTS: Final = Arguments()
 
 K = TypeVar("K")
 
-_More: TypeAlias = Callable[[list[Event], list[Arguments]], dict[str, Ints]]
+_ExtraColumns: TypeAlias = Callable[[list[Event], list[Arguments]], dict[str, Ints]]
 
 
 class _Index(dict[K, int]):
@@ -135,7 +135,7 @@ class TraceTables:
             in_order=self._in_order and "gpu" in self._pieces,
         )
 
-    def _add(self, table: str, events: list[Event], more: _More | None = None) -> None:
+    def _add(self, table: str, events: list[Event], extra: _ExtraColumns | None = None) -> None:
         if not events:
             return
         start, duration = _nanoseconds([event.ts for event in events]), _nanoseconds([event.dur for event in events])
@@ -150,7 +150,7 @@ class TraceTables:
             "end": start + duration,
             "name": _ints([names[event.name or ""] for event in events]),
             "thread": _ints([threads[event.pid, event.tid] for event in events]),
-            **(more(events, [event.args or _NO_ARGUMENTS for event in events]) if more else {}),
+            **(extra(events, [event.args or _NO_ARGUMENTS for event in events]) if extra else {}),
         }
         pieces = self._pieces.setdefault(table, {})
         for name, column in columns.items():

@@ -37,7 +37,7 @@ __all__ = ["Result", "analyze"]
 _UNKNOWN_RANK = -1
 
 _FEW_STEPS, _MANY_STEPS = 2, 10
-"""The first recorded step is left out of 2 to 10: of more it weighs little, and a single one is needed."""
+"""The first step is left out if 2 to 10 were recorded: among more it weighs little, and a single one is needed."""
 
 
 @dataclass(frozen=True, slots=True)

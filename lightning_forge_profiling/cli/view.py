@@ -46,7 +46,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         type=port,
         metavar="N",
         default=9001,
-        help="port of --perfetto (default: 9001, the only one that the page connects to; forward it to another)",
+        help="port to serve on (default: 9001; the page connects to 9001 only, so another must be forwarded to it)",
     )
     parser.add_argument("--no-browser", action="store_true", help="print the address instead of opening it")
     parser.set_defaults(run=_run)

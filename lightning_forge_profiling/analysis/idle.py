@@ -81,8 +81,8 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     """Split the idle time of each step by cause.
 
     A gap ends when the next work begins. Until the call that launches it returns, the GPU waits for the host, and the
-    host's activity is the cause. For the launch latency after that it waits for the launch. The rest of the gap is the
-    GPU's own: work was launched and did not begin.
+    host's activity is the cause. Until the launch latency has passed, it waits for the launch. The rest of the gap is
+    the GPU's own: work was launched and did not begin.
 
     Args:
         recording: the recording.

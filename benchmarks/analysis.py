@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from lightning_forge_profiling.analysis.worker_processes import usable_cores
+from lightning_forge_profiling.host import usable_cores
 
 TRACES = Path(__file__).parents[1] / "tests/data/traces"
 SMALL, TINY = TRACES / "compute_bound/rank0.trace.json.gz", TRACES / "launch_bound"

@@ -63,13 +63,13 @@ def fields() -> str:
         lines += [
             f"### {name}",
             "",
-            _told(definition["description"]),
+            _cell(definition["description"]),
             "",
             "| Field | Type | What it is |",
             "|---|---|---|",
         ]
         lines += [
-            f"| `{field}` | {_type(described)} | {_told(described.get('description', ''))} |"
+            f"| `{field}` | {_type(described)} | {_cell(described.get('description', ''))} |"
             for field, described in definition["properties"].items()
         ]
         lines.append("")
@@ -93,7 +93,7 @@ def _first_line(module: Path) -> str:
     return ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))).partition("\n")[0].replace("|", "\\|")
 
 
-def _told(text: str) -> str:
+def _cell(text: str) -> str:
     return text.replace("None", "null").replace("|", "\\|")
 
 

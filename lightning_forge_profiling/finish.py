@@ -1,8 +1,8 @@
-"""What the child process does with a freshly exported trace: compress it, copy it for TensorBoard, analyse it.
+"""The child process of a recorded window: compresses the trace, copies it for TensorBoard and analyses it.
 
-Not a user's command. It runs beside the training, at low priority and without torch, one process a rank; it is started
-with the profiler and waits for a line on standard input, which says whether the raw trace is there. It may outlive the
-training, which after an exception does not wait for it.
+One process per rank, beside the training, at low priority and without torch. It starts with the profiler and waits for
+a line on standard input, which says whether the raw trace has been exported. It may outlive the training, which does
+not wait for it after an exception.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
 from lightning_forge_profiling.names import plugin_name, trace_name
 from lightning_forge_profiling.plain_text import plain
@@ -24,18 +25,17 @@ from lightning_forge_profiling.safe_files import discard_with_folders, make_own_
 
 __all__ = ["main"]
 
-COMPRESS_LEVEL = 4  # a third of level 9's time for some 10 % more bytes
 OTHERS_WAIT_S = 15.0
 LOOK_S = 1.0
 PART = ".part"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it.
+    """Finish one rank's trace.
 
     Args:
-        argv: the raw trace, the final path, the training process, the ranks that record, for TensorBoard's copy its
-            path, and whether to analyse the traces of all ranks.
+        argv: path of the raw trace, path of the compressed one, id of the training process, the ranks that record, path
+            of TensorBoard's copy, and whether to analyse the traces of all ranks.
 
     Returns:
         0, or 1 after one line on stderr.
@@ -49,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--analyze", action="store_true")
     args = parser.parse_args(argv)
     os.nice(10)
-    word = _word(args.training)
-    if word not in {"go", "alone"}:  # the window came to nothing, or the training process is gone
+    order = _order(args.training)
+    if order not in {"go", "alone"}:  # nothing was recorded, or the training process is gone
         discard_with_folders(args.raw)
         return 0
-    wait_s = 0.0 if word == "alone" else OTHERS_WAIT_S
+    wait_s = 0.0 if order == "alone" else OTHERS_WAIT_S
     try:
         _compress(args.raw, args.final)
         if args.plugin is not None:
@@ -76,11 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _word(training: int) -> str:
-    """What the training process, our parent, says; "" where it is gone.
+def _order(training: int) -> str:
+    """The line from the training process, which is the parent; "" once that is gone.
 
-    The end of the pipe alone does not tell: processes that were forked from it, as a DataLoader's workers, have the
-    other end open too.
+    End of file on the pipe does not show that: forked processes, such as a DataLoader's workers, hold the other end
+    open too.
     """
     while not select.select([sys.stdin], [], [], LOOK_S)[0]:
         if os.getppid() != training:
@@ -114,18 +114,18 @@ def _copy_for_plugin(raw: Path, plugin: Path) -> None:
 def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     """Give the copies of all ranks their final names together.
 
-    The plugin reads a folder once, so a copy that appears later is never shown. The first of the ranks waits for the
-    others for a while; one that comes later still publishes its own copy.
+    The plugin reads a folder once, so a copy that appears later is never shown. The first rank waits for the others; a
+    rank that is later than that publishes its own copy.
 
     Args:
-        own: final path of this rank's copy, which lies beside it with the suffix `.part`.
+        own: final path of this rank's copy, which is beside it with the suffix `.part`.
         ranks: the ranks that record.
-        wait_s: how long the first rank waits for the others.
+        wait_s: time that the first rank waits for the others.
     """
     finals = [own.with_name(plugin_name(rank)) for rank in ranks]
     deadline = time.monotonic() + wait_s
     while not all(_part(final).exists() or final.exists() for final in finals):
-        if not (_part(own).exists() or own.exists()):  # it was removed, and with it the folder as a rule
+        if not (_part(own).exists() or own.exists()):  # it was removed, usually with the folder
             return
         if finals[0].exists():  # the first rank has given up waiting for this one
             finals = [own]
@@ -145,20 +145,22 @@ def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     """Analyse the traces of all ranks and write the reports beside them.
 
     Args:
-        own: the trace of the first of the ranks.
+        own: the trace of the first rank.
         ranks: the ranks that record.
-        wait_s: how long to wait for the others' traces. What is not there by then is not in the reports, which say so.
+        wait_s: time to wait for the traces of other ranks. The reports list those that are missing then.
     """
-    # the compressed trace need not wait for these imports
+    # imported here, so that compressing does not wait for them
     from lightning_forge_profiling import pipeline  # noqa: PLC0415
     from lightning_forge_profiling.report.files import write_reports  # noqa: PLC0415
 
     traces = {rank: own.with_name(trace_name(rank)) for rank in ranks}
     deadline = time.monotonic() + wait_s
-    # without its own trace, which somebody has removed, there is nothing to wait for
+    # if its own trace has been removed, there is nothing to wait for
     while own.exists() and not all(trace.exists() for trace in traces.values()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    missing = [f"rank {rank}'s trace was not there in time" for rank, trace in traces.items() if not trace.exists()]
+    missing = [
+        f"the trace of rank {rank} did not arrive in time" for rank, trace in traces.items() if not trace.exists()
+    ]
     result = pipeline.analyze(own.parent)
     analysis = replace(result.analysis, warnings=(*result.analysis.warnings, *missing))
     write_reports(analysis, result.timelines, own.parent)

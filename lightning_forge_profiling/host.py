@@ -1,4 +1,4 @@
-"""The machine that PyTorch runs on: its processor's name, the usable cores, the free memory."""
+"""Processor name, usable cores and free memory of this machine."""
 
 import os
 import platform
@@ -19,14 +19,14 @@ _ACCOUNTS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
-"""Of control groups of version 2 and 1: the files of limit, use and details, and among these the reclaimable pages."""
+"""For cgroup v2 and v1: the files of limit, usage and statistics, and the statistic of reclaimable pages."""
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name as its vendor has it, or else its architecture.
+    """The vendor's name of the processor, or its architecture.
 
     Args:
-        cpuinfo: Linux's description of it; for tests.
+        cpuinfo: Linux's file about the processor; for tests.
     """
     named = re.search(r"^model name\s*:\s*(.+)$", _text(cpuinfo), re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
@@ -46,7 +46,7 @@ def process_age_s() -> float | None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on: a batch system or `taskset` may have left it fewer than there are.
+    """Number of cores this process may run on, which a batch system or `taskset` may limit.
 
     Example:
         >>> 1 <= usable_cores() <= os.cpu_count()
@@ -58,19 +58,18 @@ def usable_cores() -> int:
 
 
 def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """How much memory a process can still take: what Linux has available, and what the container's limit leaves.
+    """Memory that a process can still allocate: available to Linux, and within the container's limit.
 
-    The limit leaves what its working set does not take: the memory in use without the file pages that nobody used
-    lately, which the kernel gives up first. Beyond it the kernel kills the process.
-
-    Source: the kubelet's reckoning, kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction.
+    Within the limit, all but the working set is free: memory in use without inactive file pages, which the kernel
+    reclaims first. Beyond it the kernel kills the process. The kubelet computes it the same way:
+    kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction.
 
     Args:
-        meminfo: Linux's account of it; for tests.
-        cgroup: where the control group is mounted; for tests.
+        meminfo: Linux's file about memory; for tests.
+        cgroup: mount point of the control group; for tests.
 
     Returns:
-        Bytes; None where the system does not say.
+        Bytes; None if unknown.
     """
     available = re.search(r"^MemAvailable:\s*(\d+) kB$", _text(meminfo), re.MULTILINE)
     if available is None:
@@ -79,8 +78,8 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int |
     for limit, use, details, reclaimable in _ACCOUNTS:
         most, used = (_text(cgroup / name).strip() for name in (limit, use))
         if most.isdecimal():
-            idle = re.search(rf"^{reclaimable} (\d+)$", _text(cgroup / details), re.MULTILINE)
-            working_set = max(int(used or 0) - int(idle[1] if idle else 0), 0)
+            inactive = re.search(rf"^{reclaimable} (\d+)$", _text(cgroup / details), re.MULTILINE)
+            working_set = max(int(used or 0) - int(inactive[1] if inactive else 0), 0)
             free = min(free, max(int(most) - working_set, 0))
     return free
 

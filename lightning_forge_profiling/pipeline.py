@@ -1,4 +1,4 @@
-"""From files to an analysis: read, account, compare, diagnose."""
+"""From trace files to an `Analysis`: reads each rank, matches collectives, finds causes, decides the verdict."""
 
 import os
 import sys
@@ -17,7 +17,6 @@ from lightning_forge_profiling.analysis.cut_files import no_verdict, where_cut
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import Recording, prepare, with_steps
-from lightning_forge_profiling.analysis.steps import find_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
 from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.diagnosis.findings import find_causes
@@ -28,6 +27,7 @@ from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.join import join_traces
 from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
 from lightning_forge_profiling.results.rank import RankSummary
@@ -38,16 +38,16 @@ __all__ = ["AnalysisResult", "analyze"]
 _UNKNOWN_RANK = -1
 
 _FEW_STEPS, _MANY_STEPS = 2, 10
-"""Among many steps the first weighs little, and a single one cannot be spared."""
+"""The first step is left out if 2 to 10 were recorded: among more it weighs little, and a single one is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisResult:
-    """An analysis, and the timelines that its report draws.
+    """An analysis and its timelines.
 
     Attributes:
-        analysis: what `summary.json` holds.
-        timelines: one per rank, for `write_reports`.
+        analysis: verdict, findings and figures.
+        timelines: the timeline of each rank.
     """
 
     analysis: Analysis
@@ -56,17 +56,17 @@ class AnalysisResult:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """What a process of its own hands back of a rank."""
+    """Result of one rank, as a worker process returns it."""
 
     summary: RankSummary
     collectives: RankCollectives
     timeline: Timeline
     cut_off: str
-    """Where its files end too early, "" for whole ones."""
+    """Where its file is cut off; "" for complete files."""
 
 
-_Work = Callable[[Sequence[Path]], _Rank | list[str]]
-"""Analyses the files of one rank, or says what is wrong with each."""
+_AnalyzeOne = Callable[[Sequence[Path]], _Rank | list[str]]
+"""Analyses the files of one rank; returns what is wrong with each if none can be."""
 
 
 def analyze(
@@ -78,24 +78,24 @@ def analyze(
     sort: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> AnalysisResult:
-    """Analyse a trace, or a folder with one for each rank.
+    """Analyse a trace, or a folder with one trace per rank.
 
     Args:
-        path: a trace as `torch.profiler` exports it, or a folder of them.
-        rank: look at this rank alone.
-        steps: take only steps from the first number to before the second.
-        top: how many operators and kernels to list.
-        sort: what to sort operators by: `self_device`, `device`, `self_host`, `host`, `calls` or `memory`; None for
-            `self_device`, and `self_host` for a trace without GPU work.
-        progress: is told what is being done.
+        path: a trace that `torch.profiler` exported, or a folder of traces.
+        rank: analyse only this rank.
+        steps: analyse only the steps from the first number up to, not including, the second.
+        top: number of operators and kernels to list.
+        sort: sort key of the operators: `self_device`, `device`, `self_host`, `host`, `calls` or `memory`; None for
+            `self_device`, or `self_host` without GPU work.
+        progress: called with a description of each stage.
 
     Returns:
-        The figures as `.analysis`, and as `.timelines` what a report's timeline shows, one a rank.
+        Verdict, findings and figures as `.analysis`, and the timelines of the reports as `.timelines`.
 
     Raises:
-        TraceError: there is no trace there, none of the rank, or it has none of the steps. Of several files that could
-            not be read, it is about the first, and its notes are about the others.
-        ConfigurationError: an unknown `sort`.
+        TraceError: there is no trace, none of the rank, or none of the steps. If several files cannot be read, it is
+            about the first, and its notes are about the others.
+        ConfigurationError: `sort` is unknown.
         OSError: a file could not be read.
 
     Example:
@@ -110,17 +110,17 @@ def analyze(
     groups = windows_by_rank(files)
     if rank is not None:
         groups = [group for group in groups if rank_in_name(group[0]) in {None, rank}]
-    work = partial(_analyze_rank, steps=steps, top=top, sort=sort, spans=MOST_SPANS // max(len(groups), 1))
-    done, problems = _run(groups, work, progress or _silent)
-    done = _numbered(done, rank)
-    if not done:
+    analyze_one = partial(_analyze_rank, steps=steps, top=top, sort=sort, spans=MOST_SPANS // max(len(groups), 1))
+    results, problems = _analyze_all(groups, analyze_one, progress or _silent)
+    results = _numbered(results, rank)
+    if not results:
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
-    ranks = tuple(one.summary for one in done)
-    collectives, waits, differing = match_collectives({one.summary.rank: one.collectives for one in done})
-    judged = [one.summary for one in done if not one.summary.cut_off]
-    cut_off = tuple(encodable(one.cut_off) for one in done if one.cut_off)
+    ranks = tuple(result.summary for result in results)
+    collectives, waits, unmatched = match_collectives({result.summary.rank: result.collectives for result in results})
+    judged = [result.summary for result in results if not result.summary.cut_off]
+    cut_off = tuple(encodable(result.cut_off) for result in results if result.cut_off)
     findings = by_gain(find_causes(judged, waits))
-    verdict, text = decide(findings, gpu=any(one.gpu.busy_ms_per_step for one in ranks))
+    verdict, text = decide(findings, gpu=any(summary.gpu.busy_ms_per_step for summary in ranks))
     if cut_off:
         verdict, text = (verdict, f"{cut_off[0]} {text}") if judged else (NO_VERDICT, no_verdict(cut_off[0]))
     analysis = Analysis(
@@ -134,22 +134,26 @@ def analyze(
         collectives=collectives,
         rank_waits=waits,
         cut_off=cut_off,
-        warnings=(*map(encodable, (*notes, *problems)), *(text for one in ranks for text in one.warnings), *differing),
+        warnings=(
+            *map(encodable, (*notes, *problems)),
+            *(text for summary in ranks for text in summary.warnings),
+            *unmatched,
+        ),
     )
-    return AnalysisResult(analysis, tuple(one.timeline for one in done))
+    return AnalysisResult(analysis, tuple(result.timeline for result in results))
 
 
 def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | list[str]:
-    """One rank, or what is wrong with each of its files; the options are those of `_summarized`."""
+    """The result of one rank, or what is wrong with each of its files; options as of `_measure`."""
     try:
-        return _summarized(files, **options)
+        traces, problems = _read(files)
+        return _measure(files[0], traces, problems, **options) if traces else problems
     except MemoryError:
         raise TraceError(f"{files[0]}: not enough memory to analyse it") from None
 
 
-def _summarized(
-    files: Sequence[Path], *, steps: tuple[int, int] | None, top: int, sort: str | None, spans: int
-) -> _Rank | list[str]:
+def _read(files: Sequence[Path]) -> tuple[list[Trace], list[str]]:
+    """The traces that can be read, and the problems of the others."""
     traces, problems = [], []
     for file in files:
         try:
@@ -158,16 +162,29 @@ def _summarized(
             problems.append(str(exc))
         except OSError as exc:
             problems.append(f"{exc.filename}: {exc.strerror}")
-    if not traces:
-        return problems
+    return traces, problems
+
+
+def _measure(
+    file: Path,
+    traces: Sequence[Trace],
+    problems: Sequence[str],
+    *,
+    steps: tuple[int, int] | None,
+    top: int,
+    sort: str | None,
+    spans: int,
+) -> _Rank | list[str]:
     trace = join_traces(traces)
-    recording = prepare(trace, steps)
-    if not len(recording.steps):
-        which = f"it has no step from {steps[0]} to before {steps[1]}" if steps else "no steps"
-        return [f"{files[0]}: {which}"]
-    rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
-    from_the_start = steps is None or recording.steps.number[0] == find_steps(trace, recording.links).number[0]
-    counted = _counted(recording, from_the_start=from_the_start)
+    recording = prepare(trace)
+    number = recording.steps.number
+    first = number[0]
+    if steps is not None:
+        recording = with_steps(recording, (number >= steps[0]) & (number < steps[1]))
+        if not len(recording.steps):
+            return [f"{file}: no recorded step in {steps[0]}:{steps[1]}"]
+    rank = trace.rank if trace.rank is not None else rank_in_name(file)
+    counted = _counted(recording, from_the_start=recording.steps.number[0] == first)
     summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
     cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
     summary = replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
@@ -177,7 +194,7 @@ def _summarized(
 
 
 def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
-    """Which steps the figures are over: whole ones, with GPU work where any has it, without the first of a few."""
+    """Mask of the steps that the figures are over: whole, with GPU work if any has it, and without the first of few."""
     steps = len(recording.steps)
     counted = np.ones(steps, bool)
     has_work = np.isin(np.arange(steps), recording.step)
@@ -190,7 +207,7 @@ def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]
 
 
 def _not_counted(rank: RankSummary) -> str:
-    """Which of the recorded steps the figures are without, and why."""
+    """Names the recorded steps that the figures leave out, and why; "" for none."""
     on_gpu = rank.gpu.busy_ms_per_step > 0
     reasons: dict[str, list[str]] = {}
     for place, step in enumerate(rank.per_step):
@@ -201,68 +218,70 @@ def _not_counted(rank: RankSummary) -> str:
         elif place > 0 or (on_gpu and not step.busy_ms):
             why = "no GPU work"
         else:
-            empty = "the GPU's queue is empty there, and " if on_gpu else ""
-            why = f"the first that was recorded: {empty}ranks and the data loader are out of step"
+            empty = "an empty GPU queue, and " if on_gpu else ""
+            why = f"the first recorded step: {empty}ranks and data loader not in steady state"
         reasons.setdefault(why, []).append(str(step.number))
     parts = [f"step {', '.join(numbers)} ({why})" for why, numbers in reasons.items()]
-    return f"all figures are without {' and '.join(parts)}" if parts else ""
+    return f"all figures leave out {' and '.join(parts)}" if parts else ""
 
 
-def _run(
-    groups: Sequence[Sequence[Path]], work: _Work, progress: Callable[[str], None]
+def _analyze_all(
+    groups: Sequence[Sequence[Path]],
+    analyze_one: _AnalyzeOne,
+    progress: Callable[[str], None],
 ) -> tuple[list[_Rank], list[str]]:
-    # a process that has torch loaded may hold a GPU, which no fork of it can share
+    # with torch loaded this process may hold a CUDA context, which does not survive a fork
     processes = 1 if "torch" in sys.modules else min(len(groups), usable_cores())
     if processes <= 1:
-        results: Iterable[_Rank | list[str]] = _one_by_one(groups, work, progress)
+        outcomes: Iterable[_Rank | list[str]] = _one_by_one(groups, analyze_one, progress)
     else:
         progress(f"reading {len(groups)} ranks, {processes} at a time")
         try:
-            results = run_in_processes(work, groups, processes)
+            outcomes = run_in_processes(analyze_one, groups, processes)
         except WorkerDiedError as exc:
             raise TraceError(_died(groups[exc.task][0], exc.how, processes)) from exc
-    done: list[_Rank] = []
+    results: list[_Rank] = []
     problems: list[str] = []
-    for result in results:
-        if isinstance(result, list):
-            problems += result
+    for outcome in outcomes:
+        if isinstance(outcome, list):
+            problems += outcome
         else:
-            done.append(result)
-    return done, problems
+            results.append(outcome)
+    return results, problems
 
 
 def _died(file: Path, how: str, processes: int) -> str:
     rank = rank_in_name(file)
     return (
-        f"{file}: the process that read {'it' if rank is None else f'rank {rank}'} {how}. Where memory ran out, "
-        f"read fewer than {processes} ranks at a time: taskset -c 0 leaves one core, and so one rank at a time"
+        f"{file}: the process that read {'it' if rank is None else f'rank {rank}'} {how}. If memory ran out, "
+        f"read fewer than {processes} ranks at a time: with taskset -c 0 it is one"
     )
 
 
 def _one_by_one(
-    groups: Sequence[Sequence[Path]], work: _Work, progress: Callable[[str], None]
+    groups: Sequence[Sequence[Path]], analyze_one: _AnalyzeOne, progress: Callable[[str], None]
 ) -> Iterable[_Rank | list[str]]:
     for group in groups:
         progress(f"reading {group[0]}")
-        yield work(group)
+        yield analyze_one(group)
 
 
-def _numbered(done: Sequence[_Rank], only: int | None) -> list[_Rank]:
-    """In order of rank; those whose number nobody knows, or that others have too, get one that is free."""
+def _numbered(results: Sequence[_Rank], only: int | None) -> list[_Rank]:
+    """The results in order of rank; an unknown or duplicate rank is replaced by a free number."""
     numbered: dict[int, _Rank] = {}
-    homeless = []
-    for one in done:
-        if one.summary.rank == _UNKNOWN_RANK or one.summary.rank in numbered:
-            homeless.append(one)
+    unnumbered = []
+    for result in results:
+        if result.summary.rank == _UNKNOWN_RANK or result.summary.rank in numbered:
+            unnumbered.append(result)
         else:
-            numbered[one.summary.rank] = one
+            numbered[result.summary.rank] = result
     free = (number for number in count() if number not in numbered)
-    for one in homeless:
+    for result in unnumbered:
         number = next(free)
         numbered[number] = replace(
-            one,
-            summary=replace(one.summary, rank=number),
-            timeline=replace(one.timeline, rank=number),
+            result,
+            summary=replace(result.summary, rank=number),
+            timeline=replace(result.timeline, rank=number),
         )
     return [numbered[number] for number in sorted(numbered) if only in {None, number}]
 

@@ -1,4 +1,4 @@
-"""Untrusted text, such as names in a trace, of devices or of files, without what would steer a terminal."""
+"""Untrusted text, such as names in a trace, without terminal escapes and invisible characters."""
 
 import logging
 import os
@@ -8,21 +8,21 @@ from typing import Final
 
 __all__ = ["encodable", "plain", "plain_logger"]
 
-# Whole escape sequences of a terminal (ECMA-48): CSI with its parameters, OSC and its like with their text, the rest.
+# Terminal escape sequences (ECMA-48): CSI with its parameters, OSC and similar strings with their text, the rest.
 _ESCAPES: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*"
     r"|\x1b.?"
 )
 _SPACE: Final = {"\t", "\n", "\r", "\v", "\f", "\u2028", "\u2029", "\x85"}
-_UNSEEN: Final = {"Cc", "Cf", "Cs"}  # control, format (direction overrides among them), lone surrogates
+_INVISIBLE: Final = {"Cc", "Cf", "Cs"}  # control, format (direction overrides among them), lone surrogates
 
 
 def plain(text: str) -> str:
-    r"""Text without anything that a terminal or a reader could be misled by.
+    r"""Text without anything that could mislead a terminal or a reader.
 
-    Escape sequences, control characters and invisible ones, such as those that turn the direction of writing, are
-    left out; line breaks and tabs become spaces.
+    Escape sequences, control characters and invisible ones, such as overrides of the writing direction, are removed;
+    line breaks and tabs become spaces.
 
     Args:
         text: any text.
@@ -35,7 +35,7 @@ def plain(text: str) -> str:
     return "".join(
         " " if character in _SPACE else character
         for character in text
-        if character in _SPACE or unicodedata.category(character) not in _UNSEEN
+        if character in _SPACE or unicodedata.category(character) not in _INVISIBLE
     )
 
 
@@ -62,7 +62,7 @@ _PLAIN_ARGUMENTS: Final = _PlainArguments()
 
 
 def plain_logger(name: str) -> logging.Logger:
-    r"""Get a logger whose messages are one line of plain text, whatever is in the texts that they quote.
+    r"""Get a logger whose messages are one line of plain text, whatever their arguments contain.
 
     Args:
         name: the logger's name.

@@ -1,7 +1,7 @@
-"""Files that appear complete or not at all, and folders of this user's, also where other users can write.
+"""Files that appear complete or not at all, and folders owned by this user, safe where other users can write.
 
-Nothing that another user may have put in the way is opened: a file is written under a random name of its own and then
-takes the place of whatever has the name that was asked for, be it a link or a pipe.
+Nothing that another user may have planted is opened: a file is written under a random name and then replaces whatever
+has the final name, even a link or a pipe.
 """
 
 import os
@@ -21,15 +21,15 @@ _READ_WRITE: Final = 0o666
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write, which is at `path` once the context ends without an exception; before, nothing changes.
+    """Open a file to write; it appears at `path` once the context ends without an exception.
 
-    A file that it replaces keeps its mode.
+    It takes over the mode of a file that it replaces.
 
     Args:
-        path: where it will be; a link there is replaced, not followed.
+        path: the final path; a link there is replaced, not followed.
 
     Raises:
-        OSError: it could not be written; what was there before still is.
+        OSError: the file could not be written; the previous one is unchanged.
 
     Example:
         >>> import tempfile
@@ -41,10 +41,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         >>> path.read_bytes()
         b'content'
     """
-    part = path.with_name(f".{token_hex(8)}.tmp")  # no name of a user's, and none that anyone can guess
-    before = _replaced(path)
+    part = path.with_name(f".{token_hex(8)}.tmp")  # nobody can guess it
+    before = _existing_file(path)
     try:
-        # never more open than what it replaces, not even while it is written
+        # never readable by more users than the file it replaces, not even while it is written
         with os.fdopen(
             os.open(part, _NEW, _READ_WRITE if before is None else before.st_mode & _READ_WRITE), "wb"
         ) as file:
@@ -56,7 +56,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             raise OSError(exc.errno, exc.strerror, str(path)) from exc
         raise
     finally:
-        with suppress(OSError):  # it has become the file, or was never made
+        with suppress(OSError):  # it has been moved, or was never created
             part.unlink()
 
 
@@ -64,11 +64,11 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file that appears complete or not at all.
 
     Args:
-        path: where to; a link there is replaced, not followed.
-        content: all of it.
+        path: the final path; a link there is replaced, not followed.
+        content: its content.
 
     Raises:
-        OSError: it could not be written; what was there before still is.
+        OSError: the file could not be written; the previous one is unchanged.
     """
     with whole_file(path) as file:
         file.write(content)
@@ -76,18 +76,18 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def whole_file_by_name(path: Path) -> Iterator[Path]:
-    """`whole_file` for what writes to a name rather than to an open file.
+    """`whole_file` for code that takes a path instead of an open file.
 
     Args:
-        path: where the file will be.
+        path: the final path.
 
     Yields:
-        What to write to, with the same ending, in a folder that no other user can enter.
+        The path to write to, with the same suffix, in a folder that no other user can enter.
 
     Raises:
-        OSError: it could not be written; what was there before still is.
+        OSError: the file could not be written; the previous one is unchanged.
     """
-    before = _replaced(path)
+    before = _existing_file(path)
     with TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent, ignore_cleanup_errors=True) as private:
         part = Path(private) / f"part{path.suffix}"
         yield part
@@ -97,22 +97,22 @@ def whole_file_by_name(path: Path) -> Iterator[Path]:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder in which other users cannot write, unless there is one of this user's already.
+    """Make a folder in which other users cannot write; one that this user owns is taken as it is.
 
     Args:
-        folder: its path; the parent is there.
+        folder: its path; the parent exists.
 
     Raises:
-        FileExistsError: something else has its name: a file, a link, or a folder of another user's.
+        FileExistsError: the path is a file, a link, or a folder of another user.
     """
     with suppress(FileExistsError):
         folder.mkdir(mode=0o775)
         return
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise FileExistsError(f"{folder} is in the way: it is not a folder")
+        raise FileExistsError(f"{folder} exists and is not a folder")
     try:
-        # not our own user id: a network file system may give what we write to another user
+        # not compared with this process's user id: a network file system may map it to another
         with TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder, ignore_cleanup_errors=True) as probe:
             own = Path(probe).stat().st_uid
     except PermissionError:
@@ -122,20 +122,20 @@ def make_own_folder(folder: Path) -> None:
 
 
 def discard_with_folders(raw: Path) -> None:
-    """Remove a raw trace, what Kineto left beside it on a full disk, and the two folders above where they are empty.
+    """Remove a raw trace, Kineto's partial file beside it (after a full disk), and the two folders above if empty.
 
     Args:
-        raw: the file, which need not be there, in a folder of its own in the window's.
+        raw: the file, which may be missing, in its own folder within the window's.
     """
-    with suppress(OSError):  # at the last line, where other ranks' files are in the window's folder
+    with suppress(OSError):  # the window's folder stays while it has files of other ranks
         raw.unlink(missing_ok=True)
         raw.with_name(raw.name + ".tmp").unlink(missing_ok=True)
         raw.parent.rmdir()
         raw.parents[1].rmdir()
 
 
-def _replaced(path: Path) -> os.stat_result | None:
-    """What is known of the file that a new one will replace; None where there is none."""
+def _existing_file(path: Path) -> os.stat_result | None:
+    """The status of the file that a new one will replace; None without one."""
     with suppress(OSError):
         found = path.lstat()
         if stat.S_ISREG(found.st_mode):
@@ -144,7 +144,7 @@ def _replaced(path: Path) -> os.stat_result | None:
 
 
 def _keep_mode(descriptor: int, before: os.stat_result | None) -> None:
-    """Give a new file the mode of the one that it replaces; of another user's, no more than it has."""
+    """Give a new file the mode of the one that it replaces; if that is another user's, only narrow it."""
     if before is None:
         return
     now = os.fstat(descriptor)

@@ -252,7 +252,7 @@ def test_it_replaces_no_trace_and_leaves_nothing_where_there_is_none(tmp_path):
     assert fails(forge("anonymize", trace, "--out", tmp_path), "would replace a trace")
     assert trace.read_bytes() == INPUT_BOUND.read_bytes()
     (tmp_path / "bad.json").write_text("{}")
-    assert fails(forge("anonymize", tmp_path / "bad.json", "--out", tmp_path / "out"), "no trace")
+    assert fails(forge("anonymize", tmp_path / "bad.json", "--out", tmp_path / "out"), "not a trace")
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -68,7 +68,7 @@ def test_a_reader_that_has_gone_is_exit_code_141_and_the_files_are_there(name, r
 def test_a_closed_stdout_is_exit_code_2_and_nothing_is_written(name, run):
     code, said, files = run(COMMANDS[name], stderr=subprocess.PIPE, preexec_fn=without(1))
     assert (code, files) == (2, set())
-    assert said == ["forge-profiling: standard output is closed: send it to a file or to /dev/null"]
+    assert said == ["forge-profiling: standard output is closed: redirect it to a file or to /dev/null"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

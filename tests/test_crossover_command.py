@@ -143,7 +143,7 @@ def test_arguments_that_cannot_work_are_refused_with_what_can(arguments, complai
 def test_what_would_fail_after_the_measuring_is_refused_before(tmp_path):
     assert fails(forge("crossover", "--html", tmp_path / "none" / "c.html"), "there is no folder")
     assert fails(forge("crossover", "--png", tmp_path), "is a folder")
-    assert fails(forge("crossover", "--html", "/proc/c.html"), "no file can be made in /proc")
+    assert fails(forge("crossover", "--html", "/proc/c.html"), "cannot create a file in /proc")
     assert fails(forge("crossover", "--from", H200, "--sizes", "64"), "--from measures nothing")
 
 

@@ -137,7 +137,7 @@ def test_where_most_is_no_event_reading_ends_and_says_so(tmp_path):
     path = written(tmp_path / "trace.json", f"[{json.dumps(KERNEL)},{numbers},{json.dumps(KERNEL)}]")
     found = read_trace(path)
     assert len(found.gpu) == 1
-    assert "the rest was not read: too many entries of its list are not like an event" in found.warnings[0]
+    assert "the rest was not read: too many events are malformed" in found.warnings[0]
 
 
 NAMES = {

@@ -230,7 +230,7 @@ class TestContent:
         assert "2 of 3 recorded" in page.one("#verdict .facts").text
         assert "8.77 ms" in page.one("#verdict .facts").text
         assert page.one("#findings-note").text == f"Note: {result.analysis.findings_note}."
-        assert page.one("body").text.count("all figures are without step") == 1
+        assert page.one("body").text.count("all figures leave out step") == 1
         of_run = tuple(replace(finding, source="run") for finding in result.analysis.findings)
         page = Page(browser, tmp_path, replace(result.analysis, findings=of_run))
         assert "Note: " not in page.one("body").text

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS, base_name, classify
+from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS, classify
+from lightning_forge_profiling.analysis.kernel_names import base_name
 from lightning_forge_profiling.results.rank import CATEGORIES
 
 LAMBDA = "(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda(float)#1}"

@@ -294,7 +294,7 @@ def test_it_is_said_once_which_steps_the_figures_are_over():
     assert "each 8.77 ms step" in analysis.verdict_text
     assert f"{analysis.ranks[0].step_ms.mean:.1f}" == "8.8"
     first = analysis.ranks[0].per_step[0].number
-    note = f"Note: all figures are without step {first} (the first that was recorded: the GPU's queue is empty there"
+    note = f"Note: all figures leave out step {first} (the first recorded step: an empty GPU queue"
     assert " ".join(printed(analysis).split()).count(note) == 1
     assert markdown(analysis).count(note) == 1
 
@@ -494,7 +494,7 @@ def test_summaries_are_valid_against_the_schema_and_others_are_not():
 
 def test_the_schema_says_what_each_field_means():
     definitions = json.loads(SHIPPED.read_bytes())["$defs"]
-    assert definitions["Flops"]["properties"]["counted_pct"]["description"].startswith("share of the matmul")
+    assert definitions["Flops"]["properties"]["counted_pct"]["description"].startswith("share of the time of matmul")
     assert "\n" not in definitions["RankSummary"]["properties"]["idle"]["description"]
     assert "Attributes" not in definitions["RankSummary"]["description"]
 

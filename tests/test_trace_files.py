@@ -59,11 +59,11 @@ def test_a_subfolder_that_cannot_be_read_is_skipped_and_named_in_one_line(closed
     assert summary["ranks"][0]["steps"] == 2
     (line,) = [warning for warning in summary["warnings"] if "cannot be read" in warning]
     assert line == (
-        f"{closed}: skipped what cannot be read: fine/deeper (Permission denied), "
+        f"{closed}: skipped, cannot be read: fine/deeper (Permission denied), "
         "unenterable/rank0.trace.json (Permission denied), unlistable (Permission denied)"
     )
     shown = forge("analyze", closed, preexec_fn=bound_by_permissions)
-    assert sum("skipped what cannot be read" in text for text in shown.stdout.splitlines()) == 1
+    assert sum("skipped, cannot be read" in text for text in shown.stdout.splitlines()) == 1
     copied = forge("tensorboard", closed, "--out", tmp_path / "out", preexec_fn=bound_by_permissions)
     assert copied.returncode == 0
     assert "unlistable (Permission denied)" in copied.stderr

@@ -438,7 +438,7 @@ def test_what_is_in_the_list_and_no_event_is_left_out(tmp_path):
     rank = the_rank(written(tmp_path, trace))
     assert figures(rank) == figures(the_rank(written(tmp_path, made.today())))
     (warning,) = rank.warnings
-    assert "4 events are not like an event" in warning
+    assert "4 events are malformed and left out" in warning
 
 
 @pytest.mark.parametrize("rank", [-1, 2**31, 10**40, "3", None, 1.5])
@@ -457,21 +457,21 @@ NO_TRACES = {
     "text": (b"Traceback (most recent call last):", "not JSON: JSON is malformed: invalid character (byte 0)"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(99), "not JSON"),
     "half a gzip header": (b"\x1f\x8b\x08", "damaged gzip data"),
-    "an object": (b"{}", "JSON, but no trace: it has no list traceEvents"),
-    "another object": (b'{"a": [1, 2], "b": {"c": null}}', "JSON, but no trace"),
-    "events that are no list": (b'{"traceEvents": {"a": 1}}', "JSON, but no trace"),
-    "a number": (b"12", "JSON, but no trace"),
+    "an object": (b"{}", "JSON, but not a trace: it has no traceEvents list"),
+    "another object": (b'{"a": [1, 2], "b": {"c": null}}', "JSON, but not a trace"),
+    "events that are no list": (b'{"traceEvents": {"a": 1}}', "JSON, but not a trace"),
+    "a number": (b"12", "JSON, but not a trace"),
     "deep": (b'{"a": ' + b"[" * 100_000, "not JSON"),
-    "an empty trace": (b'{"traceEvents": []}', "no whole event in it: its list has none"),
-    "an empty list": (b"[]", "no whole event in it: its list has none"),
-    "another list": (b"[1, 2, 3]", "no whole event in it"),
+    "an empty trace": (b'{"traceEvents": []}', "no complete event: its list has none"),
+    "an empty list": (b"[]", "no complete event: its list has none"),
+    "another list": (b"[1, 2, 3]", "no complete event"),
     "a list of something": (b'[{"id": 1, "title": "a"}]', "of its 1 events, none is an operator"),
     "metadata alone": (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "of its 1 events, none"),
     "cut in a field": (b'{"schemaVersion": 1, "deviceProp', "cut before its first event, at byte 32"),
     "cut in the first event": (b'{"traceEvents": [{"ph": "X", "na', "in the middle of an event, at byte 32"),
     "cut before the first event": (b'{"traceEvents": [', "before its list of events does, at byte 17"),
-    "nothing sound": (b'[{"ph": "X", "cat": "kernel", "ts": -1, "dur": -1}]', "1 event is left out because"),
-    "nothing readable": (b"[{ph: 1}, {ph: 2}]", "no whole event in it"),
+    "nothing sound": (b'[{"ph": "X", "cat": "kernel", "ts": -1, "dur": -1}]', "1 event is left out for a missing"),
+    "nothing readable": (b"[{ph: 1}, {ph: 2}]", "no complete event"),
 }
 
 
@@ -502,7 +502,7 @@ def test_a_file_that_is_cut_off_gets_no_verdict_and_says_so_first(part, tmp_path
     assert (found.verdict, found.findings) == ("no verdict", ())
     assert found.verdict_text.startswith(f"No verdict: {path.name} is cut off")
     assert not any(step.whole for step in found.ranks[0].per_step)
-    assert "no step can be told to be whole" in found.verdict_text
+    assert "no step is known to be whole" in found.verdict_text
     assert found.hints == ()
 
 

@@ -1,4 +1,4 @@
-"""What the GPU did with its busy time."""
+"""Busy time of the GPU, split by kind of work, with exposed communication."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,21 +14,21 @@ from lightning_forge_profiling.results.rank import CATEGORIES
 __all__ = ["BusyTime", "busy_time"]
 
 _CLAIM_ORDER: Final = ("matmul", "other", "memory", "comm")
-"""Where work overlaps, which category an instant counts to: what computes, before what could be hidden behind it."""
+"""Overlapping work counts to the first of these: computation before the communication that it hides."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BusyTime:
-    """Nanoseconds in each step's window; every array has one entry a step.
+    """Busy time in nanoseconds; every array has one entry per step.
 
     Attributes:
-        union: when the GPU did anything.
-        busy: its length.
-        kinds: the same split by kind; where work overlaps, an instant counts to the first in the order of
-            matmul, other, memory, comm. The kinds sum to `busy`.
-        categories: the same, by category.
-        comm: when communication ran.
-        comm_exposed: when no other kernel ran meanwhile; a copy beside it hides nothing.
+        union: when any GPU work runs.
+        busy: its length in each step's window.
+        kinds: busy time by kind. Overlapping work counts once, to the first of matmul, other, memory, comm. The kinds
+            sum to `busy`.
+        categories: the same by category.
+        comm: time in which communication runs.
+        comm_exposed: time in which it runs without another kernel; a copy beside it hides nothing.
     """
 
     union: Intervals
@@ -40,7 +40,7 @@ class BusyTime:
 
 
 def busy_time(recording: Recording) -> BusyTime:
-    """Split the busy time of each step by what ran."""
+    """Split the busy time of each step by kind of work."""
     gpu, steps = recording.trace.gpu, recording.steps
     present = sorted(
         (KINDS[number] for number in np.unique(recording.kind)),

@@ -1,4 +1,4 @@
-"""Communication matched over the ranks: what it costs, and who waits for whom."""
+"""Collectives matched over the ranks: cost of the communication, and time that each rank waits for the others."""
 
 import re
 from collections import defaultdict
@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_forge_profiling.analysis.kernel_kinds import KINDS, base_name
+from lightning_forge_profiling.analysis.kernel_kinds import KINDS
+from lightning_forge_profiling.analysis.kernel_names import base_name
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import CollectiveCall, Ints
 from lightning_forge_profiling.results.analysis import Collective, RankWait
@@ -17,7 +18,7 @@ __all__ = ["RankCollectives", "collectives_of", "match_collectives"]
 
 _COMM: Final = "comm"
 _SEND_RECEIVE: Final = frozenset({"send", "recv", "sendrecv"})
-"""Between two ranks of a group only: their order says nothing about the others."""
+"""Point to point: their order differs between the ranks of a group, so they cannot be matched."""
 _OPERATION: Final = re.compile(r"(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+)")
 _BYTES: Final = {
     "Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1,
@@ -30,8 +31,8 @@ class RankCollectives:
     """The collectives of one rank's recorded steps, in the order they were launched.
 
     Attributes:
-        steps: how many steps they are of.
-        groups: by process group what each collective was and how long its kernel ran, in nanoseconds.
+        steps: number of steps.
+        groups: for each process group its collectives and the durations of their kernels, in nanoseconds.
     """
 
     steps: int
@@ -39,7 +40,7 @@ class RankCollectives:
 
 
 def collectives_of(recording: Recording) -> RankCollectives:
-    """One rank's part of the comparison."""
+    """The collectives of one rank, to be matched with those of others."""
     gpu, trace = recording.trace.gpu, recording.trace
     rows = np.flatnonzero((recording.kind == KINDS.index(_COMM)) & (recording.step >= 0))
     rows = rows[np.argsort(_launch_order(recording, rows), kind="stable")]
@@ -59,9 +60,9 @@ def collectives_of(recording: Recording) -> RankCollectives:
 
 
 def _unnamed(kernel: str, stream: int) -> CollectiveCall:
-    """What a kernel's name says of its collective, where the trace has no `Collective name` (PyTorch before 2.2).
+    """The collective by its kernel's name, for a trace without `Collective name` (PyTorch before 2.2).
 
-    A process group has a communicator, and that a stream of its own.
+    The stream stands for the process group: each group has a communicator with its own stream.
     """
     name = _OPERATION.match(base_name(kernel))
     group = f"on communication stream {stream + 1}"
@@ -76,18 +77,18 @@ def _launch_order(recording: Recording, rows: Ints) -> Ints:
 def match_collectives(
     ranks: Mapping[int, RankCollectives],
 ) -> tuple[tuple[Collective, ...], tuple[RankWait, ...], tuple[str, ...]]:
-    """Compare collectives that are the same one on several ranks.
+    """Match collectives over the ranks, and split their time into communication and waiting.
 
-    A collective ends on all of its ranks together, when the last has joined and the data has moved. So on the rank that
-    joined last its kernel took what the communication takes, and on the others that and the wait for it. Only durations
-    are compared, never the clocks of two ranks. The n-th collective of a process group is the same on each of its
-    ranks; where a trace names no groups, the n-th on a stream with the same kernel is.
+    A collective ends on all ranks together, once the last has joined and the data has moved. So the shortest kernel, on
+    the rank that joined last, is the communication itself; the rest of a longer kernel is waiting. Only durations are
+    compared, never the clocks of two ranks. The n-th collective of a process group is the same one on all its ranks;
+    in a trace without group names, the n-th of a stream.
 
     Args:
-        ranks: each rank's collectives.
+        ranks: the collectives of each rank.
 
     Returns:
-        The collectives, the costliest first; how long each rank waited; and what could not be matched.
+        The collectives, most expensive first; the waiting time of each rank; and notes about what cannot be matched.
     """
     notes = []
     cost: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
@@ -139,7 +140,7 @@ def match_collectives(
 
 
 def _same_calls(of_ranks: Sequence[Sequence[CollectiveCall]]) -> int | None:
-    """How many calls to compare; None where they are not the same ones."""
+    """The number of calls; None if the ranks' calls differ."""
     count = min(len(calls) for calls in of_ranks)
     if len({len(calls) for calls in of_ranks}) > 1:
         return None

@@ -1,4 +1,4 @@
-"""Which call, and which operator, launched each piece of GPU work."""
+"""Launch of each piece of GPU work: the runtime call and the operator, by correlation id."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,14 +16,14 @@ _NO_EXTERNAL: Final = (0, -1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """Where GPU work comes from; each array has one entry for each row of `Trace.gpu`.
+    """Launches of GPU work. Arrays have one entry per row of `Trace.gpu`, `call_operator` per row of `Trace.calls`.
 
     Attributes:
-        call: row of the runtime or driver call, -1 where the trace has none.
-        operator: row of the innermost operator, -1 where there was none.
-        time: when the host launched it, nanoseconds; of the operator where the call is missing; -1 for unlinked work.
-        thread: which thread did, -1 for unlinked work.
-        call_operator: for each row of `Trace.calls` the innermost operator around it, -1 where there was none.
+        call: row of the runtime or driver call that launched it; -1 if the trace has none.
+        operator: row of the innermost operator around the launch; -1 without one.
+        time: time of the launch on the host, nanoseconds; of the operator if the call is missing; -1 if unlinked.
+        thread: host thread of the launch; -1 if unlinked.
+        call_operator: row of the innermost operator around each call; -1 without one.
     """
 
     call: Ints
@@ -34,7 +34,7 @@ class Links:
 
     @property
     def linked(self) -> NDArray[np.bool_]:
-        """Which work has a known launch."""
+        """Mask of the work whose launch is known."""
         return self.time >= 0
 
 
@@ -57,9 +57,9 @@ def link(trace: Trace, operator_parent: Ints) -> Links:
 
 
 def launched_before(trace: Trace, links: Links) -> NDArray[np.bool_]:
-    """Which GPU work the host launched before the recording began, as that of the profiler's warm-up step.
+    """Mask of the GPU work launched before the recording began, such as that of the profiler's warm-up step.
 
-    Its calls are not in the trace, and correlation ids ascend: it has a lower one than all recorded calls.
+    Its calls are not in the trace, and its correlation id is lower than those of all recorded calls.
     """
     gpu, begins = trace.gpu, np.array(trace.begins)
     lowest = np.full(len(begins), np.iinfo(np.int64).max)
@@ -71,9 +71,9 @@ def launched_before(trace: Trace, links: Links) -> NDArray[np.bool_]:
 
 
 def _operator_of_calls(calls: Calls, operators: Operators, parent: Ints) -> Ints:
-    """The operator that a call says it is of, if that lies around it; else the innermost around it.
+    """The operator with a call's `External id` if it encloses the call, else the innermost operator around it.
 
-    In some traces the `External id` of a call is its own correlation id, and by chance that of some other operator.
+    In some traces the `External id` of a call is its own correlation id, which by chance may be that of an operator.
     """
     found = _match(calls.external, operators.external, none=_NO_EXTERNAL)
     around = (
@@ -88,7 +88,7 @@ def _operator_of_calls(calls: Calls, operators: Operators, parent: Ints) -> Ints
 
 
 def _match(keys: Ints, table: Ints, *, none: tuple[int, ...]) -> Ints:
-    """For each key the first row of the table with it; -1 where there is none."""
+    """The first row of the table with each key; -1 without one."""
     if not len(table):
         return np.full(len(keys), -1)
     order = np.argsort(table, kind="stable")
@@ -98,5 +98,5 @@ def _match(keys: Ints, table: Ints, *, none: tuple[int, ...]) -> Ints:
 
 
 def _take(column: Ints, row: Ints) -> Ints:
-    """The column's values at rows, -1 at row -1."""
+    """Values of a column at rows; -1 at row -1."""
     return np.append(column, -1)[row]

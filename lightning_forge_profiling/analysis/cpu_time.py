@@ -1,4 +1,4 @@
-"""What the steps of a rank that trains on the CPU are made of."""
+"""Step time of a rank that trains on the CPU: data loader, operators, optimizer, Python."""
 
 import re
 from typing import Final, Literal
@@ -22,10 +22,10 @@ _ENGINE: Final = re.compile(r"autograd::engine::.*")
 
 
 def cpu_time(recording: Recording) -> CpuTime | None:
-    """What the steps are made of.
+    """Split the step time of a rank that trains on the CPU.
 
     Returns:
-        The figures; None where a GPU was used, recorded or not, or no operators were recorded.
+        The parts; None if a GPU was used, even if its work was not recorded, or if no operators were recorded.
     """
     trace, steps = recording.trace, recording.steps
     operators, parent = trace.operators, recording.operator_parent
@@ -58,7 +58,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
 
 
 def _training_threads(recording: Recording) -> NDArray[np.int64]:
-    """Those that mark steps, and those that run what autograd records or its backward; no loader's own."""
+    """Threads that mark steps, run operators that autograd records, or run the backward pass; not the loader's."""
     trace, operators = recording.trace, recording.trace.operators
     of_autograd = (operators.sequence >= 0) | named(trace, operators, _ENGINE)
     threads = np.union1d(operators.thread[of_autograd], trace.annotations.thread[recording.steps.marks])

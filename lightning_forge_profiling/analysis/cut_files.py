@@ -1,4 +1,4 @@
-"""What is said of a file that ends too early: where it ends, and which of its steps are whole."""
+"""Text about a trace file that is cut off: where it ends, and which of its steps are whole."""
 
 from types import MappingProxyType
 from typing import Final
@@ -23,7 +23,7 @@ _TABLE_WORDS: Final = MappingProxyType(
 
 
 def where_cut(trace: Trace, steps: Steps) -> str:
-    """Where the first file that is cut off ends, and which steps are whole; "" where all files are.
+    """Describes where the first file that is cut off ends, and which steps are whole; "" if all files are complete.
 
     Args:
         trace: the trace.
@@ -33,24 +33,24 @@ def where_cut(trace: Trace, steps: Steps) -> str:
     if cut is None:
         return ""
     if len(trace.cuts) > 1:
-        return f"{trace.file}: one of these is cut off, and those of its steps that may not be whole are left out."
+        return f"{trace.file}: one of these files is cut off, and its steps that may lack events are left out."
     whole = steps.number[steps.whole].tolist()
     if whole:
-        told = f"Its events stand in order of time, so the steps before are whole: {', '.join(map(str, whole))}."
+        completeness = f"Its events are in order of time, so the steps before are whole: {', '.join(map(str, whole))}."
     else:
-        told = "Other threads' events may follow there, so no step can be told to be whole."
-    return f"{trace.file} is cut off{_at_step(trace, cut, steps)}. {told}"
+        completeness = "Events of other threads may be missing, so no step is known to be whole."
+    return f"{trace.file} is cut off{_at_step(trace, cut, steps)}. {completeness}"
 
 
 def no_verdict(cut_off: str) -> str:
-    """What stands in the place of a verdict.
+    """The text in place of a verdict.
 
     Args:
-        cut_off: what `where_cut` says.
+        cut_off: text of `where_cut`.
     """
     return (
-        f"No verdict: {cut_off} The figures are of the part that is there. Record it again, or copy it again if the "
-        "original is whole."
+        f"No verdict: {cut_off} The figures cover the part before the cut. Record the trace again, or copy it again if "
+        "the original is complete."
     )
 
 
@@ -60,7 +60,7 @@ def _at_step(trace: Trace, cut: Cut, steps: Steps) -> str:
     if not len(steps.marks):
         return f", without any step mark: {inside}"
     if cut.table == "gpu":
-        return f": {inside}"  # which may be some steps behind the host
+        return f": {inside}"  # the GPU may be some steps behind the host
     place = int(np.searchsorted(steps.host_start, cut.time, side="right")) - 1
     if place < 0:
         return f" before step {steps.number[0]}: {inside}"
@@ -70,7 +70,7 @@ def _at_step(trace: Trace, cut: Cut, steps: Steps) -> str:
 
 
 def _ascending(trace: Trace, cut: Cut) -> bool:
-    """Whether none of the thread's events that stand before the last is later."""
+    """Whether no event of the thread is later than the last one read."""
     table = getattr(trace, cut.table)
     of_thread = np.array([thread == cut.thread for thread in trace.threads])[table.thread]
     times = table.time if cut.table == "allocations" else table.start

@@ -1,4 +1,4 @@
-"""How fast the recorded steps computed, from the shapes of what they computed."""
+"""FLOPs and compute rates of the recorded steps, from the input shapes of their operators."""
 
 import re
 from typing import Final
@@ -22,11 +22,11 @@ _NO_SHAPES: Final = "the trace has no input shapes (record_shapes=True records t
 _NO_PRODUCTS: Final = "no matrix product, convolution or attention ran on the GPU in the recorded steps"
 _TF32: Final = "tf32"
 _IN_TF32: Final = re.compile(r"tf32|tensorop_s1688gemm")
-"""cuBLAS has the latter from CUTLASS for 32-bit floats on tensor cores, which take them as TF32."""
+"""The latter is CUTLASS's name in cuBLAS for 32-bit floats on tensor cores, which compute in TF32."""
 
 
 def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops | None, str]:
-    """Count what the outermost countable operators compute that launched GPU work in the recorded steps.
+    """Count the FLOPs of the outermost countable operators that launched GPU work in the recorded steps.
 
     Args:
         recording: the recording.
@@ -34,7 +34,7 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
         step_ns: length of all its steps.
 
     Returns:
-        The rates, and why there are none.
+        The rates and ""; or None and the reason why the FLOPs cannot be counted.
     """
     trace, links = recording.trace, recording.links
     kinds = [KINDS.index(kind) for kind in _COUNTED_KINDS]
@@ -72,7 +72,7 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
     peaks = found.flops if found else {}
     rate = total / counted_ns / 1e3
     if dtype == "fp32" and _TF32 in peaks and rate * 1e12 > peaks.get("fp32", float("inf")):
-        dtype = _TF32  # nothing else on the device is that fast
+        dtype = _TF32  # faster than the fp32 peak
     peak = peaks[dtype] / 1e12 if dtype in peaks else None
     uncounted += [row for row in launcher[owner[launcher] < 0].tolist() if row >= 0]
     return (
@@ -96,8 +96,8 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
 def _count(recording: Recording, calls: Ints, owner: Ints) -> list[OperatorFlops | None]:
     """The FLOPs of calls.
 
-    A call may call itself again: autocast with the types it runs in, DTensor with the shapes that this rank computes,
-    a tensor of 8-bit floats as a product of those. What the innermost of them are called with is what ran.
+    A call may contain another of the same operator: autocast with the types it runs in, DTensor with the shapes of this
+    rank, an 8-bit float tensor with its own product. The innermost has the inputs that the kernel gets.
     """
     trace, operators = recording.trace, recording.trace.operators
     products = np.array([name in PRODUCTS for name in trace.names])[operators.name]
@@ -109,24 +109,24 @@ def _count(recording: Recording, calls: Ints, owner: Ints) -> list[OperatorFlops
     def one(row: int) -> OperatorFlops | None:
         key = int(operators.name[row]), int(operators.signature[row])
         if key not in known:
-            known[key] = _one(trace.names[key[0]], trace.signatures[key[1]])
+            known[key] = _operator_flops(trace.names[key[0]], trace.signatures[key[1]])
         return known[key]
 
     parts: dict[int, list[OperatorFlops | None]] = {}
     for row in np.flatnonzero(innermost).tolist():
         parts.setdefault(int(owner[row]), []).append(one(row))
-    return [_together(parts[call]) or one(call) for call in calls.tolist()]
+    return [_summed(parts[call]) or one(call) for call in calls.tolist()]
 
 
-def _together(parts: list[OperatorFlops | None]) -> OperatorFlops | None:
-    """The FLOPs of several operators as of one; None where one of them could not be counted."""
+def _summed(parts: list[OperatorFlops | None]) -> OperatorFlops | None:
+    """The sum of several operators' FLOPs; None if one of them could not be counted."""
     counted = [part for part in parts if part is not None]
     if len(counted) < len(parts):
         return None
     return counted[0]._replace(flops=sum(part.flops for part in counted))
 
 
-def _one(name: str, signature: Signature) -> OperatorFlops | None:
+def _operator_flops(name: str, signature: Signature) -> OperatorFlops | None:
     try:
         dims, types, concrete, strides = (
             msgspec.json.decode(text or b"[]", type=list)
@@ -135,11 +135,11 @@ def _one(name: str, signature: Signature) -> OperatorFlops | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if any(shape and not steps for shape, steps in zip(dims, strides, strict=False)):
-        return None  # a sparse tensor has no strides, and how much is computed its shape does not say
+        return None  # a sparse tensor has no strides, and its shape does not determine the FLOPs
     return operator_flops(name, dims, [str(type_) for type_ in types], [str(value) for value in concrete])
 
 
 def _type_used(recording: Recording, work: Ints, dtype: str) -> str:
-    """TF32 where the kernels' names say so: the operators' types do not."""
+    """The dtype of the operators, or TF32 if the kernels' names show it."""
     names = (recording.trace.names[name] for name in np.unique(recording.trace.gpu.name[work]).tolist())
     return _TF32 if dtype == "fp32" and any(_IN_TF32.search(name) for name in names) else dtype

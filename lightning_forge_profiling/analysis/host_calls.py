@@ -1,4 +1,4 @@
-"""What the host's calls are: launches, waits for the GPU, allocations, data loading. Names as data."""
+"""Names of host calls, as patterns: launches, synchronizations, allocations, copies, data loading."""
 
 import re
 from collections.abc import Callable
@@ -27,17 +27,17 @@ LAUNCHES: Final = re.compile(
     r"(?:cuda|hip|cu|musa)(?:Ext|ExtModule|Module)?Launch(?:(?:Cooperative|Multi)?Kernel\w*|_\w+)?"
     r"|(?:cuda|hip|cu)GraphLaunch(?:_\w+)?|hip(?:Hcc|Ext)ModuleLaunchKernel|zeCommandListAppendLaunchKernel"
 )
-"""Launches of a kernel or of a graph of them."""
+"""Launches of kernels and of CUDA graphs."""
 
 GRAPH_LAUNCHES: Final = re.compile(r"(?:cuda|hip|cu)GraphLaunch(?:_\w+)?")
-"""Launches of a graph, which take the host the longer the more kernels it has."""
+"""Launches of CUDA graphs, whose host time grows with the number of kernels."""
 
 WAITS: Final = re.compile(
     r"(?:cuda|hip)(?:Device|Stream|Event|Thread)Synchronize(?:_\w+)?|cu(?:Ctx|Stream|Event)Synchronize(?:_\w+)?"
     r"|(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol)?(?:_ptds|_v\d+)?|hipMemcpyWithStream"
     r"|cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v\d+)?"
 )
-"""Calls that return only when the GPU has got there."""
+"""Calls that block the host until the GPU has completed work."""
 
 ALLOCATES: Final = re.compile(
     r"(?:cuda|hip)Malloc(?:Async|Managed|Pitch|FromPoolAsync)?(?:_\w+)?|cuMem(?:Create|Alloc)(?:_v\d+)?"
@@ -52,11 +52,11 @@ LOADS_DATA: Final = re.compile(
     r"forge\.data|enumerate\(DataLoader\)#.*|(?:\[pl\]\[(?:profile|module)\])?\[_\w+Loop\]\.train(?:_dataloader)?_next"
     r"|(?:dataloader|data_loader|get_batch|fetch_batch|next_batch|data_loading|load_data)(?:_next)?"
 )
-"""Spans in which a training loop fetches its next batch: ours, PyTorch's, Lightning's, and what people call theirs."""
+"""Ranges in which a training loop fetches a batch: by the callbacks, PyTorch or Lightning, and usual custom names."""
 
 
 def named(trace: Trace, spans: Spans, pattern: re.Pattern[str] | Callable[[str], object]) -> NDArray[np.bool_]:
-    """Which of the ranges have a name that is a match, all of it."""
+    """Mask of the ranges whose whole name matches."""
     match = pattern.fullmatch if isinstance(pattern, re.Pattern) else pattern
     if not len(spans):
         return np.zeros(0, bool)

@@ -1,4 +1,4 @@
-"""What kept the GPU waiting."""
+"""Idle time of the GPU, split by what it waits for."""
 
 import re
 from dataclasses import dataclass
@@ -29,29 +29,28 @@ __all__ = ["IdleTime", "idle_time", "launch_latency"]
 
 _LATENCY_PERCENTILE: Final = 5
 _LONG_LAUNCH_NS: Final = 100_000
-"""A launch takes the host 3 to 20 us (H200); one that first loads the kernel's module took 6 to 330 ms (lazy loading
-on MI250 and MI300X)."""
+"""A launch takes 3 to 20 us of host time (H200); one that first loads the kernel's module 6 to 330 ms (lazy loading on
+MI250 and MI300X)."""
 _OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")
-"""One of the dispatcher's: not autograd's nodes nor compiled regions, which are a whole program around a sync."""
+"""Operators of the dispatcher, not autograd nodes or compiled regions, which are whole programs around a sync."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleTime:
-    """Nanoseconds in each step's window; every array has one entry a step.
+    """Idle time of the GPU in nanoseconds; every array has one entry per step.
 
     Attributes:
-        idle: when the GPU did nothing.
-        causes: the same by what the host did meanwhile (`IDLE_CAUSES`); they sum to it.
-        after_sync: idle time in gaps that waited for the host and began while it waited for the GPU, in an operator
-            made for that: the queue ran dry then, and the whole gap is the price; and in other gaps the time in such
-            operators. Without Lightning's own.
-        after_allocator: likewise for allocations and frees, where no sync is the reason.
-        launching: what remains of `python` in other gaps, and after no sync of Lightning's either.
-        for_host: when it waited for the host: until the call that launches the next work had returned.
-        for_launch: the rest of the gaps, in which the next work had been launched.
-        waiting: when the GPU waited for the host or for a launch to get through.
-        waiting_for: for each of those gaps the row of the work that ended it, one past the last where none did.
-        data_wait: how long the host was in the data loader, whether or not the GPU was busy meanwhile.
+        idle: idle time in each step's window.
+        causes: the same by cause (`IDLE_CAUSES`); the causes sum to it.
+        after_sync: idle time caused by syncs. A gap that begins during a sync, because the queue ran dry, counts whole;
+            of other gaps, the time in syncs and in operators that contain one. Lightning's syncs are left out.
+        after_allocator: likewise for allocations and frees, without the time that counts to a sync.
+        launching: the rest of the time in which the GPU waits for Python or a launch, without gaps after any sync.
+        for_host: when the GPU waits for the host: until the call that launches the next work returns.
+        for_launch: the rest of the gaps, in which the next work is already launched.
+        waiting: when the GPU waits for the host or for a launch to reach it.
+        waiting_for: for each of those gaps the row of the work that ends it; one past the last if none does.
+        data_wait: host time in the data loader, whether or not the GPU is busy.
     """
 
     idle: Ints
@@ -67,10 +66,10 @@ class IdleTime:
 
 
 def launch_latency(recording: Recording) -> int:
-    """From the beginning of a launch to the beginning of its kernel where nothing delays it, in nanoseconds.
+    """Time from a launch to the start of its kernel on an idle GPU, in nanoseconds.
 
-    The fifth percentile over the recording: most kernels of a busy GPU wait in the queue, and this must not be a
-    single lucky one.
+    The fifth percentile over the recording: most kernels of a busy GPU wait in the queue, and the minimum would be an
+    outlier.
     """
     linked = recording.links.linked
     delay = recording.trace.gpu.start[linked] - recording.links.time[linked]
@@ -79,15 +78,15 @@ def launch_latency(recording: Recording) -> int:
 
 
 def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
-    """Split the idle time of each step by its cause.
+    """Split the idle time of each step by cause.
 
-    A gap ends when the next work begins. Until the call that launches it has returned, the GPU waits for the host, and
-    what the host does is the cause; from then on, and for the time that any launch takes to get through, it waits for
-    the launch itself. What is left of the gap is the GPU's own: work that was there and did not begin.
+    A gap ends when the next work begins. Until the call that launches it returns, the GPU waits for the host, and the
+    host's activity is the cause. Until the launch latency has passed, it waits for the launch. The rest of the gap is
+    the GPU's own: work was launched and did not begin.
 
     Args:
         recording: the recording.
-        busy: when the GPU was busy.
+        busy: when the GPU is busy.
     """
     steps, gpu, links = recording.steps, recording.trace.gpu, recording.links
     gaps = steps.scope - busy
@@ -98,39 +97,39 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     returned = np.minimum(np.maximum(launch, np.append(recording.trace.calls.end, -1)[call]), gaps.end)
     ready = np.minimum(np.maximum(launch + launch_latency(recording), returned), gaps.end)
     waits = ready > gaps.start
-    waiting = Intervals(gaps.start[waits], ready[waits])  # for the host, or for the launch to get through
+    waiting = Intervals(gaps.start[waits], ready[waits])  # for the host, or for the launch to reach the GPU
     for_host = Intervals.of(gaps.start, returned)
 
-    doing = _host_activity(recording)
+    activity = _host_activity(recording)
     in_call = np.maximum(launch, gaps.start)
     graphs = np.append(named(recording.trace, recording.trace.calls, GRAPH_LAUNCHES), False)[call]
     long_launch = (returned - in_call >= _LONG_LAUNCH_NS) & ~graphs
-    doing["launch"] = Intervals.of(in_call[long_launch], returned[long_launch]) - doing["copy"]
+    activity["launch"] = Intervals.of(in_call[long_launch], returned[long_launch]) - activity["copy"]
     idle = steps.measure(gaps)
     causes: dict[str, Ints] = {}
     claimed = Intervals.of([], [])
-    for cause in IDLE_CAUSES[: len(doing)]:
-        spans = doing[cause]
+    for cause in IDLE_CAUSES[: len(activity)]:
+        spans = activity[cause]
         causes[cause] = steps.measure((for_host & spans) - claimed)
         claimed |= spans
     causes["python"] = steps.measure(waiting) - sum(causes.values())
     causes["gpu"] = idle - steps.measure(waiting)
 
-    def price(calls: Intervals) -> Intervals:
-        # work that had been launched before the gap began would have begun no sooner without the call
-        begun = (calls - doing["data"]).contains(gaps.start - 1) & (launch > gaps.start)
+    def caused_by(calls: Intervals) -> Intervals:
+        # work launched before the gap would have begun no sooner without the call
+        begun = (calls - activity["data"]).contains(gaps.start - 1) & (launch > gaps.start)
         return Intervals(gaps.start[begun], gaps.end[begun]) | (for_host & calls)
 
     syncs = named(recording.trace, recording.trace.calls, WAITS)
-    after_any_sync = price(_waiting_for_gpu(recording, syncs))
-    after_allocator = price(doing["allocator"]) - after_any_sync
+    after_any_sync = caused_by(_waiting_for_gpu(recording, syncs))
+    after_allocator = caused_by(activity["allocator"]) - after_any_sync
     return IdleTime(
         idle=idle,
         causes={cause: causes[cause] for cause in IDLE_CAUSES},
-        after_sync=steps.measure(price(_waiting_for_gpu(recording, syncs & ~of_lightning(recording)))),
+        after_sync=steps.measure(caused_by(_waiting_for_gpu(recording, syncs & ~of_lightning(recording)))),
         after_allocator=steps.measure(after_allocator),
         launching=steps.measure(waiting - after_any_sync - after_allocator - (for_host & claimed)),
-        data_wait=steps.measure_host(doing["data"]),
+        data_wait=steps.measure_host(activity["data"]),
         for_host=for_host,
         for_launch=gaps - for_host,
         waiting=waiting,
@@ -139,7 +138,7 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
 
 
 def _waiting_for_gpu(recording: Recording, syncs: NDArray[np.bool_]) -> Intervals:
-    """When a thread that trains was in such calls, or in the outermost operators with them: all of `.item()`."""
+    """When a training thread is in these calls, or in the outermost operators that contain them: all of `.item()`."""
     calls, operators = recording.trace.calls, recording.trace.operators
     syncs = syncs & np.isin(calls.thread, _training_threads(recording))
     outermost = outermost_marked(recording.operator_parent, named(recording.trace, operators, _OPERATOR))
@@ -149,7 +148,7 @@ def _waiting_for_gpu(recording: Recording, syncs: NDArray[np.bool_]) -> Interval
 
 
 def _host_activity(recording: Recording) -> dict[str, Intervals]:
-    """What the host was doing, on threads that launch work or mark steps; a loader's own threads are no matter."""
+    """When the host is in each activity, on threads that launch work or mark steps; not on those of the loader."""
     trace, threads = recording.trace, _training_threads(recording)
     calls = np.isin(trace.calls.thread, threads)
     loading = named(trace, trace.annotations, LOADS_DATA) & np.isin(trace.annotations.thread, threads)

@@ -1,4 +1,4 @@
-"""Idle time of the GPU by the call, operator or annotated range that the host was in."""
+"""Idle time of the GPU by the runtime call, operator or annotated range on the host."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.idle import IdleTime
 from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.marks import step_marks
 from lightning_forge_profiling.analysis.nesting import least_around, parents
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.kineto.trace import Ints, Spans
 from lightning_forge_profiling.results.rank import IdlePart
 
@@ -18,11 +18,11 @@ __all__ = ["idle_parts"]
 
 _MOST: Final = 10
 _MOST_THREADS: Final = 64
-"""Of those that launch work: it is one or two, but for traces that are made to take long."""
+"""Threads that launch work: one or two in practice; the limit bounds the time for hostile traces."""
 
 
 def idle_parts(recording: Recording, idle: IdleTime) -> tuple[IdlePart, ...]:
-    """The longest parts of the idle time, by what the thread that launches the next work was doing.
+    """The longest parts of the idle time, by the activity of the thread that launches the next work.
 
     Args:
         recording: the recording.
@@ -38,7 +38,7 @@ def idle_parts(recording: Recording, idle: IdleTime) -> tuple[IdlePart, ...]:
 
 
 def _by_thread(recording: Recording, gaps: Intervals) -> Iterator[tuple[int, Intervals]]:
-    """The gaps by the thread that launched the work that ended them; where that is not known, the one of the steps."""
+    """The gaps by the thread that launched the work that ends them; by the thread of the step marks if unknown."""
     marks = recording.steps.marks
     steps = int(recording.trace.annotations.thread[marks[0]]) if len(marks) else -1
     thread = np.append(recording.links.thread, -1)[_following(recording, gaps.end)]
@@ -50,7 +50,7 @@ def _by_thread(recording: Recording, gaps: Intervals) -> Iterator[tuple[int, Int
 
 
 def _following(recording: Recording, time: Ints) -> Ints:
-    """The row of the first GPU work from each instant on; one past the last where there is none."""
+    """The row of the first GPU work at or after each instant; one past the last if there is none."""
     return np.searchsorted(recording.trace.gpu.start, time, side="left")
 
 
@@ -59,7 +59,7 @@ def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool
     spans, operator = _activities(recording, thread)
     parent = parents(spans)
     nested = parent >= 0
-    end = least_around(parent, spans.end)  # clocks jump, and a range then ends after the one around it
+    end = least_around(parent, spans.end)  # after a clock jump a range may end after the one around it
     inside = gaps.within(np.minimum(spans.start, end), end)
     own = inside - np.bincount(parent[nested], inside[nested], len(spans)).astype(np.int64)
     key, group = np.unique(spans.name * (len(trace.names) + 1) + operator + 1, return_inverse=True)
@@ -100,7 +100,7 @@ def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool
 
 
 def _other_threads_call(recording: Recording, gaps: Intervals, thread: int) -> tuple[int, int]:
-    """A call of the kind that another thread was in for most of the gaps, and for how long; 0 where there is none."""
+    """The row of a call on another thread of the kind that covers most of the gaps, and its time; -1 and 0 without."""
     calls = recording.trace.calls
     rows = np.flatnonzero(calls.thread != thread)
     inside = gaps.within(calls.start[rows], calls.end[rows])
@@ -113,7 +113,7 @@ def _other_threads_call(recording: Recording, gaps: Intervals, thread: int) -> t
 
 
 def _activities(recording: Recording, thread: int) -> tuple[Spans, Ints]:
-    """What a thread did, in order: its calls, operators and annotated ranges; and for each call the operator's name."""
+    """A thread's calls, operators and annotated ranges in order; and for each call the name of its operator."""
     trace = recording.trace
     no_step = ~step_marks(trace)
     chosen: list[tuple[Spans, NDArray[np.bool_]]] = [

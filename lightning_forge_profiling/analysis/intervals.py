@@ -1,4 +1,4 @@
-"""Sets of nanoseconds: unions, intersections and how much of them lies where, without counting any twice."""
+"""Interval arithmetic on nanoseconds: union, intersection, difference, and length within other intervals."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -16,8 +16,8 @@ class Intervals:
     """Half-open intervals that are disjoint, not empty and in ascending order.
 
     Attributes:
-        start: where each begins.
-        end: where each ends.
+        start: start of each.
+        end: end of each.
 
     Example:
         >>> busy = Intervals.of([0, 5, 20], [10, 12, 25])
@@ -48,7 +48,7 @@ class Intervals:
 
     @property
     def total(self) -> int:
-        """Their length in all."""
+        """Total length."""
         return int((self.end - self.start).sum())
 
     def __or__(self, other: "Intervals") -> "Intervals":
@@ -74,17 +74,17 @@ class Intervals:
         return self & Intervals(start[some], end[some])
 
     def within(self, start: Ints | list[int], end: Ints | list[int]) -> Ints:
-        """How much of them lies in each of the given intervals, which may overlap each other."""
+        """Total length within each of the given intervals, which may overlap each other."""
         return self._before(np.asarray(end, np.int64)) - self._before(np.asarray(start, np.int64))
 
     def contains(self, time: Ints | list[int]) -> NDArray[np.bool_]:
-        """Which of the given instants lie in them."""
+        """Mask of the instants that lie in an interval."""
         time = np.asarray(time, np.int64)
         number = np.searchsorted(self.start, time, side="right") - 1
         return (number >= 0) & (time < np.append(self.end, 0)[number])
 
     def _before(self, time: Ints) -> Ints:
-        """How much of them lies before each instant."""
+        """Total length before each instant."""
         if not len(self):
             return np.zeros(len(time), np.int64)
         length = self.end - self.start

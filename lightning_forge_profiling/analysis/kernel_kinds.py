@@ -1,8 +1,8 @@
-"""What kind of work a GPU activity does, told from its name.
+"""Kind of work of a kernel, copy or fill, classified by its name: matmul, attention, communication, ...
 
-The rules look for whole words (`words` splits at underscores, colons, camel case and digits) in the name of the
-kernel itself. Its template arguments and parameters mention much that it is not: `ncclDevComm` contains `mm`,
-`adamMode_t` is a parameter of Apex's other optimizers too, and a matrix product's epilogue names the activation.
+The rules look for whole words (`words` splits at underscores, colons, camel case and digits) in the base name.
+Template arguments and parameters mislead: `ncclDevComm` contains `mm`, `adamMode_t` is a parameter of Apex's other
+optimizers too, and the epilogue of a matrix product names the activation.
 """
 
 import re
@@ -11,9 +11,9 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.analysis.kernel_names import base_name, cut, split_name, words
+from lightning_forge_profiling.analysis.kernel_names import cut, split_name, words
 
-__all__ = ["CATEGORY_OF", "KINDS", "KernelKind", "base_name", "classify"]
+__all__ = ["CATEGORY_OF", "KINDS", "KernelKind", "classify"]
 
 CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -40,18 +40,17 @@ CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """The category of each kind. `routing` sends tokens to experts and back; `indexing` is gather, scatter, sort, scan;
-`resampling` is pooling and interpolation; `copy` and `fill` are kernels, `memcpy` and `memset` the copy engine's and
-the driver's own."""
+`resampling` is pooling and interpolation; `copy` and `fill` are kernels, `memcpy` and `memset` runtime calls."""
 
 KINDS: Final = tuple(CATEGORY_OF)
 """All kinds, in the order to show them."""
 
 
 class KernelKind(NamedTuple):
-    """What a GPU activity does.
+    """The kind of work of a GPU activity, and its category.
 
     Attributes:
-        category: one of `rank_summary.CATEGORIES`.
+        category: one of `results.rank.CATEGORIES`.
         kind: one of `KINDS`.
     """
 
@@ -59,17 +58,17 @@ class KernelKind(NamedTuple):
     kind: str
 
 
-_TELLING_LENGTH: Final = 160
-"""How much of a name the rules look at: Tensile's are three times as long, and say so in their first word."""
+_EXAMINED_LENGTH: Final = 160
+"""Characters of a name that the rules look at. Tensile's names are three times as long, but begin with `Cijk`."""
 
 _Rules = tuple[tuple[str, re.Pattern[str]], ...]
 
 
 def _compile(*rows: tuple[str, str]) -> _Rules:
-    """Make rules of rows: a kind and the phrases that mean it, the first row that matches wins.
+    """Compile rows of a kind and its phrases into rules; the first row that matches wins.
 
     A phrase is a regular expression over words, with `*` for further letters of a word, `#` for a number and `~` for
-    a break between words that some leave out: `soft~max*` is `softmax`, `SoftMaxForward` and `soft_max`.
+    an optional word break: `soft~max*` matches `softmax`, `SoftMaxForward` and `soft_max`.
     """
 
     def pattern(phrases: str) -> re.Pattern[str]:
@@ -87,14 +86,14 @@ _NAMES: Final = _compile(
     ("comm", "nccl* rccl* msccl* nvshmem* rocshmem* gloo* all~reduce* all~gather* reduce~scatter* send~recv"),
     ("comm", "all~to~all* all_#_all cross_device_reduce* quick~reduce* multimem* lamport* symmetric_memory symm~mem*"),
     ("comm", "k?userbuffers* deep_ep ep_(dispatch|combine|internode|intranode)* moe_comm barrier_kernel"),
-    # Mixture of experts: which tokens go where, and putting their results together (TensorRT-LLM, vLLM, Triton)
+    # Mixture of experts: routing tokens and combining their results (TensorRT-LLM, vLLM, Triton)
     ("routing", "*routing* finalize_kernel_vec_load finalize_moe* moe_(align|sort*|permute*|unpermute*|finalize*)"),
-    # Keys and values on their way into the cache: no attention is computed yet
+    # Writing keys and values to the cache computes no attention
     ("copy", "(reshape|concat)_and_cache* (store|set|write|append|update|copy|transfer)_(mla_|paged_)?kv*"),
     ("copy", "concat_(and_cast_)?m[lh]a*"),
     ("indexing", "kv_indices"),
-    # FlashAttention 2 to 4, xFormers, cuDNN, Composable Kernel, FlashInfer, vLLM; Triton's, whose names may tell only
-    # the direction or the gradients; linear and deformable attention
+    # FlashAttention 2 to 4, xFormers, cuDNN, Composable Kernel, FlashInfer, vLLM; Triton's, whose names may contain
+    # only the direction or the gradients; linear and deformable attention
     ("attention", "flash flash~att* flash~mla* *attn* *attention* *mha fmha* mla xqa sdpa scaled_dot_product* splitkv"),
     ("attention", "(batch|single)_(prefill|decode)* merge_states* reduce_segments"),
     ("attention", "(?<=^_)fwd_(grouped_)?kernel bwd_kernel_(dk_dv|dq|fuse)* bwd_preprocess* dot_do_o convert_dq"),
@@ -122,7 +121,7 @@ _NAMES: Final = _compile(
     ),
     ("convolution", "(im|vol)_#_(d_#_)?col* col_#_(im|vol)*"),
     # cuBLAS, hipBLASLt (Tensile's `Cijk_` spells the order of the indices), rocBLAS, MAGMA; Triton's templates;
-    # quantized and mixture-of-experts kernels. FBGEMM's name stands on its embedding kernels too.
+    # quantized and mixture-of-experts kernels. FBGEMM's embedding kernels carry its name too.
     ("matmul", "(?!fbgemm)*gemm* *gemv* cijk nvjet* xmma* cublas* rocblas* hipblas* splitk split_kq?"),
     ("matmul", "(add|b|baddb|flat|ll|sp|csr)?mm bmm* *matmul* mat_mul* mul_mat* contraction* einsum*"),
     ("matmul", "split~kreduce magma* aten_(linear|mv|dot) marlin* machete* fmoe* fused_moe_kernel* moe_(stage|q)"),
@@ -180,24 +179,23 @@ _MOVES: Final = re.compile(
 )
 
 # Kernels that run whatever their template arguments name
-_SHELL: Final = re.compile(
+_WRAPPER: Final = re.compile(
     r"_(?:cutlass_[a-z0-9_]*kernel(?:_2)?|device_kernel|kentry|kernel_agent|(?:static|trampoline|transform)_kernel)_$"
 )
 _LIBRARIES: Final = ("cublas", "cudnn", "rocblas")  # their helper kernels show them by the types of their parameters
 
 
 def classify(name: str, *, activity: str = "kernel", collective: str = "", operator: str = "") -> KernelKind:
-    """Tell what a GPU activity does.
+    """Classify a GPU activity by its name.
 
     Args:
         name: its name.
         activity: its category in the trace: `kernel`, `gpu_memcpy`, `gpu_memset` or the spellings of 2021.
-        collective: the `Collective name` among its arguments, "" without one.
-        operator: the innermost PyTorch operator that launched it, "" where that is unknown. It decides where the name
-            does not.
+        collective: the `Collective name` among its arguments; "" without one.
+        operator: the innermost PyTorch operator that launched it, "" if unknown. It decides if the name does not.
 
     Returns:
-        Its kind and category; `other` where neither the name nor the operator tells.
+        Its kind and category; `other` if neither the name nor the operator shows it.
 
     Example:
         >>> classify("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
@@ -220,31 +218,31 @@ def _memory(name: str, activity: str) -> str:
 
 def _kernel(name: str, operator: str) -> str:
     base, arguments = split_name(name)
-    text = words(cut(base, _TELLING_LENGTH))
+    text = words(cut(base, _EXAMINED_LENGTH))
     if inductor := _INDUCTOR.match(text):
         return _inductor(inductor[1], text[inductor.end() - 1 :], operator)
     if _LOOP.search(text):
-        return _first(_FUNCTORS, words(arguments)) or _elementwise(operator)
+        return _first_match(_FUNCTORS, words(arguments)) or _elementwise(operator)
     text += "".join(f"{library}_" for library in _LIBRARIES if library in name)
-    if kind := _first(_NAMES, text):
+    if kind := _first_match(_NAMES, text):
         return kind
-    if _SHELL.search(text) and (kind := _first(_NAMES, words(arguments))):
+    if _WRAPPER.search(text) and (kind := _first_match(_NAMES, words(arguments))):
         return kind
     if "_cutlass_" in text:
         return "matmul"
-    return _first(_NAMES, _parent(operator)) or "other"
+    return _first_match(_NAMES, _operator_words(operator)) or "other"
 
 
 def _elementwise(operator: str) -> str:
-    """An optimizer that has no kernel of its own is made of these."""
-    return "optimizer" if _first(_NAMES, _parent(operator)) == "optimizer" else "elementwise"
+    """Elementwise kernels launched by an optimizer are its update."""
+    return "optimizer" if _first_match(_NAMES, _operator_words(operator)) == "optimizer" else "elementwise"
 
 
 def _inductor(loop: str, fused: str, operator: str) -> str:
     if loop in ("red", "per"):
-        return _first(_FUSED_REDUCTIONS, fused) or "reduction"
+        return _first_match(_FUSED_REDUCTIONS, fused) or "reduction"
     if loop == "tem":
-        return _first(_TEMPLATES, fused) or _first(_TEMPLATES, _parent(operator)) or "matmul"
+        return _first_match(_TEMPLATES, fused) or _first_match(_TEMPLATES, _operator_words(operator)) or "matmul"
     if loop in ("spl", "split_scan"):
         return "indexing"
     if "_embedding_" in fused:
@@ -253,9 +251,9 @@ def _inductor(loop: str, fused: str, operator: str) -> str:
     return "copy" if operators and all(map(_MOVES.fullmatch, operators)) else _elementwise(operator)
 
 
-def _parent(operator: str) -> str:
-    return words(cut(operator, _TELLING_LENGTH))
+def _operator_words(operator: str) -> str:
+    return words(cut(operator, _EXAMINED_LENGTH))
 
 
-def _first(rules: _Rules, text: str) -> str:
+def _first_match(rules: _Rules, text: str) -> str:
     return next((kind for kind, pattern in rules if pattern.search(text)), "")

@@ -1,7 +1,7 @@
-"""The parts of a GPU kernel's name.
+"""Parses a GPU kernel's name into base name, template arguments and words.
 
-A trace holds whatever the toolchain left: a demangled C++ signature, a mangled one, the name of a Triton or assembly
-function, each possibly cut off. All functions here take any text, never raise and need time linear in its length.
+A trace has whatever the toolchain produced: a demangled or mangled C++ signature, the name of a Triton or assembly
+function, each possibly cut off. All functions accept any text, never raise and take time linear in its length.
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 __all__ = ["SplitName", "base_name", "cut", "split_name", "words"]
 
 _ARGUMENTS_LENGTH: Final = 400
-"""How much of the template arguments is kept: what a generic kernel computes stands in the first one or two."""
+"""Characters of the template arguments to keep: the first one or two show what a generic kernel computes."""
 
 _LONGEST, _DEEPEST = 20_000, 100
-"""A name that is longer, or has more brackets in each other, is no compiler's and is read no further."""
+"""No compiler produces longer or more deeply nested names; the rest of such a name is ignored."""
 
 _ANONYMOUS: Final = re.compile(r"(?:\(anonymous namespace\)|<unnamed>|\{anonymous\}|\(anonymous\))(?:::)?")
 _BRACKET: Final = re.compile(r"[<>(){}]")
@@ -28,11 +28,11 @@ _NAMELESS: Final = ("_GLOBAL__N_", "_INTERNAL_")  # how GCC and Clang, and nvcc,
 
 
 class SplitName(NamedTuple):
-    """A kernel's name in two parts.
+    """Base name and template arguments of a kernel.
 
     Attributes:
         base: the qualified name, without return type, anonymous namespaces, template arguments and parameters.
-        arguments: the beginning of its template arguments, "" where there are none.
+        arguments: the beginning of its template arguments; "" without.
     """
 
     base: str
@@ -46,7 +46,7 @@ def base_name(name: str) -> str:
         name: the name of a kernel as a trace has it.
 
     Returns:
-        The name; the text itself where it does not look like a function's.
+        The name; the text itself if it does not look like a function.
 
     Example:
         >>> base_name("void at::native::(anonymous namespace)::max_pool_forward_nchw<float, float>(int, float const*)")
@@ -62,13 +62,13 @@ def base_name(name: str) -> str:
 
 
 def split_name(name: str) -> SplitName:
-    """Split a kernel's name into what it is called and what it is instantiated with.
+    """Split a kernel's name into base name and template arguments.
 
     Args:
         name: the name of a kernel as a trace has it.
 
     Returns:
-        Both parts. Those of a mangled name are its identifiers, as far as they can be read without demangling it.
+        Both parts. Of a mangled name, the identifiers that can be read without demangling it.
 
     Example:
         >>> split_name("void at::native::reduce_kernel<512, at::native::MeanOps<float> >(at::native::MeanOps<float>)")
@@ -82,13 +82,13 @@ def split_name(name: str) -> SplitName:
 
 
 def words(text: str) -> str:
-    """The words of an identifier in lower case, each between underscores, so that whole words can be looked for.
+    """The words of an identifier in lower case, joined by underscores, so that rules can match whole words.
 
     Args:
         text: one or more identifiers in any convention.
 
     Returns:
-        The words; numbers count as words, everything else separates them.
+        The words. Numbers count as words, all other characters separate them.
 
     Example:
         >>> words("cunn_SoftMaxForward")
@@ -100,14 +100,14 @@ def words(text: str) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """The first `length` characters of a text, less the part of a word at the cut: `lambda` must not end as `lamb`.
+    """Truncate a text without leaving part of a word: `lambda` must not become `lamb`.
 
     Args:
         text: any text.
-        length: how many characters to keep at most.
+        length: the maximum number of characters.
 
     Returns:
-        The text itself where it is no longer than that.
+        The truncated text; the text itself if it is short enough.
 
     Example:
         >>> cut("at::native::lambda", 16)

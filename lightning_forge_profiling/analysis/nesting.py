@@ -1,7 +1,7 @@
-"""Which range lies in which: ranges on a thread nest, as the calls they stand for do.
+"""Nesting of ranges on a thread: parents, depths, and sums and masks over ancestors.
 
-The time that everything here takes grows as the number of ranges does, however deep they nest: traces are not trusted.
-A range stands behind the one around it, so one pass over `parent` sees each outer range before those in it.
+All functions take time linear in the number of ranges (sorting aside), however deep they nest: traces are not trusted.
+An outer range precedes those in it, so one pass over `parent` visits ancestors first.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ def parents(spans: Spans) -> Ints:
     """The innermost range around each range on its thread.
 
     Args:
-        spans: in order of their start, an outer one before the inner ones that begin with it.
+        spans: ranges in order of their start, an outer one before inner ones with the same start.
 
     Returns:
         Positions in `spans`; -1 for the outermost.
@@ -59,12 +59,12 @@ def enclosing(spans: Spans, parent: Ints, time: Ints, thread: Ints) -> Ints:
 
     Args:
         spans: the ranges.
-        parent: as `parents` gives them.
+        parent: result of `parents`.
         time: instants.
         thread: the thread of each.
 
     Returns:
-        Positions in `spans`; -1 where there is none.
+        Positions in `spans`; -1 without one.
     """
     found = [-1] * len(time)
     if not len(spans):
@@ -87,20 +87,20 @@ def enclosing(spans: Spans, parent: Ints, time: Ints, thread: Ints) -> Ints:
 
 
 def depths(parent: Ints) -> Ints:
-    """How many ranges are around each.
+    """The number of ranges around each range.
 
     Example:
         >>> depths(np.array([-1, 0, 1, 0])).tolist()
         [0, 1, 2, 1]
     """
-    depth = [-1] * (len(parent) + 1)  # here as below the last one stands for what is around the outermost
+    depth = [-1] * (len(parent) + 1)  # here and below, the last entry is the parent (-1) of the outermost
     for row, above in enumerate(parent.tolist()):
         depth[row] = depth[above] + 1
     return np.array(depth[:-1], np.int64)
 
 
 def sum_into_ancestors(parent: Ints, values: Ints) -> Ints:
-    """For each range the sum of the values of itself and all ranges in it.
+    """The sum of the values of each range and all ranges in it.
 
     Example:
         >>> sum_into_ancestors(np.array([-1, 0, 1, 0]), np.array([1, 10, 100, 1000])).tolist()
@@ -113,7 +113,7 @@ def sum_into_ancestors(parent: Ints, values: Ints) -> Ints:
 
 
 def least_around(parent: Ints, values: Ints) -> Ints:
-    """For each range the least of the values of itself and all ranges around it.
+    """The minimum of the values of each range and all ranges around it.
 
     Example:
         >>> least_around(np.array([-1, 0, 1, 0]), np.array([5, 7, 3, 9])).tolist()
@@ -126,7 +126,7 @@ def least_around(parent: Ints, values: Ints) -> Ints:
 
 
 def outermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
-    """For each range the outermost marked one around it, itself included; -1 where none is.
+    """The outermost marked range around each range, itself included; -1 without one.
 
     Example:
         >>> outermost_marked(np.array([-1, 0, 1, 0]), np.array([False, True, True, False])).tolist()
@@ -141,7 +141,7 @@ def outermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
 
 
 def innermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
-    """For each range the innermost marked one around it, itself included; -1 where none is.
+    """The innermost marked range around each range, itself included; -1 without one.
 
     Example:
         >>> innermost_marked(np.array([-1, 0, 1, 0]), np.array([True, False, True, False])).tolist()
@@ -156,11 +156,11 @@ def innermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
 
 
 def in_namesake(spans: Spans, parent: Ints) -> NDArray[np.bool_]:
-    """Which ranges lie in one of the same name, and so are part of that one."""
+    """Mask of the ranges that lie in another of the same name, so that counting both would count twice."""
     found = np.zeros(len(spans), bool)
     names, above = spans.name.tolist(), parent.tolist()
     around: list[int] = []
-    times: defaultdict[int, int] = defaultdict(int)  # how many of those around have a name
+    times: defaultdict[int, int] = defaultdict(int)  # number of ranges around by name
     for row in np.argsort(spans.thread, kind="stable").tolist():
         while around and around[-1] != above[row]:
             times[names[around.pop()]] -= 1

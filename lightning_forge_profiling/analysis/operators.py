@@ -1,4 +1,4 @@
-"""PyTorch operators: how often, how long on the host, how much GPU work, how much memory."""
+"""Table of PyTorch operators: calls, host time, GPU time, device memory, shapes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,20 +25,20 @@ SORTS: Final = MappingProxyType[str, Callable[[Operator], float]](
         "memory": lambda operator: abs(operator.allocated_bytes_per_step or 0),
     }
 )
-"""What operators can be sorted by, largest first."""
+"""Sort keys of the operator table, largest first."""
 
 _SHAPES_SHOWN: Final = 3
 _SHAPES_LENGTH: Final = 200
 
 
 def operator_table(recording: Recording, *, sort: str | None = None, top: int = 20) -> tuple[Operator, ...]:
-    """The operators called in the recorded steps, means per step.
+    """The top operators of the recorded steps, means per step.
 
     Args:
         recording: the recording.
-        sort: a key of `SORTS`; by default the time of their own GPU work, without any that on the host. What they
-            called is in neither, so that no wrapper stands before the operators that do its work.
-        top: how many.
+        sort: a key of `SORTS`; by default `self_device`, or `self_host` without GPU work. Self times rank operators
+            that do work before their wrappers.
+        top: number of operators.
     """
     trace, parent = recording.trace, recording.operator_parent
     operators = trace.operators
@@ -78,11 +78,11 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
 
 
 def self_time(recording: Recording) -> Ints:
-    """Nanoseconds in each operator on the host without the operators that it calls."""
+    """Host time of each operator without its child operators, in nanoseconds."""
     operators, parent = recording.trace.operators, recording.operator_parent
     inner = np.zeros(len(operators), np.int64)
     child = np.flatnonzero(parent >= 0)
-    # one that ends after the operator around it, as clocks may have it, is in there only in part
+    # after a clock jump a child may end after its parent: only the part inside counts
     np.add.at(
         inner, parent[child], np.minimum(operators.end[child], operators.end[parent[child]]) - operators.start[child]
     )
@@ -90,7 +90,7 @@ def self_time(recording: Recording) -> Ints:
 
 
 def _device_time(recording: Recording) -> Ints:
-    """Durations of the GPU work that each operator launched itself, in the recorded steps."""
+    """Time of the GPU work that each operator launched itself, in the recorded steps."""
     gpu = recording.trace.gpu
     spent = np.zeros(len(recording.trace.operators), np.int64)
     rows = np.flatnonzero((recording.links.operator >= 0) & (recording.step >= 0))
@@ -99,7 +99,7 @@ def _device_time(recording: Recording) -> Ints:
 
 
 def _allocated(recording: Recording) -> Ints:
-    """Bytes that each operator itself allocated on the device, less those it freed."""
+    """Device memory that each operator itself allocated less what it freed, in bytes."""
     trace = recording.trace
     allocated = np.zeros(len(trace.operators), np.int64)
     owner = enclosing(trace.operators, recording.operator_parent, trace.allocations.time, trace.allocations.thread)
@@ -108,7 +108,7 @@ def _allocated(recording: Recording) -> Ints:
 
 
 def _shapes(recording: Recording, device: Ints, counted: NDArray[np.bool_]) -> dict[str, list[str]]:
-    """By operator the shapes that it spent most time on the device with."""
+    """The shapes of each operator that took the most device time."""
     trace, operators = recording.trace, recording.trace.operators
     pairs, place = np.unique(
         np.stack((operators.name[counted], operators.signature[counted])), axis=1, return_inverse=True

@@ -1,4 +1,4 @@
-"""From one recording to its `RankSummary`."""
+"""All figures of one rank: turns a `Recording` into a `RankSummary`."""
 
 import re
 from typing import Final
@@ -13,10 +13,10 @@ from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, GRAP
 from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
 from lightning_forge_profiling.analysis.idle_parts import idle_parts
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
+from lightning_forge_profiling.analysis.marks import step_marks
 from lightning_forge_profiling.analysis.operators import operator_table
 from lightning_forge_profiling.analysis.recording import Recording, with_steps
 from lightning_forge_profiling.analysis.regions import region_table
-from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.analysis.syncs import sync_causes
 from lightning_forge_profiling.analysis.transfers import TO_DEVICE, copies, memory
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints
@@ -41,21 +41,21 @@ _LOADER: Final = re.compile(r"enumerate\(DataLoader\)#(\w+)\.__next__")
 def summarize(
     recording: Recording, rank: int, counted: NDArray[np.bool_], *, sort: str | None = None, top: int = 20
 ) -> RankSummary:
-    """Account for one rank's window.
+    """Measure the recorded window of one rank.
 
     Args:
         recording: the recording.
-        rank: the rank's number.
-        counted: which of the steps the figures are over; `per_step` has all of them.
-        sort: what operators are sorted by, a key of `operators.SORTS`; None as in `operator_table`.
-        top: how many operators and kernels.
+        rank: the global rank.
+        counted: mask of the steps that the figures are over; `per_step` has all steps.
+        sort: sort key of the operators, see `operator_table`.
+        top: number of operators and kernels.
     """
     every, recording = recording, with_steps(recording, counted)
     trace, steps = recording.trace, recording.steps
     busy = busy_time(recording)
     idle = idle_time(recording, busy.union)
     length = steps.length()
-    share = _Sharing(len(steps), int(length.sum()))
+    share = _PerStep(len(steps), int(length.sum()))
     copied, cpu = copies(recording), cpu_time(recording)
     flops, flops_note = flop_rate(recording, int(busy.busy.sum()), int(length.sum()))
     return RankSummary(
@@ -92,8 +92,8 @@ def summarize(
     )
 
 
-class _Sharing:
-    """Nanoseconds of all steps as milliseconds per step and percentages of the step."""
+class _PerStep:
+    """Converts nanoseconds over all steps to milliseconds per step and percent of the step."""
 
     def __init__(self, steps: int, total_ns: int) -> None:
         self._steps, self._total = steps, total_ns
@@ -113,7 +113,7 @@ def _distribution(length: Ints) -> Distribution:
     return Distribution(mean=float(ms.mean()), p50=float(np.median(ms)), min=float(ms.min()), max=float(ms.max()))
 
 
-def _kinds(recording: Recording, busy: BusyTime, share: _Sharing) -> dict[str, Kind]:
+def _kinds(recording: Recording, busy: BusyTime, share: _PerStep) -> dict[str, Kind]:
     calls = np.bincount(recording.kind[recording.step >= 0], minlength=len(KINDS))
     spent = {kind: ns for kind, ns in busy.kinds.items() if ns.any() or calls[KINDS.index(kind)]}
     return {
@@ -127,7 +127,7 @@ def _kinds(recording: Recording, busy: BusyTime, share: _Sharing) -> dict[str, K
     }
 
 
-def _communication(busy: BusyTime, share: _Sharing) -> Communication:
+def _communication(busy: BusyTime, share: _PerStep) -> Communication:
     full, exposed = int(busy.comm.sum()), int(busy.comm_exposed.sum())
     return Communication(
         ms_per_step=share.ms(full),
@@ -137,7 +137,7 @@ def _communication(busy: BusyTime, share: _Sharing) -> Communication:
     )
 
 
-def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...], share: _Sharing) -> Host:
+def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...], share: _PerStep) -> Host:
     trace, steps = recording.trace, recording.steps
     inside = steps.of_host(trace.calls.start) >= 0
     launches, graphs, mallocs, frees = (
@@ -167,10 +167,10 @@ def _data_loader(recording: Recording) -> str:
     return next((match[1] for match in matches if match), "")
 
 
-def _top_kernels(recording: Recording, share: _Sharing, top: int) -> tuple[Kernel, ...]:
+def _top_kernels(recording: Recording, share: _PerStep, top: int) -> tuple[Kernel, ...]:
     gpu = recording.trace.gpu
     rows = np.flatnonzero((recording.step >= 0) & (gpu.activity == ACTIVITIES.index("kernel")))
-    # one kernel may be of several kinds: a loop over a list of tensors is the optimizer's only in its step
+    # a kernel may be of several kinds: an elementwise kernel counts to the optimizer only in its step
     key = gpu.name[rows] * len(KINDS) + recording.kind[rows]
     keys, number = np.unique(key, return_inverse=True)
     spent = np.bincount(number, (gpu.end - gpu.start)[rows], len(keys))
@@ -218,14 +218,14 @@ def _warnings(recording: Recording, *, on_cpu: bool) -> list[str]:
     warnings = list(trace.warnings)
     cut_off = all(trace.cuts)
     if not len(steps.marks):
-        where = " in the part of it that is there" if cut_off else ""
+        where = " before the cut" if cut_off else ""
         warnings.append(f"{trace.file}: no ProfilerStep marks{where}, so the whole recording counts as one step")
     elif len(steps.marks) < int(step_marks(trace).sum()):
         thread = trace.threads[trace.annotations.thread[steps.marks[0]]][1]
-        text = "two profilers or threads marked steps at the same time; counted are those of thread"
+        text = "two profilers or threads marked steps at the same time; the steps are those of thread"
         warnings.append(f"{trace.file}: {text} {thread}")
     if not len(trace.gpu) and (cut_off or not on_cpu):
-        what = "no GPU work in the part of it that is there" if cut_off else "no GPU work was recorded"
+        what = "no GPU work before the cut" if cut_off else "no GPU work was recorded"
         warnings.append(f"{trace.file}: {what}")
     elif len(trace.gpu) and not recording.links.linked.any():
         warnings.append(f"{trace.file}: no GPU work can be joined to its launch, so steps are those of the host")

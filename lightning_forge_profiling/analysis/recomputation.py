@@ -1,4 +1,4 @@
-"""What is computed a second time in the backward pass, as activation checkpointing does."""
+"""Operators that the backward pass computes again, as with activation checkpointing."""
 
 import re
 from collections.abc import Sequence
@@ -17,35 +17,35 @@ __all__ = ["recomputed"]
 _ENGINE: Final = "autograd::engine::evaluate_function"
 _COMPILED: Final = re.compile("CompiledFunctionBackward")
 _OF_PRODUCTS: Final = re.compile(r"(?:Mm|Addmm|Bmm|Baddbmm|\w*Convolution\w*|\w*Attention\w*)Backward\d*")
-"""Autograd's nodes whose gradients are products."""
+"""Autograd nodes whose gradients are products."""
 
 
 def recomputed(recording: Recording, calls: Ints) -> NDArray[np.bool_] | None:
-    """Which operators the backward pass calls to compute again what the forward pass has computed.
+    """Mask of the operators in the backward pass that recompute the forward pass; the others compute gradients.
 
-    Autograd numbers what it records. In a backward pass it records only what is computed again, and there a call is
-    like one of the forward pass, in shapes and memory layout; it may lie in an operator that is recorded as a whole.
-    The rest are gradients. It cannot be told
+    In a backward pass autograd records only recomputation, and gives it sequence numbers. A recomputed call has the
+    shapes and memory layout of one in the forward pass, and may lie in an operator that is recorded as a whole. The
+    answer is unknown
 
-    - where what is recorded is like nothing in the forward pass, or what the node of a product calls itself: gradients,
-      with `create_graph=True`;
-    - of a call that is like the forward pass, but not recorded: beside others that are, as a part without gradients in
-      a checkpoint is, or in a compiled backward pass, where nothing is;
-    - where autograd's engine does not show, as with compiled autograd.
+    - if a recorded call is unlike all of the forward pass, or is called by the node of a product: these may be
+      gradients, with `create_graph=True`;
+    - if a call is like one of the forward pass but not recorded, beside others that are (a part of a checkpoint without
+      gradients) or in a compiled backward pass, which records none;
+    - if the trace does not show autograd's engine, as with compiled autograd.
 
     Args:
         recording: the recording.
         calls: positions of operators.
 
     Returns:
-        For each of them whether it computes again; None where that cannot be told.
+        One value for each of `calls`; None if unknown.
     """
     trace, operators, parent = recording.trace, recording.trace.operators, recording.operator_parent
     engine = named(trace, operators, lambda name: name.startswith(_ENGINE))
     recorded = operators.sequence >= 0
     if not engine.any():
         return None if recorded.any() else np.zeros(len(calls), bool)
-    # autograd's nodes carry the numbers of what they are the gradients of
+    # autograd nodes have the sequence numbers of their forward operators
     nodes = {name.removeprefix(f"{_ENGINE}: ") for name in trace.names if name.startswith(_ENGINE)}
     recorded &= ~engine & ~named(trace, operators, nodes.__contains__)
     node = innermost_marked(parent, engine)[calls]
@@ -62,7 +62,7 @@ def recomputed(recording: Recording, calls: Ints) -> NDArray[np.bool_] | None:
 
 
 def _forms(name: Ints, signature: Ints, signatures: Sequence[Signature]) -> Ints:
-    """A number for each call, the same for calls of one operator on inputs of the same shapes and layout."""
+    """A number for each call, equal for calls of one operator with inputs of the same shapes and layout."""
     numbers: dict[tuple[bytes, bytes], int] = {}
     layouts = [numbers.setdefault((each.dims, each.strides), len(numbers)) for each in signatures]
     return name * max(len(numbers), 1) + np.array(layouts, np.int64)[signature]

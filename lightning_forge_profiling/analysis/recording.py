@@ -1,4 +1,4 @@
-"""A trace with everything that the figures are made from: its launches, its steps, and what each kernel is."""
+"""A trace prepared for measuring: launches, steps, and the kind of each kernel."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.correlation import Links, launched_before, link
 from lightning_forge_profiling.analysis.host_calls import named, spans_of
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS, classify
+from lightning_forge_profiling.analysis.marks import region_marks
 from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
-from lightning_forge_profiling.analysis.region_marks import marks
 from lightning_forge_profiling.analysis.steps import Steps, find_steps
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints, Trace
 from lightning_forge_profiling.names import MARK_PREFIX
@@ -20,16 +20,16 @@ __all__ = ["Recording", "by_optimizer", "prepare", "with_steps"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """A trace and what was found out about its events.
+    """A trace with its launches, steps and kinds.
 
     Attributes:
-        trace: the columns.
-        operator_parent: for each operator the one around it, -1 for the outermost.
-        links: what launched the GPU work.
+        trace: the trace.
+        operator_parent: for each operator the one around it; -1 for the outermost.
+        links: launches of the GPU work.
         steps: the steps.
-        kind: for each piece of GPU work the position of its kind in `KINDS`.
-        step: for each piece of GPU work the position of its step, -1 for none: the step that launched it, or where the
-            launch is not known the one in whose window it began; none for work launched before the recording.
+        kind: for each row of GPU work the position of its kind in `KINDS`.
+        step: for each row of GPU work the position of its step: the one that launched it, or if the launch is unknown
+            the one in whose window it begins; -1 for none, and for work launched before the recording.
     """
 
     trace: Trace
@@ -40,34 +40,29 @@ class Recording:
     step: Ints
 
 
-def prepare(trace: Trace, numbers: tuple[int, int] | None = None) -> Recording:
-    """Find out what the figures are made from.
-
-    Args:
-        trace: the trace.
-        numbers: take only steps from the first number to before the second.
-    """
+def prepare(trace: Trace) -> Recording:
+    """Find launches, steps and kinds of a trace."""
     operator_parent = parents(trace.operators)
     links = link(trace, operator_parent)
-    steps = find_steps(trace, links, numbers)
+    steps = find_steps(trace, links)
     step = np.where(links.linked, steps.of_host(links.time), steps.of_gpu(trace.gpu.start))
     step[launched_before(trace, links)] = -1
     return Recording(trace, operator_parent, links, steps, _kinds(trace, links, operator_parent), step)
 
 
 def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
-    """The recording with some of its steps.
+    """The recording with only some of its steps.
 
     Args:
         recording: the recording.
-        chosen: one value a step.
+        chosen: mask of the steps.
     """
     place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
     return replace(recording, steps=recording.steps.only(chosen), step=place[recording.step])
 
 
 def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:
-    """The kind of each piece of GPU work, asked once for each that differs in name, collective or operator."""
+    """The kind of each row of GPU work, classified once for each distinct name, collective and operator."""
     gpu = trace.gpu
     names = (*trace.names, "", "Optimizer.step#")
     no_operator, update = len(names) - 2, len(names) - 1
@@ -91,19 +86,19 @@ def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:
 
 
 def by_optimizer(trace: Trace, operator_parent: Ints, time: Ints, operator: Ints) -> NDArray[np.bool_]:
-    """What an optimizer's own step calls: not the forward and backward of a closure inside of it.
+    """Mask of the instants in an optimizer's step, without the closure's forward and backward inside it.
 
-    The closure's part is what autograd recorded or ran and, where the callbacks marked the trace, what lies in other
-    marks: a forward pass without gradients, or the buckets that DistributedDataParallel copies.
+    The closure's part is all that autograd records or runs and, in a trace that the callbacks marked, all in other
+    marks: a forward pass without gradients, or DistributedDataParallel's bucket copies.
 
     Args:
         trace: the trace.
         operator_parent: for each operator the one around it.
         time: instants on the host.
-        operator: for each the operator that it lies in; -1 for none.
+        operator: for each instant the operator around it; -1 for none.
     """
     steps = spans_of(trace.annotations, named(trace, trace.annotations, re.compile(r"Optimizer\.step#.*")))
-    operators, marked = trace.operators, marks(trace)
+    operators, marked = trace.operators, region_marks(trace)
     of_closure = (operators.sequence >= 0) | named(trace, operators, re.compile(r"autograd::engine::.*"))
     in_closure = np.append(outermost_marked(operator_parent, of_closure), -1)[operator] >= 0
     mark = enclosing(marked, parents(marked), time, np.zeros(len(time), np.int64))

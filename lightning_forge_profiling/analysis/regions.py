@@ -1,4 +1,4 @@
-"""GPU work by the part of the program that launched it."""
+"""Host and GPU time by region: forward, backward, optimizer, data, ..., and custom regions."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, LOADS_DATA, named, spans_of
 from lightning_forge_profiling.analysis.idle import IdleTime
 from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.marks import region_marks
 from lightning_forge_profiling.analysis.nesting import enclosing, outermost_marked, parents
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.region_marks import marks
 from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
 from lightning_forge_profiling.results.rank import Region
@@ -23,7 +23,7 @@ __all__ = ["host_spans", "region_table"]
 
 _OTHER: Final = REGIONS.index("other")
 
-# Ranges that frameworks open, which are no regions of the user's.
+# Ranges that frameworks open, as opposed to custom regions.
 _FRAMEWORK: Final = re.compile(
     r"ProfilerStep#.*|forge\..*|enumerate\(DataLoader\)#.*|Optimizer\..*|\[pl\].*|\[\w+\].*|nccl:.*|gloo:.*|mpi:.*|ucc:.*"
     r"|DistributedDataParallel\..*|FullyShardedDataParallel.*|FSDP.*|torch/.*|Torch-Compiled Region.*|## .*|"
@@ -34,16 +34,20 @@ _MOST_USER_REGIONS: Final = 64
 
 _ENGINE: Final = re.compile(r"autograd::engine::evaluate_function.*")
 _NODE: Final = re.compile(r"\w+Backward\d*|torch::autograd::(?:AccumulateGrad|CopyBackwards|GraphRoot)")
-"""What autograd's engine runs in traces of PyTorch before 1.10, which do not mark the engine itself."""
+"""Nodes that autograd's engine runs, for traces of PyTorch before 1.10, which do not mark the engine."""
 
 
 def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
-    """The built-in regions, then the user's. `idle` is the recording's.
+    """The built-in regions, then the custom ones.
 
-    Where the callbacks marked the trace, work belongs to the innermost mark. Elsewhere the regions are inferred:
-    `backward` is what autograd's engine launched, `optimizer` what `Optimizer.step` did, `data` the data loader,
-    `forward` what operators launched that autograd recorded (before PyTorch 1.10: that begin before backward); the rest
-    is `other`.
+    In a trace that the callbacks marked, work belongs to the innermost mark. In others the regions are inferred:
+    `backward` is the work of autograd's engine, `optimizer` that of `Optimizer.step`, `data` that of the data loader,
+    `forward` that of operators that autograd records (before PyTorch 1.10: that begin before backward), `other` the
+    rest.
+
+    Args:
+        recording: the recording.
+        idle: its idle time.
     """
     of_work, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
     launches = recording.trace.calls.start[named(recording.trace, recording.trace.calls, LAUNCHES)]
@@ -53,11 +57,11 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
         calls, spans = host[number]
         rows = (of_work == number) & (recording.step >= 0)
         table.append(region(name, rows, calls=calls, host=spans))
-    return tuple(table) + tuple(_users(recording, region))
+    return tuple(table) + tuple(_custom_regions(recording, region))
 
 
 def host_spans(recording: Recording) -> dict[str, Intervals]:
-    """When the host was in each of the built-in regions."""
+    """When the host is in each built-in region."""
     _, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
     return {name: spans for name, (_, spans) in zip(REGIONS, host, strict=True)}
 
@@ -68,7 +72,7 @@ def _has_marks(recording: Recording) -> bool:
 
 def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     trace = recording.trace
-    spans = marks(trace)
+    spans = region_marks(trace)
     names = [trace.names[name].removeprefix(MARK_PREFIX) for name in spans.name.tolist()]
     region = np.array([REGIONS.index(name) if name in REGIONS else _OTHER for name in names], np.int64)
     parent = parents(spans)
@@ -92,14 +96,14 @@ def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     if not engine.any():
         engine = named(trace, operators, _NODE)
     loads = named(trace, trace.annotations, LOADS_DATA)
-    steps_weights = named(trace, trace.annotations, lambda name: name.startswith("Optimizer.step"))
-    data, optimizer = spans_of(trace.annotations, loads), spans_of(trace.annotations, steps_weights)
+    steps_optimizer = named(trace, trace.annotations, lambda name: name.startswith("Optimizer.step"))
+    data, optimizer = spans_of(trace.annotations, loads), spans_of(trace.annotations, steps_optimizer)
     backward = spans_of(operators, engine)
     recorded = operators.sequence >= 0 if (operators.sequence >= 0).any() else _before_backward(recording, engine)
     forward = spans_of(operators, recorded & ~engine) - backward - data
     in_engine = np.append(outermost_marked(parent, engine), -1)[links.operator] >= 0
     in_recorded = np.append(outermost_marked(parent, recorded), -1)[links.operator] >= 0
-    # the optimizer last: Lightning's closure runs forward and backward inside of its step
+    # the optimizer last: its step contains Lightning's closure with forward and backward
     region = np.select(
         [data.contains(links.time), in_engine, in_recorded, optimizer.contains(links.time)],
         [REGIONS.index(name) for name in ("data", "backward", "forward", "optimizer")],
@@ -112,24 +116,24 @@ def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
 
 
 def _before_backward(recording: Recording, engine: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Operators that begin before the backward of their step: forward, where a trace has no sequence numbers."""
+    """Mask of the operators before the backward of their step: forward, in a trace without sequence numbers."""
     start = recording.trace.operators.start
     step = recording.steps.of_host(start)
     begins = np.full(len(recording.steps) + 1, np.iinfo(np.int64).max)
     np.minimum.at(begins, step[engine], start[engine])
     begins[begins == np.iinfo(np.int64).max] = np.iinfo(np.int64).min  # no backward there
-    begins[-1] = np.iinfo(np.int64).min  # of operators in no step
+    begins[-1] = np.iinfo(np.int64).min  # for operators outside the steps
     return ~engine & (start < begins[step])
 
 
-def _users(recording: Recording, region: Callable[..., Region]) -> Iterator[Region]:
+def _custom_regions(recording: Recording, region: Callable[..., Region]) -> Iterator[Region]:
     trace = recording.trace
-    users = named(trace, trace.annotations, lambda name: not _FRAMEWORK.fullmatch(name))
-    users &= recording.steps.of_host(trace.annotations.start) >= 0
-    for name in np.unique(trace.annotations.name[users])[:_MOST_USER_REGIONS].tolist():
-        spans = spans_of(trace.annotations, users & (trace.annotations.name == name))
+    custom = named(trace, trace.annotations, lambda name: not _FRAMEWORK.fullmatch(name))
+    custom &= recording.steps.of_host(trace.annotations.start) >= 0
+    for name in np.unique(trace.annotations.name[custom])[:_MOST_USER_REGIONS].tolist():
+        spans = spans_of(trace.annotations, custom & (trace.annotations.name == name))
         rows = spans.contains(recording.links.time) & (recording.step >= 0)
-        calls = int((users & (trace.annotations.name == name)).sum())
+        calls = int((custom & (trace.annotations.name == name)).sum())
         yield replace(region(trace.names[name], rows, calls=calls, host=spans), user=True)
 
 

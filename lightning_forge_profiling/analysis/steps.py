@@ -1,4 +1,4 @@
-"""The steps of a recording, on the host and on the GPU."""
+"""Step boundaries on the host and on the GPU, and time measured per step."""
 
 import re
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.correlation import Links, launched_before
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, named
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.step_marks import chosen_marks, step_numbers
+from lightning_forge_profiling.analysis.marks import chosen_marks, step_numbers
 from lightning_forge_profiling.kineto.trace import Ints, Trace
 from lightning_forge_profiling.names import EXCLUDED, MARK_PREFIX
 
 __all__ = ["Steps", "find_steps"]
 
 _NO_STEP: Final = tuple(MARK_PREFIX + name for name in EXCLUDED)
-"""Spans that the callbacks mark, which lie between two batches and so inside the next `ProfilerStep`."""
+"""Validation and checkpoints as the callbacks mark them: between two batches, and so inside the next `ProfilerStep`."""
 
 _PER_STEP: Final = ("number", "host_start", "host_end", "start", "end", "whole")
 
@@ -25,25 +25,25 @@ _BEGINS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture(?:_\w+)?
 _ENDS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamEndCapture(?:_\w+)?")
 
 _LAUNCHES_DONE: Final = 0.9
-"""A step of which more launches than this left no GPU work, in a trace where launches do, has been cut off."""
+"""A step is whole if at least this share of its launches has GPU work."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Steps in order of time. All arrays have one entry a step, but for the scope's.
+    """Steps in order of time. Arrays have one entry per step, except those of the scopes.
 
     Attributes:
         number: the N of `ProfilerStep#N`.
-        host_start: when the step began on the host, nanoseconds.
-        host_end: when it ended there; a step lasts until the next one begins.
-        start: when its window on the GPU begins: when the GPU had completed the step before.
-        end: when the GPU had completed this one's work.
-        whole: False for a step that was cut off.
-        scope: the windows without validation and checkpoints, disjoint and ascending.
-        scope_step: the position of the step that each interval of the scope belongs to.
-        host_scope: the same of the host's spans.
-        host_scope_step: likewise.
-        marks: rows of `Trace.annotations` that mark the steps; empty where nothing does, and all of it is one step.
+        host_start: start of the step on the host, nanoseconds.
+        host_end: its end on the host, which is the start of the next step.
+        start: start of its window on the GPU: the GPU has completed the previous step.
+        end: end of its window on the GPU: the GPU has completed this step's work.
+        whole: False for a step that is cut off.
+        scope: the windows on the GPU without validation and checkpoints, disjoint and ascending.
+        scope_step: for each interval of the scope the position of its step.
+        host_scope: the steps on the host without validation and checkpoints.
+        host_scope_step: for each interval of the host scope the position of its step.
+        marks: rows of `Trace.annotations` that mark the steps; empty if the whole recording is one step.
     """
 
     number: Ints
@@ -62,34 +62,34 @@ class Steps:
         return len(self.number)
 
     def measure(self, covered: Intervals) -> Ints:
-        """How much of the intervals lies in each step's window on the GPU, in nanoseconds."""
+        """Total length of the intervals within each step's window on the GPU, in nanoseconds."""
         return self._sum(covered, self.scope, self.scope_step)
 
     def measure_host(self, covered: Intervals) -> Ints:
-        """How much of the intervals lies in each step on the host."""
+        """Total length of the intervals within each step on the host."""
         return self._sum(covered, self.host_scope, self.host_scope_step)
 
     def length(self) -> Ints:
-        """How long each step's window is, without validation and checkpoints."""
+        """Length of each step's window on the GPU, without validation and checkpoints."""
         return self.measure(self.scope)
 
     def host_length(self) -> Ints:
-        """How long each step is on the host, likewise."""
+        """Length of each step on the host, without validation and checkpoints."""
         return self.measure_host(self.host_scope)
 
     def of_host(self, time: Ints) -> Ints:
-        """The step that each instant on the host belongs to; -1 for none, and for validation and checkpoints."""
+        """The step of each instant on the host; -1 for none, and for validation and checkpoints."""
         return _belongs(time, self.host_scope, self.host_scope_step)
 
     def of_gpu(self, time: Ints) -> Ints:
-        """The step in whose window each instant lies; -1 for none."""
+        """The step whose window on the GPU each instant lies in; -1 for none."""
         return _belongs(time, self.scope, self.scope_step)
 
     def only(self, chosen: NDArray[np.bool_]) -> Self:
         """Some of the steps.
 
         Args:
-            chosen: one value a step.
+            chosen: mask of the steps.
         """
         place = np.cumsum(chosen) - 1
         scope, host_scope = chosen[self.scope_step], chosen[self.host_scope_step]
@@ -106,17 +106,16 @@ class Steps:
         return np.bincount(step, covered.within(scope.start, scope.end), len(self)).astype(np.int64)
 
 
-def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = None) -> Steps:
+def find_steps(trace: Trace, links: Links) -> Steps:
     """Find the steps of a trace.
 
     A step on the host lasts from its `ProfilerStep#N` to the next. GPU work belongs to the step in which the host
-    launched it, and a step's window on the GPU reaches from the completion of the previous step's work to that of its
-    own.
+    launched it. The window of a step on the GPU begins when the previous step's work completes and ends when its own
+    does.
 
     Args:
         trace: the trace.
-        links: what launched its GPU work.
-        numbers: take only steps from the first number to before the second.
+        links: launches of its GPU work.
     """
     rows = chosen_marks(trace)
     if len(rows):
@@ -129,31 +128,21 @@ def find_steps(trace: Trace, links: Links, numbers: tuple[int, int] | None = Non
         same = recording[1:] == recording[:-1]
         host_end[:-1] = np.where(same, host_start[1:], host_end[:-1])
     else:
-        first_event, last_event = _extent(trace)
+        first_event, last_event = trace.extent
         number, host_start, host_end = np.array([0]), np.array([first_event]), np.array([last_event])
         same = np.zeros(0, bool)
     start, end = _windows(trace, links, host_start, host_end, same)
     whole = _whole(trace, links, host_start, host_end)
-    chosen = np.ones(len(number), bool) if numbers is None else (number >= numbers[0]) & (number < numbers[1])
     not_host, not_gpu = _no_step(trace, links)
-    number, host_start, host_end = number[chosen], host_start[chosen], host_end[chosen]
-    start, end, whole = start[chosen], end[chosen], whole[chosen]
     scope, scope_step = _scope(start, end, not_gpu)
     host_scope, host_scope_step = _scope(host_start, host_end, not_host)
     return Steps(number, host_start, host_end, start, end, whole, scope, scope_step, host_scope, host_scope_step, rows)
 
 
-def _extent(trace: Trace) -> tuple[int, int]:
-    tables = (trace.gpu, trace.calls, trace.operators, trace.annotations)
-    starts = [int(table.start.min()) for table in tables if len(table)]
-    ends = [int(table.end.max()) for table in tables if len(table)]
-    return (min(starts), max(ends)) if starts else (0, 0)
-
-
 def _windows(
     trace: Trace, links: Links, host_start: Ints, host_end: Ints, same: NDArray[np.bool_]
 ) -> tuple[Ints, Ints]:
-    """The steps' windows on the GPU; those of the host where the trace has no GPU work with a known launch."""
+    """The steps' windows on the GPU; the steps on the host if no GPU work has a known launch."""
     steps = len(host_start)
     linked = np.flatnonzero(links.linked)
     if not len(linked):
@@ -164,13 +153,13 @@ def _windows(
     np.maximum.at(completed, step[inside], trace.gpu.end[linked[inside]])
     first = np.full(steps, np.iinfo(np.int64).max)
     np.minimum.at(first, step[inside], trace.gpu.start[linked[inside]])
-    # a warm-up step's work, also where a stream of this step's runs beside it
+    # work of a warm-up step, even if it overlaps work of the first step on another stream
     warm_up = launched_before(trace, links)
     warm_until = np.zeros(len(trace.begins) + 1, np.int64)
     of_work = np.searchsorted(trace.begins, trace.gpu.start, side="right")
     np.maximum.at(warm_until, of_work[warm_up], trace.gpu.end[warm_up])
     recording = np.searchsorted(trace.begins, host_start, side="right")
-    # of work that does not say when it was launched, what began before the step's own
+    # work of unknown launch that began before the step's own
     unknown = ~warm_up
     unknown[linked[inside]] = False
     begun, busy_until = trace.gpu.start[unknown], np.maximum.accumulate(trace.gpu.end[unknown])
@@ -188,9 +177,9 @@ def _windows(
 
 
 def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDArray[np.bool_]:
-    """Which steps have all of their GPU work.
+    """Mask of the steps whose GPU work is all in the trace, by their kernel launches.
 
-    Only launches of kernels tell: a small memset or copy may leave no GPU work, and neither does a launch while a CUDA
+    Other calls do not show it: a small memset or copy may leave no GPU work, and neither does a launch while a CUDA
     graph is captured.
     """
     launched = np.zeros(len(trace.calls), bool)
@@ -203,7 +192,7 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
     asked = np.bincount(step[inside], minlength=len(host_start))
     done = np.bincount(step[inside], launched[launches[inside]], len(host_start))
     recording = np.maximum(np.searchsorted(trace.begins, host_start, side="right") - 1, 0)
-    # of a file that is cut off only what lies before its last event is there, if that is the latest of all
+    # a file that is cut off has all events before its last one only if they are in order of time
     until = [cut and (cut.time if cut.in_order else -1) for cut in trace.cuts]
     ends = np.array([np.iinfo(np.int64).max if end is None else end for end in until])[recording]
     enough = np.where([cut is None for cut in trace.cuts], _LAUNCHES_DONE, 1)[recording]
@@ -212,7 +201,7 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
 
 
 def _captures(trace: Trace) -> Intervals:
-    """When CUDA graphs were captured: what any thread launches then is recorded into the graph."""
+    """When CUDA graphs are captured: launches of any thread then go into the graph."""
     calls = trace.calls
     begins = calls.start[named(trace, calls, _BEGINS_CAPTURE)]
     ends = np.append(np.sort(calls.end[named(trace, calls, _ENDS_CAPTURE)]), np.iinfo(np.int64).max)
@@ -226,7 +215,7 @@ def _no_step(trace: Trace, links: Links) -> tuple[Intervals, Intervals]:
     annotations = trace.annotations
     marks = np.array([name in _NO_STEP for name in trace.names])[annotations.name]
     host = Intervals.of(annotations.start[marks], annotations.end[marks])
-    # on the GPU such a span begins when both the host is there and the work before it is done, and ends likewise
+    # on the GPU such a range begins once the host has reached it and earlier work is complete, and ends likewise
     order = np.argsort(links.time, kind="stable")
     order = order[links.linked[order]]
     time, completed = links.time[order], np.maximum.accumulate(trace.gpu.end[order])
@@ -236,14 +225,14 @@ def _no_step(trace: Trace, links: Links) -> tuple[Intervals, Intervals]:
 
 
 def _completed(launch: Ints, completed: Ints, time: Ints) -> Ints:
-    """When all that was launched before each instant was done."""
+    """When all work launched before each instant is complete."""
     number = np.searchsorted(launch, time, side="left") - 1
     return np.where(number >= 0, np.append(completed, 0)[number], time)
 
 
 def _scope(start: Ints, end: Ints, without: Intervals) -> tuple[Intervals, Ints]:
     some = end > start
-    # windows tile, so intervals that touch must stay apart: they are not united here
+    # adjacent windows must not be merged, so no union here
     scope = Intervals(start[some], end[some]) - without
     return scope, np.flatnonzero(some)[np.searchsorted(start[some], scope.start, side="right") - 1]
 

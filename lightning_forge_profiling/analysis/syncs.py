@@ -1,4 +1,4 @@
-"""Calls in which the host waited for the GPU, and who made them."""
+"""Synchronizing calls, with their cause and the line of user code."""
 
 import re
 from functools import cache
@@ -21,7 +21,7 @@ from lightning_forge_profiling.results.host import SyncCause
 
 __all__ = ["of_lightning", "sync_causes"]
 
-# The first of these that stands anywhere around the call names the cause: the more telling first.
+# The first of these found anywhere around the call names the cause: most specific first.
 _OPERATORS: Final = (
     ("aten::is_nonzero", "a truth test of a tensor (`if tensor:`)"),
     ("aten::nonzero", "nonzero() or a boolean mask"),
@@ -45,17 +45,17 @@ _CALLS: Final = (
     (re.compile(r".*Memcpy.*"), "a blocking copy (.to(), .cpu(), .tolist(), torch.tensor(device=...))"),
 )
 
-# Lightning asks before every batch of a run on several devices whether any rank got a SIGTERM
+# Before every batch on several devices, Lightning checks whether any rank received a SIGTERM
 # (`_TrainingEpochLoop._broadcast_sigterm_tensor`): torch.tensor(device=...), a broadcast, .item().
-_LIGHTNINGS: Final = ("aten::to", "c10d::broadcast_", "aten::item")
+_SIGTERM_CHECK: Final = ("aten::to", "c10d::broadcast_", "aten::item")
 _BETWEEN: Final = re.compile(r"aten::lift_fresh|(?:aten::)?detach_|aten::empty(?:_strided)?")
 
 _FRAME: Final = re.compile(r"(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
-_NOT_THE_USERS: Final = re.compile(r"(?:.*/)?(?:torch|lightning|pytorch_lightning|lightning_fabric)/|<")
+_LIBRARY_FILE: Final = re.compile(r"(?:.*/)?(?:torch|lightning|pytorch_lightning|lightning_fabric)/|<")
 
 
 def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
-    """Who made the host wait, in calls within the recorded steps; most frequent first."""
+    """Causes of the synchronizing calls in the recorded steps, most frequent first."""
     trace, steps = recording.trace, recording.steps
     waits = np.flatnonzero(named(trace, trace.calls, WAITS))
     waits = waits[steps.of_host(trace.calls.start[waits]) >= 0]
@@ -63,21 +63,21 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
         return ()
     operators, around = trace.operators, recording.links.call_operator[waits]
     names = {name: place for place, (name, _) in enumerate(_OPERATORS)}
-    telling = np.array([names.get(name, len(_OPERATORS)) for name in trace.names])[operators.name]
-    telling = np.append(least_around(recording.operator_parent, telling), len(_OPERATORS))[around]
+    specific = np.array([names.get(name, len(_OPERATORS)) for name in trace.names])[operators.name]
+    specific = np.append(least_around(recording.operator_parent, specific), len(_OPERATORS))[around]
     operator = np.append(operators.name, -1)[around]
     frame = _users_frame(trace, waits)
     lightnings = of_lightning(recording)[waits]
     duration = (trace.calls.end - trace.calls.start)[waits]
 
     @cache
-    def words(call: int, telling: int, operator: int, frame: int) -> tuple[str, str]:
-        return _cause(trace, call, telling, operator), _line(trace.names[frame]) if frame >= 0 else ""
+    def cause_and_line(call: int, specific: int, operator: int, frame: int) -> tuple[str, str]:
+        return _cause(trace, call, specific, operator), _line(trace.names[frame]) if frame >= 0 else ""
 
     found: dict[tuple[str, str, bool], list[int]] = {}
-    columns = (trace.calls.name[waits], telling, operator, frame, lightnings, duration)
+    columns = (trace.calls.name[waits], specific, operator, frame, lightnings, duration)
     for call, *rest, lightning, spent in zip(*(column.tolist() for column in columns), strict=True):
-        found.setdefault((*words(call, *rest), lightning), []).append(spent)
+        found.setdefault((*cause_and_line(call, *rest), lightning), []).append(spent)
     causes = [
         SyncCause(
             cause=cause,
@@ -92,11 +92,11 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
 
 
 def of_lightning(recording: Recording) -> NDArray[np.bool_]:
-    """For each row of `Trace.calls` whether Lightning's own loop makes the call."""
+    """Mask of the rows of `Trace.calls` that Lightning's own loop makes."""
     trace, operators = recording.trace, recording.trace.operators
     rows = np.flatnonzero((recording.operator_parent < 0) & ~named(trace, operators, _BETWEEN))
     rows = rows[np.argsort(operators.thread[rows], kind="stable")]
-    to, broadcast, item = (named(trace, operators, re.compile(name))[rows] for name in _LIGHTNINGS)
+    to, broadcast, item = (named(trace, operators, re.compile(name))[rows] for name in _SIGTERM_CHECK)
     thread = operators.thread[rows]
     first = np.flatnonzero(to[:-2] & broadcast[1:-1] & item[2:] & (thread[:-2] == thread[2:]))
     own = rows[np.concatenate((first, first + 2))]
@@ -104,17 +104,17 @@ def of_lightning(recording: Recording) -> NDArray[np.bool_]:
     return np.isin(np.append(outermost, -1)[recording.links.call_operator], own)
 
 
-def _cause(trace: Trace, call: int, telling: int, operator: int) -> str:
-    """What made the call, by its name and by what is around it: the most telling operator and the innermost."""
-    if telling < len(_OPERATORS):
-        return _OPERATORS[telling][1]
+def _cause(trace: Trace, call: int, specific: int, operator: int) -> str:
+    """The cause of a call: the most specific operator around it, else its own name and the innermost operator."""
+    if specific < len(_OPERATORS):
+        return _OPERATORS[specific][1]
     name = trace.names[call]
     cause = next((cause for pattern, cause in _CALLS if pattern.fullmatch(name)), name)
     return f"{cause} in {trace.names[operator]}" if operator >= 0 else cause
 
 
 def _users_frame(trace: Trace, calls: Ints) -> Ints:
-    """For each call the name of the innermost function around it that is neither PyTorch's nor Lightning's; or -1."""
+    """The name of the innermost function around each call outside PyTorch and Lightning; -1 without one."""
     frames = trace.frames
     parent = parents(frames)
     users = innermost_marked(parent, named(trace, frames, _line))
@@ -124,8 +124,8 @@ def _users_frame(trace: Trace, calls: Ints) -> Ints:
 
 
 def _line(frame: str) -> str:
-    """A user's function and the first line of its definition; "" for another's."""
+    """A function outside the libraries with its file and first line; "" for one inside."""
     match = _FRAME.fullmatch(frame)
-    if not match or _NOT_THE_USERS.match(match["file"]):
+    if not match or _LIBRARY_FILE.match(match["file"]):
         return ""
     return f"{match['function']} ({match['file']}:{match['line']})"

@@ -1,4 +1,4 @@
-"""The picture of a recording: its lanes, with the shortest spans left out where there are too many."""
+"""Lanes of a report's timeline: host regions, streams, communication."""
 
 from typing import Final
 
@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
+from lightning_forge_profiling.analysis.marks import step_marks
 from lightning_forge_profiling.analysis.nesting import depths, parents
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.step_marks import step_marks
 from lightning_forge_profiling.kineto.trace import Ints, Spans
 from lightning_forge_profiling.results.timeline import Lane, Timeline
 
 __all__ = ["MOST_SPANS", "draw"]
 
 MOST_SPANS: Final = 20_000
-"""About 600 kB of a page."""
+"""About 600 kB of HTML."""
 
 _REGION: Final = "region"
 _KINDS: Final = (*KINDS, _REGION)
@@ -24,12 +24,12 @@ _NAME_LENGTH: Final = 300
 
 
 def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Timeline:
-    """Draw a rank's steps.
+    """Lay out the recorded steps of a rank as lanes.
 
     Args:
         recording: the recording.
-        rank: the rank's number.
-        most_spans: how many spans to keep; the shortest are left out.
+        rank: the global rank.
+        most_spans: maximum number of spans; the shortest are left out.
     """
     trace, steps = recording.trace, recording.steps
     gpu, annotations = trace.gpu, trace.annotations
@@ -96,7 +96,7 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
 
 
 def _host_lanes(recording: Recording, shown: NDArray[np.bool_]) -> list[tuple[str, Spans]]:
-    """The host's ranges, each depth of nesting on a lane of its own so that none hides another."""
+    """The host's ranges, one lane per depth of nesting."""
     annotations = recording.trace.annotations
     rows = np.flatnonzero(shown)
     start, end, name = annotations.start[rows], annotations.end[rows], annotations.name[rows]

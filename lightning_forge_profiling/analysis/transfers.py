@@ -1,4 +1,4 @@
-"""Copies between host and devices, and the device's memory."""
+"""Copies between host and devices, and device memory."""
 
 import re
 from typing import Final
@@ -26,12 +26,12 @@ _OTHER: Final = "other"
 
 
 def copies(recording: Recording) -> tuple[Copies, ...]:
-    """Copies by direction and memory, those that take longest first."""
+    """Copies by direction and memory, longest first."""
     gpu, steps = recording.trace.gpu, recording.steps
     is_copy = (gpu.activity == ACTIVITIES.index("gpu_memcpy")) & (recording.step >= 0)
     groups: dict[tuple[str, str], list[int]] = {}
     for name in np.unique(gpu.name[is_copy]).tolist():
-        groups.setdefault(_what(recording.trace.names[name]), []).append(name)
+        groups.setdefault(_direction_and_memory(recording.trace.names[name]), []).append(name)
     everything = int(steps.measure(Intervals.of(gpu.start, gpu.end)).sum())
     found = []
     for (direction, memory_kind), names in groups.items():
@@ -53,12 +53,12 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
 
 
 def memory(recording: Recording) -> Memory | None:
-    """What PyTorch's allocator held during the recorded steps."""
+    """Device memory of PyTorch's caching allocator during the recorded steps; None if not recorded."""
     allocations, steps = recording.trace.allocations, recording.steps
     rows = steps.of_host(allocations.time) >= 0
     if not rows.any():
         return None
-    # a step that begins with a free held more before it
+    # before a free, more was allocated
     before_or_after = allocations.allocated + np.maximum(-allocations.size, 0)
     return Memory(
         peak_allocated_bytes=int(before_or_after[rows].max()),
@@ -68,7 +68,7 @@ def memory(recording: Recording) -> Memory | None:
     )
 
 
-def _what(name: str) -> tuple[str, str]:
+def _direction_and_memory(name: str) -> tuple[str, str]:
     direction = next((direction for pattern, direction in _DIRECTIONS if pattern.search(name)), _OTHER)
     host_side = {TO_DEVICE: name.partition("->")[0], "DtoH": name.partition("->")[2]}.get(direction, "")
     return direction, next((kind for kind in ("pageable", "pinned") if kind in host_side.lower()), "")

@@ -1,4 +1,4 @@
-"""Several tasks at a time, each in a process of its own."""
+"""Parallel calls of a function, each in a separate process."""
 
 import signal
 import traceback
@@ -19,7 +19,7 @@ class WorkerDiedError(Exception):
 
     Attributes:
         task: position of its task.
-        how: what ended it, in words.
+        how: how it ended, in words.
     """
 
     def __init__(self, task: int, how: str) -> None:
@@ -29,21 +29,21 @@ class WorkerDiedError(Exception):
 
 
 def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> list[R]:
-    """Call a function for each task, each call in a process of its own.
+    """Call a function for each task, each call in a separate process.
 
     No process is left when this returns or raises.
 
     Args:
-        work: the function; it and what it returns can be pickled.
+        work: the function; it and its results must be picklable.
         tasks: its arguments.
-        processes: how many run at a time.
+        processes: maximum number of processes at a time.
 
     Returns:
-        What it returned for each task.
+        The result of each task.
 
     Raises:
-        WorkerDiedError: a process was killed.
-        Exception: what a call raised.
+        WorkerDiedError: a process ended without a result.
+        Exception: an exception of a call.
     """
     results: dict[int, R] = {}
     running: dict[Connection, tuple[int, Process]] = {}
@@ -52,7 +52,7 @@ def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int)
         while len(results) < len(tasks):
             while len(running) < processes and (task := next(coming, None)) is not None:
                 receiver, sender = Pipe(duplex=False)
-                with sender:  # closed here, so that its end is seen when the process has ended
+                with sender:  # closed in this process, so that the receiver sees the end of the other
                     process = Process(target=_call, args=(sender, work, tasks[task]), daemon=True)
                     process.start()
                 running[receiver] = task, process
@@ -69,12 +69,12 @@ def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int)
 
 
 def _call(sender: Connection, work: Callable[[T], R], task: T) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which kills this process
     outcome: tuple[R | Exception, str]
     try:
         outcome = work(task), ""
     except Exception as exc:
-        outcome = exc, traceback.format_exc()  # which is lost on the way otherwise
+        outcome = exc, traceback.format_exc()  # pickling drops the traceback
     with suppress(BrokenPipeError):  # the parent is gone
         sender.send(outcome)
 
@@ -82,7 +82,7 @@ def _call(sender: Connection, work: Callable[[T], R], task: T) -> None:
 def _result(receiver: Connection, task: int, process: Process) -> Any:
     try:
         outcome, raised = receiver.recv()
-    except (EOFError, OSError):  # it ended before, or while it was sending
+    except (EOFError, OSError):  # the process ended before or while sending
         process.join()
         raise WorkerDiedError(task, _how_ended(process.exitcode or 0)) from None
     process.join()

@@ -1,1 +1,1 @@
-"""Command lines; argument parsing and exit codes only."""
+"""The `forge-profiling` command: arguments, output and exit codes."""

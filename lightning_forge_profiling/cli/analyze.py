@@ -1,4 +1,4 @@
-"""`forge-profiling analyze`."""
+"""`forge-profiling analyze`: verdict and tables on the terminal, and reports as files."""
 
 import argparse
 from dataclasses import replace
@@ -12,21 +12,20 @@ from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import Progress, say, warn, write_json
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.files import find_traces
+from lightning_forge_profiling.names import SUMMARY_JSON
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.pipeline import AnalysisResult
     from lightning_forge_profiling.results.analysis import Analysis
 
-from lightning_forge_profiling.names import SUMMARY_JSON
-
 __all__ = ["SORTS", "add_to"]
 
 SORTS = ("self_device", "device", "self_host", "host", "calls", "memory")
-"""Those of `analysis.operators`, named here too so that `--help` need not load it."""
+"""The keys of `analysis.operators.SORTS`, repeated so that `--help` does not import it."""
 
 _CUT_OFF = 65  # EX_DATAERR of sysexits.h
 
-_TOP = 20  # kernels and operators that the reports hold unless told otherwise
+_TOP = 20  # kernels and operators in the reports by default
 _TOP_ON_TERMINAL = 8
 
 _EXAMPLES = """\
@@ -35,16 +34,16 @@ examples:
   forge-profiling analyze rank0.trace.json.gz --json | jq '.ranks[0].gpu.busy_pct'
   forge-profiling analyze lightning_logs/ --html report.html --markdown summary.md
   forge-profiling analyze lightning_logs/ --rank 3 --steps 6:8 --sort self_host --top 30
-  forge-profiling analyze lightning_logs/ --anonymize --html report.html        for somebody else's eyes
+  forge-profiling analyze lightning_logs/ --anonymize --html report.html        to share with others
 """
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the command."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "analyze",
-        help="say what bounds a run, and show the numbers",
-        description="Say what bounds a run: print the verdict and the numbers behind it, and write reports.",
+        help="find what bounds a run, and show the numbers",
+        description="Find what bounds a run: print the verdict and the numbers behind it, and write reports.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,21 +52,21 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report with the timeline")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
     parser.add_argument(
-        "--rank", type=at_least(0), metavar="N", help="only this rank of a folder, without the run around it"
+        "--rank", type=at_least(0), metavar="N", help="only this rank, without the measurements of the whole run"
     )
     parser.add_argument(
-        "--steps", type=step_range, metavar="A:B", help="only the steps from A up to, not including, B, likewise"
+        "--steps", type=step_range, metavar="A:B", help="only steps A to B-1, without the measurements of the whole run"
     )
     parser.add_argument(
         "--sort",
         choices=SORTS,
-        help="print the operators, in this order (default in the reports: self_device; self_host without GPU work)",
+        help="also print the operators, in this order (reports: self_device, or self_host without GPU work)",
     )
     parser.add_argument(
-        "--top", type=at_least(1), metavar="N", help=f"how many kernels and operators (default: {_TOP} in the reports)"
+        "--top", type=at_least(1), metavar="N", help=f"number of kernels and operators (default: {_TOP} in the reports)"
     )
     parser.add_argument(
-        "--anonymize", action="store_true", help="without hosts, users, paths and process ids, for sharing"
+        "--anonymize", action="store_true", help="leave out hosts, users, paths and process ids, for sharing"
     )
     parser.set_defaults(run=_run)
 
@@ -97,7 +96,7 @@ def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Anal
 
 
 def _with_run(path: Path, analysis: "Analysis") -> "Analysis":
-    """What the callbacks wrote beside the traces of the run around them belongs to the verdict."""
+    """The analysis combined with the callbacks' measurements of the whole run, if they lie beside the traces."""
     from msgspec import MsgspecError  # noqa: PLC0415
     from msgspec.json import decode  # noqa: PLC0415
 
@@ -110,13 +109,13 @@ def _with_run(path: Path, analysis: "Analysis") -> "Analysis":
         return analysis
     try:
         run = decode(summary.read_bytes(), type=Analysis).run
-    except (OSError, MsgspecError):  # of another program, or of another version of this one
+    except (OSError, MsgspecError):  # written by another program, or by another version of this one
         return analysis
     return analysis if run is None else combine(analysis, run)
 
 
 def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> "AnalysisResult":
-    """The analysis of anonymous copies: what is not in them cannot get into a report."""
+    """The analysis of anonymous copies: what they leave out cannot get into a report."""
     sources, notes = find_traces(path)
     for note in notes:
         warn(note)

@@ -1,4 +1,4 @@
-"""`forge-profiling anonymize`."""
+"""`forge-profiling anonymize`: copies of traces that can be shared."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +13,19 @@ __all__ = ["add_to", "write_copies"]
 
 _EXAMPLES = """\
 examples:
-  forge-profiling anonymize lightning_logs/ --out share           then look through share/, and attach what is in it
+  forge-profiling anonymize lightning_logs/ --out share           then check the files in share/ and attach them
   forge-profiling anonymize rank0.trace.json.gz --out share
   forge-profiling analyze share --html share/report.html          a report of the copies alone
 
-What is taken out, and what a copy still tells, is in docs/sharing.md.
+docs/sharing.md lists what is removed and what a copy still contains.
 """
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the command."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "anonymize",
-        help="make copies of traces that can be shared",
+        help="write copies of traces that can be shared",
         description="Write copies of traces without names of hosts and users, absolute paths, process ids,\n"
         "identifiers of GPUs, command lines and environment. Names of operators, kernels, modules,\n"
         "functions and regions stay.",
@@ -33,7 +33,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the folder to write to, made if needed")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write to, created if needed")
     parser.set_defaults(run=_run)
 
 
@@ -44,8 +44,8 @@ def _run(args: argparse.Namespace) -> int:
         written, problems = write_copies(sources, args.out, progress)
     for remark in (*notes, *problems):
         warn(remark)
-    say(f"{written} {'copy' if written == 1 else 'copies'} in {args.out}; names that you chose are still in there:")
-    say("modules, functions, regions. Look before you share.")
+    say(f"{written} {'copy' if written == 1 else 'copies'} in {args.out}")
+    say("Names that you chose are kept (modules, functions, regions): check them before you share.")
     return 0
 
 
@@ -54,11 +54,11 @@ def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str]
 
     Args:
         sources: the traces.
-        folder: where to; there has to be such a folder.
-        progress: is told what is being done.
+        folder: the folder to write to, which exists.
+        progress: called with a description of each stage.
 
     Returns:
-        How many there are, and what is wrong with which copy.
+        The number of copies, and the problems of each.
 
     Raises:
         TraceError: none of them is a trace.
@@ -86,9 +86,9 @@ def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str]
 
 
 def _names(sources: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Each trace and its copy's name: the rank, or a number where the name gives none, and which window it is.
+    """Each trace and the name of its copy: the rank or a running number, and the number of the window.
 
-    The copies are grouped to windows of a rank as the traces are.
+    `windows_by_rank` groups the copies as it does the traces.
     """
     for number, windows in enumerate(windows_by_rank(sources), start=1):
         rank = rank_in_name(windows[0])

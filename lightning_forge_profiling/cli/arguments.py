@@ -1,4 +1,4 @@
-"""Types of arguments, for `argparse`."""
+"""Argument types for `argparse`: whole numbers, percentages, ports, step ranges."""
 
 import argparse
 import math
@@ -10,7 +10,7 @@ _LAST_PORT = 65_535
 
 
 def at_least(lowest: int) -> Callable[[str], int]:
-    """A whole number that is no less than `lowest`."""
+    """A whole number of at least `lowest`."""
 
     def number(text: str) -> int:
         try:
@@ -18,7 +18,7 @@ def at_least(lowest: int) -> Callable[[str], int]:
         except ValueError:
             value = lowest - 1
         if value < lowest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest} on")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {lowest}")
         return value
 
     return number
@@ -41,7 +41,7 @@ def percentage(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """A number of a TCP port, 0 for any that is free.
+    """A TCP port; 0 for any free one.
 
     Example:
         >>> port("9001")
@@ -54,7 +54,7 @@ def port(text: str) -> int:
 
 
 def step_range(text: str) -> tuple[int, int]:
-    """The half-open range A:B of steps.
+    """A half-open range A:B of steps.
 
     Example:
         >>> step_range("5:8")

@@ -1,4 +1,4 @@
-"""`forge-profiling compare`."""
+"""`forge-profiling compare`: differences between two runs, and a gate for CI."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from lightning_forge_profiling.cli.output import Progress, write_json
 __all__ = ["METRICS", "add_to"]
 
 METRICS = ("step", "busy", "idle", "matmul", "comm", "memory", "other")
-"""Those of `analysis.compare`, named here too so that `--help` need not load it."""
+"""The metrics of `diagnosis.compare`, repeated so that `--help` does not import it."""
 
 _EXIT_CODES: dict[str | None, int] = {"slower": 1, "inconclusive": 3}
 
@@ -20,16 +20,16 @@ examples:
   forge-profiling compare main.json.gz branch.json.gz --fail-over 5
   forge-profiling compare before/ after/ --fail-over 10 --metric comm --metric step
 
-exit codes of the gate: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 inconclusive
+exit codes of --fail-over: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 inconclusive
 
-It is inconclusive where the 95 % interval of the median's difference contains the limit, or with fewer than five
-whole steps on a side. With steps that vary by 1 %, five steps a side show a difference of 2.2 %, eight of 1.8 %,
-twenty of 1.1 %.
+The outcome is inconclusive if the 95 % interval of the difference of medians contains the limit, or with fewer than
+five whole steps on a side. With step times that vary by 1 %, five steps a side detect a difference of 2.2 %, eight
+1.8 %, twenty 1.1 %.
 """
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the command."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "compare",
         help="compare two runs, and fail if the second is slower",
@@ -37,19 +37,19 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("before", type=Path, metavar="A", help="the trace or folder of before")
-    parser.add_argument("after", type=Path, metavar="B", help="the trace or folder of now")
+    parser.add_argument("before", type=Path, metavar="A", help="the baseline: a trace or a folder")
+    parser.add_argument("after", type=Path, metavar="B", help="the trace or folder to compare with it")
     parser.add_argument(
         "--fail-over",
         type=percentage,
         metavar="PCT",
-        help="exit with 1 where a metric is worse by more than this, with 3 where the steps leave that open",
+        help="exit with 1 if a metric is worse by more than PCT percent, with 3 if that is inconclusive",
     )
     parser.add_argument(
         "--metric",
         action="append",
         choices=METRICS,
-        help="what --fail-over is about, in milliseconds per step (default: step); may be given again",
+        help="metric of --fail-over, in milliseconds per step (default: step); may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON and nothing else")
     parser.set_defaults(run=_run)
@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
 
     with Progress() as progress:
-        # All kernels, so that one that left the top of the list does not look as if it were gone.
+        # all kernels, so that one that dropped out of the top does not look removed
         before, after = (
             analyze(path, top=sys.maxsize, progress=progress).analysis for path in (args.before, args.after)
         )

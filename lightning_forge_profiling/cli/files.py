@@ -1,4 +1,4 @@
-"""The files that a command's options name: checked before anything is written, and then written."""
+"""Output files that the user names: checked before the work, written after it."""
 
 import os
 import stat
@@ -14,14 +14,14 @@ __all__ = ["refuse_bad_outputs", "same_file", "write_output"]
 
 
 def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tuple[str, Path]] = ()) -> None:
-    """Refuse what would only fail once the work is done, or would take one of the user's files away.
+    """Refuse outputs that would fail after the work is done, or would overwrite an input.
 
     Args:
-        outputs: the files to write, by the option that names each; None where it was not given.
-        inputs: the files that are read, each after the argument that names it.
+        outputs: the files to write by option; None for options that were not given.
+        inputs: argument and path of each file to read.
 
     Raises:
-        ConfigurationError: an output is a folder, or cannot be written, or is an input or another output.
+        ConfigurationError: an output is a folder, cannot be written, or is an input or another output.
     """
     given = [(name, path) for name, path in outputs.items() if path is not None]
     for _, path in given:
@@ -32,17 +32,17 @@ def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tupl
 
 
 def same_file(path: Path, other: Path) -> bool:
-    """Whether two paths lead to the same file, be it there already or not."""
+    """Whether two paths lead to the same file, which need not exist."""
     return _target(path) == _target(other) or (path.exists() and other.exists() and path.samefile(other))
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write a file that the user has named, complete or not at all.
+    """Write a file that the user named, complete or not at all.
 
-    Into a pipe or a device it is written as it is, and through a link to the file that it leads to.
+    A link is followed. A pipe or a device is written to directly.
 
     Raises:
-        OSError: it could not be written; what was there before still is.
+        OSError: the file could not be written; the previous one is unchanged.
     """
     if _is_replaced(path):
         write_whole(_target(path), content)
@@ -54,7 +54,7 @@ def _refuse_unwritable(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigurationError(f"{path}: there is no folder {path.parent}")
     if _may_be_planted(path):
-        raise ConfigurationError(f"{path}: is a link or a pipe of another user, in a folder in which all can write")
+        raise ConfigurationError(f"{path}: is a link or a pipe of another user in a world-writable folder")
     if path.is_dir():
         raise ConfigurationError(f"{path}: is a folder")
     if _is_replaced(path):
@@ -62,11 +62,11 @@ def _refuse_unwritable(path: Path) -> None:
         try:
             TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise ConfigurationError(f"{path}: no file can be made in {folder}: {error.strerror}") from error
+            raise ConfigurationError(f"{path}: cannot create a file in {folder}: {error.strerror}") from error
 
 
 def _may_be_planted(path: Path) -> bool:
-    """Whether it is a link or a pipe that neither this user nor the folder's owner has put there."""
+    """Whether it is a link or a pipe that belongs neither to this user nor to the folder's owner."""
     if not os.path.lexists(path):
         return False
     found, folder = path.lstat(), path.parent.stat()
@@ -75,10 +75,10 @@ def _may_be_planted(path: Path) -> bool:
 
 
 def _target(path: Path) -> Path:
-    """Where a path leads through links; unlike `Path.resolve`, also where they go round in a circle."""
+    """The path with links resolved; unlike `Path.resolve`, it accepts circular links."""
     return Path(os.path.realpath(path))
 
 
 def _is_replaced(path: Path) -> bool:
-    """Whether a new file will be put there, where into a pipe or a device is written."""
+    """Whether a new file takes this path; False for a pipe or a device, which is written to."""
     return path.is_file() or not path.exists()

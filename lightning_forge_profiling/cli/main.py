@@ -1,15 +1,15 @@
-"""The command `forge-profiling`: which commands there are, and the one place that turns errors into exit codes.
+"""Entry point of `forge-profiling`: its commands, and the exit code of each error.
 
 | Exit code | Meaning |
 |---|---|
-| 0 | done |
-| 1 | `compare`: a metric is worse by more than the limit |
-| 2 | bad input: arguments, a file that is no trace, an output that is closed or cannot be written; or out of memory |
-| 3 | `compare`: the steps leave open whether it is |
-| 65 | `analyze`: a file is cut off; the part that is there was analysed |
-| 70 | a fault of this program, with a traceback |
+| 0 | success |
+| 1 | `compare --fail-over`: a metric is worse by more than the limit |
+| 2 | bad input: arguments, a file that is not a trace, an output that cannot be written; or out of memory |
+| 3 | `compare --fail-over`: inconclusive |
+| 65 | `analyze`: a file is cut off; the part before the cut was analysed |
+| 70 | internal error, with a traceback |
 | 130 | interrupted |
-| 141 | whoever read the output stopped reading |
+| 141 | the reader of the output closed it |
 """
 
 import argparse
@@ -29,8 +29,8 @@ from lightning_forge_profiling.plain_text import plain
 __all__ = ["main"]
 
 _BAD_INPUT = 2
-_OWN_FAULT = 70  # EX_SOFTWARE of sysexits.h
-_INTERRUPTED = 130  # 128 and the signal's number, as shells have it
+_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+_INTERRUPTED = 130  # 128 plus the signal's number, as in shells
 _BROKEN_PIPE = 141
 
 _EXAMPLES = """\
@@ -41,8 +41,8 @@ examples:
   forge-profiling view lightning_logs/version_0/profiler_traces
   forge-profiling crossover --html crossover.html
 
-exit codes: 0 done, 1 a metric is worse than the limit, 2 bad input, 3 it is open whether a metric is,
-65 a file is cut off, 70 own fault, 130 interrupted, 141 output no longer read
+exit codes: 0 success, 1 a metric is worse than the limit, 2 bad input, 3 inconclusive, 65 a file is cut off,
+70 internal error, 130 interrupted, 141 output closed by its reader
 """
 
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: the arguments, those of the process by default.
+        argv: the arguments; those of the process by default.
 
     Returns:
         The exit code.
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (for the rest of the process)
     if sys.stdout is None:
-        return _fail("standard output is closed: send it to a file or to /dev/null")
+        return _fail("standard output is closed: redirect it to a file or to /dev/null")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?", not a traceback
@@ -85,21 +85,21 @@ def _exit_code(argv: Sequence[str] | None) -> int:
     except Exception:
         with suppress(OSError):
             traceback.print_exc()
-        return _OWN_FAULT
+        return _INTERNAL_ERROR
     return code
 
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
         args = _parser().parse_args(argv)
-    except SystemExit as exc:  # argparse has shown the help, or said what is wrong
+    except SystemExit as exc:  # argparse has printed the help or an error
         return int(exc.code or 0)
     code: int = args.run(args)
     return code
 
 
 def _fail(*messages: str) -> int:
-    with suppress(OSError):  # the exit code tells it too
+    with suppress(OSError):  # the exit code reports it too
         for message in messages:
             warn(message)
     return _BAD_INPUT
@@ -107,12 +107,12 @@ def _fail(*messages: str) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the arguments, which may be names of files."""
+        """Print an error; arguments in it may be file names with terminal escapes."""
         super().error(plain(message))
 
 
 def _discard_unwritten(stream: TextIO) -> None:
-    """Drop what could not be written: Python would try again at its end, and exit with 120."""
+    """Drop output that could not be written: Python would try again at exit, and return 120."""
     try:
         stream.flush()
     except OSError:
@@ -122,8 +122,8 @@ def _discard_unwritten(stream: TextIO) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="forge-profiling",
-        description="Say what bounds a PyTorch run, from the traces that torch.profiler wrote, "
-        "and from which size on a GPU is faster.",
+        description="Find what bounds a PyTorch run, from traces of torch.profiler, "
+        "and from which size on a GPU is faster than the CPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

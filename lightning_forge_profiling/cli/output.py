@@ -1,4 +1,4 @@
-"""What commands share of writing to the terminal, where no name of a file may steer it."""
+"""Terminal output of all commands: progress, messages, JSON. Escapes in file names are removed."""
 
 import json
 import os
@@ -18,17 +18,17 @@ __all__ = ["Progress", "say", "warn", "write_json"]
 
 
 class Progress:
-    """Says on a stream what is being done, once that has taken a while. A context manager, and called with each text.
+    """Context manager that reports progress once work has taken a while; call it with a text for each stage.
 
-    A terminal shows the latest text, a file has a line for each.
+    A terminal shows the latest text, a file gets a line for each.
 
     Args:
-        stream: where to, standard error by default.
-        after_s: how long to stay silent, in seconds; 0 for work that always takes long.
+        stream: where to write; standard error by default.
+        after_s: seconds before the first output; 0 for work that always takes long.
 
     Example:
         >>> with Progress() as progress:
-        ...     progress("reading rank 0")  # took less than a second, and so nothing is written
+        ...     progress("reading rank 0")  # takes less than a second, so nothing is written
     """
 
     def __init__(self, stream: TextIO | None = None, *, after_s: float = 1.0) -> None:
@@ -56,7 +56,7 @@ class Progress:
             self._silent = True
 
     def __call__(self, text: str) -> None:
-        """Take note of what is being done now."""
+        """Set the text of the current stage."""
         with self._lock:
             self._latest = plain(text)
             self._write()
@@ -69,7 +69,7 @@ class Progress:
     def _write(self) -> None:
         if self._silent:
             return
-        with suppress(OSError):  # nobody reads it: no reason to give up the work
+        with suppress(OSError):  # a closed stream must not stop the work
             if self._redraws:
                 self._stream.write(f"\r{self._latest[: shutil.get_terminal_size().columns - 1]}\x1b[K")
             elif self._latest:
@@ -88,7 +88,7 @@ def warn(text: str) -> None:
 
 
 def write_json(content: bytes) -> None:
-    """Write JSON on standard output, and nothing else; as ASCII what a terminal would obey or not show."""
+    """Write JSON on standard output, with control and invisible characters escaped."""
     text = re.sub(r"[^\n -~]", _escaped, content.decode())
     sys.stdout.buffer.write(text.removesuffix("\n").encode() + b"\n")
 

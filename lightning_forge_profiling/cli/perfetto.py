@@ -1,4 +1,4 @@
-"""One trace for ui.perfetto.dev, from this machine to this machine."""
+"""A local server that hands one trace to ui.perfetto.dev in this machine's browser."""
 
 import contextlib
 import os
@@ -14,25 +14,25 @@ from typing import Any, Self, cast
 __all__ = ["TraceServer"]
 
 _ORIGIN = "https://ui.perfetto.dev"
-_PERFETTO_PORT = 9001  # the only one on 127.0.0.1 that the page's content security policy lets it connect to
+_PERFETTO_PORT = 9001  # the only port on 127.0.0.1 that the page's content security policy allows
 _LOOPBACK = "127.0.0.1"
-_CLOSING_S = 10.0  # how long a client that has been sent everything may keep its connection open
+_CLOSING_S = 10.0  # seconds that a client may keep its connection open after the last byte
 
 
 class TraceServer:
-    """Serves one file on the loopback interface, to the page of Perfetto alone, until it has been fetched.
+    """Serves one file on the loopback interface, only to Perfetto's page, until it has been fetched.
 
-    Perfetto's page loads a trace from the address in its own, as described at
+    Perfetto's page loads a trace from the address in its URL, as described at
     https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui. Every user of this machine can connect to the
-    port and every web page can send requests to it, so the path holds a secret and the request's origin has to be
+    port and every web page can send requests to it, so the path contains a secret and the request's origin must be
     Perfetto's. A context manager, which closes the port.
 
     Args:
         trace: the file.
-        port: where to listen; 0 takes a free one.
+        port: port to listen on; 0 for a free one.
 
     Raises:
-        OSError: the file cannot be read or the port is taken.
+        OSError: the file cannot be read or the port is in use.
     """
 
     def __init__(self, trace: Path, port: int) -> None:
@@ -43,7 +43,7 @@ class TraceServer:
             raise OSError(exc.errno, f"{exc.strerror} (is another trace being served?)", f"port {port}") from exc
         self.port = self._server.server_port
         self.link = f"{_ORIGIN}/#!/?url=http://{_LOOPBACK}:{_PERFETTO_PORT}{self._server.address_path}"
-        """What to open in a browser. Whoever reads it can fetch the trace."""
+        """The address to open in a browser. Anyone who has it can fetch the trace."""
 
     def __enter__(self) -> Self:
         return self
@@ -52,23 +52,23 @@ class TraceServer:
         self._server.server_close()
 
     def serve_once(self) -> None:
-        """Answer requests until the file has gone out whole."""
+        """Answer requests until the whole file has been fetched."""
         while not self._server.fetched:
             self._server.handle_request()
 
 
-class _Server(ThreadingHTTPServer):  # threads, for browsers open connections that they may never use
-    timeout = 0.2  # seconds until `handle_request` returns, so that `fetched` is seen
+class _Server(ThreadingHTTPServer):  # threads, because browsers open connections that they may never use
+    timeout = 0.2  # seconds until `handle_request` returns, so that `serve_once` checks `fetched`
 
     def __init__(self, trace: Path, port: int) -> None:
         super().__init__((_LOOPBACK, port), _Handler)
         self.trace = trace
-        # The name is for the page to show; browsers and Python do not encode the same characters of one.
+        # The page shows the name. Browsers and Python encode different characters, so others are replaced.
         self.address_path = f"/{token_urlsafe(32)}/{re.sub(r'[^A-Za-z0-9.-]+', '_', trace.name)}"
         self.fetched = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Go on where a client went away; it may come again."""
+        """Ignore a client that disconnects; it may retry."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         server.fetched = sent >= size and self._has_arrived()
 
     def do_OPTIONS(self) -> None:
-        """Answer what a browser asks before it lets a page of the internet connect to this machine."""
+        """Answer the preflight request of a browser before it lets a public page connect to this machine."""
         if not self._is_allowed():
             return
         headers = {"Access-Control-Allow-Methods": "GET"}
@@ -95,9 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_head(204, headers)
 
     def _is_allowed(self) -> bool:
-        """Whether the request is from Perfetto's page, opened with our link; otherwise it is refused."""
+        """Whether the request is from Perfetto's page, opened with the link; otherwise it is refused."""
         path, expected = self.path.encode(), cast("_Server", self.server).address_path.encode()
-        # The host is checked so that no other site can get here by pointing its own name at this machine.
+        # The host is checked against DNS rebinding.
         host = self.headers.get("Host", "").partition(":")[0]
         if not compare_digest(path, expected) or host not in {_LOOPBACK, "localhost"}:
             self.send_error(404)
@@ -115,14 +115,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _has_arrived(self) -> bool:
-        """Whether the client took all that was sent: it closes then, where one that went away resets.
+        """Whether the client received everything: it closes the connection, where one that disconnects resets it.
 
         Raises:
-            ConnectionError: it went away.
+            ConnectionError: it disconnected.
         """
         try:
             self.connection.shutdown(socket.SHUT_WR)
-        except OSError as exc:  # "not connected" is no ConnectionError of Python's
+        except OSError as exc:  # "not connected" is not a ConnectionError in Python
             raise ConnectionError from exc
         self.connection.settimeout(_CLOSING_S)
         with contextlib.suppress(TimeoutError):
@@ -131,4 +131,4 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name for it)
-        """Say nothing of each request."""
+        """Log nothing."""

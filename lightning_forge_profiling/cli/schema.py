@@ -1,4 +1,4 @@
-"""`forge-profiling schema`."""
+"""`forge-profiling schema`: the JSON Schema of `summary.json`."""
 
 import argparse
 from importlib.resources import files
@@ -9,7 +9,7 @@ __all__ = ["add_to"]
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the command."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "schema",
         help="print the JSON Schema of summary.json",

@@ -1,4 +1,4 @@
-"""`forge-profiling tensorboard`."""
+"""`forge-profiling tensorboard`: copies of traces for TensorBoard's profiler plugin."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ examples:
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the command."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "tensorboard",
-        help="make copies that TensorBoard's profiler plugin reads correctly",
+        help="write copies that TensorBoard's profiler plugin reads correctly",
         description="Write copies of traces that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3)\n"
         "reads correctly, named rankN.pt.trace.json.gz.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the folder to write to, made if needed")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write to, created if needed")
     parser.set_defaults(run=_run)
 
 
@@ -56,12 +56,12 @@ def _run(args: argparse.Namespace) -> int:
         warn(remark)
     written = len(copies) - len(failures)
     copies_made = f"{written} {'copy' if written == 1 else 'copies'} in {args.out}"
-    say(f"{copies_made}; to look at: tensorboard --logdir {quote(str(args.out))}    (tab PyTorch Profiler)")
+    say(f"{copies_made}; to view them: tensorboard --logdir {quote(str(args.out))}    (tab PyTorch Profiler)")
     return 0
 
 
 def _targets(sources: Sequence[Path], folder: Path) -> list[tuple[Path, Path]]:
-    """Each trace and where its copy goes, by the rank in its name, or else by its position among the others."""
+    """Each trace and the path of its copy, by the rank in its name, else by its position."""
     named = [rank_in_name(source) for source in sources]
     ranks = [rank for rank in named if rank is not None]
     if len(set(ranks)) < len(sources):

@@ -1,4 +1,4 @@
-"""`forge-profiling view`."""
+"""`forge-profiling view`: the HTML report, or a trace in Perfetto, in the browser."""
 
 import argparse
 import shutil
@@ -24,18 +24,18 @@ examples:
   forge-profiling view lightning_logs/                   the HTML report in the browser
   forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
 
-On a remote machine, forward the port first (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and open the
-printed address here.
+For a trace on a remote machine, forward the port (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and
+open the printed address here.
 """
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the command."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "view",
         help="open the HTML report, or the trace in Perfetto",
-        description="Open the HTML report in the browser, made now if there is none;\n"
-        "or serve a trace, once and to this machine only, to ui.perfetto.dev.",
+        description="Open the HTML report in the browser, created now if there is none;\n"
+        "or serve a trace once, from this machine only, to ui.perfetto.dev.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,9 +46,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         type=port,
         metavar="N",
         default=9001,
-        help="where to serve for --perfetto; the page connects to 9001 only, so another one has to be forwarded to it",
+        help="port to serve on (default: 9001; the page connects to 9001 only, so another must be forwarded to it)",
     )
-    parser.add_argument("--no-browser", action="store_true", help="print the address and leave opening it to you")
+    parser.add_argument("--no-browser", action="store_true", help="print the address instead of opening it")
     parser.set_defaults(run=_run)
 
 
@@ -59,18 +59,18 @@ def _run(args: argparse.Namespace) -> int:
         report = _report(args.path, undo).resolve()
         say(f"{report}")
         sys.stdout.flush()
-        undo.pop_all()  # from here on somebody knows where it is
+        undo.pop_all()  # the user now knows where it is
     if not args.no_browser and not webbrowser.open(report.as_uri()):
         warn("no browser found; open the file above in one")
     return 0
 
 
 def _report(path: Path, undo: ExitStack) -> Path:
-    """The HTML report at a path, made in a temporary folder where there is only a trace; `undo` removes that."""
+    """The HTML report at a path; for a trace without one, a new one in a temporary folder, which `undo` removes."""
     if path.suffix == ".html":
         path.stat()
         return path
-    # the one that a run wrote tells of the whole run too
+    # a report written by a run covers the whole run too
     if path.is_dir() and (written := _newest_window(path) / REPORT_HTML).is_file():
         return written
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
@@ -85,7 +85,7 @@ def _report(path: Path, undo: ExitStack) -> Path:
 
 
 def _newest_window(path: Path) -> Path:
-    """The folder itself where a report lies in it, else that of the newest traces below."""
+    """The folder itself if it has a report, else the folder of the newest traces below."""
     return path if (path / REPORT_HTML).is_file() else find_traces(path)[0][0].parent
 
 
@@ -93,7 +93,7 @@ def _one_trace(path: Path) -> Path:
     traces, _ = find_traces(path)
     if len(traces) > 1:
         names = ", ".join(trace.name for trace in traces)
-        raise ConfigurationError(f"{path}: {len(traces)} traces, and Perfetto shows one; name one of {names}")
+        raise ConfigurationError(f"{path}: {len(traces)} traces, but Perfetto shows one; name one of {names}")
     return traces[0]
 
 
@@ -101,7 +101,7 @@ def _perfetto(trace: Path, port: int, *, browser: bool) -> int:
     from lightning_forge_profiling.cli.perfetto import TraceServer  # noqa: PLC0415  (start fast)
 
     with TraceServer(trace, port) as server, tempfile.TemporaryDirectory(prefix="forge-profiling-") as folder:
-        say(f"serving {trace} on 127.0.0.1:{server.port} until it has been fetched, or Ctrl-C")
+        say(f"serving {trace} on 127.0.0.1:{server.port} until it has been fetched; Ctrl-C stops")
         say(server.link)
         sys.stdout.flush()
         if browser and not webbrowser.open(_redirect(server.link, Path(folder))):
@@ -111,9 +111,9 @@ def _perfetto(trace: Path, port: int, *, browser: bool) -> int:
 
 
 def _redirect(link: str, folder: Path) -> str:
-    """The address of a page that only this user can read and that leads to a link.
+    """The address of a page that only this user can read, and that redirects to a link.
 
-    A browser's arguments can be read by every user of the machine, and the link holds a secret.
+    The link contains a secret, and every user of the machine can read a browser's arguments.
     """
     page = folder / "perfetto.html"
     address = escape(link)

@@ -126,7 +126,7 @@ def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | 
     pct = 100 * ms / step_ms
     text = f"That saves {'at most' if at_most else 'about'} {in_ms(ms)} of each {in_ms(step_ms)} step ({pct:.0f} %)."
     if cost_ms is not None and ms > _BEYOND * cost_ms:
-        text = f"{text[:-1]}, with the GPU's other waits for the host: once the host is not held up, it gets ahead."
+        text = f"{text[:-1]}, other waits for the host included: without this delay, the host runs ahead of the GPU."
     return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
 
 

@@ -1,4 +1,4 @@
-"""A copy of a trace that can be shared: its times and names, without who recorded it and where."""
+"""A copy of a trace that can be shared: times and names of events, without users, hosts, paths and process ids."""
 
 import contextlib
 import getpass
@@ -12,14 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
+from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.chunks import TraceText
 from lightning_forge_profiling.kineto.redaction import Redaction, identities_in
 from lightning_forge_profiling.kineto.shareable import ARGUMENTS, HEADER, shareable
 from lightning_forge_profiling.safe_files import whole_file
 
 __all__ = ["write_anonymous_copy"]
-
-_COMPRESS_LEVEL: Final = 4  # a third of level 9's time for some 10 % more bytes
 
 _TEXTS: Final = ("ph", "cat", "name", "bp", "s")
 _NUMBERS: Final = ("ts", "dur", "id")
@@ -32,7 +31,7 @@ _OF_GPU: Final = frozenset({
 """Events whose process is a device and whose thread is a stream."""
 
 _FIRST_ID: Final = 1001
-_LARGEST_ORDINAL: Final = 99  # no device has a larger number, and in a container a process may have one as small
+_LARGEST_ORDINAL: Final = 99  # up to here it may be a device or a stream; in a container also a process
 _LABELS: Final = re.compile(r"CPU|GPU \d+")
 _STREAM: Final = re.compile(r"stream [\d ]+")
 _THREAD: Final = re.compile(r" \((?:pt_\w+|python[\d.]*)\)")
@@ -41,7 +40,7 @@ _NAMES_SOMEBODY: Final = re.compile(r"host|node|user|login", re.IGNORECASE)
 
 
 class _Place(msgspec.Struct):
-    """Where an event happened."""
+    """Process and thread of an event, or device and stream."""
 
     ph: Any = None
     cat: Any = None
@@ -58,15 +57,15 @@ _decode_events = msgspec.json.Decoder(list[_Fields]).decode
 def write_anonymous_copy(source: Path, target: Path) -> tuple[str, ...]:
     """Write a copy of a trace without names of hosts and users, paths, identifiers of devices, and process ids.
 
-    Times, shapes and the names of operators, kernels, modules, functions and regions are kept; see `HEADER` and
-    `ARGUMENTS` for what else, and `Redaction` for what is taken out of names. `target` appears complete or not at all.
+    Times, shapes and the names of operators, kernels, modules, functions and regions are kept; `HEADER` and `ARGUMENTS`
+    list all fields that are, and `Redaction` what is removed from names. `target` appears complete or not at all.
 
     Args:
         source: a trace as `torch.profiler` exports it, JSON or gzipped JSON.
         target: where to write the copy, always gzipped.
 
     Returns:
-        What is wrong with the trace, in words; what is sound of it is copied.
+        Problems of the trace, in words; its valid events are copied.
 
     Raises:
         TraceError: `source` is not a trace; nothing is written.
@@ -83,21 +82,21 @@ def write_anonymous_copy(source: Path, target: Path) -> tuple[str, ...]:
         >>> json.loads(gzip.decompress((folder / "copy.json.gz").read_bytes()))
         {'traceEvents': [{'ph': 'X', 'cat': 'python_function', 'name': 'gpt.py(8): f', 'dur': 1, 'pid': 1001}]}
     """
-    known = _Known(source)
+    plan = _Plan(source)
     # gzip would add the file's name and the time
-    with whole_file(target) as file, gzip.GzipFile("", "wb", _COMPRESS_LEVEL, file, mtime=0) as packed:
-        packed.writelines(_copy(source, known))
-    return known.problems
+    with whole_file(target) as file, gzip.GzipFile("", "wb", COMPRESS_LEVEL, file, mtime=0) as packed:
+        packed.writelines(_copy(source, plan))
+    return plan.problems
 
 
-class _Known:
-    """What has to be known of a trace before its first event can be copied.
+class _Plan:
+    """What to replace in a trace, from a first pass over all of it.
 
     Attributes:
         header: the trace's own fields.
-        redact: takes out of a text what tells who and where.
-        ids: what replaces the host's process and thread ids.
-        problems: what is wrong with the trace.
+        redact: removes users, hosts and paths from a text.
+        ids: the replacement of each process and thread id of the host.
+        problems: problems of the trace, in words.
     """
 
     def __init__(self, source: Path) -> None:
@@ -105,20 +104,20 @@ class _Known:
         if worker := _WORKER.fullmatch(source.name):
             self._identities.add(worker[1])
         self.ids: dict[int, int] = {}
-        text = TraceText(source, self._see)
+        text = TraceText(source, self._collect_identities)
         for places in text.events():
             for place in places:
                 self._number(place)
         self.header = {key: msgspec.json.decode(value) for key, value in text.header.items()}
-        for key, said in _texts("", self.header):
-            self._identities |= identities_in(said)
+        for key, value in _texts("", self.header):
+            self._identities |= identities_in(value)
             if _NAMES_SOMEBODY.search(key):
-                self._identities |= {said, said.partition(".")[0]}
+                self._identities |= {value, value.partition(".")[0]}
         self.redact = Redaction(self._identities)
-        skipped = f"{len(text.skipped)} events are not like one and left out"
+        skipped = f"{len(text.skipped)} malformed events were left out"
         self.problems = (*text.problems, *([skipped] if text.skipped else []))
 
-    def _see(self, text: bytes) -> list[_Place]:
+    def _collect_identities(self, text: bytes) -> list[_Place]:
         self._identities |= identities_in(text.decode(errors="replace"))
         return _decode_places(text)
 
@@ -131,7 +130,7 @@ class _Known:
 
 
 def _identities_here() -> set[str]:
-    """This user and host, who may have recorded the trace too."""
+    """This user and host, which may have recorded the trace."""
     host = socket.gethostname()
     found = {host, host.partition(".")[0]}
     for name in (getpass.getuser, lambda: Path.home().name):
@@ -141,7 +140,7 @@ def _identities_here() -> set[str]:
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Every text in a value, with the key of the object that it is in."""
+    """Every string in a value, with the key that it is under."""
     match value:
         case str():
             yield key, value
@@ -153,52 +152,52 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
                 yield from _texts(inner, element)
 
 
-def _copy(source: Path, known: _Known) -> Iterator[bytes]:
+def _copy(source: Path, plan: _Plan) -> Iterator[bytes]:
     """The text of the copy, piece by piece."""
-    header = shareable(known.header, HEADER, known.redact) or {}
+    header = shareable(plan.header, HEADER, plan.redact) or {}
     yield json.dumps({**header, "traceEvents": []}).removesuffix("]}").encode()  # with the spaces that HTA looks for
     separator = b"\n"
     for events in TraceText(source, _decode_events).events():
         for fields in events:
-            event = _event(fields, known)
+            event = _event(fields, plan)
             if event:
                 yield separator + msgspec.json.encode(event)
                 separator = b",\n"
     yield b"\n]}\n"
 
 
-def _event(fields: _Fields, known: _Known) -> dict[str, Any]:
-    """What may be shared of an event; nothing where there is nothing."""
+def _event(fields: _Fields, plan: _Plan) -> dict[str, Any]:
+    """The shareable part of an event; empty if there is none."""
     event: dict[str, Any] = {}
     for key in _TEXTS:
         if key in fields and isinstance(text := msgspec.json.decode(fields[key]), str):
-            event[key] = known.redact(text)
+            event[key] = plan.redact(text)
     for key in _NUMBERS:
         if key in fields and _NUMBER.fullmatch(fields[key]):
-            event[key] = fields[key]  # as it was written: a float cannot hold the nanoseconds of a time since 1970
+            event[key] = fields[key]  # verbatim: a float cannot hold nanoseconds since 1970
     for key in ("pid", "tid"):
         if key in fields:
             value = msgspec.json.decode(fields[key])
             number = _whole(value)
-            event[key] = shareable(value, None, known.redact) if number is None else known.ids.get(number, number)
+            event[key] = shareable(value, None, plan.redact) if number is None else plan.ids.get(number, number)
     arguments = _decode_fields(fields["args"]) if bytes(fields.get("args", b"")).startswith(b"{") else {}
     if event.get("ph") == "M":
-        said = _said_of_process(event, arguments, known)
-        return {**event, "args": said} if said else {}
-    if kept := {key: _argument(value, known) for key, value in arguments.items() if key in ARGUMENTS}:
+        metadata = _metadata(event, arguments, plan)
+        return {**event, "args": metadata} if metadata else {}
+    if kept := {key: _argument(value, plan) for key, value in arguments.items() if key in ARGUMENTS}:
         event["args"] = kept
     return event
 
 
-def _argument(value: msgspec.Raw, known: _Known) -> msgspec.Raw:
-    """What may be shared of an argument, as it was written: reports show shapes so."""
+def _argument(value: msgspec.Raw, plan: _Plan) -> msgspec.Raw:
+    """The shareable part of an argument. Numbers stay verbatim, because reports show shapes as they were written."""
     if _NUMBERS_ONLY.fullmatch(value):
         return value
-    return msgspec.Raw(json.dumps(shareable(msgspec.json.decode(value), None, known.redact)).encode())
+    return msgspec.Raw(json.dumps(shareable(msgspec.json.decode(value), None, plan.redact)).encode())
 
 
-def _said_of_process(event: Mapping[str, Any], arguments: _Fields, known: _Known) -> dict[str, Any]:
-    """What a metadata event may say: its names are command lines, or given by whoever made a thread."""
+def _metadata(event: Mapping[str, Any], arguments: _Fields, plan: _Plan) -> dict[str, Any]:
+    """The shareable arguments of a metadata event. Process names are command lines, thread names can be anything."""
     name, labels, index = (msgspec.json.decode(arguments.get(key, b'""')) for key in ("name", "labels", "sort_index"))
     match event.get("name"):
         case "process_name":
@@ -206,7 +205,7 @@ def _said_of_process(event: Mapping[str, Any], arguments: _Fields, known: _Known
         case "process_labels" if _LABELS.fullmatch(str(labels)):
             return {"labels": labels}
         case "process_sort_index" | "thread_sort_index" if isinstance(index, int):
-            return {"sort_index": known.ids.get(index, index)}
+            return {"sort_index": plan.ids.get(index, index)}
         case "thread_name" if _STREAM.fullmatch(str(name)):
             return {"name": name}
         case "thread_name":

@@ -1,4 +1,4 @@
-"""The text of a trace as lists of events, without ever holding all of it."""
+"""The JSON text of a trace as lists of events, decoded in chunks so that memory does not grow with the file."""
 
 import contextlib
 import json
@@ -33,12 +33,12 @@ _EVENT: Final = re.compile(rb'[^\s:]\s*(\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args
 _TOKEN: Final = re.compile(r"[-+.\w]*\s*", re.ASCII)  # a number or a word, as far as it goes
 
 _NOT_A_NUMBER: Final = re.compile(rb'"(?<!\\")\s*:(\s*[-+]?(?i:nan|inf)\w*)(?=\s*[,}\]])')  # behind a key
-_DEEP: Final = re.compile(r"(?:[^\[{]*+[\[{]){500}")  # of so many that begin, none has ended where the last is too deep
+_DEEP: Final = re.compile(r"(?:[^\[{]*+[\[{]){500}")  # nested deeper than the decoder can go
 _AT_BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _HEX: Final = np.isin(np.arange(256), list(b"0123456789abcdefABCDEF"))
 _CONTROL_TO_SPACE: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
 
-# Tells where a value ends, which msgspec does not; what the value is does not matter here.
+# Finds the end of a value, which msgspec cannot; the value itself is not used.
 _scan = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str).raw_decode
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class TraceText(Generic[T]):
-    """A file with a trace, read once from its beginning to its end.
+    """A trace file, read once from beginning to end.
 
     Args:
         path: the file, JSON or gzipped JSON.
@@ -56,34 +56,34 @@ class TraceText(Generic[T]):
     path: Path
     decode: Callable[[bytes], list[T]]
     header: dict[str, msgspec.Raw] = field(default_factory=dict, init=False)
-    """The trace's own fields beside its events; complete when all events have been read."""
+    """Fields of the trace besides its events; complete once all events have been read."""
     problems: list[str] = field(default_factory=list, init=False)
-    """What is wrong with the file, in words, as far as it has been read."""
+    """Problems of the file, in words, as far as it has been read."""
     skipped: list[int] = field(default_factory=list, init=False)
-    """Where events are that are not JSON, in bytes from the file's beginning."""
+    """Byte offsets of events that are not valid JSON."""
     _offset: int = field(default=0, init=False)
     _is_object: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
-    _between: bool = field(default=False, init=False)
+    _between_events: bool = field(default=False, init=False)
     _gave_up: bool = field(default=False, init=False)
 
     @property
     def complete(self) -> bool:
-        """Whether the list of events has been read to its end. A bare list need not be closed."""
-        return self._ended or (self._between and not self._is_object)
+        """Whether the list of events has been read to its end; a bare list may lack its closing bracket."""
+        return self._ended or (self._between_events and not self._is_object)
 
     def events(self) -> Generator[list[T]]:
         """The events, some thousands at a time.
 
         Raises:
-            TraceError: the file holds no trace.
+            TraceError: the file is not a trace.
             OSError: the file could not be read.
         """
         with contextlib.closing(ahead(unpacked(self.path, self.problems))) as pieces:
             yield from self._events(pieces)
 
     def _events(self, pieces: Iterator[bytes]) -> Iterator[list[T]]:
-        text = self._open(pieces)
+        text = self._read_to_events(pieces)
         found = last = False
         while True:
             events, text = self._take(text, last=last)
@@ -95,18 +95,18 @@ class TraceText(Generic[T]):
             if len(text) > _LONGEST_EVENT:
                 self.problems.append(f"no event ends within {_LONGEST_EVENT // _MB} MB after byte {self._offset}")
                 break
-            # as much again as there is, so that an event of many megabytes is not looked at again with each
+            # double it, so that an event of many megabytes is not parsed again with each piece
             more = b"".join(_at_least(len(text), pieces))
             text, last = text + more, not more
         if self._ended:
-            self._close(text + b"".join(_at_least(_LONGEST_EVENT, pieces)))
+            self._read_after_events(text + b"".join(_at_least(_LONGEST_EVENT, pieces)))
         if not found:
-            raise TraceError(f"{self.path}: no whole event in it: {'; '.join(self.problems) or 'its list has none'}")
+            raise TraceError(f"{self.path}: no complete event: {'; '.join(self.problems) or 'its list has none'}")
 
-    def _open(self, pieces: Iterator[bytes]) -> bytes:
+    def _read_to_events(self, pieces: Iterator[bytes]) -> bytes:
         """Read up to the first event; returns the text from there on."""
         text = b""
-        # as much again as there is, so that a long header is not looked at again with each piece
+        # double it, so that a long header is not parsed again with each piece
         while piece := b"".join(_at_least(min(len(text), _LONGEST_EVENT + 1 - len(text)), pieces)):
             text += piece
             opening = _OPENING.match(text)
@@ -127,21 +127,21 @@ class TraceText(Generic[T]):
         if not text.strip():
             return "; ".join(["the file is empty", *self.problems])
         if len(text) > _LONGEST_EVENT:
-            return f"no trace: there is no list traceEvents in its first {_LONGEST_EVENT // _MB} MB"
+            return f"not a trace: no traceEvents list in its first {_LONGEST_EVENT // _MB} MB"
         try:
             msgspec.json.decode(_repaired(text))
         except _NOT_JSON as exc:
             cut = "truncated" in str(exc) or self.problems
             return f"cut before its first event, at byte {len(text)}" if cut else f"not JSON: {exc}"
-        return "JSON, but no trace: it has no list traceEvents"
+        return "JSON, but not a trace: it has no traceEvents list"
 
-    def _close(self, text: bytes) -> None:
+    def _read_after_events(self, text: bytes) -> None:
         """Read what follows the list of events."""
         rest = text.strip().removeprefix(b",")
         if self._is_object:
             self._read_header(b"{" + rest, "after")
         elif rest:
-            self.problems.append(f"what follows the list of events, at byte {self._offset}, was not read")
+            self.problems.append(f"the text after the list of events, at byte {self._offset}, was not read")
 
     def _read_header(self, text: bytes, where: str) -> None:
         try:
@@ -150,11 +150,10 @@ class TraceText(Generic[T]):
             self.problems.append(f"the trace's own fields {where} its events could not be read")
 
     def _take(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
-        """As many whole events as there are, and the text from the first that is not.
+        """All whole events, and the text behind them.
 
-        Where the last event but one ends is guessed. The guess is right if what is before it decodes: a text that
-        begins with an event, and is a list of whole values, can only have been cut between two events, whatever the
-        order of keys, the white space, or the names inside.
+        The end of the last event but one is guessed. If the text before it decodes, the guess is right: a text that
+        begins with an event and is a list of whole values can only have been split between two events.
         """
         end, following = (0, 0) if last else _last_boundary(text, 0, len(text))
         begin = _end_of(_SEPARATOR, text)
@@ -166,12 +165,12 @@ class TraceText(Generic[T]):
         return self._take_around_damage(text, last=last)
 
     def _take_around_damage(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
-        """The same by looking for the end of each event where some at a time are not sound: it finds all that are."""
+        """The same where the text does not decode: finds the end of each event, and so all valid ones."""
         repaired = _repaired(text)
         events: list[T] = []
         at, size = 0, len(text)
         while (at := _end_of(_SEPARATOR, repaired, at)) < len(text):
-            some, end = self._some(repaired, at, at + size)
+            some, end = self._before_boundary(repaired, at, at + size)
             if end > at:
                 events += some
                 at, size = end, 2 * size
@@ -187,12 +186,12 @@ class TraceText(Generic[T]):
                 break
             end, state = _value(repaired, at)
             if state == "whole":
-                events += self._one(repaired, at, end)
+                events += self._single(repaired, at, end)
                 at = end
                 continue
             following = None if state == "cut" else _next_event(repaired, at, end)
             if following is None and not last:
-                break  # there is more to come of it
+                break  # the rest of it is in the next piece
             if state == "cut":
                 self.problems.append(f"the file ends in the middle of an event, at byte {self._offset + len(text)}")
                 return events, b""
@@ -202,19 +201,19 @@ class TraceText(Generic[T]):
             at = following
         self._offset += at
         if last and not self._ended:
-            self._between = True
+            self._between_events = True
             self.problems.append(f"the file ends before its list of events does, at byte {self._offset}")
         return events, text[at:]
 
-    def _one(self, text: bytes, at: int, end: int) -> list[T]:
+    def _single(self, text: bytes, at: int, end: int) -> list[T]:
         try:
             return self.decode(b"[" + text[at:end] + b"]")
         except _NOT_JSON:
             self.skipped.append(self._offset + at)
             return []
 
-    def _some(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
-        """The events between two places, without the last, and where they end; or as far as they are JSON."""
+    def _before_boundary(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
+        """The events between two places, without the last, and where they end; those before the first invalid one."""
         for _ in range(2):
             end, _following = _last_boundary(text, at, stop)
             if end <= at:
@@ -230,9 +229,9 @@ class TraceText(Generic[T]):
 
 
 def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"]]:
-    """Where the value that begins at a place ends; or where it stops to be one, and whether only more text is missing.
+    """The end of the value at a place; or where it becomes invalid, and whether it is damaged or just cut off.
 
-    Looked for in ever larger parts of the text, because an error costs what its text is long.
+    Tries ever larger parts of the text, because a failed attempt takes time in proportion to its length.
     """
     size = _USUAL_EVENT
     while True:
@@ -251,16 +250,16 @@ def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"
 
 
 def _last_boundary(text: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Where the last event but one seems to end and the last to begin; zeros where nothing looks like that."""
+    """Probable end of the last event but one and start of the last; zeros if there is no such place."""
     begin = max(end - _NEAR_THE_END, begin)
     if match := _LAST_BOUNDARY.match(text, begin, end):
         return match.span(1)
-    comma = text.rfind(b",", begin, end)  # what is in the list need not be events
+    comma = text.rfind(b",", begin, end)  # the list may hold other values than events
     return (comma, comma + 1) if comma > begin else (0, 0)
 
 
 def _next_event(text: bytes, after: int, place: int) -> int | None:
-    """Where the first event begins from a place on, and behind another place before that."""
+    """Start of the first event at or after `place`, and behind `after`; None if there is none."""
     begin = place
     while begin > after + 1 and text[begin - 1 : begin].isspace():
         begin -= 1
@@ -269,10 +268,10 @@ def _next_event(text: bytes, after: int, place: int) -> int | None:
 
 
 def _repaired(text: bytes) -> bytes:
-    r"""The text with every byte where it was, but without what Kineto has written although JSON has no such thing.
+    r"""The text with Kineto's invalid JSON replaced, byte for byte, so that offsets stay the same.
 
-    Those are a bandwidth over no time (`inf`, which becomes a text), the paths of Windows (`\` becomes `/`, as in
-    later versions of Kineto), and control characters and broken UTF-8 in names.
+    Kineto writes infinite bandwidths (`inf`, which becomes a string), Windows paths (`\` becomes `/`, as in later
+    versions of Kineto), and control characters and broken UTF-8 in names.
     """
     text = text.translate(_CONTROL_TO_SPACE)
     if not text.isascii():
@@ -283,8 +282,8 @@ def _repaired(text: bytes) -> bytes:
 
 
 def _without_false_escapes(text: bytes) -> bytes:
-    """The text, which has no control character, with a slash for each backslash that JSON does not allow."""
-    text = text.replace(b"\\\\", b"\0\0")  # what stands before one that is left is none
+    """The text, which has no control characters, with a slash for each backslash that JSON does not allow."""
+    text = text.replace(b"\\\\", b"\0\0")  # every backslash left begins an escape
     padded = np.frombuffer(text + bytes(5), np.uint8)
     at = np.flatnonzero(padded == ord("\\"))
     escapes = np.isin(padded[at + 1], list(b'"/bfnrt'))
@@ -300,7 +299,7 @@ def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int = 0) -> int:
 
 
 def _at_least(size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The next piece, and so many more that they are no shorter than this together."""
+    """Pieces of at least this size together, if there are so many; at least one."""
     for piece in pieces:
         yield piece
         size -= len(piece)

@@ -1,4 +1,4 @@
-"""One event of a trace as it stands in the file: just what the analysis uses, whatever the profiler's age called it."""
+"""Events of a trace, decoded from JSON: the fields that the analysis uses, in every spelling since 2021."""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -10,13 +10,13 @@ __all__ = ["Arguments", "Event", "EventDecoder"]
 
 _NONE: Final = msgspec.Raw(b"")
 _EXACT_US: Final = 2**53 / 1e3
-"""Up to here a float of microseconds is good to the nanosecond."""
+"""Up to here a float of microseconds is exact to the nanosecond."""
 
 Number = int | float | str | None
 
 
 class Arguments(msgspec.Struct, gc=False, frozen=True):
-    """What an event says beside its name and times."""
+    """The `args` of an event."""
 
     external: Number = msgspec.field(default=-1, name="External id")
     external_2021: Number = msgspec.field(default=-1, name="external id")
@@ -57,19 +57,19 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """The same with the time as it was written: a float cannot hold the nanoseconds of a time since 1970."""
+    """An event with its time as written: a float cannot hold nanoseconds since 1970."""
 
     ts: Decimal | None = None  # type: ignore[assignment]
 
 
 class BareEvent(Event, gc=False):
-    """An event without its arguments, which are looked for where there are none."""
+    """An event whose `args` are ignored, because they are of an unknown form."""
 
     args: Arguments | None = msgspec.field(default=_NO_ARGUMENTS, name="no such field")
 
 
 class ExactBareEvent(ExactEvent, gc=False):
-    """Likewise."""
+    """An exact event whose `args` are ignored."""
 
     args: Arguments | None = msgspec.field(default=_NO_ARGUMENTS, name="no such field")
 
@@ -78,23 +78,23 @@ _decode_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class EventDecoder:
-    """Decode lists of events.
+    """Decodes lists of events.
 
     Attributes:
-        left_out: how many were left out, because they are not like an event.
-        without_arguments: how many were taken without their arguments, because those are not like any that are known.
+        left_out: number of malformed events, which were left out.
+        without_arguments: number of events decoded without their `args`, which are of an unknown form.
     """
 
     def __init__(self) -> None:
         self.left_out = 0
         self.without_arguments = 0
-        self._use(Event, BareEvent)
+        self._set_type(Event, BareEvent)
 
     def __call__(self, text: bytes) -> list[Event]:
-        """Decode the JSON text of a list of events.
+        """Decode a JSON list of events.
 
         Raises:
-            msgspec.DecodeError: the text is not JSON.
+            msgspec.DecodeError: the text is not valid JSON.
         """
         left_out = without_arguments = 0
         try:
@@ -102,23 +102,23 @@ class EventDecoder:
         except msgspec.ValidationError:
             events, left_out, without_arguments = self._decode_each(_decode_texts(text))
         if not self._exact and any(event.ts is not None and event.ts > _EXACT_US for event in events):
-            self._use(ExactEvent, ExactBareEvent)
+            self._set_type(ExactEvent, ExactBareEvent)
             return self(text)
         self.left_out += left_out
         self.without_arguments += without_arguments
         return events
 
-    def _use(self, type_: type[Event], bare: type[Event]) -> None:
+    def _set_type(self, type_: type[Event], bare: type[Event]) -> None:
         self._exact = type_ is ExactEvent
         list_type: Any = list[type_]  # type: ignore[valid-type]
         self._decode_list: Callable[[bytes], list[Event]] = msgspec.json.Decoder(list_type).decode
-        self._decode_one = msgspec.json.Decoder(type_, strict=False).decode  # takes numbers in quotes, too
+        self._decode_one = msgspec.json.Decoder(type_, strict=False).decode  # accepts numbers in quotes
         self._decode_bare = msgspec.json.Decoder(bare, strict=False).decode
 
     def _decode_each(self, texts: list[msgspec.Raw]) -> tuple[list[Event], int, int]:
         events, left_out, without_arguments = [], 0, 0
         for text in texts:
-            if not bytes(text).startswith(b"{"):  # an exception for each would take longer
+            if not bytes(text).startswith(b"{"):  # faster than an exception for each
                 left_out += 1
                 continue
             try:

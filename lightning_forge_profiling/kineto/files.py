@@ -1,4 +1,4 @@
-"""Which files of a folder are traces, and of which rank."""
+"""The trace files below a path, and the rank of each."""
 
 import os
 import re
@@ -16,17 +16,17 @@ _ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}).+\.json(?:\.gz)?"
 _WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
 _RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
-_NAMED: Final = 5  # of what could not be read; the rest is counted
+_MOST_NAMED: Final = 5  # unreadable files that a note names; the rest is counted
 
 
 def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """The traces of a file or folder.
 
     Args:
-        path: a trace, or a folder with the traces of the ranks. In a folder of folders the newest window is taken.
+        path: a trace, or a folder with one trace per rank. If only its subfolders have traces, the newest is taken.
 
     Returns:
-        The files, and what there is to say about the choice.
+        The files, and notes about which were chosen or could not be read.
 
     Raises:
         TraceError: there are none.
@@ -48,13 +48,13 @@ def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
         raise TraceError("; ".join([looked, *notes]))
     folder = max(below, key=lambda folder: below[folder][0])
     if len(below) > 1:
-        chosen = f"{path} holds {len(below)} windows; this is the newest, {folder.relative_to(path)}"
+        chosen = f"{path} has {len(below)} windows; this is the newest, {folder.relative_to(path)}"
         notes = (chosen, *notes)
     return below[folder][1], notes
 
 
 def rank_in_name(file: Path) -> int | None:
-    """The rank that a file's name gives.
+    """The rank in a file's name; None if there is none.
 
     Example:
         >>> rank_in_name(Path("rank3.trace.json.gz")), rank_in_name(Path("host_42.1700000000.pt.trace.json"))
@@ -65,9 +65,9 @@ def rank_in_name(file: Path) -> int | None:
 
 
 def windows_by_rank(files: Iterable[Path]) -> list[tuple[Path, ...]]:
-    """The files of each rank: one a window.
+    """The files grouped by rank, one file per window.
 
-    Files of one rank have its number in their names, or what PyTorch's `tensorboard_trace_handler` calls a worker.
+    Files of one rank share the rank in their name, or the worker name of PyTorch's `tensorboard_trace_handler`.
 
     Example:
         >>> files = [Path("a_1.1700000000000.pt.trace.json"), Path("a_1.1700000009000.pt.trace.json"), Path("b.json")]
@@ -83,7 +83,7 @@ def windows_by_rank(files: Iterable[Path]) -> list[tuple[Path, ...]]:
 
 
 def _windows_below(folders: Iterable[Path], unreadable: list[OSError]) -> dict[Path, tuple[float, tuple[Path, ...]]]:
-    """Each of the folders, and of those below, that holds traces: when the newest was written, and the traces."""
+    """All folders with traces at any depth: the time of the newest trace, and the traces."""
     below = {}
     waiting = list(folders)
     while waiting:
@@ -112,7 +112,7 @@ def _listed(folder: Path, unreadable: list[OSError]) -> tuple[list[str], list[Pa
                     names.append(entry.name)
                 elif entry.is_dir():
                     folders.append(folder / entry.name)
-            except OSError as exc:  # a link to where we may not look
+            except OSError as exc:  # a link to a folder without permission
                 unreadable.append(exc)
     return names, folders
 
@@ -121,15 +121,15 @@ def _notes(path: Path, unreadable: Iterable[OSError]) -> tuple[str, ...]:
     skipped = sorted(f"{Path(exc.filename).relative_to(path)} ({exc.strerror})" for exc in unreadable)
     if not skipped:
         return ()
-    more = f" and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
-    return (f"{path}: skipped what cannot be read: {', '.join(skipped[:_NAMED])}{more}",)
+    more = f" and {len(skipped) - _MOST_NAMED} more" if len(skipped) > _MOST_NAMED else ""
+    return (f"{path}: skipped, cannot be read: {', '.join(skipped[:_MOST_NAMED])}{more}",)
 
 
 def _traces_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
     names = sorted(names)
     for pattern in (_TRACE, _ANY_JSON):
         found = {name for name in names if pattern.fullmatch(name)}
-        # the raw file beside its compressed self
+        # without a raw file that lies beside its compressed copy
         files = [folder / name for name in names if name in found and f"{name}.gz" not in found]
         if files:
             return tuple(sorted(files, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), _order(file))))
@@ -137,5 +137,5 @@ def _traces_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
 
 
 def _order(file: Path) -> list[tuple[int, str]]:
-    """The name with its numbers as numbers: step9 before step10."""
+    """Sort key that orders numbers by value: step9 before step10."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", file.name)]

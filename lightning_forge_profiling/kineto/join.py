@@ -1,4 +1,4 @@
-"""Several windows of one rank as one trace."""
+"""Several windows of one rank, joined into one trace."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -17,16 +17,16 @@ _INDEX_OF: Final = {
 }  # fmt: skip
 _TIMES: Final = ("start", "end", "time")
 _IDS: Final = ("correlation", "external")
-_LARGEST_ID: Final = 2**60  # no profiler counts that far: what does may coincide, but must not overflow
+_LARGEST_ID: Final = 2**60  # larger than any profiler's; ids beyond it may collide, but must not overflow
 
 
 def join_traces(traces: Sequence[Trace]) -> Trace:
-    """Put windows of one rank one after the other.
+    """Join windows of one rank, one after the other.
 
-    The time between them is not kept: it is in none of the steps, and files of different origin may share no clock.
+    The time between them is not kept: it belongs to no step, and the files may not share a clock.
 
     Args:
-        traces: in order of time.
+        traces: the windows in order of time.
     """
     first, *others = traces
     if not others:
@@ -34,10 +34,10 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     lists = {name: {value: row for row, value in enumerate(getattr(first, name))} for name in _INDEX_OF.values()}
     largest = {column: max(_largest(first, column), 0) for column in _IDS}
     pieces: dict[str, list[dict[str, Ints]]] = {name: [_columns(getattr(first, name))] for name in _TABLES}
-    begins, (_, end) = [*first.begins], _extent(first)
+    begins, (_, end) = [*first.begins], first.extent
     cuts = [*first.cuts]
     for trace in others:
-        began, ended = _extent(trace)
+        began, ended = trace.extent
         shift = end - began + _APART_NS
         begins.append(began + shift)
         cuts += [cut and replace(cut, time=cut.time + shift) for cut in trace.cuts]
@@ -66,7 +66,7 @@ def _columns(table: Any) -> dict[str, Ints]:
 
 
 def _moved(table: Any, shift: int, place: Mapping[str, Ints], largest: Mapping[str, int]) -> dict[str, Ints]:
-    """The columns of a later trace as they are among those of the ones before it."""
+    """The columns of a later trace, with times, positions and ids moved behind those of the earlier ones."""
     columns = _columns(table)
     for name, values in columns.items():
         if name in _TIMES:
@@ -79,15 +79,8 @@ def _moved(table: Any, shift: int, place: Mapping[str, Ints], largest: Mapping[s
 
 
 def _merged(place: dict[Hashable, int], values: Sequence[Hashable]) -> Ints:
-    """Add the values that are new; returns the place of each of them, and -1 as that of -1."""
+    """Add new values; returns the position of each value, followed by -1 so that -1 maps to itself."""
     return np.array([*(place.setdefault(value, len(place)) for value in values), -1], np.int64)
-
-
-def _extent(trace: Trace) -> tuple[int, int]:
-    tables: list[Any] = [table for table in (trace.gpu, trace.calls, trace.operators, trace.annotations) if len(table)]
-    if not tables:
-        return 0, 0
-    return min(int(table.start.min()) for table in tables), max(int(table.end.max()) for table in tables)
 
 
 def _largest(trace: Trace, column: str) -> int:

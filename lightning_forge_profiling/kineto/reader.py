@@ -1,10 +1,10 @@
-"""From a file to columns."""
+"""Reads a trace file into columns: `read_trace` gives a `Trace`."""
 
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,20 +21,21 @@ from lightning_forge_profiling.results.loader_settings import LoaderSettings
 __all__ = ["read_trace"]
 
 _MOST_LEFT_OUT: Final = 200_000
-_MOST_RANKS: Final = 2**31  # of MPI and NCCL, which count them in a C int
+_MOST_RANKS: Final = 2**31  # MPI and NCCL count ranks in a C int
+
+T = TypeVar("T")
 
 
 def read_trace(path: Path) -> Trace:
     """Read a trace that `torch.profiler` exported.
 
-    What is sound is read: events that are damaged, that lack a time, or whose times cannot be are left out, and
-    `Trace.warnings` says so.
+    Events that are damaged, have no time or an impossible one are left out, and `Trace.warnings` counts them.
 
     Args:
-        path: JSON or gzipped JSON, of any version of PyTorch since 2021.
+        path: JSON or gzipped JSON, from any version of PyTorch since 2021.
 
     Raises:
-        TraceError: the file holds no trace.
+        TraceError: the file is not a trace.
         OSError: the file could not be read.
 
     Example:
@@ -54,7 +55,7 @@ def read_trace(path: Path) -> Trace:
             tables.add(events)
             count += len(events)
             if decoder.left_out > _MOST_LEFT_OUT:
-                text.problems.append("the rest was not read: too many entries of its list are not like an event")
+                text.problems.append("the rest was not read: too many events are malformed")
                 break
     tables.drop_absurd()
     tables.begin_at_zero()
@@ -62,9 +63,9 @@ def read_trace(path: Path) -> Trace:
     first = f", the first at byte {text.skipped[0]}" if text.skipped else ""
     for number, what in (
         (len(text.skipped), f"not JSON and left out{first}"),
-        (decoder.left_out, "not like an event and left out"),
+        (decoder.left_out, "malformed and left out"),
         (decoder.without_arguments, "read without their arguments, which are of an unknown form"),
-        (tables.left_out, "left out because they have no time or one that cannot be"),
+        (tables.left_out, "left out for a missing or impossible time"),
     ):
         if number:
             problems.append(f"{number} {'event is' if number == 1 else 'events are'} {what}")
@@ -75,7 +76,7 @@ def read_trace(path: Path) -> Trace:
     cut = tables.cut()
     trace = tables.trace(name)
     device = _device(text.header, trace)
-    host = _host(text.header)
+    host = _decoded(text.header, METADATA_KEY, _Host)
     return replace(
         trace,
         rank=_rank(text.header),
@@ -84,7 +85,7 @@ def read_trace(path: Path) -> Trace:
         device=device.name,
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
-        loader=_loader(text.header),
+        loader=_decoded(text.header, METADATA_KEY, _Fit).loader,
         cuts=(None if text.complete else cut,),
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),
     )
@@ -101,7 +102,7 @@ class _Distributed(msgspec.Struct):
     rank: int | None = None
 
 
-class _About(msgspec.Struct):
+class _Fit(msgspec.Struct):
     loader: LoaderSettings | None = None
 
 
@@ -121,26 +122,17 @@ def _device(header: Mapping[str, msgspec.Raw], trace: Trace) -> _Device:
     return next((device for device in devices if str(device.id) == number), _Device())
 
 
-def _host(header: Mapping[str, msgspec.Raw]) -> _Host:
-    try:
-        return msgspec.json.decode(header.get(METADATA_KEY, b"{}"), type=_Host)
-    except msgspec.DecodeError:
-        return _Host()
-
-
 def _rank(header: Mapping[str, msgspec.Raw]) -> int | None:
     for field in ("distributedInfo", METADATA_KEY):
-        try:
-            rank = msgspec.json.decode(header.get(field, b"{}"), type=_Distributed).rank
-        except msgspec.DecodeError:
-            continue
+        rank = _decoded(header, field, _Distributed).rank
         if rank is not None and 0 <= rank < _MOST_RANKS:
             return rank
     return None
 
 
-def _loader(header: Mapping[str, msgspec.Raw]) -> LoaderSettings | None:
+def _decoded(header: Mapping[str, msgspec.Raw], field: str, form: type[T]) -> T:
+    """Some values of a header field; the defaults where it is missing or they are of another form."""
     try:
-        return msgspec.json.decode(header.get(METADATA_KEY, b"{}"), type=_About).loader
+        return msgspec.json.decode(header.get(field, b"{}"), type=form)
     except msgspec.DecodeError:
-        return None
+        return form()

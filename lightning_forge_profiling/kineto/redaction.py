@@ -1,4 +1,4 @@
-"""What in a name tells who recorded a trace and where, and the name without it."""
+"""Names of a trace without users, hosts, paths and addresses."""
 
 import re
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ _INSTALLED: Final = re.compile(r".*(?:(?:site|dist)-packages|lib/python3[\w.]*)/
 _OUTSIDE: Final = re.compile(r"/|~|[A-Za-z]:|(?:home|Users)/")
 _FILE_NAME: Final = re.compile(r"[\w+-][\w.+-]*\.\w{1,10}")
 
-# A path goes on behind a space where a separator follows before the next one: /home/a b/c.py.
+# A path continues after a space if a separator follows before the next space: /home/a b/c.py.
 _PATH: Final = r"""[^\s"'`,;:<>|(){}\[\]]*(?:\ [^\s/\\]*[/\\][^\s"'`,;:<>|(){}\[\]]*)*"""
 _ROOT: Final = r"(?:(?<![\w./\\])~?/(?![\s/])|(?<!\w)[A-Za-z]:[/\\]|\\\\)"
 _PATHS: Final = re.compile(rf"(?:(?<='){_ROOT}[^']*(?=')|(?<=\"){_ROOT}[^\"]*(?=\")|{_ROOT}{_PATH})", re.VERBOSE)
-_TELLING: Final = re.compile(
+_ADDRESSES: Final = re.compile(
     r"(?<![\w.+-])[\w.+-]*(?:://\S+|@[\w.-]+)"  # an address, or a user on a host
     r"|(?:\b(?:GPU|MIG)-)?\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
     r"|\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b"  # on the PCI bus
@@ -28,8 +28,8 @@ _TELLING: Final = re.compile(
 
 _HOME: Final = re.compile(r"(?:[/\\](?:home|Users)[/\\]+|torchinductor_)([\w.-]+)")
 _SHORTEST: Final = 3
-# Accounts that are nobody's, and words without which a trace could not be read.
-_NOBODYS: Final = frozenset({
+# Shared accounts, and words that a trace is unreadable without.
+_NOT_IDENTITIES: Final = frozenset({
     "root", "user", "users", "admin", "home", "shared", "public", "ubuntu", "runner", "jovyan", "localhost", "python",
     "torch", "cuda", "gpu", "nccl", "aten", "data", "transfer", "forward", "backward", "optimizer", "other", "train",
     "training", "step", "model", "module", "kernel", "forge",
@@ -37,7 +37,7 @@ _NOBODYS: Final = frozenset({
 
 
 def identities_in(text: str) -> set[str]:
-    r"""The users whose home folders or caches are named in a text.
+    r"""Users whose home folder or cache a text names.
 
     Example:
         >>> sorted(identities_in("/home/ada/train.py, C:\\Users\\eve\\x, /tmp/torchinductor_bob/ab/c.py"))
@@ -47,14 +47,13 @@ def identities_in(text: str) -> set[str]:
 
 
 class Redaction:
-    """Takes out of names what tells who recorded a trace and where.
+    """Removes users, hosts, paths and addresses from names.
 
-    That is absolute paths, of which the file's name stays, and of an installed package's file what follows
-    `site-packages/`; addresses of the internet, of networks and of devices; UUIDs; and names that are known to be a
-    user's or a host's.
+    Of an absolute path the file name stays, of a file in an installed package the path below `site-packages/`. Web,
+    mail, network and device addresses, UUIDs and the given identities are removed.
 
     Args:
-        identities: such names.
+        identities: names of users and hosts.
 
     Example:
         >>> redaction = Redaction({"ada"})
@@ -70,19 +69,19 @@ class Redaction:
         words = {
             word
             for word in identities
-            if len(word) >= _SHORTEST and not word.isdecimal() and word.lower() not in _NOBODYS
+            if len(word) >= _SHORTEST and not word.isdecimal() and word.lower() not in _NOT_IDENTITIES
         }
         # the longest first: node17.cluster before node17
         longest = "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word))))
         self._words = re.compile(rf"(?<![^\W_])(?:{longest})(?![^\W_])", re.IGNORECASE) if words else None
-        self._known: dict[str, str] = {}
+        self._cache: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
-        """The text without what tells."""
-        found = self._known.get(text)
-        if found is None:
-            found = self._known[text] = self._redacted(text)
-        return found
+        """The redacted text."""
+        redacted = self._cache.get(text)
+        if redacted is None:
+            redacted = self._cache[text] = self._redacted(text)
+        return redacted
 
     def _redacted(self, text: str) -> str:
         frame = _FRAME.fullmatch(text)
@@ -94,11 +93,11 @@ class Redaction:
             elif _OUTSIDE.match(file):
                 file = file.rpartition("/")[2]
             text = file + frame["line"]
-        text = _PATHS.sub(_file_name, _TELLING.sub(_REMOVED, text))
+        text = _PATHS.sub(_file_name, _ADDRESSES.sub(_REMOVED, text))
         return self._words.sub(_REMOVED, text) if self._words else text
 
 
 def _file_name(path: re.Match[str]) -> str:
-    """The last part of a path where that is a file's, and nothing of a folder's."""
+    """The last part of a path if it looks like a file name; a folder's name is removed."""
     name = re.split(r"[/\\]", path[0])[-1]
     return name if _FILE_NAME.fullmatch(name) else _REMOVED

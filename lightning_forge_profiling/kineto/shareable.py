@@ -1,6 +1,6 @@
-"""What of a trace may be shared: lists of its fields that are known to be harmless.
+"""Fields of a trace that are safe to share, as lists; any other field is left out.
 
-A field that is not listed is not known. Programs that profile add command lines, environments and names of hosts.
+An allowlist, because programs that profile add command lines, environments and names of hosts.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from lightning_forge_profiling.names import METADATA_KEY
 __all__ = ["ARGUMENTS", "HEADER", "shareable"]
 
 Fields = Mapping[str, "Fields | None"]
-"""The fields of an object to keep, each with those of the objects in it, None where it holds none."""
+"""The fields of an object to keep, each with the fields of the objects in it; None if it holds no objects."""
 
 _DEVICE: Final = (
     "id", "name", "totalGlobalMem", "computeMajor", "computeMinor", "maxThreadsPerBlock", "maxThreadsPerMultiprocessor",
@@ -39,7 +39,7 @@ HEADER: Final[Fields] = {
     "distributedInfo": {**dict.fromkeys(_DISTRIBUTED), "pg_config": dict.fromkeys(_GROUP)},
     METADATA_KEY: {**dict.fromkeys(_ABOUT), "loader": dict.fromkeys(_LOADER)},
 }
-"""Of the trace itself."""
+"""Fields of the trace itself."""
 
 ARGUMENTS: Final[Fields] = dict.fromkeys((
     "External id", "external id", "correlation", "device", "stream", "context", "queued", "bytes", "cbid", "kind",
@@ -53,19 +53,19 @@ ARGUMENTS: Final[Fields] = dict.fromkeys((
     "kernel_backend", "kernel_name", "kernel_kwargs", "kernel_hash", "num_warps", "num_stages", "wait_on_stream",
     "wait_on_cuda_event_record_corr_id",
 ))  # fmt: skip
-"""Of an event's arguments."""
+"""Fields of an event's `args`."""
 
 
 def shareable(value: Any, fields: Fields | None, clean: Callable[[str], str]) -> Any:
-    """What may be shared of a value, as JSON has it.
+    """The shareable part of a JSON value.
 
     Args:
         value: the value.
-        fields: those of an object that are known; None where no object is expected.
-        clean: what makes a text harmless.
+        fields: the fields of an object to keep; None if no object is expected.
+        clean: redacts a text.
 
     Returns:
-        The rest, None where there is none.
+        The value without the rest; None if nothing is left.
 
     Example:
         >>> shareable({"rank": 0, "host": "node17"}, {"rank": None}, str.upper)

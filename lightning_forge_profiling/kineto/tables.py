@@ -1,4 +1,4 @@
-"""The columns of a trace under way, from the first of its events to the last."""
+"""Collects the events of a trace into columns, chunk by chunk."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -25,7 +25,7 @@ from lightning_forge_profiling.names import MARK_PREFIX
 
 __all__ = ["TraceTables"]
 
-# What the profiler has called its events since 2021. A renamed one does not change what it is.
+# The table of each event category, in every spelling since 2021.
 _TABLE_OF: Final = {
     **dict.fromkeys(("kernel", "Kernel", "concurrent_kernel"), "kernel"),
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), "gpu_memcpy"),
@@ -37,9 +37,9 @@ _TABLE_OF: Final = {
     **dict.fromkeys(("cpu_op", "Operator"), "operators"),
     "user_annotation": "annotations",
     "python_function": "frames",
-    **dict.fromkeys(("cpu_instant_event", "[memory]"), "allocations"),  # the latter has a name only
+    **dict.fromkeys(("cpu_instant_event", "[memory]"), "allocations"),  # the latter is a name, without a category
 }  # fmt: skip
-# These were operators then, and are in a copy for TensorBoard's plugin.
+# Annotations that were operators in 2021, and are in a copy for TensorBoard's plugin.
 _ANNOTATIONS_2021: Final = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#", MARK_PREFIX)
 _ON_CPU: Final = 0  # c10::DeviceType::CPU
 
@@ -48,14 +48,14 @@ _ABSURD_RATIO: Final = 10
 _ABSURD_ABOVE_NS: Final = 10**10
 
 _UNKNOWN: Final = -(2**63)
-_LATEST_NS: Final = 2**62  # differences of times up to here are no overflow
+_LATEST_NS: Final = 2**62  # differences of times up to here do not overflow
 _LATEST_DIGITS: Final = 15
-_LARGEST: Final = 2**60  # nor are sums of these
-_NOTHING: Final = Arguments()
+_LARGEST: Final = 2**60  # nor do sums of numbers up to here
+_NO_ARGUMENTS: Final = Arguments()
 
 K = TypeVar("K")
 
-_More: TypeAlias = Callable[[list[Event], list[Arguments]], dict[str, Ints]]
+_ExtraColumns: TypeAlias = Callable[[list[Event], list[Arguments]], dict[str, Ints]]
 
 
 class _Index(dict[K, int]):
@@ -67,10 +67,10 @@ class _Index(dict[K, int]):
 
 
 class TraceTables:
-    """Columns under way: for each table the pieces of each column.
+    """Tables that grow with each chunk of events; `trace` closes them.
 
     Attributes:
-        left_out: how many events were left out, because they have no time or one that cannot be.
+        left_out: number of events that were left out for a missing or impossible time.
     """
 
     def __init__(self) -> None:
@@ -89,11 +89,11 @@ class TraceTables:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in any table."""
+        """Whether all tables are empty."""
         return not any(len(piece) for pieces in self._pieces.values() for piece in pieces["start"])
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take some events."""
+        """Add a chunk of events."""
         found: dict[str, list[Event]] = {table: [] for table in _TABLE_OF.values()}
         by_category = {category: found[table] for category, table in _TABLE_OF.items()}
         for event in events:
@@ -120,10 +120,10 @@ class TraceTables:
         self._last_call = next((one for one in reversed(events) if _table_of(one) == "calls"), self._last_call)
 
     def cut(self) -> Cut | None:
-        """Where the last of the events stands; None before there is one."""
+        """The position of the last event; None without events."""
         if self._last is None:
             return None
-        # GPU work stands behind the call that launched it, which says more
+        # the last runtime call says more than the GPU work it launched
         on_gpu = _table_of(self._last) in ACTIVITIES
         last = self._last_call if on_gpu and self._last_call else self._last
         table = _table_of(last)
@@ -135,7 +135,7 @@ class TraceTables:
             in_order=self._in_order and "gpu" in self._pieces,
         )
 
-    def _add(self, table: str, events: list[Event], more: _More | None = None) -> None:
+    def _add(self, table: str, events: list[Event], extra: _ExtraColumns | None = None) -> None:
         if not events:
             return
         start, duration = _nanoseconds([event.ts for event in events]), _nanoseconds([event.dur for event in events])
@@ -150,7 +150,7 @@ class TraceTables:
             "end": start + duration,
             "name": _ints([names[event.name or ""] for event in events]),
             "thread": _ints([threads[event.pid, event.tid] for event in events]),
-            **(more(events, [event.args or _NOTHING for event in events]) if more else {}),
+            **(extra(events, [event.args or _NO_ARGUMENTS for event in events]) if extra else {}),
         }
         pieces = self._pieces.setdefault(table, {})
         for name, column in columns.items():
@@ -197,9 +197,9 @@ class TraceTables:
         }
 
     def drop_absurd(self) -> None:
-        """Leave out what lies a day or more from the rest, or lasts far longer than the recording.
+        """Leave out events a day or more away from the rest, or far longer than the recording.
 
-        CUPTI now and then reports an end of 0 or a duration of centuries.
+        CUPTI occasionally reports an end of 0 or a duration of centuries.
         """
         if self.empty:
             return
@@ -216,7 +216,7 @@ class TraceTables:
                         column[number] = column[number][sound]
 
     def begin_at_zero(self) -> None:
-        """Put a trace with times before its base time behind that: a negative time stands for none elsewhere."""
+        """Shift a trace with times before its base time: elsewhere a negative time means unknown."""
         starts = (piece for pieces in self._pieces.values() for piece in pieces["start"])
         earliest = min((int(piece.min(initial=0)) for piece in starts), default=0)
         self._shift = -earliest
@@ -264,7 +264,7 @@ class TraceTables:
         pieces = self._pieces.pop(table, {})
         columns = {name: np.concatenate(pieces.pop(name)) for name in list(pieces)}
         if table == "allocations" and columns:
-            # until late in 2021 they did not say what is allocated in all
+            # until late in 2021 they had no total
             known = (columns.pop("device_type") != _ON_CPU) & (columns["allocated"] >= 0)
             columns = {name: column[known] for name, column in columns.items()}
         if columns:
@@ -280,7 +280,7 @@ def _table_of(event: Event) -> str:
 
 
 def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str], ...], Ints]:
-    """Pairs as text, and for each the position of its own: 7, "7" and "stream 7" are the same."""
+    """The distinct pairs as text, and the position of each: 7, "7" and "stream 7" are the same."""
     place: _Index[tuple[str, str]] = _Index()
     rows = [place[str(first), str(second).removeprefix("stream ")] for first, second in pairs]
     return tuple(place), np.array(rows, np.int64)
@@ -311,7 +311,7 @@ def _allocations(_: list[Event], arguments: list[Arguments]) -> dict[str, Ints]:
 
 
 def _ints(values: Sequence[Any]) -> Ints:
-    """Numbers as a column; what is none, or too large for one, is -1."""
+    """Numbers as a column; -1 for anything else and for numbers that are too large."""
     try:
         column = np.array(values, np.int64)
     except (TypeError, ValueError, OverflowError):
@@ -328,11 +328,11 @@ def _int(value: object) -> int:
 
 
 def _nanoseconds(microseconds: Sequence[Any]) -> Ints:
-    """Exact for decimals and for what a float holds to the nanosecond; `_UNKNOWN` for what is no time."""
+    """Nanoseconds, exact for decimals and as far as a float can be; `_UNKNOWN` for anything that is not a time."""
     if Decimal in set(map(type, microseconds)):
         return np.array([_exact(us) for us in microseconds], np.int64)
     values = np.array(microseconds, float)
-    sound = np.abs(values) < _LATEST_NS / 1e3  # what is not a number is not
+    sound = np.abs(values) < _LATEST_NS / 1e3  # False for NaN
     return np.where(sound, np.rint(np.where(sound, values, 0) * 1e3), _UNKNOWN).astype(np.int64)
 
 

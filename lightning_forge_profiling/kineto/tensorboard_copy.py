@@ -1,7 +1,7 @@
 """A copy of a trace that TensorBoard's profiler plugin reads correctly.
 
-torch-tb-profiler 0.4.3, the last release, does not know the categories that today's PyTorch writes. The copy uses those
-it does know and leaves out the events it would miscount; docs/tensorboard.md has the list, with what each one repairs.
+torch-tb-profiler 0.4.3, the last release, does not know the categories of current PyTorch. The copy uses the old ones
+and leaves out events that the plugin would miscount; docs/tensorboard.md lists the changes and their effects.
 """
 
 import gzip
@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.kineto.bytes import unpacked
+from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL, unpacked
 from lightning_forge_profiling.names import FETCH_MARK
 from lightning_forge_profiling.safe_files import whole_file
 
@@ -21,19 +21,17 @@ _RENAMED = {
     "cuda_runtime": msgspec.Raw(b'"Runtime"'),
     "cuda_driver": msgspec.Raw(b'"Runtime"'),
     "user_annotation": msgspec.Raw(b'"cpu_op"'),
-    # Not fwdbwd: given `forward_backward` events beside recorded modules, the plugin loses operators or fails to load.
+    # Not fwdbwd: with `forward_backward` events beside recorded modules, the plugin loses operators or fails to load.
 }
-_DROPPED = "gpu_user_annotation"  # a ProfilerStep# among them would count as one more step
+_DROPPED = "gpu_user_annotation"  # a ProfilerStep# among them would count as another step
 
-# The plugin takes for data loading only what is called like torch's own DataLoader. The fetch that our callbacks mark
-# may contain such a range and covers every other kind of loader too; the plugin counts overlapping ranges once.
+# The plugin recognizes data loading only by the name of torch's DataLoader. The fetch that the callbacks mark covers
+# every other loader too. It may contain torch's range: the plugin counts overlapping ranges once.
 _FETCH_IN_PLUGIN = msgspec.Raw(f'"enumerate(DataLoader)#{FETCH_MARK}.__next__"'.encode())
-
-_COMPRESS_LEVEL = 4  # a third of level 9's time for some 10 % more bytes
 
 
 class _Event(msgspec.Struct):
-    """What decides how an event is copied."""
+    """The fields that decide how an event is copied."""
 
     cat: str | None = None
     name: str | None = None
@@ -47,8 +45,8 @@ _decode_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
 def write_plugin_copy(source: Path, target: Path) -> None:
     """Write the copy of a trace for TensorBoard's profiler plugin.
 
-    `target` appears complete or not at all, for the plugin reads a run's files only once. It is listed as a run's
-    worker when its name ends in `.pt.trace.json.gz`.
+    `target` appears complete or not at all, because the plugin reads the files of a run only once. The plugin lists it
+    as a worker of the run if its name ends in `.pt.trace.json.gz`.
 
     Args:
         source: a trace as `torch.profiler` exports it, JSON or gzipped JSON.
@@ -69,7 +67,7 @@ def write_plugin_copy(source: Path, target: Path) -> None:
     """
     trace = _read(source)
     try:
-        with whole_file(target) as file, gzip.open(file, "wb", compresslevel=_COMPRESS_LEVEL) as copy:
+        with whole_file(target) as file, gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as copy:
             copy.writelines(plugin_trace(trace))
     except TraceError as exc:
         raise TraceError(f"{source}: {exc}") from exc
@@ -82,7 +80,7 @@ def plugin_trace(trace: bytes) -> Iterator[bytes]:
         trace: the JSON text of a trace.
 
     Yields:
-        The JSON text of the copy, piece by piece. Events that need no change, and all else, are copied verbatim.
+        The JSON text of the copy, piece by piece. Whatever needs no change is copied verbatim.
 
     Raises:
         TraceError: `trace` is not a trace.

@@ -26,7 +26,7 @@ __all__ = [
 Ints: TypeAlias = NDArray[np.int64]
 
 ACTIVITIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
-"""What is GPU time, and nothing else is. `GpuWork.activity` is the position in here."""
+"""The categories that count as GPU time, and no others. `GpuWork.activity` is the position in this tuple."""
 
 
 def _none() -> Ints:
@@ -35,7 +35,7 @@ def _none() -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Stretches of time on a thread, in order of their start.
+    """Ranges on host threads, in order of their start.
 
     Attributes:
         start: nanoseconds.
@@ -58,8 +58,8 @@ class Calls(Spans):
     """Calls of the CUDA or HIP runtime and driver.
 
     Attributes:
-        correlation: what the GPU work that they launch carries too; -1 without.
-        external: the operator's `External id`; -1 without.
+        correlation: correlation id, shared with the GPU work that the call launches; -1 without.
+        external: `External id` of the operator; -1 without.
     """
 
     correlation: Ints = field(default_factory=_none)
@@ -71,8 +71,8 @@ class Operators(Spans):
     """PyTorch operators.
 
     Attributes:
-        external: their `External id`; -1 without.
-        sequence: autograd's number for those it recorded, and for their backward; -1 without.
+        external: `External id`; -1 without.
+        sequence: autograd's sequence number, shared by a forward operator and its backward node; -1 without.
         signature: position in `Trace.signatures`.
     """
 
@@ -83,7 +83,7 @@ class Operators(Spans):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuWork:
-    """Kernels, copies and sets on the GPU, in order of their start.
+    """Kernels, copies and fills on the GPU, in order of their start.
 
     Attributes:
         start: nanoseconds.
@@ -91,10 +91,10 @@ class GpuWork:
         name: position in `Trace.names`.
         activity: position in `ACTIVITIES`.
         lane: position in `Trace.lanes`.
-        correlation: what the call that launched it carries too; -1 without.
-        external: the operator's `External id`; -1 without.
-        size: bytes copied or set.
-        collective: position in `Trace.collectives`; -1 for what is no collective or does not say.
+        correlation: correlation id, shared with the call that launched it; -1 without.
+        external: `External id` of the operator; -1 without.
+        size: bytes copied or filled.
+        collective: position in `Trace.collectives`; -1 without a `Collective name`.
     """
 
     start: Ints = field(default_factory=_none)
@@ -113,13 +113,13 @@ class GpuWork:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """What a communication kernel says of its collective.
+    """A collective as its communication kernel describes it.
 
     Attributes:
         name: `allreduce`, `_allgather_base`, ...
-        group: the process group's name.
-        elements: of one rank's input.
-        dtype: as PyTorch spells it.
+        group: name of the process group.
+        elements: number of elements in one rank's input.
+        dtype: its data type, as PyTorch spells it.
     """
 
     name: str
@@ -130,7 +130,7 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an operator was called with, as JSON text; empty where it was not recorded."""
+    """Shapes, types, scalar values and strides of an operator's inputs as JSON text; empty if not recorded."""
 
     dims: bytes = b""
     types: bytes = b""
@@ -140,14 +140,14 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocations:
-    """What PyTorch's allocator did on a device, in order of time.
+    """Device allocations and frees of PyTorch's caching allocator, in order of time.
 
     Attributes:
         time: nanoseconds.
         thread: position in `Trace.threads`.
-        size: bytes, negative when they were freed.
-        allocated: bytes in use afterwards.
-        reserved: bytes held afterwards.
+        size: bytes; negative for a free.
+        allocated: bytes allocated afterwards.
+        reserved: bytes reserved afterwards.
     """
 
     time: Ints = field(default_factory=_none)
@@ -162,14 +162,14 @@ class Allocations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Where a file ends too early: at the last event of it that was read.
+    """The last event that was read from a file that is cut off.
 
     Attributes:
-        table: which of the trace's tables that event is in.
-        thread: its process and thread; of GPU work the device and stream.
-        time: when it began, nanoseconds.
-        in_order: whether all events stand in order of time, those of the GPU among them, so that only later ones are
-            missing. The profiler itself writes one thread's after another's, and the GPU's after those.
+        table: the table of `Trace` that it is in.
+        thread: its process and thread; for GPU work device and stream.
+        time: its start, nanoseconds.
+        in_order: whether all events, GPU work included, are in order of time, so that only later ones are missing. The
+            profiler itself writes one thread after another, and the GPU last.
     """
 
     table: str
@@ -180,30 +180,30 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What one file holds.
+    """One trace file, or several windows of one rank joined.
 
     Attributes:
-        file: its name.
-        rank: the global rank it was recorded on, None where it does not say.
-        device: the name of the GPU its work ran on, "" where it does not say.
-        memory_bytes: that GPU's memory, None likewise.
-        multiprocessors: that GPU's number of them, None likewise.
-        intra_op_threads: how many threads an operator may use on the CPU, None likewise.
-        usable_cores: how many cores the process may use, None likewise, or where it is one of several ranks.
-        names: what events are called.
+        file: name of the file.
+        rank: global rank; None if unknown.
+        device: name of the GPU; "" if unknown.
+        memory_bytes: memory of that GPU; None if unknown.
+        multiprocessors: number of its multiprocessors; None if unknown.
+        intra_op_threads: number of threads that an operator may use on the CPU; None if unknown.
+        usable_cores: number of cores that the process may use; None if unknown or shared with other ranks.
+        names: names of events.
         threads: process and thread.
         lanes: device and stream.
-        signatures: what operators were called with.
-        collectives: what collectives were of.
+        signatures: inputs of operators.
+        collectives: collectives of communication kernels.
         gpu: GPU work.
         calls: runtime and driver calls.
-        operators: operators.
+        operators: PyTorch operators.
         annotations: `record_function` ranges: steps, regions, optimizers, data loaders.
-        frames: Python functions, where stacks were recorded.
-        allocations: the allocator's calls, where memory was recorded.
-        loader: the settings of the loader that was trained from, None where it does not say.
-        begins: when each recording in the file began; one, but for files put together.
-        cuts: for each recording where its file is cut off; None where all of its events were read.
+        frames: Python functions, if stacks were recorded.
+        allocations: device allocations, if memory was recorded.
+        loader: settings of the DataLoader; None if unknown.
+        begins: start of each recording; more than one for joined files.
+        cuts: for each recording the last event read if its file is cut off; None for a complete file.
         warnings: what could not be read.
     """
 
@@ -229,3 +229,11 @@ class Trace:
     begins: tuple[int, ...] = (0,)
     cuts: tuple[Cut | None, ...] = (None,)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Start of the first and end of the last event, nanoseconds; zeros without events."""
+        tables = [table for table in (self.gpu, self.calls, self.operators, self.annotations) if len(table)]
+        if not tables:
+            return 0, 0
+        return min(int(table.start.min()) for table in tables), max(int(table.end.max()) for table in tables)

@@ -1,6 +1,6 @@
-"""What an analysis finds, as plain data: the content of `summary.json`, from which all reports are made.
+"""The content of `summary.json`, from which all reports are made: verdict, findings, figures.
 
-Times are milliseconds or microseconds as the name says, percentages are of the step unless the name says otherwise.
+Names end in the unit. Percentages are of the step unless the name says otherwise.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ __all__ = [
     "Hint",
     "RankClock",
     "RankWait",
+    "RunCompute",
     "RunEvidence",
     "RunLedger",
     "RunRegion",
@@ -34,12 +35,12 @@ NO_VERDICT: Final = "no verdict"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWait:
-    """How long one rank waited for others in collectives.
+    """Time that one rank waits for the others in collectives.
 
     Attributes:
-        rank: its number.
-        comm_ms_per_step: durations of its matched collectives.
-        wait_ms_per_step: what they took longer than on the rank where they were shortest.
+        rank: the global rank.
+        comm_ms_per_step: time in collectives that were matched over the ranks.
+        wait_ms_per_step: the part of it beyond the shortest duration of each collective on any rank.
     """
 
     rank: int
@@ -53,11 +54,11 @@ class Collective:
 
     Attributes:
         name: `allreduce`, `_allgather_base`, ...
-        group: the process group's name.
-        calls_per_step: how often.
-        megabytes_per_step: input of one rank, 0 where the trace does not say.
-        cost_ms_per_step: the shortest duration over the ranks, summed: what the communication itself takes.
-        wait_ms_per_step: mean over the ranks of what it took longer: waiting for the last to join.
+        group: name of the process group.
+        calls_per_step: calls per step.
+        megabytes_per_step: input of one rank; 0 if the trace does not record it.
+        cost_ms_per_step: shortest duration over the ranks, summed: the communication itself.
+        wait_ms_per_step: time beyond that, mean over the ranks: waiting for the last rank to join.
     """
 
     name: str
@@ -70,18 +71,17 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A cause of lost time, with its evidence and what to do.
+    """A cause of lost time, with its evidence and the fix.
 
     Attributes:
-        code: stable, as `input-bound`.
-        share_pct: what it costs, in percent of the step, or of the fit where `of` says so; from the trace the mean over
-            the ranks.
-        rank: the rank it was found on, None where it holds for all of them.
-        source: the recorded `trace`, or the regions of the whole `run`.
-        title: one sentence with the numbers that matter.
-        evidence: the numbers, each named with its unit.
-        advice: what to change, naming the setting.
-        saves: what that is predicted to save; None if unknown, or where there is no fix.
+        code: stable identifier, such as `input-bound`.
+        share_pct: cost in percent of the step, or of the fit (see `of`); of a trace's finding the mean over the ranks.
+        rank: the rank it applies to; None for all.
+        source: `trace` for the recorded window, `run` for the regions of the whole run.
+        title: one sentence with the key numbers.
+        evidence: the numbers behind it; names end in the unit.
+        advice: the fix, with the name of the setting.
+        saves: predicted saving of the fix; None if unknown or without a fix.
         of: what `share_pct` is a share of: the `step`, or the wall time of the `run` from the start of the fit.
     """
 
@@ -97,13 +97,13 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """The advice, and what it saves."""
+        """The advice, followed by its predicted saving."""
         return self.advice if self.saves is None else f"{self.advice} {self.saves.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """A rule of thumb that applies: less than a finding, worth a look."""
+    """A rule of thumb that applies; weaker than a finding."""
 
     code: str
     rank: int
@@ -112,7 +112,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRegion:
-    """One region over the steps of a whole run that count: milliseconds per step."""
+    """Time of one region over the counted steps of a run, in milliseconds per step."""
 
     device_ms: float
     host_ms: float
@@ -120,19 +120,19 @@ class RunRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCompute:
-    """How fast a device computed over the steps that count, and the peak that this is relative to.
+    """Compute rate of one device over the counted steps, and the peak that it is relative to.
 
     Attributes:
-        kind: `mfu` by the operations that the model asks for, `hfu` by those that the device carried out.
-        tflops: 10¹² operations a second of one device; None if unknown, for the reason in `peak_source`.
-        dtype: what the peak is of.
-        device: whose peak it is.
-        peak_tflops: what the device could do; None where that is unknown.
-        peak_source: where that is from, or why it is unknown.
+        kind: `mfu` counts the operations that the model requires, `hfu` those that the device executed.
+        tflops: 10¹² operations per second of one device; None if unknown, for the reason in `peak_source`.
+        dtype: data type of the peak.
+        device: the device that the peak is of.
+        peak_tflops: peak of the device; None if unknown.
+        peak_source: where the peak is from, or why it is unknown.
         pct_of_peak: MFU or HFU in percent; None without a peak.
-        measured_tflops: what the device was measured to reach; None if not measured.
+        measured_tflops: rate that `measure_peak` reached on the device; None if it was not measured.
         pct_of_measured: the rate in percent of that.
-        note: what to know about the count, "" for nothing.
+        note: caveat of the FLOP count; "" without one.
     """
 
     kind: Literal["mfu", "hfu"]
@@ -149,14 +149,14 @@ class RunCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClock:
-    """One rank's steps by its own host's clock, without a profiler.
+    """Step times of one rank by its host's clock, without a profiler.
 
     Attributes:
-        rank: its number.
-        step_ms: mean of the steps.
-        host_ms: how long its host works on a step: from the fetch to the end of the batch.
-        between_ms: the rest, from the end of a batch to the next fetch. In a run of several processes Lightning
-            synchronizes them there, so that the ranks whose hosts are early wait for the one whose host is late.
+        rank: the global rank.
+        step_ms: mean step time.
+        host_ms: host time per step, from the fetch to the end of the batch.
+        between_ms: the rest, from the end of a batch to the next fetch. With several processes Lightning synchronizes
+            them there, so ranks with a fast host wait for the slowest.
     """
 
     rank: int
@@ -167,16 +167,16 @@ class RankClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEffect:
-    """The pace of a run after its recorded window, against that before it.
+    """Step time after the recorded window, compared with before it.
 
     Attributes:
-        steps_before: how many steps before the window were compared.
-        steps_after: how many after it.
-        before_ms: median of the steps before.
-        after_ms: median of the steps after.
-        change_pct: how much longer a step is after the window.
-        low_pct: lower end of the 95 % interval of that.
-        high_pct: upper end.
+        steps_before: number of steps compared before the window.
+        steps_after: number of steps compared after it.
+        before_ms: median step time before.
+        after_ms: median step time after.
+        change_pct: increase of the median.
+        low_pct: lower end of its 95 % interval.
+        high_pct: upper end of its 95 % interval.
     """
 
     steps_before: int
@@ -190,13 +190,13 @@ class WindowEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRestarts:
-    """Ends and starts of the DataLoader's workers between epochs, each until its first batch is there.
+    """Restarts of the DataLoader's workers between epochs, each until its first batch arrives.
 
     Attributes:
-        count: how many there were in the steps.
-        workers: how many processes ended and started each time.
-        device_ms: what the GPU waited for it, per step; host time without a GPU. It is part of the region `data`.
-        host_ms: host time of it, per step.
+        count: number of restarts in the counted steps.
+        workers: processes restarted each time.
+        device_ms: GPU wait for them per step, part of the region `data`; host time without a GPU.
+        host_ms: host time per step.
     """
 
     count: int
@@ -229,29 +229,30 @@ class RunLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
-    """What the callbacks measured over a whole run, without any trace.
+    """Measurements of the callbacks over a whole run, without a trace.
 
     Attributes:
-        steps: how many steps it is over.
-        on_device: whether device times are the GPU's; False on a CPU.
+        steps: number of counted steps.
+        on_device: whether device times are measured on a GPU; False on a CPU.
         step_ms: device time of the steps.
-        regions: those of `data`, `transfer`, `forward`, `backward`, `optimizer` that were timed separately, `other` and
-            the user's, by name.
-        user_regions: which of them are the user's.
-        drained_pct: in how many of the steps the GPU had finished all but the optimizer's update when the host
+        regions: `data`, `transfer`, `forward`, `backward`, `optimizer` as far as they were timed apart, `other` and
+            custom regions, by name.
+        user_regions: names of the custom regions.
+        drained_pct: share of the steps in which the GPU had finished all but the optimizer's update when the host
             finished the batch; None if not measured.
-        world_size: how many processes trained.
-        telemetry: what the GPU's sensors measured; None without sensors.
-        compute: how fast a device computed; empty if unknown.
-        split_steps: in how many of the steps the regions were timed; they are estimated from those. None for all.
-        overhead_us: what timing took of a step on the host.
-        window_effect: whether the recorded window left the run slower; None without 20 steps on each side of it.
-        clocks: each rank's own clock, where several ranks recorded a window; empty otherwise.
-        worker_restarts: ends and starts of the loader's workers; None where it keeps them, or has none.
-        like_ms: what the mean step would take if each took the median time of those like it: that change the weights,
-            or that only accumulate gradients. None if unknown.
-        loader: the settings of the loader on rank 0; None if unknown.
-        ledger: where the wall time of the whole run went; None if unknown.
+        world_size: number of training processes.
+        telemetry: readings of the GPU's sensors; None without any.
+        compute: compute rates; empty if unknown.
+        split_steps: number of steps whose regions were timed, from which the others are estimated; None for all.
+        overhead_us: host time that timing adds to a step.
+        window_effect: step time after the recorded window compared with before; None with fewer than 20 steps on a
+            side.
+        clocks: host clock of each rank, if several ranks recorded a window; else empty.
+        worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
+        like_ms: mean step time if each step took the median of its kind: with or without an optimizer update. None if
+            unknown.
+        loader: settings of the DataLoader on rank 0; None if unknown.
+        ledger: wall time of the whole run by parts; None if unknown.
     """
 
     steps: int
@@ -275,24 +276,24 @@ class RunEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """Everything: the content of `summary.json`.
+    """Verdict, findings and figures of a trace, a run, or both.
 
     Attributes:
         schema_version: version of this layout.
-        source: the file or folder that was analysed, or the run's name.
-        verdict: the code of the finding whose fix gains most, `NOTHING_STANDS_OUT`, or `NO_VERDICT` for files that
-            are cut off and show no whole step.
-        verdict_text: the verdict in one or two sentences, with its numbers and advice.
-        findings: the one that gains most first.
-        findings_note: which steps the findings are over, where that is not all of them.
+        source: the analysed file or folder, or the name of the run.
+        verdict: code of the finding whose fix gains most, `nothing stands out`, or `no verdict` if the files are cut
+            off and have no whole step.
+        verdict_text: the verdict in one or two sentences, with numbers and advice.
+        findings: causes of lost time, largest gain first.
+        findings_note: the recorded steps that the figures leave out, and why; "" for none.
         hints: rules of thumb that apply.
-        ranks: one entry a rank, by number; empty where there was only a run.
-        collectives: communication matched over the ranks, the costliest first; empty for a single rank.
-        rank_waits: how long each rank waits for others; empty for a single rank.
-        run: what was measured over the whole run, None for a trace alone.
+        ranks: one entry per rank, by number; empty for a run without a trace.
+        collectives: communication matched over the ranks, most expensive first; empty for a single rank.
+        rank_waits: time that each rank waits for the others; empty for a single rank.
+        run: measurements over the whole run; None for a trace alone.
         differences: where the trace and the whole run disagree.
-        cut_off: for each rank with a file that is cut off, where it ends and which of its steps are whole.
-        warnings: what could not be read, of any file.
+        cut_off: for each rank whose file is cut off, where it ends and which of its steps are whole.
+        warnings: what could not be read, of all files.
     """
 
     schema_version: Literal[1] = 1

@@ -1,4 +1,4 @@
-"""What a step without a GPU is made of, as plain data."""
+"""Where the step time goes on a rank that trains on the CPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,22 +9,21 @@ __all__ = ["CpuTime"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuTime:
-    """What the steps of a rank that trains on the CPU are made of. The four parts sum to the step.
+    """Step time on the CPU in four parts, which sum to the step.
 
     Attributes:
         data_ms_per_step: in the data loader.
-        optimizer_ms_per_step: in the optimizer's update, with clipping and `zero_grad` where the callbacks marked them.
-        operators_ms_per_step: in PyTorch operators outside of both, on threads that train.
+        optimizer_ms_per_step: in the optimizer's update, with clipping and `zero_grad` if the callbacks marked them.
+        operators_ms_per_step: in other PyTorch operators, on training threads.
         python_ms_per_step: the rest: Python between operators, the training loop, callbacks.
-        costliest_ms_per_step: the operators outside of data loader and optimizer with the most time of their own,
-            at most three, by name.
-        optimizer: the optimizer's class; "" if unknown.
-        update: how its update is computed: operators for each parameter and tensor (`loop`), lists of them (`foreach`),
-            or all in one (`fused`); "" if unknown.
-        update_calls_per_step: calls of operators in it.
-        operator_threads: how many threads ran operators. Threads inside of an operator are not among them.
-        intra_op_threads: how many threads an operator may use; None if unknown.
-        usable_cores: how many cores the process may use; None if unknown, or where other ranks may use them too.
+        costliest_ms_per_step: self time of the top operators outside data loader and optimizer, at most three, by name.
+        optimizer: class of the optimizer; "" if unknown.
+        update: implementation of its update: operators for each parameter (`loop`), for lists of them (`foreach`), or
+            one for all (`fused`); "" if unknown.
+        update_calls_per_step: operator calls in the update.
+        operator_threads: number of threads that called operators, without the intra-op threads.
+        intra_op_threads: number of threads that one operator may use; None if unknown.
+        usable_cores: number of cores that the process may use; None if unknown or shared with other ranks.
     """
 
     data_ms_per_step: float

@@ -1,4 +1,4 @@
-"""What a recorded window says of arithmetic."""
+"""FLOPs and compute rates of a recorded window."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ __all__ = ["Flops"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flops:
-    """Arithmetic of matrix products, convolutions and attention, from the recorded input shapes.
+    """FLOPs of matrix products, convolutions and attention, counted from the recorded input shapes.
 
     Attributes:
-        per_step: floating-point operations a step; a multiply-add is two.
-        model_per_step: those that the model asks for, without what activation checkpointing computes again and what the
-            optimizer multiplies; None where compiled code does not tell.
-        counted_pct: share of the matmul, convolution and attention kernels' time whose operators could be counted.
-        matmul_tflops: those operations over the time of the kernels they launched.
-        busy_tflops: over the busy time.
-        step_tflops: over the step.
-        dtype: what the counted operators mostly compute in, by FLOPs.
-        peak_tflops: the device's dense peak for that dtype; None for a device that is not in the table.
-        matmul_pct_of_peak: None without a peak.
-        busy_pct_of_peak: None without a peak.
-        uncounted: operators that launch such kernels and whose FLOPs are not known.
+        per_step: floating-point operations per step; a multiply-add is two.
+        model_per_step: those that the model requires: without recomputation by activation checkpointing and without
+            the optimizer's products; None if compiled code hides which they are.
+        counted_pct: share of the time of matmul, convolution and attention kernels whose operators were counted.
+        matmul_tflops: counted operations over the time of the kernels they launched.
+        busy_tflops: counted operations over the GPU's busy time.
+        step_tflops: counted operations over the step time.
+        dtype: data type of most of the FLOPs.
+        peak_tflops: dense peak of the device for that dtype; None for a device that is not in the table.
+        matmul_pct_of_peak: `matmul_tflops` in percent of the peak; None without a peak.
+        busy_pct_of_peak: `busy_tflops` in percent of the peak; None without a peak.
+        uncounted: operators that launch such kernels but whose FLOPs are unknown.
     """
 
     per_step: float

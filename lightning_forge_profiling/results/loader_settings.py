@@ -1,4 +1,4 @@
-"""The settings of the loader that a fit trains from, and the cores there are for it."""
+"""Settings of the DataLoader that a fit trains from, and the cores it may use."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ __all__ = ["LoaderSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """The loader that a fit trains from, and what the machine has for it.
+    """Settings of the DataLoader that a fit trains from, and the cores it may use.
 
     Attributes:
-        kind: its class, as `DataLoader`.
-        loaders: how many loaders there are; the settings are then of all together.
-        num_workers: its worker processes; None where it is no `torch.utils.data.DataLoader`.
-        persistent_workers: whether they stay from epoch to epoch.
+        kind: its class, such as `DataLoader`.
+        loaders: number of loaders; if several, the settings are of all of them together.
+        num_workers: number of worker processes; None if it is not a `torch.utils.data.DataLoader`.
+        persistent_workers: whether the workers are kept between epochs.
         pin_memory: whether batches are copied to pinned memory.
-        prefetch_factor: batches that each worker makes ahead; None without workers.
-        batch_size: samples in a batch; None where a batch sampler or the dataset decides.
-        sampler: the class that chooses the samples.
+        prefetch_factor: batches that each worker prefetches; None without workers.
+        batch_size: samples per batch; None if a batch sampler or the dataset decides.
+        sampler: class of the sampler.
         iterable: whether the dataset is an `IterableDataset`.
         cores: cores that this rank's process may use.
-        ranks_on_host: ranks that share them.
-        accumulate_grad_batches: batches to one optimizer step.
+        ranks_on_host: ranks that share these cores.
+        accumulate_grad_batches: batches per optimizer step.
     """
 
     kind: str = ""
@@ -39,5 +39,5 @@ class LoaderSettings:
 
     @property
     def most_workers(self) -> int:
-        """How many workers this rank's loader can have without competing for cores; PyTorch warns of more."""
+        """Number of workers that this rank's share of the cores allows; PyTorch warns of more."""
         return max(self.cores // max(self.ranks_on_host, 1), 1)

@@ -1,6 +1,6 @@
-"""What an analysis finds on one rank, as plain data.
+"""The figures of one rank: busy and idle time, kernels, regions, communication, memory.
 
-Times are milliseconds or microseconds as the name says, percentages are of the step unless the name says otherwise.
+Names end in the unit. Percentages are of the step unless the name says otherwise.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ CATEGORIES: Final = ("matmul", "comm", "memory", "other")
 """The four coarse parts of a GPU's busy time. Convolution and attention are `other`, as `kinds` shows them."""
 
 IDLE_CAUSES: Final = ("data", "launch", "allocator", "sync", "copy", "python", "gpu")
-"""What kept the GPU waiting, see `RankSummary.idle`."""
+"""What the GPU waits for, see `RankSummary.idle`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,10 @@ class Kind:
     """The kernels of one kind: `matmul`, `attention`, `elementwise`, ...
 
     Attributes:
-        category: which of `CATEGORIES` it belongs to.
-        ms_per_step: its part of the busy time; the parts of all kinds sum to it.
+        category: its category, one of `CATEGORIES`.
+        ms_per_step: its part of the busy time; the kinds sum to the busy time.
         pct: share of the step.
-        calls_per_step: launches, copies or sets.
+        calls_per_step: kernels, copies or fills per step.
     """
 
     category: str
@@ -63,7 +63,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """How a time is spread over the steps, in milliseconds."""
+    """Distribution of a time over the steps, in milliseconds."""
 
     mean: float
     p50: float
@@ -76,13 +76,13 @@ class Step:
     """One recorded step.
 
     Attributes:
-        number: the N of its `ProfilerStep#N`, or its position where the trace has no steps.
+        number: the N of `ProfilerStep#N`; 0 if the trace marks no steps.
         ms: length of its window on the GPU, without validation and checkpoints.
-        host_ms: length of its span on the host, likewise without them.
-        busy_ms: how much of the window the GPU was busy.
-        categories_ms: the busy time by category; it sums to `busy_ms`.
+        host_ms: length of its range on the host, without validation and checkpoints.
+        busy_ms: busy time of the GPU in the window.
+        categories_ms: the busy time by category; the categories sum to `busy_ms`.
         whole: False for a step that the recording or the file cuts off.
-        counted: whether the rank's figures and findings are over this step too.
+        counted: whether the figures and findings include this step.
     """
 
     number: int
@@ -96,7 +96,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """How busy the GPU was."""
+    """Busy and idle time of the GPU."""
 
     busy_ms_per_step: float
     busy_pct: float
@@ -107,13 +107,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Communication kernels.
+    """Communication, total and exposed.
 
     Attributes:
-        ms_per_step: their union.
-        exposed_ms_per_step: the part of it in which no other kernel ran.
-        hidden_pct: share of `ms_per_step` in which another kernel ran too; 0 without communication.
-        exposed_pct: the exposed part's share of the step.
+        ms_per_step: time in which a communication kernel runs.
+        exposed_ms_per_step: the part of it in which no other kernel runs.
+        hidden_pct: share of `ms_per_step` in which another kernel runs too; 0 without communication.
+        exposed_pct: exposed communication in percent of the step.
     """
 
     ms_per_step: float
@@ -124,16 +124,16 @@ class Communication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """Copies of one direction.
+    """Copies in one direction.
 
     Attributes:
         direction: `HtoD`, `DtoH`, `DtoD`, `PtoP`, ...
-        memory: of the host's side, `pageable` or `pinned`; "" where there is none or the trace does not say.
-        calls_per_step: how many.
-        ms_per_step: the sum of their durations.
-        bytes_per_step: how much.
-        gb_per_s: bytes over time; 0 where a trace gives no bytes.
-        exposed_ms_per_step: how long the GPU did nothing but such copies.
+        memory: host memory, `pageable` or `pinned`; "" if unknown or if no host memory is involved.
+        calls_per_step: copies per step.
+        ms_per_step: sum of their durations.
+        bytes_per_step: bytes copied.
+        gb_per_s: bandwidth; 0 if the trace does not record bytes.
+        exposed_ms_per_step: time in which the GPU does nothing but such copies.
     """
 
     direction: str
@@ -147,7 +147,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """PyTorch's allocator on the device, where `profile_memory` recorded it."""
+    """Device memory of PyTorch's caching allocator, as recorded by `profile_memory`."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -157,16 +157,16 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A named stretch of the host's program and the GPU work launched in it.
+    """A named part of the training step and the GPU work launched in it.
 
     Attributes:
-        name: `forward`, `backward`, `optimizer`, ..., or the user's.
-        user: whether it is the user's own. Those lie over the others and may overlap each other.
-        calls_per_step: how often it was entered; 0 where it is inferred from operators, in a trace without our marks.
+        name: `forward`, `backward`, `optimizer`, ..., or the name of a custom region.
+        user: whether it is a custom region. Those overlap the built-in ones and each other.
+        calls_per_step: times entered; 0 if inferred from operators, in a trace without the callbacks' marks.
         host_ms_per_step: time on the host.
-        gpu_ms_per_step: busy time of what it launched.
-        idle_ms_per_step: idle time of the GPU before work that it launched, as far as the host is its cause.
-        pct: the busy time's share of the step.
+        gpu_ms_per_step: busy time of the GPU work launched in it.
+        idle_ms_per_step: idle time of the GPU before that work, as far as the host causes it.
+        pct: the busy time in percent of the step.
         launches_per_step: kernel and graph launches in it.
     """
 
@@ -185,11 +185,10 @@ class IdlePart:
     """Idle time of the GPU during one activity of the host.
 
     Attributes:
-        launched: whether the next GPU work had been launched by then, so that it was not the host that delayed it.
-        activity: the runtime call, or else the operator or the annotated range, that the host was in; "" in Python
-            outside of all of them.
-        operator: the operator around a call, "" without.
-        thread: the id of the thread that launched the next work; "" where it is not known.
+        launched: whether the next GPU work was already launched, so that the host did not delay it.
+        activity: the innermost runtime call, operator or annotated range; "" for Python outside of any.
+        operator: the operator around a runtime call; "" without one.
+        thread: id of the host thread; "" if unknown.
         following: the GPU work that ended most of this time.
         ms_per_step: milliseconds per step.
     """
@@ -204,36 +203,37 @@ class IdlePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """One rank's window.
+    """The recorded window of one rank.
 
     Attributes:
-        rank: its number; the position of the file where the trace does not say.
-        file: the name of its file.
-        device: the GPU's name, "" where the trace has none.
-        steps: how many of the recorded steps the figures are over, `per_step` says which.
-        step_ms: their windows.
-        gpu: busy and idle.
-        categories: the busy time by `CATEGORIES`; they sum to it.
-        kinds: the same, finer. Where kernels overlap an instant counts to one: matmul, the other computation, copies,
-            communication, in this order; so hidden communication counts to what hides it.
-        idle: the idle time by what the host did (`IDLE_CAUSES`): in the data loader, in a launch of 0.1 ms or more, in
-            cudaMalloc or cudaFree, waiting for the GPU, copying, in Python; `gpu`: the next kernel was launched.
-        idle_parts: the same by the call, operator or range that the host was in, the longest first.
-        comm: communication.
-        copies: by direction and memory.
+        rank: the global rank; a free number if the trace has none.
+        file: name of its trace file.
+        device: name of the GPU; "" if the trace has none.
+        steps: number of recorded steps that the figures are over; `per_step` says which.
+        step_ms: step time on the GPU.
+        gpu: busy and idle time.
+        categories: the busy time by category; the categories sum to it.
+        kinds: the same in more detail. Where kernels overlap, the time counts once: to matmul, else to other
+            computation, copies, communication. So overlapped communication counts to the computation that hides it.
+        idle: the idle time by host activity: `data` in the data loader, `launch` in a launch of 0.1 ms or more,
+            `allocator` in cudaMalloc or cudaFree, `sync` waiting for the GPU, `copy` copying, `python` anything else;
+            `gpu` if the next kernel was already launched.
+        idle_parts: the idle time by runtime call, operator or annotated range on the host, longest first.
+        comm: communication, total and exposed.
+        copies: copies by direction and memory.
         host: launches, syncs, allocations.
-        cpu: what the step is made of on the CPU; None where a GPU was used, or no operators were recorded.
-        memory: PyTorch's allocator, None where it was not recorded.
-        regions: GPU work by region.
-        operators: the costliest operators, by the order that was asked for.
-        top_kernels: the costliest kernels.
-        flops: None where there is nothing to count; `flops_note` says why.
-        flops_note: why there are no FLOPs, "" where there are.
-        per_step: all recorded steps one by one.
+        cpu: where the step time goes on the CPU; None if a GPU was used or no operators were recorded.
+        memory: device memory; None if it was not recorded.
+        regions: host and GPU time by region.
+        operators: the most expensive operators, in the chosen order.
+        top_kernels: the most expensive kernels.
+        flops: FLOPs and compute rates; None if they cannot be counted.
+        flops_note: why FLOPs cannot be counted; "" if they are.
+        per_step: all recorded steps.
         unlinked_pct: share of the GPU time whose launch is not in the trace.
         warnings: what could not be read or was left out.
-        loader: the settings of the loader; None where the trace does not say.
-        cut_off: whether its file ends too early, and its figures are of steps that may lack something.
+        loader: settings of the DataLoader; None if the trace has none.
+        cut_off: whether its file is cut off, so that its steps may be incomplete.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""What the fix of a finding saves of a step."""
+"""Predicted time saved by the fix of a finding."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ __all__ = ["Saving"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """What the fix of a finding is predicted to save.
+    """Predicted time saved by the fix of a finding.
 
     Attributes:
-        ms_per_step: milliseconds of a step; of a finding on the whole run, spread over its steps.
+        ms_per_step: milliseconds per step; of a finding on the whole run, spread over its steps.
         pct: the same in percent of the step.
-        at_most: whether the cause only bounds it; else it is the expected value.
+        at_most: whether it is an upper bound; else the expected value.
         text: the same as a sentence.
     """
 

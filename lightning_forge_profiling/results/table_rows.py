@@ -1,4 +1,4 @@
-"""The rows of two tables, operators and kernels, as plain data: means per step over the steps that count."""
+"""One operator and one kernel of a rank's tables, as means per counted step."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ class Operator:
 
     Attributes:
         name: its name.
-        calls_per_step: how often it was called.
-        host_ms_per_step: time in it on the host, what it called included.
-        self_host_ms_per_step: the same without the operators it called.
-        device_ms_per_step: durations of the GPU work launched in it, what it called included.
-        self_device_ms_per_step: of what it launched itself; these sum over operators without counting twice.
-        allocated_bytes_per_step: what it allocated on the device, net of what it freed; None where memory was not
+        calls_per_step: calls per step.
+        host_ms_per_step: total host time, child operators included.
+        self_host_ms_per_step: host time without child operators.
+        device_ms_per_step: time of the GPU work launched in it, child operators included.
+        self_device_ms_per_step: time of the GPU work it launched itself; sums over operators without double counting.
+        allocated_bytes_per_step: device memory allocated less freed, child operators included; None if memory was not
             recorded.
-        input_shapes: the shapes it was called with, the costliest first; empty where they were not recorded.
+        input_shapes: input shapes, most expensive first; empty if not recorded.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Kernel:
     """One kernel.
 
     Attributes:
-        name: its name, demangled.
-        kind: what it computes, one of the kinds of `RankSummary.kinds`.
-        category: which of `CATEGORIES` it belongs to.
-        calls_per_step: how often it ran.
-        ms_per_step: the sum of its durations.
-        mean_us: of one call.
+        name: its name as in the trace.
+        kind: the kind of its work, as in `RankSummary.kinds`.
+        category: its category, one of `CATEGORIES`.
+        calls_per_step: launches per step.
+        ms_per_step: sum of its durations.
+        mean_us: mean duration of one launch.
         pct: share of the step.
     """
 

@@ -1,4 +1,4 @@
-"""What a run's GPU did by its own sensors, as plain data for the reports."""
+"""Readings of a GPU's sensors over a run: means, peaks and curves for the reports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,25 +25,25 @@ SERIES: Final = {
     "sm_mhz": ("sm_mhz", 1.0),
     "memory_mhz": ("memory_mhz", 1.0),
 }
-"""What is drawn over time: its name, the reading, and the factor to its unit."""
+"""The curves over time: name, reading of the sensor, and factor to the unit in the name."""
 
 _DIGITS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySeries:
-    """The readings of a whole run, warm-up and validation included, as columns of the same length.
+    """Sensor readings over a whole run, warm-up and validation included, as columns of equal length.
 
     Attributes:
-        seconds: when, since training began; of a point of several samples the middle between the first and the last.
-        samples_per_point: how many samples a point is of; the last may be of fewer.
-        values: their mean, by a name of `SERIES`; None where they lack it. What the device never told is left out.
-        lowest: the least of them; only of what varied within a point.
-        highest: the greatest; likewise.
-        throttled_by_pct: in how many of them the clock was held down, by reason, of those that occurred; None where
-            none of them tells.
-        counted_pct: how many of them are in the means of the summary: not those of the warm-up, of validation, and of
-            steps in which the profiler ran.
+        seconds: time since training began; the middle of a point that merges several samples.
+        samples_per_point: samples merged into one point; the last may have fewer.
+        values: mean by name, such as `power_w`; None for a point without the reading. Readings that the device lacks
+            are left out.
+        lowest: minimum within each point; only of readings that vary within a point.
+        highest: maximum within each point; likewise.
+        throttled_by_pct: share of the samples with a reduced clock, by reason; None if unknown.
+        counted_pct: share of the samples that the means of the summary include: none of warm-up, validation or steps
+            under the profiler.
     """
 
     seconds: tuple[float, ...] = ()
@@ -57,28 +57,28 @@ class TelemetrySeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySummary:
-    """The GPU of rank 0 over the steps that count. None is what its driver does not tell.
+    """The GPU of rank 0 over the counted steps. None if the driver does not report a value.
 
     Attributes:
-        device: its name.
-        is_mig: whether it is a slice of a GPU; power, temperature, clocks and throttling are then the whole GPU's.
-        samples: how many.
-        utilization_pct: mean share of the time in which any kernel ran.
-        memory_utilization_pct: mean share of the time in which its memory was read or written.
-        memory_peak_gib: the most that was in use by all processes and the driver.
-        memory_own_peak_gib: the most that this process used.
-        memory_total_gib: what there is.
+        device: name of the GPU.
+        is_mig: whether it is a MIG slice; power, temperature, clocks and throttling are then those of the whole GPU.
+        samples: number of samples.
+        utilization_pct: mean share of the time in which any kernel runs.
+        memory_utilization_pct: mean share of the time in which memory is read or written.
+        memory_peak_gib: peak memory of all processes and the driver.
+        memory_own_peak_gib: peak memory of this process.
+        memory_total_gib: memory of the GPU.
         power_w: mean power.
-        power_limit_w: the limit in force.
-        temperature_peak_c: the highest temperature.
-        sm_mhz: mean clock of the multiprocessors.
-        sm_peak_mhz: their highest.
-        throttled_pct: share of the samples in which the clock was held down.
+        power_limit_w: power limit in force.
+        temperature_peak_c: peak temperature.
+        sm_mhz: mean SM clock.
+        sm_peak_mhz: peak SM clock.
+        throttled_pct: share of the samples with a reduced clock.
         throttled_by_pct: the same by reason.
-        joules_per_sample: the board's energy by training sample of this device.
-        allocated_peak_gib: the most that PyTorch's tensors took.
-        alloc_retries: how often PyTorch's allocator ran out and gave its free blocks back.
-        device_allocs_per_step: how often it called `cudaMalloc` (or `cuMemMap`) a step.
+        joules_per_sample: energy of the board per training sample of this device.
+        allocated_peak_gib: peak memory allocated by PyTorch's tensors.
+        alloc_retries: times that PyTorch's allocator ran out of memory, freed its cached blocks and tried again.
+        device_allocs_per_step: calls of `cudaMalloc` (or `cuMemMap`) per step.
         series: the samples over time.
     """
 
@@ -117,23 +117,23 @@ def summarize(
     history: Sequence[GpuPoint] = (),
     began_ns: int = 0,
 ) -> TelemetrySummary:
-    """Put together what was measured.
+    """Builds the summary of a run's sensor readings.
 
     Args:
-        usage: what the sensors said.
-        device: its name.
-        is_mig: whether it is a slice of a GPU.
-        memory_bytes: its memory.
-        power_limit_w: the limit in force.
-        samples_per_second: training samples of this device, over the same steps.
-        allocator: what PyTorch's allocator did in those steps.
-        steps: how many they are.
+        usage: means and peaks over the counted steps.
+        device: name of the GPU.
+        is_mig: whether it is a MIG slice.
+        memory_bytes: memory of the GPU.
+        power_limit_w: power limit in force.
+        samples_per_second: training samples of this device per second, over the same steps.
+        allocator: activity of PyTorch's allocator in those steps.
+        steps: number of those steps.
         history: the whole run in points.
         began_ns: when training began, on the clock of the history.
 
     Returns:
-        The summary. Energy by sample is mean power over the rate, and so free of what lies between steps. The peaks of
-        memory are of the whole history: everything has to fit.
+        The summary. Energy per sample is mean power over the sample rate, so time between steps does not count. Memory
+        peaks are over the whole history, because all of it has to fit.
     """
     watts, mean, peak = usage.watts, usage.mean, usage.peak
     return TelemetrySummary(

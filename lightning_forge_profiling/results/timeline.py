@@ -1,4 +1,4 @@
-"""What a picture of a trace needs: lanes of spans, thinned out to a number that a page can hold."""
+"""The timeline of a report: lanes of spans, thinned out to a number that a page can hold."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class Lane:
         name: `host: regions`, `stream 7`, `communication`, ...
         group: `host`, `stream` or `comm`.
         start_us: when each span begins, in microseconds from the timeline's start.
-        duration_us: how long it is.
-        name_index: which of `Timeline.names` it is called.
-        kind_index: which of `Timeline.kinds` it is.
+        duration_us: duration of each span.
+        name_index: position of its name in `Timeline.names`.
+        kind_index: position of its kind in `Timeline.kinds`.
     """
 
     name: str
@@ -31,14 +31,14 @@ class Timeline:
     """The recorded window of one rank.
 
     Attributes:
-        rank: its number.
-        length_us: the whole window.
+        rank: the global rank.
+        length_us: length of the window.
         steps: number, begin and end of each step's window on the GPU, in microseconds.
-        left_out: begin and end of what lies in the windows and is no part of a step, as validation and checkpoints.
-        names: what spans are called.
-        kinds: what spans are: kernel kinds (`matmul`, ...), `region` for the host's.
+        left_out: begin and end of time that belongs to no step, such as validation and checkpoints.
+        names: names of spans.
+        kinds: kinds of spans: kernel kinds (`matmul`, ...), `region` for those of the host.
         lanes: the rows, host first.
-        omitted: how many spans were left out because there were too many; the shortest were.
+        omitted: number of spans left out, the shortest, because there were too many.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""What became of a recorded window."""
+"""Outcome of a recorded window: written, not reached or failed, and where its files are."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,25 +11,25 @@ Status = Literal["waiting", "recording", "written", "not reached", "stood aside"
 
 @dataclass(frozen=True, slots=True)
 class TraceReport:
-    """What became of one window on one rank.
+    """Outcome of one window on one rank.
 
     Attributes:
-        status: `waiting` and `recording` while the run goes on, then `written`, `not reached` (the run ended before
-            the window), `stood aside` (another profiler was at work) or `failed`.
-        message: why, where the status is one of the last two, or a remark.
-        steps: the steps that were recorded, whole or in part.
-        path: the trace, None unless written.
-        plugin_path: the copy for TensorBoard, None unless written.
-        stall_ms: how long the training loop was held up at the end of the window.
-        start_stall_ms: how long it was held up where the profiler was started.
-        attached: why CUPTI stays attached to the process after the window, which slows kernel launches, and what to
-            do; "" where it does not.
-        summary_path: what the analysis found, None without one; all ranks' analysis is the lowest recording rank's.
-        report_path: the same for a browser, None without one.
-        memory_path: PyTorch's memory snapshot, None unless written.
-        memory_message: why there is none, where one was asked for and due.
-        pending: whether the run came down before trace, copy and reports were complete: a process beside it goes on
-            with them, and they appear once they are.
+        status: `waiting` and `recording` during the run, then `written`, `not reached` (the run ended before the
+            window), `stood aside` (another profiler was active) or `failed`.
+        message: the reason for `stood aside` and `failed`, or a remark.
+        steps: steps that were recorded, whole or in part.
+        path: the trace; None unless written.
+        plugin_path: the copy for TensorBoard; None unless written.
+        stall_ms: time that the end of the window held up the training loop.
+        start_stall_ms: time that the start of the profiler held it up.
+        attached: why CUPTI stays attached to the process after the window, which slows kernel launches, and the fix;
+            "" if it does not.
+        summary_path: `summary.json` of all ranks, on the lowest recording rank; None without an analysis.
+        report_path: `report.html` likewise.
+        memory_path: PyTorch's memory snapshot; None unless written.
+        memory_message: why there is no snapshot, if one was requested and due.
+        pending: whether the run failed before trace, copy and reports were complete; a process beside it finishes
+            them.
     """
 
     status: Status = "waiting"

@@ -1,4 +1,4 @@
-"""The marks of the steps in a trace: `ProfilerStep#N`, of one profiler or of several at the same time."""
+"""Annotations that mark steps (`ProfilerStep#N`) and the callbacks' built-in regions."""
 
 import re
 from collections.abc import Iterator
@@ -8,24 +8,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import named
-from lightning_forge_profiling.kineto.trace import Ints, Trace
+from lightning_forge_profiling.kineto.trace import Ints, Spans, Trace
+from lightning_forge_profiling.names import MARK_PREFIX
 
-__all__ = ["chosen_marks", "step_marks", "step_numbers"]
+__all__ = ["chosen_marks", "region_marks", "step_marks", "step_numbers"]
 
 _STEP: Final = re.compile(r"ProfilerStep#\d{1,18}")
 
 _ROUNDING_NS: Final = 2_000
-"""A step may seem to begin so much before the end of the last: older traces have whole microseconds."""
+"""A step may seem to begin this much before the end of the previous one: older traces round to microseconds."""
 _OVERLAP: Final = 4
-"""The step with the next number may begin in the last so-manieth part of one."""
+"""The step with the next number may begin in the last 1/4 of a step."""
 _MOST_SETS: Final = 4
 _AS_MUCH: Final = 0.9
-"""A set with so much of the host's work as the one with most of it is as good: that with more steps is taken."""
+"""Among the sets of marks with at least this share of the busiest one's work, the one with the most steps is taken."""
 
 
 def step_marks(trace: Trace) -> NDArray[np.bool_]:
-    """Which annotations mark steps, whoever made them."""
+    """Mask of the annotations that mark steps, of any profiler."""
     return named(trace, trace.annotations, _STEP)
+
+
+def region_marks(trace: Trace) -> Spans:
+    """The callbacks' marks of built-in regions, as if on one thread.
+
+    Autograd's threads launch work while the main thread waits inside a mark.
+    """
+    annotations = trace.annotations
+    rows = np.flatnonzero(named(trace, annotations, lambda name: name.startswith(MARK_PREFIX)))
+    return Spans(
+        start=annotations.start[rows],
+        end=annotations.end[rows],
+        name=annotations.name[rows],
+        thread=np.zeros(len(rows), np.int64),
+    )
 
 
 def step_numbers(trace: Trace, rows: Ints) -> Ints:
@@ -33,16 +49,15 @@ def step_numbers(trace: Trace, rows: Ints) -> Ints:
 
     Args:
         trace: the trace.
-        rows: those of annotations that mark steps.
+        rows: rows of annotations that mark steps.
     """
     return np.array([int(trace.names[name].partition("#")[2]) for name in trace.annotations.name[rows]], np.int64)
 
 
 def chosen_marks(trace: Trace) -> Ints:
-    """Rows of the annotations that mark the steps, in order of time; empty where nothing does.
+    """Rows of the annotations that mark the steps, in order of time; empty without any.
 
-    Where two profilers, or threads, mark steps at the same time, each numbering its own, these are those of one of
-    them: of the thread that works most.
+    If two profilers or threads mark steps at the same time, the marks of the thread with the most work are taken.
     """
     rows = np.flatnonzero(step_marks(trace))
     if (trace.annotations.start[rows[1:]] >= trace.annotations.end[rows[:-1]] - _ROUNDING_NS).all():
@@ -59,7 +74,7 @@ def chosen_marks(trace: Trace) -> Ints:
 
 
 def _successive(trace: Trace, rows: Ints) -> Iterator[int]:
-    """The first mark, and after each the one with the next number on its thread, or else the next behind its end."""
+    """The first mark, and after each the one with the next number on its thread, else the next one after its end."""
     start, end, thread = trace.annotations.start[rows], trace.annotations.end[rows], trace.annotations.thread[rows]
     number = step_numbers(trace, rows)
     recording = np.searchsorted(trace.begins, start, side="right")
@@ -77,7 +92,7 @@ def _successive(trace: Trace, rows: Ints) -> Iterator[int]:
 
 
 def _work(trace: Trace, marks: Ints) -> int:
-    """How many operators and calls the marks' thread was in meanwhile."""
+    """The number of operators and runtime calls within the marks, on their thread."""
     start, end = trace.annotations.start[marks], trace.annotations.end[marks]
     done = 0
     for table in (trace.operators, trace.calls):

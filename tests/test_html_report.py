@@ -75,7 +75,7 @@ def without_steps():
 def embellished(content, text):
     """The same plain data with `text` after every string that a trace could bring, keys of mappings included."""
     if isinstance(content, str):
-        return content if content in {"trace", "run", "mfu", "hfu"} else content + text
+        return content if content in {"trace", "run", "step", "mfu", "hfu"} else content + text
     if isinstance(content, list | tuple):
         return [embellished(each, text) for each in content]
     if isinstance(content, dict):

@@ -31,6 +31,7 @@ __all__ = [
     "linked",
     "operator_columns",
     "share_of",
+    "slower_after",
     "slowest",
     "slowest_rank",
     "step_on_host",
@@ -100,7 +101,12 @@ def window_effect_words(effect: WindowEffect) -> str:
         f"the median step takes {after} ms after the window, {before} ms before it: "
         f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
     )
-    return f"{words}; slower since then, by the profiler or by the machine" if effect.low_pct > _SLOWER_PCT else words
+    return f"{words}; slower since then, by the profiler or by the machine" if slower_after(effect) else words
+
+
+def slower_after(effect: WindowEffect) -> bool:
+    """Whether steps are longer after the window by more than they drift anyway."""
+    return effect.low_pct > _SLOWER_PCT
 
 
 def verdict(analysis: Analysis) -> Text:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
-from lightning_forge_profiling.timing.rates import PlainSteps, Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.rates import Percentiles, PlainSteps, Rates, Spread, StepTiming, StepWork
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
@@ -30,6 +30,8 @@ class RunSummary:
             it had but one step, that.
         only_warmup: whether that was so.
         step_ms: how the times of those steps differ.
+        region_ms: median and 95th percentile of each region that ran, of the latest 1024 of those steps whose regions
+            were timed. Medians of regions do not sum to that of the step; means do.
         caught_up_pct: in how many percent of them the GPU was done with all but the optimizer's update when the host
             finished the batch: it had nothing queued and waited for the host. None if unknown.
         warmup_steps: how many were left out as warm-up.
@@ -48,6 +50,7 @@ class RunSummary:
     steady: Rates
     only_warmup: bool
     step_ms: Spread
+    region_ms: Mapping[str, Percentiles]
     caught_up_pct: float | None
     warmup_steps: int
     recorded_steps: int
@@ -209,6 +212,7 @@ class RunLedger:
             steady=shown.read(),
             only_warmup=only_warmup,
             step_ms=shown.spread(),
+            region_ms=shown.region_percentiles(),
             caught_up_pct=shown.caught_up_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,

@@ -23,6 +23,16 @@ const KIND_COLOURS = new Map([
   ["region", "--slate"],
 ]);
 
+// Regions of the step, in the breakdown of a step without GPU work and on the host's lanes of the timeline.
+const REGION_COLOURS = new Map([
+  ["data", "--region-data"],
+  ["transfer", "--region-transfer"],
+  ["forward", "--region-forward"],
+  ["backward", "--region-backward"],
+  ["optimizer", "--region-optimizer"],
+  ["other", "--region-other"],
+]);
+
 const IDLE = new Map([
   ["data", ["--amber", "in the data loader"]],
   ["launch", ["--pink", "in a launch of 0.1 ms or more"]],
@@ -37,6 +47,15 @@ const CATEGORY_ORDER = ["matmul", "other", "memory", "comm"];
 
 function kindColour(kind, category) {
   return KIND_COLOURS.get(kind) ?? KIND_COLOURS.get(category) ?? "--grey";
+}
+
+// A region's name without the prefix that its range has in a trace.
+function regionName(name) {
+  return name.replace(/^forge\./, "");
+}
+
+function regionColour(name) {
+  return REGION_COLOURS.get(regionName(name)) ?? KIND_COLOURS.get("region");
 }
 
 function swatch(colour, hatched = false) {

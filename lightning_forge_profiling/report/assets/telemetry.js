@@ -18,7 +18,7 @@ function spanRects(spans, style) {
   }));
 }
 
-function picture(style, label, shapes) {
+function plot(style, label, shapes) {
   return drawn("svg", { class: style, viewBox: `0 0 ${WIDE} 100`, preserveAspectRatio: "none", role: "img", "aria-label": visible(label) }, ...shapes);
 }
 
@@ -53,14 +53,14 @@ function linePaths(chart, line, time) {
   ].filter(Boolean);
 }
 
-function chartPicture(chart, time, states) {
+function chartPlot(chart, time, states) {
   const across = (value, style) => drawn("path", { class: style, d: `M0 ${down(chart, value).toFixed(2)}H${WIDE}` });
   const shades = states.flatMap(({ spans, style }) => spanRects(spans, style));
   const grid = time.ticks().map(({ part, minor }) => drawn("path", { class: minor ? "grid minor" : "grid", d: `M${(WIDE * part).toFixed(2)} 0V100` }));
   const lines = chart.lines.filter((line) => !line.steady).reverse().flatMap((line) => linePaths(chart, line, time));
   const levels = [...chart.marks.map(({ value }) => across(value, "grid")), ...(chart.near ? [across(chart.limitValue, "limit")] : [])];
   const made = element("div", { class: "chart-plot" },
-    picture("chart", chartText(chart, time), [...shades, ...grid, ...levels, ...lines]),
+    plot("chart", chartText(chart, time), [...shades, ...grid, ...levels, ...lines]),
     chart.marks.map(({ value, text }) => placed(element("span", { class: "mark", "aria-hidden": "true" }, text), { top: down(chart, value) })),
     chart.near && placed(element("span", { class: "limit-name", "aria-hidden": "true" }, `${chart.limited} ${reading(chart, chart.limitValue)} ${chart.unit}`), { top: down(chart, chart.limitValue) }));
   chart.dots = chart.lines.filter((line) => !line.steady).map((line) => {
@@ -128,13 +128,13 @@ class TelemetryView {
     const far = chart.limitValue !== null && !chart.near;
     return element("div", { class: "chart-row" }, element("div", { class: "chart-label" },
       element("div", { class: "chart-title" }, element("b", null, chart.title), `, ${chart.unit}`,
-        far && element("span", { class: "muted" }, ` of ${reading(chart, chart.limitValue)}`)), names), chartPicture(chart, this.time, this.states));
+        far && element("span", { class: "muted" }, ` of ${reading(chart, chart.limitValue)}`)), names), chartPlot(chart, this.time, this.states));
   }
 
   state(state) {
     const label = element("div", { class: "chart-line" },
       element("span", { class: `stroke ${state.style}`, "aria-hidden": "true" }), element("span", null, state.name), this.cell(state));
-    const lane = picture("lane-picture", `${state.name}: ${percent(shareOf(state))} of the run`, spanRects(state.spans, state.style));
+    const lane = plot("state-lane", `${state.name}: ${percent(shareOf(state))} of the run`, spanRects(state.spans, state.style));
     return element("div", { class: "chart-row state" }, element("div", { class: "chart-label" }, label), element("div", { class: "chart-plot" }, lane));
   }
 
@@ -203,7 +203,7 @@ function telemetryFacts(telemetry) {
   ].filter(Boolean));
 }
 
-// What the picture is of, and what it lacks.
+// What the charts are of, and what they lack.
 function telemetryNotes(telemetry, run, view) {
   const { time, charts, states } = view;
   const missing = READINGS.filter((each) => !each.whereUsed && !charts.some((chart) => chart.title === each.title)).map((each) => each.title.toLowerCase());
@@ -212,11 +212,11 @@ function telemetryNotes(telemetry, run, view) {
     time.averaged
       ? `Each point is the mean of ${number(time.samples)} readings, over ${time.each}; the pale band reaches from the lowest to the highest of them.`
       : time.step > 0 && `A reading every ${time.each}.`,
-    "The figures above are over the steps that count; the peak of memory and the picture are of all the run, from the start of training on.",
+    "The figures above are over the steps that count; the peak of memory and the charts are of all the run, from the start of training on.",
     states.some((state) => state.style === "left-out") && "Grey: not in the means, as the warm-up, validation, and steps in which the profiler ran.",
     states.some((state) => state.style === "throttled") && "Tinted: something held the clock down.",
     broken && "A line is broken where there was no reading.",
-    missing.length > 0 && `The driver does not tell: ${missing.join(", ")}.`,
+    missing.length > 0 && `Not reported by the driver: ${missing.join(", ")}.`,
     telemetry.is_mig && "This is a slice of a GPU (MIG): power, temperature, clocks and throttling are the whole GPU's.",
     run.world_size === 2 && "This is rank 0's GPU; that of the other rank is not read.",
     run.world_size > 2 && `This is rank 0's GPU; those of the other ${number(run.world_size - 1)} ranks are not read.`,

@@ -1,4 +1,4 @@
-"""Where a report is printed: how wide it is, and whether it is a terminal, where sentences wrap and colours are."""
+"""The stream that a report is printed on: its width, whether sentences wrap, whether it has colours."""
 
 import io
 import os
@@ -23,7 +23,7 @@ class Screen:
         stream: standard output by default.
         width: in columns; by default that of the terminal, and 80 where there is none.
         wrap: whether to wrap sentences; by default on a terminal alone.
-        colours: whether to use them; by default on a terminal, unless the environment's `NO_COLOR` or `TERM` say no.
+        colours: whether to use them; by default on a terminal, unless the environment has `NO_COLOR` or `TERM=dumb`.
 
     Example:
         >>> Screen(width=40, wrap=True).line("one two three four five six seven", name="count", column=8)
@@ -53,10 +53,10 @@ class Screen:
         return self._width
 
     def line(self, text: str | Text = "", *, name: str | Text = "", column: int = 0, whole: bool = False) -> None:
-        """Print a line, wrapped beside its name where sentences are wrapped.
+        """Print a line. Where sentences wrap, they wrap beside its name.
 
         Args:
-            text: what it says.
+            text: the text.
             name: what stands before it.
             column: how wide the names of such lines are.
             whole: never wrap it: a path or a command could not be copied once it is broken.
@@ -75,7 +75,7 @@ class Screen:
             self._write(line)
 
     def flush(self) -> None:
-        """Have it out, also where the process is about to be killed."""
+        """Write out what is buffered: the process may be killed next."""
         flush = getattr(self._stream, "flush", None)
         if flush is not None:
             flush()

@@ -136,7 +136,7 @@ function communicationText(rank) {
     `${milliseconds(exposed)} exposed, ${percent(share)} of the step.`);
 }
 
-// What a step on the CPU is made of besides its regions, which it lies across.
+// Operators and Python in a step on the CPU, which lie across its regions.
 function cpuFacts({ cpu, step_ms: step }, threads) {
   if (!cpu) return null;
   const share = (ms) => `${milliseconds(ms)} per step, ${percent(step.mean > 0 ? (100 * ms) / step.mean : 0)}`;
@@ -147,7 +147,7 @@ function cpuFacts({ cpu, step_ms: step }, threads) {
   ]);
 }
 
-// Nothing where there is neither GPU work nor a region.
+// Empty where there is neither GPU work nor a region.
 function breakdownSection(ranks, words) {
   const onGpu = ranks.some(usedGpu);
   const recorded = ranks.filter((rank) => usedGpu(rank) === onGpu && partsOf(rank).length > 0);

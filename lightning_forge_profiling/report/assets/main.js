@@ -16,7 +16,7 @@ function rankDetails(rank, words) {
   const onCpu = rank.cpu !== null && !usedGpu(rank);
   const regions = onCpu ? rank.regions.filter((region) => region.user) : rank.regions; // the others are the breakdown
   const part = (id, title, content) => section(id, title, content);
-  const idle = usedGpu(rank) && rank.idle_parts.length > 0 && part("idle", "Idle GPU, by what the host was in", idleTable(rank.idle_parts, rank.step_ms.mean));
+  const idle = usedGpu(rank) && rank.idle_parts.some((part) => 100 * part.ms_per_step >= SHOWN_PCT * rank.step_ms.mean) && part("idle", "Idle GPU, by what the host was in", idleTable(rank.idle_parts, rank.step_ms.mean));
   const kernels = rank.top_kernels.length > 0 && part("kernels", "Top kernels", kernelTable(rank.top_kernels, words.labels).element);
   const uncounted = !onCpu && !rank.flops && rank.flops_note ? ` FLOPs unknown: ${rank.flops_note}.` : "";
   return [

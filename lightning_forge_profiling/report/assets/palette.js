@@ -1,5 +1,5 @@
 // Colours by kind of work. Hues follow Okabe and Ito's colour-blind-safe set, in two lightnesses; all are light enough
-// for black text on them. Idle time is hatched, so that it never depends on colour to be told from work.
+// for black text on them. Idle time is hatched: colour alone never distinguishes it from work.
 
 const KIND_COLOURS = new Map([
   ["matmul", "--blue"],
@@ -64,7 +64,7 @@ function swatch(colour, hatched = false) {
   return made;
 }
 
-// What custom properties come to in the theme that is on, for the canvas.
+// The values of custom properties in the theme that is on, for the canvas.
 function resolvedColours(properties) {
   const probe = element("span", { hidden: true });
   document.body.append(probe);

@@ -26,8 +26,8 @@ function plot(style, label, shapes) {
 function stretches(values, time) {
   const found = [];
   values.forEach((value, index) => {
-    if (!told(value)) return;
-    if (index > 0 && told(values[index - 1]) && time.follows(index)) found[found.length - 1].push(index);
+    if (!isNumber(value)) return;
+    if (index > 0 && isNumber(values[index - 1]) && time.follows(index)) found[found.length - 1].push(index);
     else found.push([index]);
   });
   return found;
@@ -92,7 +92,7 @@ class TelemetryView {
     this.rows = [
       ...this.charts.flatMap((chart) => chart.lines.map((line) => ({
         cell: element("span", { class: "reading" }), range: rangeText(chart, line), at: (index) => valueText(chart, line, index),
-        spoken: (index) => `${chart.title}, ${line.name}: ${told(line.means[index]) ? `${valueText(chart, line, index)} ${chart.unit}` : "no reading"}`, of: line,
+        spoken: (index) => `${chart.title}, ${line.name}: ${isNumber(line.means[index]) ? `${valueText(chart, line, index)} ${chart.unit}` : "no reading"}`, of: line,
       }))),
       ...this.states.map((state) => ({
         cell: element("span", { class: "reading" }), range: percent(shareOf(state)), of: state, at: (index) => this.stateAt(state, index),
@@ -111,7 +111,7 @@ class TelemetryView {
 
   stateAt({ shares }, index) {
     const share = shares[index];
-    if (!told(share)) return "\u2013";
+    if (!isNumber(share)) return "\u2013";
     return share > 0 && share < 100 ? percent(share) : share > 0 ? "yes" : "no";
   }
 
@@ -154,8 +154,8 @@ class TelemetryView {
     this.moment.classList.toggle("late", left > 60);
     for (const [dot, line, chart] of this.charts.flatMap((chart) => chart.dots)) {
       const value = shown ? line.means[index] : null;
-      dot.hidden = !told(value);
-      if (told(value)) placed(dot, { left, top: down(chart, value) });
+      dot.hidden = !isNumber(value);
+      if (isNumber(value)) placed(dot, { left, top: down(chart, value) });
     }
     this.scrubber.setAttribute("aria-valuenow", index ?? 0);
     this.scrubber.setAttribute("aria-valuetext", shown
@@ -190,16 +190,16 @@ class TelemetryView {
 
 function telemetryFacts(telemetry) {
   const { throttled_pct: throttled, throttled_by_pct: reasons } = telemetry;
-  const of = (value, limit, unit) => (told(limit) ? `${short(value)} of ${short(limit)} ${unit}` : `${short(value)} ${unit}`);
+  const of = (value, limit, unit) => (isNumber(limit) ? `${short(value)} of ${short(limit)} ${unit}` : `${short(value)} ${unit}`);
   const why = Object.entries(reasons ?? {}).sort(([, a], [, b]) => b - a).map(([reason, pct]) => `${reason} ${percent(pct)}`).join(", ");
   return facts([
     ["Device", telemetry.device],
-    told(telemetry.utilization_pct) && ["GPU utilized", percent(telemetry.utilization_pct)],
-    told(telemetry.memory_peak_gib) && ["Peak memory", of(telemetry.memory_peak_gib, telemetry.memory_total_gib, "GiB")],
-    told(telemetry.power_w) && ["Mean power", of(telemetry.power_w, telemetry.power_limit_w, "W")],
-    told(telemetry.joules_per_sample) && ["Energy", `${short(telemetry.joules_per_sample)} J per sample`],
-    told(telemetry.sm_mhz) && ["Mean clock", `${number(telemetry.sm_mhz)} MHz`],
-    told(throttled) && ["Throttled", throttled > 0 ? `${percent(throttled)} (${why})` : "never"],
+    isNumber(telemetry.utilization_pct) && ["GPU utilized", percent(telemetry.utilization_pct)],
+    isNumber(telemetry.memory_peak_gib) && ["Peak memory", of(telemetry.memory_peak_gib, telemetry.memory_total_gib, "GiB")],
+    isNumber(telemetry.power_w) && ["Mean power", of(telemetry.power_w, telemetry.power_limit_w, "W")],
+    isNumber(telemetry.joules_per_sample) && ["Energy", `${short(telemetry.joules_per_sample)} J per sample`],
+    isNumber(telemetry.sm_mhz) && ["Mean clock", `${number(telemetry.sm_mhz)} MHz`],
+    isNumber(throttled) && ["Throttled", throttled > 0 ? `${percent(throttled)} (${why})` : "never"],
   ].filter(Boolean));
 }
 
@@ -207,7 +207,7 @@ function telemetryFacts(telemetry) {
 function telemetryNotes(telemetry, run, view) {
   const { time, charts, states } = view;
   const missing = READINGS.filter((each) => !each.whereUsed && !charts.some((chart) => chart.title === each.title)).map((each) => each.title.toLowerCase());
-  const broken = charts.some((chart) => chart.lines.some((line) => !line.means.every(told))) || time.seconds.some((_, index) => index > 0 && !time.follows(index));
+  const broken = charts.some((chart) => chart.lines.some((line) => !line.means.every(isNumber))) || time.seconds.some((_, index) => index > 0 && !time.follows(index));
   return [
     time.averaged
       ? `Each point is the mean of ${number(time.samples)} readings, over ${time.each}; the pale band reaches from the lowest to the highest of them.`
@@ -227,7 +227,7 @@ function telemetryTable({ time, charts, states }) {
   const columns = [
     { label: time.unit, value: (index) => time.seconds[index], write: (second) => number(second / time.divisor, time.digits), numeric: true, title: "since training began" },
     ...charts.flatMap((chart) => chart.lines.map((line) => ({
-      label: `${chart.title.toLowerCase()}, ${line.name}, ${chart.unit}`, value: (index) => line.means[index], write: (value) => (told(value) ? reading(chart, value) : "\u2013"), numeric: true,
+      label: `${chart.title.toLowerCase()}, ${line.name}, ${chart.unit}`, value: (index) => line.means[index], write: (value) => (isNumber(value) ? reading(chart, value) : "\u2013"), numeric: true,
     }))),
     ...states.map((state) => ({ label: `${state.name}, %`, value: (index) => state.shares[index], write: (share) => number(share, 0), numeric: true })),
   ];

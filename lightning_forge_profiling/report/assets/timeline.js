@@ -38,7 +38,7 @@ class TimelineView {
     this.show(timelines[0].rank);
   }
 
-  // Show a rank: with all others where they are few, else with those beside it.
+  // Show a rank: with all others if they are few, else with its neighbours.
   show(rank) {
     const position = this.all.findIndex((each) => each.rank === rank);
     const first = MOST_RANKS * Math.floor(position / MOST_RANKS);

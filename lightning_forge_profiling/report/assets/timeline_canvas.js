@@ -7,7 +7,7 @@
 const AXIS_HEIGHT = 20;
 const STEP_HEIGHT = 18;
 const SMALL_SPAN_PX = 1.5;
-const FAINTEST = 0.2; // so that a lone short span is still seen
+const FAINTEST = 0.2; // so that a lone short span is still visible
 const CANVAS_COLOURS = ["--ink", "--muted", "--line", "--lane", "--band", "--on-colour", "--accent"];
 
 // 1, 2 or 5 times a power of ten, so that about `wanted` of them fill `range`.
@@ -31,7 +31,7 @@ class TimelineCanvas {
     this.canvas.style.height = `${height}px`;
   }
 
-  // What the colours come to in the theme that is on.
+  // Resolve the colours in the theme that is on.
   recolour(properties) {
     this.colours = resolvedColours(new Set([...CANVAS_COLOURS, ...properties]));
   }
@@ -82,7 +82,7 @@ class TimelineCanvas {
     }
   }
 
-  // What is in no step's time.
+  // Time between steps.
   drawStriped(context, x, y, width, height) {
     context.clearRect(x, y, width, height);
     for (let stripe = x; stripe < x + width; stripe += 5) context.fillRect(stripe, y, 1, height);

@@ -429,7 +429,7 @@ class TestTimeline:
                 assert label in {f"step {number}", f"step {number}  {(end - begin) / 1000:.3f} ms"}
         assert "Striped" not in page.one("#timeline-text").text
 
-    def test_ranks_are_stacked_and_their_first_steps_begin_together(self, browser, tmp_path):
+    def test_ranks_are_stacked_and_a_step_begins_on_all_at_once(self, browser, tmp_path):
         late = replace(sample_timeline(1), steps=tuple((n, a + 7000.0, b + 7000.0) for n, a, b in STEPS))
         later = [replace(each, start_us=tuple(us + 7000.0 for us in each.start_us)) for each in late.lanes]
         late = replace(late, lanes=(*reversed(later),), length_us=late.length_us + 7000)
@@ -447,7 +447,7 @@ class TestTimeline:
             )
         page.one("[data-step='6']").click()
         assert page.view() == (7000 + STEPS[1][1], 7000 + STEPS[1][2])
-        assert "first steps are drawn as if they began together" in page.one("#timeline-text").text
+        assert "drawn as if step 6 began on all at once" in page.one("#timeline-text").text
         assert page.complaints() == []
 
     def test_of_many_ranks_those_beside_the_chosen_one_are_drawn(self, browser, tmp_path):

@@ -3,13 +3,18 @@
 const MAX_DEPTH = 4;
 const ROUNDING_US = 0.01;
 
+// The step by which a rank is placed beside others: the second, since ranks are out of step in the first recorded one.
+function anchorStep({ steps }) {
+  return steps[1] ?? steps[0] ?? [null, 0];
+}
+
 // The timelines of several ranks over one axis of time. The clocks of two machines differ, so each rank is placed by its
-// own first step: the first steps begin together.
+// own steps.
 function alignedTimelines(timelines) {
-  const firsts = timelines.map(({ steps }) => (steps.length ? steps[0][1] : 0));
-  const latest = Math.max(...firsts);
+  const begins = timelines.map((timeline) => anchorStep(timeline)[1]);
+  const latest = Math.max(...begins);
   return timelines.map((timeline, position) => {
-    const later = latest - firsts[position];
+    const later = latest - begins[position];
     const moved = {
       ...timeline,
       length_us: timeline.length_us + later,

@@ -79,7 +79,7 @@ class TimelineView {
     const shown = this.timelines.map((timeline) => timeline.rank);
     return [
       this.timelines.some((timeline) => timeline.left_out.length) && "Striped: validation or checkpoints between steps, in no step's time.",
-      shown.length > 1 && "The ranks' first steps are drawn as if they began together: the clocks of two machines differ.",
+      shown.length > 1 && anchorStep(this.timelines[0])[0] !== null && `The clocks of two machines differ: ranks are drawn as if step ${anchorStep(this.timelines[0])[0]} began on all at once.`,
       shown.length < this.all.length && `Ranks ${shown[0]} to ${shown[shown.length - 1]} of ${number(this.all.length)}: choose a rank of the details to see others.`,
     ].filter(Boolean);
   }

@@ -35,6 +35,8 @@ _HOST_WAITS_IN: Final = ("data", "transfer")
 _SHORTEST_EXCLUDED_MS: Final = 5.0
 """What is shorter shows as 0.00 s."""
 
+_MEGABYTE: Final = 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
@@ -277,6 +279,10 @@ def _file_lines(report: RunReport) -> Iterator[Line]:
         yield Line("no memory", Text(f"snapshot: {trace.memory_message}"), whole=True)
 
 
+def _size(size: int) -> str:
+    return f"{size / _MEGABYTE:.1f} MB" if size >= _MEGABYTE / 10 else f"{size / 1e3:.0f} kB"
+
+
 def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Iterator[Line]:
     if trace.message:
         yield Line("note", Text(trace.message), whole=True)
@@ -285,8 +291,7 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
     if trace.report_path is not None:
         yield Line("report", Text(str(trace.report_path)), whole=True)
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
-    missing = "being written" if trace.pending else "moved away"
-    size = f"{path.stat().st_size / 1e6:.1f} MB" if path.exists() else missing
+    size = _size(path.stat().st_size) if path.exists() else "being written" if trace.pending else "moved away"
     yield Line("trace", Text(f"{path} ({steps}, {size}; training was held up {trace.stall_ms:.0f} ms)"), whole=True)
     if trace.plugin_path is not None:
         folder = log_folder if log_folder is not None and log_folder in path.parents else path.parent

@@ -1,6 +1,6 @@
-"""Make the pictures of the documents from what the package really prints and writes: docs/images.
+"""Make the images of the documents from what the package really prints and writes: docs/images.
 
-    python docs/make_images.py            the end table, the console report, pictures of report.html
+    python docs/make_images.py            the end table, the console report, parts of report.html
     python docs/make_images.py demo       only the end table of the demo: the numbers are those of this machine
     python docs/make_images.py reports    only the reports, of traces in tests/data; needs Chromium
 
@@ -35,13 +35,13 @@ SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def save(print_on: Callable[[Screen], None], name: str, title: str) -> None:
-    """Draw a terminal on which something is printed: lines that are too long are broken, as any terminal does."""
+    """Draw a terminal on which something is printed. Lines that are too long, as of paths, end in an ellipsis."""
     printed = io.StringIO()
-    print_on(Screen(printed, width=COLUMNS, terminal=True, colours=True))
+    print_on(Screen(printed, width=COLUMNS, wrap=True, colours=True))
     shown = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in Text.from_ansi(printed.getvalue()).split("\n"):
-        for piece in line.divide(range(COLUMNS, len(line), COLUMNS)):
-            shown.print(piece, no_wrap=True, highlight=False)
+        line.truncate(COLUMNS, overflow="ellipsis")
+        shown.print(line, no_wrap=True, highlight=False)
     IMAGES.mkdir(exist_ok=True)
     path = IMAGES / f"{name}.svg"
     shown.save_svg(str(path), title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id=name)
@@ -50,7 +50,8 @@ def save(print_on: Callable[[Screen], None], name: str, title: str) -> None:
 def demo() -> None:
     """Train, and draw what is printed at the end."""
     from lightning_forge_profiling.callbacks import run_report  # noqa: PLC0415  (torch, which reports need not)
-    from lightning_forge_profiling.report.run_table import RunReport, print_run  # noqa: PLC0415
+    from lightning_forge_profiling.report.run_output import print_run  # noqa: PLC0415
+    from lightning_forge_profiling.report.run_table import RunReport  # noqa: PLC0415
 
     def draw(report: RunReport) -> None:
         save(lambda screen: print_run(report, screen), "run-table", "make demo")

@@ -56,6 +56,11 @@ def tables(text):
     return len(re.findall(r"Where a step goes", text))
 
 
+def unwrapped(text):
+    """Printed sentences without their line breaks."""
+    return " ".join(text.split())
+
+
 def wait_for_processes_of(folder):
     """Until no process has this folder in its command line."""
     deadline = time.monotonic() + HANGS_S

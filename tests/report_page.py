@@ -63,10 +63,11 @@ class Page:
         data = self.one("#timeline-view")
         return float(data.get_attribute("data-view-start-us")), float(data.get_attribute("data-view-end-us"))
 
-    def place(self, lane_name, time_us):
+    def place(self, lane_name, time_us, rank=0):
         """Where on the canvas a lane shows a time: offsets from its middle, as the driver wants them."""
         canvas = self.one("canvas").rect
-        [label] = [each.rect for each in self.all(".lane") if each.get_property("textContent") == lane_name]
+        lanes = self.all(f".lane[data-rank='{rank}']")
+        [label] = [each.rect for each in lanes if each.get_property("textContent") == lane_name]
         start, end = self.view()
         x = (time_us - start) / (end - start) * canvas["width"]
         y = label["y"] + label["height"] / 2 - canvas["y"]
@@ -125,10 +126,9 @@ class Page:
             row,
         )
 
-    def hover(self, lane_name, time_us):
-        ActionChains(self.browser).move_to_element_with_offset(
-            self.one("canvas"), *self.place(lane_name, time_us)
-        ).perform()
+    def hover(self, lane_name, time_us, rank=0):
+        place = self.place(lane_name, time_us, rank)
+        ActionChains(self.browser).move_to_element_with_offset(self.one("canvas"), *place).perform()
 
     def wheel(self, amount):
         origin = ScrollOrigin.from_element(self.one("canvas"))

@@ -11,6 +11,7 @@ from lightning_forge_profiling.diagnosis.window_effect import FEWEST_STEPS, wind
 from lightning_forge_profiling.profiler.collector import detached_at_stop, why_attached
 from lightning_forge_profiling.report.wording import window_effect_words
 from tests.models import Classifier, loader
+from tests.outcomes import unwrapped
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_build_without_cuda_has_nothing_to_detach():
     assert not why_attached({"TEARDOWN_CUPTI": "0"}, None)
 
 
-def test_the_table_and_the_summary_compare_the_steps_on_both_sides(make_trainer, capsys):
+def test_the_summary_compares_the_steps_on_both_sides(make_trainer, capsys):
     forge = ForgeProfilerCallback(40, 42)
     make_trainer(forge, logger=False).fit(Classifier(), loader(4 * 100))
     effect = forge.analysis().run.window_effect
@@ -72,8 +73,8 @@ def test_the_table_and_the_summary_compare_the_steps_on_both_sides(make_trainer,
     assert effect.steps_after == 53, "without the first five after the window"
     assert effect.low_pct <= effect.change_pct <= effect.high_pct
     assert effect.change_pct == pytest.approx(100 * (effect.after_ms / effect.before_ms - 1))
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("window ")]
-    assert f"{effect.change_pct:+.1f} % (95 %:" in line
+    slower = "slower since then" in unwrapped(capsys.readouterr().out)
+    assert slower == (effect.low_pct > 10), "the table has a line for it only then"
     report = forge.trace_report()
     written = json.loads(report.summary_path.read_text())["run"]["window_effect"]
     assert written["change_pct"] == effect.change_pct

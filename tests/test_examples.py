@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_forge_profiling.report.wording import digits
 from tests.outcomes import HANGS_S, PARTITION, read_trace, recorded_steps, tables, traces
 
 CHECKOUT = Path(__file__).parents[1]
@@ -40,12 +41,19 @@ def gpt(tmp_path_factory):
 
 
 def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
-    _, out = gpt
+    folder, out = gpt
     assert tables(out) == 1
-    rows = dict(re.findall(r"^(your attention|\w+) +([\d.]+) +[\d.]+ %$", out, re.MULTILINE))
-    assert {*PARTITION, "step", "your attention"} == set(rows)
-    assert sum(float(rows[region]) for region in PARTITION) == pytest.approx(float(rows["step"]), abs=0.01)
-    assert 0 < float(rows["your attention"]) < float(rows["step"])
+    shares = dict(re.findall(r"^(your attention|\w+) +[█-▏]* +([\d.]+) % +[\d.]+", out, re.MULTILINE))
+    attention = float(shares.pop("your attention"))
+    assert {"forward", "backward", "optimizer"} <= set(shares) <= set(PARTITION)
+    assert sum(map(float, shares.values())) == pytest.approx(100, abs=0.05 * len(PARTITION) + 1e-9)
+    assert 0 < attention < float(shares["forward"]) + float(shares["backward"])
+    [summary] = folder.rglob("summary.json")
+    run = json.loads(summary.read_text())["run"]
+    total = sum(run["regions"][region]["device_ms"] for region in PARTITION)
+    assert total == pytest.approx(run["step_ms"]["mean"])
+    mean = digits(run["step_ms"]["mean"])
+    assert f"Where a step goes: {mean} ms, mean of {run['steps']} of 14 steps on cpu\n" in out
     assert "4 steps with the profiler on" in out
     assert re.search(r"^compute +[\d.]+ TFLOP/s per device, MFU unknown", out, re.MULTILINE)
 

@@ -29,7 +29,10 @@ RUN = RunEvidence(
     steps=512,
     on_device=True,
     step_ms=Distribution(mean=51.0, p50=50.4, min=49.9, max=80.2),
-    regions={"data": RunRegion(device_ms=8.1, host_ms=9.4), "loss": RunRegion(device_ms=1.5, host_ms=0.2)},
+    regions={
+        "data": RunRegion(device_ms=8.1, host_ms=9.4, p50_ms=7.9, p95_ms=12.25),
+        "loss": RunRegion(device_ms=1.5, host_ms=0.2, p50_ms=1.4),
+    },
     user_regions=("loss",),
     drained_pct=12.5,
     compute=(
@@ -156,7 +159,7 @@ class TestContent:
     def test_each_finding_has_its_evidence_with_units(self, page):
         [first, *_] = page.all(".finding")
         assert "idle in the data loader\n8.53 ms per step" in first.text
-        assert "seen in the trace" in first.text
+        assert "from the trace" in first.text
 
     def test_a_bar_shows_all_of_the_step(self, page):
         [bar] = page.all("#breakdown .bars:not(.steps) .stack")
@@ -188,6 +191,8 @@ class TestContent:
         assert "recorded steps are 12 % longer" in page.one("#verdict").text
         assert page.column("run", 1) == ["data", "lossyours"]
         assert page.column("run", 2) == ["8.100", "1.500"]
+        assert page.column("run", 4) == ["7.900", "1.400"]
+        assert page.column("run", 5) == ["12.250", "\u2013"]
         run = " ".join(page.one("#run").text.split())
         assert (
             "Compute 400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16; data sheet), "
@@ -252,7 +257,7 @@ class TestContent:
             assert "NaN" not in page.one("body").text
             assert "undefined" not in page.one("body").text
             assert page.complaints() == []
-        expected = {run_only: "Steps measured", without_gpu: "No GPU activity", without_steps: "No single cause"}
+        expected = {run_only: "Steps measured", without_gpu: "No GPU activity", without_steps: "Steps that count"}
         assert expected[make] in page.one("body").text
         if make is without_gpu:
             assert page.one("body").text.count("no GPU work was recorded") == 1
@@ -329,16 +334,29 @@ class TestTables:
         page.one("#kernels .more").click()
         assert len(page.all("#kernels tbody tr")) == 40
 
-    def test_choosing_a_rank_changes_timeline_and_details(self, browser, tmp_path):
+    def test_choosing_a_rank_changes_the_details(self, browser, tmp_path):
         page = Page(browser, tmp_path, sample_analysis(3), [sample_timeline(rank) for rank in range(3)])
         assert len(page.all("#breakdown .bars:not(.steps) .stack")) == 3
         total = page.column("kernels", 3)[0]
-        Select(page.one("select[aria-label='Rank of the timeline']")).select_by_value("2")
+        Select(page.one("select[aria-label='Rank of the details']")).select_by_value("2")
         assert page.column("kernels", 3)[0] != total
-        assert page.one("#timeline-text").text.startswith("Rank 2:")
-        Select(page.one("select[aria-label='Rank of the details']")).select_by_value("1")
-        assert page.one("#timeline-text").text.startswith("Rank 1:")
         assert page.complaints() == []
+
+    def test_idle_time_comes_before_the_kernels_where_it_is_the_larger_share(self, browser, tmp_path):
+        for case, first in (("input_bound", "idle"), ("compute_bound", "kernels")):
+            result = analyze(TRACES / case)
+            page = Page(browser, tmp_path, result.analysis, result.timelines)
+            sections = [section.get_attribute("id") for section in page.all("section")]
+            assert min({"idle", "kernels"} & set(sections), key=sections.index) == first
+            names = page.column("breakdown", 1)
+            assert names[0].startswith("idle: ") == (first == "idle")
+            assert page.complaints() == []
+        result = analyze(TRACES / "input_bound")
+        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        assert page.column("breakdown", 1)[0] == "idle: datain the data loader"
+        longest = result.analysis.ranks[0].idle_parts[0]
+        assert page.column("idle", 1)[0].startswith(longest.activity)
+        assert page.column("idle", 2)[0] == f"{longest.ms_per_step:.3f}"
 
 
 @pytest.mark.browser
@@ -411,7 +429,51 @@ class TestTimeline:
                 assert label in {f"step {number}", f"step {number}  {(end - begin) / 1000:.3f} ms"}
         assert "Striped" not in page.one("#timeline-text").text
 
-    def test_hovering_tells_name_kind_duration_and_start(self, page):
+    def test_ranks_are_stacked_and_a_step_begins_on_all_at_once(self, browser, tmp_path):
+        late = replace(sample_timeline(1), steps=tuple((n, a + 7000.0, b + 7000.0) for n, a, b in STEPS))
+        later = [replace(each, start_us=tuple(us + 7000.0 for us in each.start_us)) for each in late.lanes]
+        late = replace(late, lanes=(*reversed(later),), length_us=late.length_us + 7000)
+        page = Page(browser, tmp_path, sample_analysis(2), [sample_timeline(0), late])
+        names = ["host: regions", "stream 7", "stream 17", "communication"]
+        assert page.texts(".lane") == ["Rank 0", *names, "Rank 1", *names], "in the same order"
+        tops = [label.rect["y"] for label in page.all(".lane")]
+        assert tops == sorted(tops)
+        _, begin, end = STEPS[1]
+        for rank in (0, 1):
+            page.hover("communication", 7000 + begin + 0.85 * (end - begin), rank=rank)
+            assert (
+                page.one(".tip-facts").text
+                == f"comm \u00b7 7.725 ms \u00b7 at 98.200 ms \u00b7 rank {rank}, communication"
+            )
+        page.one("[data-step='6']").click()
+        assert page.view() == (7000 + STEPS[1][1], 7000 + STEPS[1][2])
+        assert "drawn as if step 6 began on all at once" in page.one("#timeline-text").text
+        assert page.complaints() == []
+
+    def test_of_many_ranks_those_beside_the_chosen_one_are_drawn(self, browser, tmp_path):
+        page = Page(browser, tmp_path, sample_analysis(20), [sample_timeline(rank) for rank in range(20)])
+        assert [text for text in page.texts(".lane") if text.startswith("Rank")] == [f"Rank {n}" for n in range(8)]
+        Select(page.one("select[aria-label='Rank of the details']")).select_by_value("17")
+        assert [text for text in page.texts(".lane") if text.startswith("Rank")] == [f"Rank {n}" for n in range(16, 20)]
+        assert "Ranks 16 to 19 of 20" in page.one("#timeline-text").text
+        assert page.complaints() == []
+
+    def test_regions_have_colours_that_no_kind_of_work_has(self, browser, tmp_path):
+        def colours(selector):
+            script = (
+                "return [...document.querySelectorAll(arguments[0])].map((e) => getComputedStyle(e).backgroundColor)"
+            )
+            return page.run(script, selector)
+
+        result = analyze(TRACES / "cpu_mlp")
+        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        regions = colours("#breakdown tbody .swatch")
+        assert len(set(regions)) == len(regions) == 6
+        assert set(colours(".legend .swatch")[:5]) < set(regions)
+        page = Page(browser, tmp_path, sample_analysis(), [sample_timeline()])
+        assert not set(regions) & set(colours("#breakdown tbody .swatch"))
+
+    def test_pointing_at_a_span_shows_name_kind_duration_and_start(self, page):
         _, begin, end = STEPS[1]
         page.hover("communication", begin + 0.85 * (end - begin))
         assert page.one(".tip-name").text == ALLREDUCE
@@ -484,7 +546,7 @@ class TestUntrustedNames:
         page = Page(browser, tmp_path, analysis, [with_names(sample_timeline(rank), HOSTILE) for rank in range(2)])
         for more in page.all("button.link"):
             more.click()
-        page.hover("communication" + HOSTILE, 0.85 * 50_000)
+        page.hover("communication" + HOSTILE, 0.85 * 50_000, rank=1)
         assert page.one(".tip-name").text == ALLREDUCE + HOSTILE
         assert page.texts("#verdict-code") == ["input-bound" + HOSTILE]
         assert page.one("#kernels").text.count(HOSTILE) >= 16

@@ -371,18 +371,18 @@ def test_what_the_driver_does_not_tell_is_said_and_its_chart_left_out(show):
     page = show(telemetry([{**BUSY, **silent}] * 20))
     assert page.titles() == ["Utilization", "Memory", "Clock"]
     assert page.readings()["Memory"] == {"all in use": "80.0", "tensors": "60.0"}
-    assert "The driver does not tell: power, temperature." in page.notes()
+    assert "Not reported by the driver: power, temperature." in page.notes()
     assert "Throttled" not in page.texts("#telemetry .facts dt")
     nothing = show(TelemetrySummary(device="GPU", samples=3))
     assert nothing.titles() == []
-    assert "The driver does not tell: utilization, memory, power, clock, temperature." in nothing.notes()
+    assert "Not reported by the driver: utilization, memory, power, clock, temperature." in nothing.notes()
 
 
 def test_of_a_slice_it_is_said_what_is_the_whole_gpus(show):
     rates = dict.fromkeys(("utilization_pct", "memory_utilization_pct", "encoder_pct", "decoder_pct"))
     page = show(telemetry([{**BUSY, **rates}] * 20, device="NVIDIA H200 MIG 1g.18gb", is_mig=True))
     assert page.titles() == ["Memory", "Power", "Clock", "Temperature"]
-    assert "The driver does not tell: utilization." in page.notes()
+    assert "Not reported by the driver: utilization." in page.notes()
     assert "slice of a GPU (MIG): power, temperature, clocks and throttling are the whole GPU's" in page.notes()
 
 

@@ -113,7 +113,7 @@ def test_each_report_tells_them_apart():
     tiles = [f"{64 * (number + 1)}x128x64" for number in range(len(kernels))]
 
     lines = []
-    print_analysis(analysis, Screen(_Lines(lines), width=80, terminal=True), kernels=len(kernels))
+    print_analysis(analysis, Screen(_Lines(lines), width=80, wrap=True), kernels=len(kernels))
     terminal = "".join(lines).partition("Top kernels")[2]
     page = html_report(analysis, []).partition('"labels":')[2]
     table = markdown(analysis).partition("## Top kernels")[2]

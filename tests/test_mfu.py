@@ -32,7 +32,7 @@ from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.utilization import Peak
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
-from tests.outcomes import logged
+from tests.outcomes import logged, unwrapped
 from tests.samples import sample_analysis
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -80,7 +80,7 @@ def test_a_number_counts_for_each_micro_batch(tmp_path, make_trainer, capsys, ac
         assert flops_of(row) == pytest.approx(2e9)
         assert row["throughput/mfu"] == pytest.approx(row[TFLOPS])
     assert [row.get("throughput/peak_tflops") for row in rows] == [1.0, *[None] * (len(rows) - 1)], "once"
-    text = capsys.readouterr().out
+    text = unwrapped(capsys.readouterr().out)
     assert f"MFU {100 * callback.summary()['throughput/mfu']:.1f} % of 1 TFLOP/s (cpu, fp32; given)" in text
     [compute] = callback.analysis().run.compute
     assert (compute.kind, compute.device, compute.peak_tflops) == ("mfu", "cpu", 1)
@@ -206,7 +206,7 @@ def test_a_method_of_that_name_is_called_what_it_is(make_trainer, caplog, capsys
 )
 def test_a_peak_that_nothing_is_compared_with_is_one_line(make_trainer, capsys, caplog, options):
     make_trainer(ThroughputCallback(warmup_steps=0, **options)).fit(Classifier(), loader())
-    printed = capsys.readouterr().out
+    printed = unwrapped(capsys.readouterr().out)
     assert printed.count("MFU unknown: nobody says how many operations a batch has") == 1
     assert "flops_per_batch=count_flops(module, batch).total" in printed
     assert warnings_of(caplog) == []
@@ -235,7 +235,9 @@ def test_a_whole_count_of_operations_is_refused_with_what_to_give():
 def test_more_than_the_device_can_do_is_said(make_trainer, capsys):
     callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e15, peak_flops=1e12)
     make_trainer(callback).fit(Classifier(), loader())
-    assert "more than the device can do: the count of operations or the peak is wrong" in capsys.readouterr().out
+    assert "more than the device can do: the count of operations or the peak is wrong" in unwrapped(
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -489,7 +491,7 @@ def test_an_unknown_device_is_said_once_too_where_the_module_learns_late(
     make_trainer(ThroughputCallback(warmup_steps=0, log_every_n_steps=every)).fit(LearnsLate(), loader())
     [warning] = warnings_of(caplog)
     assert "peak_flops=989e12" in warning
-    printed = capsys.readouterr().out
+    printed = unwrapped(capsys.readouterr().out)
     assert "MFU unknown: NVIDIA Foo 9000 is not in the table of peaks" in printed
     assert "peak_flops=" not in printed, "one message in all"
 
@@ -503,7 +505,7 @@ def test_an_unknown_device_is_said_once_too_where_the_window_tells_the_operation
     assert flops_of(summary) == pytest.approx(5e9)
     assert not {"throughput/mfu", "throughput/hfu"} & summary.keys()
     assert not any("peak_flops" in warning for warning in warnings_of(caplog))
-    printed = capsys.readouterr().out
+    printed = unwrapped(capsys.readouterr().out)
     assert printed.count("is not in the table of peaks") == 1
     assert printed.count("give the device's dense bf16 rate") == 1, "of the type that it really computes in"
     assert "ThroughputCallback(peak_flops=989e12)" in printed
@@ -728,7 +730,7 @@ def test_the_recorded_operations_are_logged_and_shown_at_the_end(monkeypatch, tm
     assert row["throughput/hfu"] == pytest.approx(summary["throughput/hfu"])
     assert row["throughput/mfu"] == pytest.approx(summary["throughput/mfu"])
     assert row["throughput/peak_tflops"] == 1
-    text = capsys.readouterr().out
+    text = unwrapped(capsys.readouterr().out)
     assert f"TFLOP/s per device, MFU {100 * summary['throughput/mfu']:.1f} % of 1 TFLOP/s" in text
     assert "by the recorded shapes" in text
     assert f"TFLOP/s per device carried out, HFU {100 * summary['throughput/hfu']:.1f} % of the same" in text
@@ -751,7 +753,7 @@ def test_a_window_of_which_little_could_be_counted_is_told_and_not_logged(monkey
     summary = run_with_window(monkeypatch, make_trainer, partly)
     assert not any("mfu" in name or "hfu" in name or "flops" in name for name in summary)
     assert not any("mfu" in name or "tflops" in name for row in logged(tmp_path) for name in row)
-    text = capsys.readouterr().out
+    text = unwrapped(capsys.readouterr().out)
     assert "MFU unknown: too little could be counted" in text
     assert text.count("flash_attn::_flash_attn_forward") == 1
 
@@ -759,7 +761,8 @@ def test_a_window_of_which_little_could_be_counted_is_told_and_not_logged(monkey
 def test_where_the_users_count_fails_the_windows_is_shown_and_says_so(monkeypatch, make_trainer, capsys):
     summary = run_with_window(monkeypatch, make_trainer, rank(per_step=5e9, model_per_step=5e9), flops_per_batch=raises)
     assert flops_of(summary) == pytest.approx(5e9)
-    assert "by the recorded shapes; flops_per_batch raised RuntimeError: no idea (for 8 of 8" in capsys.readouterr().out
+    printed = unwrapped(capsys.readouterr().out)
+    assert "by the recorded shapes; flops_per_batch raised RuntimeError: no idea (for 8 of 8" in printed
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def hostile(ranks=1):
 
 def printed(analysis, *, terminal=False, **options):
     text = io.StringIO()
-    print_analysis(analysis, Screen(text, width=80, terminal=terminal, colours=False), **options)
+    print_analysis(analysis, Screen(text, width=80, wrap=terminal, colours=False), **options)
     return text.getvalue()
 
 
@@ -135,7 +135,7 @@ def test_where_a_table_is_too_wide_names_are_cut_and_no_number(width, scale):
     kernels = tuple(replace(kernel, ms_per_step=5.375 * scale) for kernel in analysis.ranks[0].top_kernels)
     analysis = replace(analysis, ranks=(replace(analysis.ranks[0], operators=operators, top_kernels=kernels),))
     text = io.StringIO()
-    print_analysis(analysis, Screen(text, width=width, terminal=True, colours=False), kernels=3, operators=2)
+    print_analysis(analysis, Screen(text, width=width, wrap=True, colours=False), kernels=3, operators=2)
     words = text.getvalue().split()
     numbers = [f"{number * scale:.3f}" for number in (4.125, 3.375, 8.625, 7.875)]
     numbers += [f"{210.25 * scale:.2f}".rstrip("0").rstrip("."), f"{1e3 * scale:.1f}"]
@@ -178,7 +178,7 @@ def test_as_many_kernels_and_operators_as_asked_for():
 def test_colours_only_on_a_terminal():
     assert "\x1b" not in printed(sample_analysis(2))
     text = io.StringIO()
-    print_analysis(sample_analysis(2), Screen(text, width=80, terminal=True, colours=True))
+    print_analysis(sample_analysis(2), Screen(text, width=80, wrap=True, colours=True))
     assert "\x1b[1" in text.getvalue()
 
 

@@ -19,10 +19,10 @@ from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, RunEv
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.sums import MEDIAN_OVER
+from lightning_forge_profiling.timing.sums import MEDIAN_OVER, REGIONS_OVER
 from tests.fakes import FakeDevice
 from tests.models import Classifier, busy, every_step, loader
 from tests.samples import sample_analysis
@@ -348,6 +348,43 @@ def test_the_spread_is_over_the_steps_that_count_and_bounded_in_memory():
     assert (spread.p50, spread.min, spread.max) == (5.0, 1.0, 9.0)
     totals.take()
     assert len(totals._steady.latest) == MEDIAN_OVER
+
+
+def test_percentiles_of_regions_are_over_the_steps_that_speak_for_the_others():
+    totals = RunTotals()
+    for step in range(200):
+        chosen, fetch_ms = step % 2 == 0, float(step)
+        times = StepTimes(step, {"data": fetch_ms, "forward": 1.0}, {})
+        if not chosen and step % 10 != 1:
+            times = times.whole()
+        # each tenth step follows a validation: it is split whether or not it is chosen, and its loader starts anew
+        late = {} if chosen or not times.split else {"loader start": 5000.0}
+        times = times._replace(device_ms={**times.device_ms, **late})
+        totals.add(times, StepWork(), None, StepTiming(chosen=chosen))
+    found = totals.summary(steps=200, before_first_s=0, wall_s=1).region_ms
+    assert (found["data"].p50, found["data"].p95) == (99.0, pytest.approx(188.1))
+    assert found["forward"].p50 == found["forward"].p95 == 1
+    assert found["optimizer"].p50 == found["optimizer"].p95 == 0
+
+
+def test_where_every_step_is_split_loader_starts_count_to_the_percentiles_of_data():
+    totals = RunTotals()
+    for step in range(40):
+        start = {"loader start": 100.0} if step % 4 == 0 else {}
+        totals.add(StepTimes(step, {"data": 1.0, **start}, {}), StepWork(), None, StepTiming(chosen=not start))
+    evidence = run_evidence(totals.summary(steps=40, before_first_s=0, wall_s=1), on_device=True, world_size=1)
+    assert (evidence.regions["data"].p50_ms, evidence.regions["data"].p95_ms) == (1.0, 101.0)
+
+
+def test_percentiles_of_regions_cover_the_latest_steps_and_no_more_memory():
+    totals = RunTotals()
+    for step in range(3 * REGIONS_OVER):
+        totals.add(StepTimes(step, {"forward": 1.0 + step // REGIONS_OVER}, {}), StepWork(), None)
+        if step % 100 == 0:
+            totals.take()
+    found = totals.summary(steps=0, before_first_s=0, wall_s=1).region_ms["forward"]
+    assert (found.p50, found.p95) == (3.0, 3.0)
+    assert len(totals._steady.latest_split) <= REGIONS_OVER
 
 
 def test_a_run_of_warm_up_steps_is_no_evidence():

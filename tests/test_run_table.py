@@ -1,13 +1,18 @@
-"""The table at the end of a run, from a run's books to the text."""
+"""The table at the end of a fit, from a run's totals to the text or the notebook."""
 
 import io
+import re
+import sys
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lightning_forge_profiling.callbacks.run_analysis import run_compute
-from lightning_forge_profiling.report.run_table import RunReport, print_run
+from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Hint
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -27,46 +32,93 @@ def books(*left_out, samples=8.0):
     return totals.summary(steps=len(left_out), before_first_s=0.5, wall_s=2.0)
 
 
-def printed(run, trace=None, log_folder=None, *, terminal=False, **options):
-    text = io.StringIO()
-    report = RunReport(
+def report_of(run, trace=None, log_folder=None, **options):
+    return RunReport(
         run, trace, **{"device": "cpu", "on_device": False, "replicas": 1, **options}, log_folder=log_folder
     )
-    print_run(report, Screen(text, width=100, terminal=terminal, colours=False))
+
+
+def printed(run, trace=None, log_folder=None, *, width=100, **options):
+    text = io.StringIO()
+    print_run(report_of(run, trace, log_folder, **options), Screen(text, width=width, wrap=True, colours=False))
     return text.getvalue()
+
+
+def sampled(steps, *, chosen_every=4):
+    """A run whose step k took k ms, of which regions were timed in each fourth step, half of it in forward."""
+    totals = RunTotals()
+    for step in range(steps):
+        device_ms = {"data": step / 2, "forward": step / 2}
+        times = StepTimes(step, device_ms, {"data": 2.0 * step, "forward": step / 2})
+        totals.add(times if step % chosen_every == 0 else times.whole(), StepWork(8.0, None, 1), None)
+    return totals.summary(steps=steps, before_first_s=0.5, wall_s=2.0)
 
 
 def test_rates_are_over_the_steps_that_count_and_end_to_end_over_all():
     run = books("warm-up", "warm-up", "recorded", None, None)
     assert run.steady.total_ms == pytest.approx(4 + 5)
     text = printed(run)
-    assert "mean of 2 of 5 steps on cpu" in text
+    assert "Where a step goes: 4.50 ms, mean of 2 of 5 steps on cpu" in text
     assert "1,778 samples/s, 222 steps/s" in text, "16 samples and 2 steps in 9 ms"
-    assert "20.0 samples/s, 2.50 steps/s over 2.00 s from the start of fit; first step finished after 0.50 s" in text
-    assert "2 warm-up steps, 1 steps with the profiler on, 5.00 s validation" in text
+    assert "20.0 samples/s over the fit's 2.00 s, first step after 0.50 s" in text
+    assert "2 warm-up steps, 1 step with the profiler on, 5.00 s validation" in text
     assert "your mine" in text
 
 
-def test_on_a_terminal_sentences_wrap_between_words_and_paths_stay_whole(tmp_path):
+def test_sentences_wrap_between_words_and_paths_stay_whole(tmp_path):
     path = tmp_path / ("long_name_" * 8) / "rank0.trace.json.gz"
     trace = TraceReport("written", path=path, plugin_path=path, steps=(5, 6))
-    report = RunReport(
-        books("warm-up", "recorded", None),
-        trace,
-        device="cpu",
-        on_device=False,
-        replicas=1,
-        log_folder=tmp_path,
-        gpu="[red]no[/] driver " + "word " * 30,
-    )
-    text = io.StringIO()
-    print_run(report, Screen(text, width=60, terminal=True, colours=False))
-    lines = text.getvalue().splitlines()
+    run = books("warm-up", "recorded", None)
+    lines = printed(run, trace, tmp_path, width=60, gpu="[red]no[/] driver " + "word " * 30).splitlines()
     assert any(str(path) in line for line in lines)
     [first] = [line for line in lines if line.startswith("gpu ")]
     assert "[red]no[/] driver word" in first
     assert len(first) <= 60
     assert set(lines[lines.index(first) + 1].split()) == {"word"}
+
+
+def test_an_ordinary_table_is_short_and_whole_in_80_columns():
+    run = sampled(400)
+    text = printed(run, width=80, analysis=replace(sample_analysis(), hints=()), on_device=True)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 20
+    assert lines[1].startswith("verdict     input-bound: ")
+
+
+def test_the_split_of_the_step_has_shares_of_the_mean_and_percentiles_of_the_timed_steps():
+    lines = [line.split() for line in printed(sampled(401), width=80, on_device=True).splitlines()]
+    [head] = [line for line in lines if line[:1] == ["from"]]
+    assert " ".join(head) == "from 1 in 4 steps share of mean median ms p95 ms host mean"
+    rows = {line[0]: line[1:] for line in lines if line[:1] in (["data"], ["forward"], ["step"])}
+    assert rows["data"][1:] == ["50.0", "%", "100.00", "190.00", "400.00"], "where the host waits for twice the time"
+    assert rows["forward"][1:] == ["50.0", "%", "100.00", "190.00"]
+    assert rows["data"][0] == rows["forward"][0], "bars of equal length"
+    assert rows["step"] == ["200.00", "380.00"]
+
+
+def test_bars_show_the_share_of_the_mean():
+    run = books(None, None, None)
+    lines = printed(run, width=80).splitlines()
+    [bar] = {line.split()[1] for line in lines if line.startswith("forward")}
+    assert set(bar) == {"█"}
+    assert len(bar) == 24
+
+
+def test_few_steps_have_no_95th_percentile_and_20_have():
+    assert "p95" not in printed(books(*[None] * 19))
+    assert "p95" in printed(books(*[None] * 20))
+
+
+def test_what_says_nothing_is_left_out():
+    text = printed(books(None, None))
+    assert "transfer" not in text, "0.0 % of the step"
+    assert "host" not in text
+    assert "optimizer steps/s" in text, "each second step changes the weights"
+    every = sampled(4, chosen_every=1)
+    assert "optimizer" not in printed(every)
+    assert "checkpoint" not in text
+    assert "gpu" not in text
 
 
 def test_replicas_multiply_samples_and_not_steps():
@@ -95,7 +147,8 @@ def test_a_run_of_one_step_shows_that():
 
 def test_a_run_without_steps_prints_no_rate():
     text = printed(RunTotals().summary(steps=0, before_first_s=0.1, wall_s=0.2))
-    assert "unknown: no step was timed" in text
+    assert "Where a step goes: unknown, no step was timed" in text
+    assert "steps/s" not in text
 
 
 def test_the_trace_line_has_a_command_that_can_be_copied(tmp_path):
@@ -132,25 +185,23 @@ def test_windows_of_rates_add_up_to_the_whole():
     assert totals.steady().device_ms == {"forward": 15.0, "late": 2.0}
 
 
-def test_hints_stand_before_the_verdict():
+def test_the_verdict_comes_first_and_what_goes_with_it_next():
     hint = Hint(code="gpu-throttled", rank=0, text="The GPU's clock was held down 40 % of the time.")
-    text = " ".join(printed(books(None), analysis=replace(sample_analysis(), hints=(hint,))).split())
-    assert "hint The GPU's clock was held down 40 % of the time. verdict input-bound" in text.replace(
-        "hint rank 0: ", "hint "
-    )
-
-
-def test_the_table_ends_in_the_verdict_and_what_else_there_is():
-    analysis = replace(sample_analysis(), hints=(), differences=("recorded steps took 53.27 ms, live ones 40.00 ms",))
-    lines = printed(books(None), analysis=analysis, terminal=True).rstrip().splitlines()
-    text = " ".join(" ".join(lines).split())
-    assert (
-        "difference recorded steps took 53.27 ms, live ones 40.00 ms verdict input-bound: the GPU waits 8.5 ms" in text
-    )
-    assert lines[-1] == "also        compute-bound 38 %, sync-bound 5 % of the step"
-    verdict = lines[next(i for i, line in enumerate(lines) if line.startswith("verdict")) : -1]
-    assert len(verdict) > 1, "sentences wrap below themselves"
-    assert all(len(line) <= 100 and line.startswith(" " * 12) for line in verdict[1:])
+    differences = ("recorded steps took 53.27 ms, live ones 40.00 ms", "another")
+    analysis = replace(sample_analysis(), hints=(hint,), differences=differences)
+    lines = printed(books(None), analysis=analysis).splitlines()
+    assert lines[0] == ""
+    assert lines[1].startswith("verdict     input-bound: the GPU waits 8.5 ms")
+    first = next(number for number, line in enumerate(lines) if line.startswith("also"))
+    assert first > 2, "sentences wrap below themselves"
+    assert all(len(line) <= 100 and line.startswith(" " * 12) for line in lines[2:first])
+    assert lines[first : first + 4] == [
+        "also        compute-bound 38 %, sync-bound 5 % of the step",
+        "hint        The GPU's clock was held down 40 % of the time.",
+        "difference  recorded steps took 53.27 ms, live ones 40.00 ms",
+        "",
+    ]
+    assert lines[first + 4].startswith("Where a step goes: ")
 
 
 def test_names_from_a_trace_cannot_reach_the_terminal():
@@ -160,18 +211,11 @@ def test_names_from_a_trace_cannot_reach_the_terminal():
     assert "gone [red]not markup[/red]" in text
 
 
-def test_in_a_file_a_line_is_a_line():
-    [verdict] = [line for line in printed(books(None), analysis=sample_analysis()).splitlines() if "verdict" in line]
-    assert verdict.endswith("persistent_workers=True.")
-
-
 def test_the_report_is_named_where_it_is(tmp_path):
     path = tmp_path / "rank0.trace.json.gz"
     path.write_bytes(b"x")
     trace = TraceReport("written", "", (5,), path, report_path=tmp_path / "report.html")
-    assert f"report      {tmp_path / 'report.html'}    (beside it summary.md and summary.json)\n" in printed(
-        books(None), trace
-    )
+    assert f"report      {tmp_path / 'report.html'}\n" in printed(books(None), trace)
 
 
 @pytest.mark.parametrize(("left_out", "steps"), [((None,) * 4, 4), (("warm-up",) * 9, 0)])
@@ -183,9 +227,59 @@ def test_a_peak_is_named_once_and_without_the_address_of_its_source():
     peak = Peak(989.5e12, "bf16", "H200 SXM", "NVIDIA H200 data sheet, halved, https://www.nvidia.com/h200/")
     found = Compute("mfu", 400e12, peak), Compute("hfu", 500e12, peak, "attention counted in full, causal or not")
     compute = tuple(map(run_compute, found))
-    text = printed(books(None), compute=compute)
+    text = printed(books(None), compute=compute, width=200)
     assert (
         "400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16; NVIDIA H200 data sheet, halved)\n" in text
     )
-    assert printed(books(None), compute=compute[:1] * 2).count("TFLOP/s per device") == 1, "nothing more ran"
+    twice = printed(books(None), compute=compute[:1] * 2, width=200)
+    assert twice.count("TFLOP/s per device") == 1, "nothing more ran"
     assert "500 TFLOP/s per device carried out, HFU 50.5 % of the same, attention counted in full" in text
+
+
+# -- in a notebook ---------------------------------------------------------------------------------------------------
+
+
+class Texts(HTMLParser):
+    """The texts of a piece of HTML, and the names of its elements."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.texts, self.tags = [], set()
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture
+def outputs(monkeypatch):
+    """What the cell of a notebook shows: IPython is not installed here, so this has the two functions that are used."""
+    shown = []
+    display = SimpleNamespace(display=lambda data, raw: shown.append(data))
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell, display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    return shown
+
+
+def test_a_notebook_gets_one_output_with_the_same_content(outputs, capsys):
+    analysis = replace(sample_analysis(), verdict_text="input-bound: <script>alert(1)</script>\x1b[2J waits")
+    report = report_of(sampled(400), analysis=analysis, on_device=True)
+    print_run(report)
+    assert capsys.readouterr().out == ""
+    [output] = outputs
+    assert output["text/plain"].startswith("verdict     input-bound: ")
+    page = Texts(output["text/html"])
+    assert page.tags <= {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "span", "code"}
+    assert "".join("".join(page.texts).split()) == re.sub(r"[\s█▏▎▍▌▋▊▉]", "", output["text/plain"])
+    assert "\x1b" not in output["text/html"]
+
+
+def test_ipython_on_a_terminal_gets_the_text(outputs, monkeypatch, capsys):
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", SimpleNamespace)
+    print_run(report_of(books(None)))
+    assert outputs == []
+    assert "Where a step goes" in capsys.readouterr().out

@@ -153,8 +153,7 @@ def test_on_a_real_run_the_step_is_exact_and_regions_are_left_out_where_none_wer
     run = callback.analysis().run
     assert run.split_steps < run.steps / 4
     assert run.overhead_us > 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("timing")]
-    assert f"regions from 1 in {run.steps / run.split_steps:.0f} steps" in line
+    assert f"\nfrom 1 in {run.steps / run.split_steps:.0f} steps " in capsys.readouterr().out
 
 
 def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):
@@ -162,7 +161,7 @@ def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):
     make_trainer(callback).fit(Classifier(), loader(400))
     assert all("time/forward_ms" in row for row in logged(tmp_path))
     assert callback.analysis().run.split_steps is None
-    assert "\ntiming" not in capsys.readouterr().out
+    assert "\nfrom " not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("overhead", [0, 0.0, 1, 1.5, -0.1, True, "half a percent", float("nan")])

@@ -82,8 +82,7 @@ def run_evidence(
         on_device=on_device,
         step_ms=Distribution(mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max),
         regions={
-            name: RunRegion(device_ms=steady.mean_ms(name), host_ms=steady.mean_host_ms(name))
-            for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
+            name: _region(run, name) for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
         },
         user_regions=steady.user_regions,
         drained_pct=run.drained_pct,
@@ -98,6 +97,16 @@ def run_evidence(
         like_ms=spread.like,
         loader=loader,
         ledger=None if ledger is None else RunLedger(**asdict(ledger)),
+    )
+
+
+def _region(run: RunSummary, name: str) -> RunRegion:
+    typical = run.region_ms.get(name)
+    return RunRegion(
+        device_ms=run.steady.mean_ms(name),
+        host_ms=run.steady.mean_host_ms(name),
+        p50_ms=None if typical is None else typical.p50,
+        p95_ms=None if typical is None else typical.p95,
     )
 
 

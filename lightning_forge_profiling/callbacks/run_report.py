@@ -10,7 +10,8 @@ from lightning_forge_profiling.callbacks.loader import loader_settings, restarte
 from lightning_forge_profiling.callbacks.rank_clocks import rank_clock, read_clocks, write_clock
 from lightning_forge_profiling.callbacks.run_analysis import analysis_of, recorded_analysis, run_compute, run_evidence
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.report.run_table import RunReport, print_run
+from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis, RankClock
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport

@@ -197,7 +197,6 @@ class ThroughputCallback(TimedCallback):
 
     def _start_telemetry(self, device: torch.device, period_s: float) -> None:
         if device.type != "cuda":
-            self._no_telemetry = f"this run trains on {device}"
             return
         try:
             self._telemetry = run_telemetry(device, period_s)

@@ -1,1 +1,1 @@
-"""Results as text; no arithmetic here."""
+"""Results as text; no arithmetic beyond shares."""

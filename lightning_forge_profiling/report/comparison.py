@@ -1,4 +1,4 @@
-"""A comparison on a terminal."""
+"""A comparison of two analyses on a terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -64,7 +64,7 @@ def _tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Table]]:
 
 
 def _on_gpu(comparison: Comparison) -> tuple[bool, bool]:
-    """Whether there was GPU activity before, and now: the kinds are all of the busy time."""
+    """Whether there was GPU work before, and now: the kinds sum to the busy time."""
     return any(kind.a_ms for kind in comparison.kinds), any(kind.b_ms for kind in comparison.kinds)
 
 

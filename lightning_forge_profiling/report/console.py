@@ -34,7 +34,7 @@ __all__ = ["print_analysis"]
 _SHOWN_KERNELS = 8
 _SHOWN_FINDINGS = 5
 _NAMES_WIDTH = 10
-_NAME_LINES = 2  # so many lines of a name are shown: what tells one elementwise kernel from another comes late
+_NAME_LINES = 2  # lines of a name: elementwise kernels differ late in theirs
 _BESIDE_KERNELS, _BESIDE_OPERATORS = 46, 56  # columns that the rest of the table takes
 _NARROWEST_NAME = 20
 
@@ -97,7 +97,7 @@ def _tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Ite
 
 
 def _step_on_host(rank: RankSummary) -> Table:
-    """What there is of a rank without GPU work."""
+    """The step of a rank without GPU work, by region."""
     table = Table("", "ms/step", "of step")
     for name, ms, pct, style in step_on_host(rank):
         table.row(name, f"{ms:.3f}", f"{pct:.1f} %", style=style)
@@ -124,7 +124,7 @@ def _one_rank(rank: RankSummary) -> Table:
 
 
 def _steps_table(ranks: Iterable[RankSummary]) -> Table:
-    """What there is of the steps of ranks without GPU work."""
+    """Step times of ranks without GPU work."""
     table = Table("rank", "step ms", "median")
     for rank in ranks:
         table.row(rank_name(rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}")
@@ -158,7 +158,7 @@ def _findings_table(findings: Iterable[Finding]) -> Table:
     for position, finding in enumerate(findings):
         on_rank = "" if finding.rank is None else f"rank {finding.rank}: "
         table.row(finding.code, f"{finding.share_pct:.1f} %", Text(f"{on_rank}{finding.title}", "bold"))
-        if position:  # the verdict says it of the first
+        if position:  # the first one's is in the verdict
             table.row("", "", finding.remedy)
     return table
 
@@ -173,7 +173,7 @@ def _kernel_table(kernels: Sequence[Kernel], name_width: int) -> Table:
 
 
 def _operator_table(operators: Sequence[Operator], name_width: int, *, on_gpu: bool) -> Table:
-    """Its columns of GPU time and memory are left out where there is nothing in them."""
+    """A table of operators, without columns that would be empty."""
     columns = operator_columns(operators, on_gpu=on_gpu)
     table = Table("operator", *columns)
     labels = operator_labels([operator.name for operator in operators], _NAME_LINES * max(name_width, _NARROWEST_NAME))
@@ -183,7 +183,7 @@ def _operator_table(operators: Sequence[Operator], name_width: int, *, on_gpu: b
 
 
 def _lines(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
-    """What there is to say in a line each: its style, its heading, its text."""
+    """Remarks of a line each: style, heading, text."""
     several = len(analysis.ranks) > 1
     if analysis.ranks:
         rank = slowest_rank(analysis.ranks)

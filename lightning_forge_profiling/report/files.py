@@ -1,4 +1,4 @@
-"""The reports as files beside a trace."""
+"""Writes summary.json, summary.md and report.html."""
 
 import os
 from collections.abc import Sequence

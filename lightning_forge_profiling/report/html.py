@@ -1,4 +1,4 @@
-"""An analysis as one web page: a file that needs nothing beside it and no network."""
+"""An analysis as a web page: one file that loads nothing."""
 
 import re
 from collections import Counter
@@ -22,11 +22,11 @@ from lightning_forge_profiling.results.timeline import Timeline
 __all__ = ["html_report", "timelines_of"]
 
 _SCRIPTS: Final = (
-    *("format", "palette", "table", "lanes", "picture", "timeline", "readings", "telemetry", "breakdown", "sections"),
-    "main",
+    *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "readings", "telemetry"),
+    *("breakdown", "sections", "main"),
 )
-_COMMENTS: Final = re.compile(r"^ *//.*\n", re.MULTILINE)
-"""Whole lines of them, for whoever changes a script; each page would have 5 kB of them."""
+_FOR_READERS: Final = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
+"""Lines of comments, and indentation: for whoever changes a script. Each page would have 16 kB of them."""
 
 _SHOWN_OF_NAME: Final = 70
 """A kernel's name is shown so far at least, in the two lines that it has."""
@@ -47,7 +47,7 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
 
     Args:
         analysis: what was found.
-        timelines: pictures of the recorded windows, one a rank; empty for none.
+        timelines: the recorded windows, one a rank; empty for none.
 
     Returns:
         The text of the file.
@@ -57,7 +57,7 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
         >>> page.splitlines()[0]
         '<!DOCTYPE html>'
     """
-    scripts = (_COMMENTS.sub("", asset(f"{name}.js")) for name in _SCRIPTS)
+    scripts = (_FOR_READERS.sub("", asset(f"{name}.js")) for name in _SCRIPTS)
     style, script = asset("report.css"), "\n".join(["'use strict';", *scripts])
     values = {
         "policy": f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; "
@@ -96,7 +96,7 @@ def timelines_of(html: str) -> tuple[Timeline, ...]:
 
 
 def _summary(analysis: Analysis) -> str:
-    """The results, and what is put in words as in the other reports."""
+    """The results, and the sentences that the other reports have too."""
     compute = analysis.run.compute if analysis.run else ()
     words = {
         "note": findings_note(analysis),
@@ -110,7 +110,7 @@ def _summary(analysis: Analysis) -> str:
 
 
 def _labels(analysis: Analysis) -> dict[str, str]:
-    """What to show of kernels that the table's two lines of their names would not tell apart."""
+    """Labels for kernels whose names begin alike in the two lines that the table shows."""
     labels: dict[str, str] = {}
     for rank in analysis.ranks:
         names = [kernel.name for kernel in rank.top_kernels]

@@ -14,17 +14,17 @@ _LONGEST_NAME: Final = 2000
 _TOKEN: Final = re.compile(r"[^\W_]+|.", re.DOTALL)
 _RETURN_TYPE_OR_NAMESPACE: Final = re.compile(r"^void |\(anonymous namespace\)::|\b(?:\w+::)+")
 _TAIL: Final = 2 / 3
-"""How much of a label may show what differs; the rest says what it is a name of."""
+"""The share of a label for the part that differs; the rest is the beginning of the name."""
 _ROUNDS: Final = 3
-"""What tells two names apart may make one of them look like a third; then those two are told apart."""
+"""A label that separates two names may equal that of a third; then those two are separated."""
 _FILLERS: Final = 2
-"""So few equal tokens between two that differ are shown, as they take no more room than an ellipsis."""
+"""This many equal tokens between two that differ are shown: they take no more room than an ellipsis."""
 
 _Shorten = Callable[[str, int], str]
 
 
 def kernel_labels(names: Sequence[str], width: int) -> list[str]:
-    """Kernels' names as `short_kernel_name` gives them. Where several would read alike, what differs is shown.
+    """Short names of kernels; those that would read alike show what they differ in.
 
     Args:
         names: of one table, as recorded.
@@ -45,7 +45,7 @@ def kernel_labels(names: Sequence[str], width: int) -> list[str]:
 
 
 def operator_labels(names: Sequence[str], width: int) -> list[str]:
-    """Operators' names, those too long without their middle. Where several would read alike, what differs is shown.
+    """Names of operators, long ones without their middle; those that would read alike show what they differ in.
 
     Example:
         >>> operator_labels(["autograd::engine::evaluate: MmBackward0", "autograd::engine::evaluate: MulBackward0"], 24)
@@ -93,19 +93,19 @@ def _apart(names: Sequence[str], width: int, shorten: _Shorten) -> dict[str, str
 
 
 def _with_arguments(name: str, width: int) -> str:
-    """A kernel's name with what `short_kernel_name` leaves out but its namespaces: arguments, and lambdas' numbers."""
+    """A kernel's name without namespaces, but with the arguments and lambda numbers that `short_kernel_name` drops."""
     return _RETURN_TYPE_OR_NAMESPACE.sub("", short(name, width))
 
 
 def _without_middle(name: str, width: int) -> str:
-    """An operator's name, whose end says most where it is long: which function's backward autograd's engine runs."""
+    """An operator's name. The end of a long one matters: the function whose backward autograd runs."""
     name = short(name, _LONGEST_NAME)
     head = width // 3
     return name if len(name) <= width else f"{name[:head]}…{name[head + 1 - width :]}"
 
 
 def _differing(tokens: Sequence[Sequence[str]]) -> list[bool]:
-    """For each place whether the names differ there; of names of different lengths all between the equal ends."""
+    """For each token, whether the names differ there; for different lengths, everything between the equal ends does."""
     differs = [len(set(column)) > 1 for column in zip_longest(*tokens)]
     if len({len(own) for own in tokens}) == 1 or True not in differs:
         return differs

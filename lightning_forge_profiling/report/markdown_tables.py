@@ -1,4 +1,4 @@
-"""Tables of GitHub's Markdown: one in general, and those of one rank in `summary.md`."""
+"""Markdown tables, and those of one rank in `summary.md`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -26,7 +26,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1)
 
 
 def host_tables(rank: RankSummary) -> Iterator[str]:
-    """Regions, calls that wait for the GPU and copies, of those that there are."""
+    """Tables of regions, of calls that wait for the GPU, and of copies; an empty one is left out."""
     if rank.regions and used_gpu(rank):
         yield from ("", f"## Regions: rank {rank.rank}")
         yield from table(

@@ -1,4 +1,4 @@
-"""What the web pages of this package have in common: their files, and how a policy names them."""
+"""Assets, templates and content security policies of the package's web pages."""
 
 import hashlib
 import re
@@ -25,7 +25,7 @@ def source(text: str) -> str:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """A template with each `{{name}}` replaced by its value. What a value holds is not looked at again.
+    """A template with each `{{name}}` replaced by its value; values are not searched for names.
 
     Example:
         >>> filled("<p>{{text}}</p>", {"text": "{{text}}"})

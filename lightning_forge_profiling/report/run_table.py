@@ -1,34 +1,46 @@
-"""The table at the end of a run."""
+"""What the table at the end of a fit says: the verdict, the split of the step, the rates, and where the files are."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from math import floor, log10
 from pathlib import Path
 from shlex import quote
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.table import Table, Text
+from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
-from lightning_forge_profiling.report.wording import by_text, compute_lines, digits, verdict, window_effect_words
+from lightning_forge_profiling.report.wording import (
+    by_text,
+    compute_lines,
+    digits,
+    slower_after,
+    verdict,
+    window_effect_words,
+)
 from lightning_forge_profiling.results.analysis import Analysis, RunCompute
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.timing.rates import Percentiles, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 
-__all__ = ["RunReport", "print_run"]
+__all__ = ["Line", "Row", "RunReport", "RunTable", "run_table"]
 
-_TO_COPY: Final = frozenset({"trace", "no trace", "note", "look at it", "", "report", "memory", "no memory"})
-"""Lines of paths and commands, or that may have some, which could not be copied once they are broken."""
+_SHOWN_PCT: Final = 0.05
+"""What is shorter shows as 0.0 %."""
+_HOST_DIFFERS_PCT: Final = 1.0
+"""From this share of the step on, a host time that is not the device time has a column."""
+_HOST_WAITS_IN: Final = ("data", "transfer")
+"""Elsewhere a host time says where the host waits for room in the GPU's queue."""
+_SHORTEST_EXCLUDED_MS: Final = 5.0
+"""What is shorter shows as 0.00 s."""
 
-_NAMES_WIDTH: Final = 11
+_MEGABYTE: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What there is to say at the end of a run.
+    """What is known at the end of a run.
 
     Attributes:
         run: where its time went on rank 0.
@@ -38,8 +50,8 @@ class RunReport:
         replicas: data-parallel replicas.
         log_folder: where TensorBoard should look, None without a logger.
         analysis: of the steps that count and of the trace, None where there is neither.
-        compute: how fast a device computed; empty where nobody can tell.
-        gpu: what its sensors said, or why nothing; None where nobody asked.
+        compute: how fast a device computed; empty if unknown.
+        gpu: the GPU's sensors, or why they could not be read; None where nobody asked.
     """
 
     run: RunSummary
@@ -53,157 +65,235 @@ class RunReport:
     gpu: TelemetrySummary | str | None = None
 
 
-def print_run(report: RunReport, screen: Screen | None = None) -> None:
-    """Print the table.
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A named line of text.
+
+    Attributes:
+        name: what stands before it.
+        text: what it says.
+        whole: whether it is never wrapped: a path or a command could not be copied once it is broken.
+    """
+
+    name: str
+    text: Text
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One region of the step.
+
+    Attributes:
+        name: the region, or `step`.
+        pct: its share of the mean step; None for the step itself.
+        times: the texts below the headings.
+    """
+
+    name: str
+    pct: float | None
+    times: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """The content of the table, for a terminal, a file or a notebook.
+
+    Attributes:
+        verdict: the verdict, and what goes with it.
+        title: over the rows.
+        headings: of the rows' names, shares and times; that of the names says in which steps the regions were timed.
+        rows: the built-in regions, the step, the user's regions.
+        lines: rates, then files.
+    """
+
+    verdict: tuple[Line, ...]
+    title: str
+    headings: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    lines: tuple[Line, ...] = ()
+
+
+def run_table(report: RunReport) -> RunTable:
+    """The content of the table.
 
     Args:
-        report: what to print.
-        screen: where to; standard output by default.
+        report: what is known of the run.
     """
-    screen = screen or Screen()
+    shown = report.run.steady
+    headings, rows = _rows(report) if shown.steps else ((), ())
+    return RunTable(
+        verdict=tuple(_verdict(report)),
+        title=_title(report),
+        headings=headings,
+        rows=rows,
+        lines=tuple(line for lines in (_rate_lines(report), _file_lines(report)) for line in lines),
+    )
+
+
+def _verdict(report: RunReport) -> Iterator[Line]:
+    analysis = report.analysis
+    if analysis is None:
+        if report.run.steps:
+            steps = 0 if report.run.only_warmup else report.run.steady.steps
+            yield Line("verdict", Text(f"none: {steps} steady steps, at least {MIN_STEPS} needed"))
+        return
+    yield Line("verdict", verdict(analysis))
+    also = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:]]
+    if also:
+        yield Line("also", Text(f"{', '.join(also)} of the step"))
+    hints = ((hint.rank, hint.text) for hint in analysis.hints)
+    for where, text in by_text(hints, several=len(analysis.ranks) > 1):
+        yield Line("hint", Text(where + text))
+    if analysis.differences:  # the report has the others
+        yield Line("difference", Text(analysis.differences[0]))
+
+
+def _title(report: RunReport) -> str:
+    rates, steps = report.run.steady, report.run.steps
+    if not rates.steps:
+        return "Where a step goes: unknown, no step was timed"
+    mean = digits(rates.mean_ms("step"))
+    return f"Where a step goes: {mean} ms, mean of {rates.steps} of {steps} steps on {report.device}"
+
+
+def _sampled(rates: Rates) -> str:
+    """In which of the steps the regions were timed; "" for all of them."""
+    if not 0 < rates.split_steps < rates.steps:
+        return ""
+    each = rates.steps / rates.split_steps
+    some = f"1 in {each:.0f}" if each >= 2 else f"{rates.split_steps} of {rates.steps}"  # noqa: PLR2004
+    return f"from {some} steps"
+
+
+def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    """The headings and the rows. A column without a number is left out, and so is a region of 0.0 %."""
     run = report.run
-    screen.line()
-    steps = f"{run.steady.steps} of {run.steps} steps"
-    screen.line(Text(f"Where a step goes: mean of {steps} on {report.device}", "bold"))
-    screen.table(_step_table(report))
-    screen.line()
-    lines: Iterable[tuple[str, str | Text]] = chain(_lines(report), _verdict(report))
-    for name, text in lines:
-        screen.line(text, name=Text(name, "bold"), column=_NAMES_WIDTH, whole=name in _TO_COPY)
-    screen.line()
-    screen.flush()
+    rates, step_ms = run.steady, run.steady.mean_ms("step")
+    decimals = 3 if step_ms <= 0 else max(1, min(3, 4 - floor(log10(step_ms))))
 
+    def written(ms: float | None) -> str:
+        return "" if ms is None else f"{ms:.{decimals}f}"
 
-def _step_table(report: RunReport) -> Table:
-    rates = report.run.steady
-    times = ("device ms", "host ms") if report.on_device else ("host ms",)
-    table = Table("region", *times, "share")
+    def share(region: str) -> float:
+        return 100 * rates.mean_ms(region) / step_ms if step_ms else 0.0
 
-    def row(region: str, name: str, style: str = "") -> None:
-        share = 100 * rates.mean_ms(region) / rates.mean_ms("step") if rates.mean_ms("step") else 0.0
-        values = [rates.mean_ms(region), *([rates.mean_host_ms(region)] if report.on_device else [])]
-        table.row(name, *(f"{value:.3f}" for value in values), f"{share:.1f} %", style=style)
+    def row(name: str, pct: float | None, typical: Percentiles, host_ms: float | None = None) -> Row:
+        return Row(name, pct, (written(typical.p50), written(typical.p95), written(host_ms)))
 
-    if rates.split_steps or not rates.steps:
-        for region in rates.regions:
-            row(region, region)
-        table.section()
-    row("step", "step", style="bold")
-    if rates.user_regions:
-        table.section()
-        for region in rates.user_regions:
-            row(region, f"your {region}")
-    return table
-
-
-def _lines(report: RunReport) -> Iterator[tuple[str, str]]:
-    run = report.run
-    yield "throughput", _throughput(report)
-    for line in compute_lines(report.compute):
-        yield "compute", line
-    if isinstance(report.gpu, str):
-        yield "gpu", f"no telemetry: {report.gpu}"
-    elif report.gpu is not None:
-        yield "gpu", ", ".join(telemetry_words(report.gpu))
-    yield "end to end", _end_to_end(report)
-    yield from _timing_lines(run.steady)
-    left_out = [
-        f"{count} {what}"
-        for count, what in (
-            (0 if run.only_warmup else run.warmup_steps, "warm-up steps"),
-            (run.recorded_steps, "steps with the profiler on"),
-            (run.untimed_steps, "steps that could not be timed"),
-        )
-        if count
+    host = _host_differs(rates) if report.on_device else {}
+    rows = [
+        row(name, share(name), run.region_ms.get(name, Percentiles()), host.get(name))
+        for name in (rates.regions if rates.split_steps else ())
+        if share(name) >= _SHOWN_PCT or name in host
     ]
-    left_out += [f"{ms / 1e3:.2f} s {name}" for name, ms in run.excluded_ms.items() if ms >= 1]
-    if left_out:
-        yield "left out", ", ".join(left_out)
+    rows.append(row("step", None, Percentiles(run.step_ms.p50, run.step_ms.p95)))
+    rows += [
+        row(f"your {name}", share(name), run.region_ms.get(name, Percentiles()))
+        for name in (rates.user_regions if rates.split_steps else ())
+    ]
+    headings = ("median ms", "p95 ms", "host mean")
+    filled = [place for place in range(len(headings)) if any(row.times[place] for row in rows)]
+    kept = tuple(Row(row.name, row.pct, tuple(row.times[place] for place in filled)) for row in rows)
+    return (_sampled(rates), "share of mean", *(headings[place] for place in filled)), kept
+
+
+def _host_differs(rates: Rates) -> dict[str, float]:
+    """Mean host times that say something beside the device's."""
+    least = _HOST_DIFFERS_PCT / 100 * rates.mean_ms("step")
+    means = {name: rates.mean_host_ms(name) for name in _HOST_WAITS_IN if name in rates.regions}
+    return {name: ms for name, ms in means.items() if abs(ms - rates.mean_ms(name)) >= least > 0}
+
+
+def _rate_lines(report: RunReport) -> Iterator[Line]:
+    run = report.run
     if run.only_warmup and run.steps == 1:
-        yield "note", "the run had one step, which is never typical of others"
+        yield Line("note", Text("the run had one step, which is never typical of others"))
     elif run.only_warmup and run.steps:
-        yield "note", f"all {run.steps} steps were warm-up; the figures above are over those, without the first"
+        yield Line("note", Text(f"all {run.steps} steps were warm-up; figures are without the first"))
+    if run.steady.steps:
+        yield Line("throughput", Text(_throughput(report)))
+    for line in compute_lines(report.compute):
+        yield Line("compute", Text(line))
+    if isinstance(report.gpu, str):
+        yield Line("gpu", Text(f"no telemetry: {report.gpu}"))
+    elif report.gpu is not None:
+        yield Line("gpu", Text(", ".join(telemetry_words(report.gpu))))
+    if run.steps and run.wall_s > 0:
+        yield Line("end to end", Text(_end_to_end(report)))
+    if left_out := _left_out(run):
+        yield Line("left out", Text(", ".join(left_out)))
     evidence = report.analysis.run if report.analysis is not None else None
-    if evidence is not None and evidence.window_effect is not None:
-        yield "window", window_effect_words(evidence.window_effect)
-    if report.trace is not None:
-        yield from _trace_lines(report.trace, report.log_folder)
-        yield from _memory_lines(report.trace)
+    if evidence is not None and evidence.window_effect is not None and slower_after(evidence.window_effect):
+        yield Line("window", Text(window_effect_words(evidence.window_effect)))
 
 
 def _throughput(report: RunReport) -> str:
     rates = report.run.steady
+    accumulates = rates.optimizer_steps != rates.steps
     parts = []
     for amount, unit, factor in (
         (rates.samples, "samples/s", report.replicas),
         (rates.tokens, "tokens/s", report.replicas),
         (float(rates.steps), "steps/s", 1),
-        (float(rates.optimizer_steps), "optimizer steps/s", 1),
+        (float(rates.optimizer_steps) if accumulates else None, "optimizer steps/s", 1),
     ):
         per_second = rates.per_second(amount)
         if per_second:
             parts.append(f"{digits(per_second * factor)} {unit}")
     over = f" over {report.replicas} replicas" if report.replicas > 1 else ""
-    return (", ".join(parts) or "unknown: no step was timed") + over
+    return ", ".join(parts) + over
 
 
 def _end_to_end(report: RunReport) -> str:
     run = report.run
-    rate = f"{digits(run.steps / run.wall_s)} steps/s" if run.wall_s > 0 else ""
-    if run.samples and run.wall_s > 0:
-        rate = f"{digits(run.samples * report.replicas / run.wall_s)} samples/s, {rate}"
-    first = "" if run.first_step_s is None else f"; first step finished after {run.first_step_s:.2f} s"
-    return f"{rate} over {run.wall_s:.2f} s from the start of fit{first}"
+    samples = run.samples * report.replicas if run.samples else 0.0
+    rate = f"{digits(samples / run.wall_s)} samples/s" if samples else f"{digits(run.steps / run.wall_s)} steps/s"
+    first = "" if run.first_step_s is None else f", first step after {run.first_step_s:.2f} s"
+    return f"{rate} over the fit's {run.wall_s:.2f} s{first}"
 
 
-def _timing_lines(rates: Rates) -> Iterator[tuple[str, str]]:
-    if rates.split_steps < rates.steps:
-        each = rates.steps / rates.split_steps if rates.split_steps else 0
-        some = f"1 in {each:.0f}" if each >= 2 else f"{rates.split_steps} of {rates.steps}"  # noqa: PLR2004
-        yield "timing", f"regions from {some} steps, {rates.own_us / rates.steps:.0f} µs a step on the host"
+def _left_out(run: RunSummary) -> list[str]:
+    counts = (
+        (0 if run.only_warmup else run.warmup_steps, "warm-up {}"),
+        (run.recorded_steps, "{} with the profiler on"),
+        (run.untimed_steps, "{} that could not be timed"),
+    )
+    left_out = [f"{count} {what.format('step' if count == 1 else 'steps')}" for count, what in counts if count]
+    times = run.excluded_ms.items()
+    return left_out + [f"{ms / 1e3:.2f} s {name}" for name, ms in times if ms >= _SHORTEST_EXCLUDED_MS]
 
 
-def _trace_lines(trace: TraceReport, log_folder: Path | None) -> Iterator[tuple[str, str]]:
+def _file_lines(report: RunReport) -> Iterator[Line]:
+    trace = report.trace
+    if trace is None:
+        return
     if trace.status != "written" or trace.path is None:
-        yield "no trace", f"{trace.status}: {trace.message}" if trace.message else trace.status
-        return
-    if trace.message:
-        yield "note", trace.message
-    if trace.attached:
-        yield "note", f"CUPTI stays attached after the window, and kernel launches slower: {trace.attached}"
-    steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
-    missing = "being written" if trace.pending else "moved away"
-    size = f"{trace.path.stat().st_size / 1e6:.1f} MB" if trace.path.exists() else missing
-    yield "trace", f"{trace.path} ({steps}, {size}; training was held up {trace.stall_ms:.0f} ms)"
-    if trace.plugin_path is not None:
-        folder = log_folder if log_folder is not None and log_folder in trace.path.parents else trace.path.parent
-        yield "look at it", f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"
-    yield "", f"or open {trace.path.name} at https://ui.perfetto.dev"
-    if trace.report_path is not None:
-        yield "report", f"{trace.report_path}    (beside it summary.md and summary.json)"
-
-
-def _memory_lines(trace: TraceReport) -> Iterator[tuple[str, str]]:
+        reason = f"{trace.status}: {trace.message}" if trace.message else trace.status
+        yield Line("no trace", Text(reason), whole=True)
+    else:
+        yield from _trace_lines(trace, trace.path, report.log_folder)
     if trace.memory_path is not None:
-        yield "memory", f"{trace.memory_path}    (for https://pytorch.org/memory_viz)"
+        yield Line("memory", Text(f"{trace.memory_path}    (for https://pytorch.org/memory_viz)"), whole=True)
     elif trace.memory_message:
-        yield "no memory", f"snapshot: {trace.memory_message}"
+        yield Line("no memory", Text(f"snapshot: {trace.memory_message}"), whole=True)
 
 
-def _verdict(report: RunReport) -> Iterator[tuple[str, str | Text]]:
-    """What the table ends with."""
-    analysis = report.analysis
-    if analysis is None:
-        if report.run.steps:
-            steps = 0 if report.run.only_warmup else report.run.steady.steps
-            yield "verdict", f"none: {steps} steady steps, at least {MIN_STEPS} needed"
-        return
-    hints = ((hint.rank, hint.text) for hint in analysis.hints)
-    for where, text in by_text(hints, several=len(analysis.ranks) > 1):
-        yield "hint", where + text
-    for difference in analysis.differences:
-        yield "difference", difference
-    yield "verdict", verdict(analysis)
-    also = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:]]
-    if also:
-        yield "also", f"{', '.join(also)} of the step"
+def _size(size: int) -> str:
+    return f"{size / _MEGABYTE:.1f} MB" if size >= _MEGABYTE / 10 else f"{size / 1e3:.0f} kB"
+
+
+def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Iterator[Line]:
+    if trace.message:
+        yield Line("note", Text(trace.message), whole=True)
+    if trace.attached:
+        yield Line("note", Text(f"CUPTI stays attached after the window, and launches are slower: {trace.attached}"))
+    if trace.report_path is not None:
+        yield Line("report", Text(str(trace.report_path)), whole=True)
+    steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
+    size = _size(path.stat().st_size) if path.exists() else "being written" if trace.pending else "moved away"
+    yield Line("trace", Text(f"{path} ({steps}, {size}; training was held up {trace.stall_ms:.0f} ms)"), whole=True)
+    if trace.plugin_path is not None:
+        folder = log_folder if log_folder is not None and log_folder in path.parents else path.parent
+        command = f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"
+        yield Line("look at it", Text(command), whole=True)

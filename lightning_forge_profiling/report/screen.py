@@ -1,4 +1,4 @@
-"""Where a report is printed: how wide it is, and whether it is a terminal, where sentences wrap and colours are."""
+"""The stream that a report is printed on: its width, whether sentences wrap, whether it has colours."""
 
 import io
 import os
@@ -13,7 +13,7 @@ __all__ = ["Screen"]
 
 _NARROWEST: Final = 20
 _STYLE: Final = re.compile(r"\x1b\[[\d;]*m")
-_ASCII: Final = str.maketrans("─µ…", "-u~")
+_ASCII: Final = str.maketrans("─µ…█▉▊▋▌▍▎▏", "-u~#####   ")
 
 
 class Screen:
@@ -22,11 +22,11 @@ class Screen:
     Args:
         stream: standard output by default.
         width: in columns; by default that of the terminal, and 80 where there is none.
-        terminal: whether to wrap sentences; by default whether it is a terminal.
-        colours: whether to use them; by default on a terminal, unless the environment's `NO_COLOR` or `TERM` say no.
+        wrap: whether to wrap sentences; by default on a terminal alone.
+        colours: whether to use them; by default on a terminal, unless the environment has `NO_COLOR` or `TERM=dumb`.
 
     Example:
-        >>> Screen(width=40, terminal=True).line("one two three four five six seven", name="count", column=8)
+        >>> Screen(width=40, wrap=True).line("one two three four five six seven", name="count", column=8)
         count    one two three four five six
                  seven
     """
@@ -36,15 +36,16 @@ class Screen:
         stream: TextIO | None = None,
         *,
         width: int | None = None,
-        terminal: bool | None = None,
+        wrap: bool | None = None,
         colours: bool | None = None,
     ) -> None:
         self._stream = stream or sys.stdout or io.StringIO()  # a process without a console has no sys.stdout
         self._width = max(_NARROWEST, width or shutil.get_terminal_size().columns)
         isatty = getattr(self._stream, "isatty", None)  # what stands in for sys.stdout may have `write` alone
-        self._terminal = (isatty is not None and isatty()) if terminal is None else terminal
+        terminal = isatty is not None and isatty()
+        self._wrap = terminal if wrap is None else wrap
         allowed = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self._colours = (self._terminal and allowed) if colours is None else colours
+        self._colours = (terminal and allowed) if colours is None else colours
 
     @property
     def width(self) -> int:
@@ -52,10 +53,10 @@ class Screen:
         return self._width
 
     def line(self, text: str | Text = "", *, name: str | Text = "", column: int = 0, whole: bool = False) -> None:
-        """Print a line, which on a terminal is wrapped beside its name.
+        """Print a line. Where sentences wrap, they wrap beside its name.
 
         Args:
-            text: what it says.
+            text: the text.
             name: what stands before it.
             column: how wide the names of such lines are.
             whole: never wrap it: a path or a command could not be copied once it is broken.
@@ -63,7 +64,7 @@ class Screen:
         text, name = clean(text), clean(name)
         start = padded(name.text, column) + " " if name.text or column else ""
         room = max(_NARROWEST // 2, self._width - width_of(start))
-        first, *others = wrap(text.text, room) if self._terminal and not whole else [text.text]
+        first, *others = wrap(text.text, room) if self._wrap and not whole else [text.text]
         self._write(name.painted(start) + text.painted(first))
         for line in others:
             self._write(" " * width_of(start) + text.painted(line))
@@ -74,7 +75,7 @@ class Screen:
             self._write(line)
 
     def flush(self) -> None:
-        """Have it out, also where the process is about to be killed."""
+        """Write out what is buffered: the process may be killed next."""
         flush = getattr(self._stream, "flush", None)
         if flush is not None:
             flush()

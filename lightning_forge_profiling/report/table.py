@@ -1,4 +1,4 @@
-"""Text laid out for a width: sentences wrapped between words, tables of aligned columns."""
+"""Text layout: wrapped sentences, and tables with aligned columns."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ __all__ = ["Table", "Text", "clean", "padded", "width_of", "wrap"]
 
 _CODES: Final = MappingProxyType({"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"})
 _LAYOUTS: Final = ((3, 20), (2, 20), (1, 12))
-"""Spaces between columns, and how narrow the widest text may get, from the most comfortable on."""
+"""Spaces between columns and the least width of the widest text column, in the order they are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Text:
 
 
 def clean(text: str | Text) -> Text:
-    """The text without what could steer a terminal: names are somebody else's."""
+    """The text without terminal escape sequences, which names in a trace can contain."""
     text = Text(text) if isinstance(text, str) else text
     return replace(text, text=plain(text.text), marked=plain(text.marked))
 
@@ -112,7 +112,7 @@ class Table:
     r"""Rows under headings.
 
     Where it is wider than the terminal, its widest column of text wraps. Numbers are never cut: columns that still find
-    no room follow below, beside the first column again.
+    no room follow below, with the first column repeated.
 
     Args:
         headings: one for each column; all empty for none.
@@ -140,16 +140,16 @@ class Table:
         self._has_head = bool(self._rows)
 
     def row(self, *cells: str | Text, style: str = "") -> None:
-        """Add a row, in one style or each cell in its own; of columns at the end it may have none."""
+        """Add a row, in one style or each cell in its own; missing cells at its end are empty."""
         empty = [""] * (len(self._align) - len(cells))
         self._rows.append([replace(cell, style=cell.style or style) for cell in map(clean, (*cells, *empty))])
 
     def section(self) -> None:
-        """Set off the rows to come by an empty line."""
+        """Add an empty line."""
         self.row()
 
     def lines(self, width: int) -> list[str]:
-        """The table in lines of at most `width` columns, as far as numbers can be as narrow."""
+        """The table in lines of at most `width` columns; numbers are never cut, so a line can be wider."""
         first, *others = range(len(self._align))
         lines: list[str] = []
         while others:
@@ -165,7 +165,7 @@ class Table:
         return sum(widths) + gap * (len(widths) - 1) <= width
 
     def _layout(self, columns: Sequence[int], width: int) -> tuple[int, list[int]]:
-        """How many spaces there are between these columns, and how wide each is."""
+        """The spaces between these columns, and their widths."""
         widths = [max((width_of(row[column].text) for row in self._rows), default=0) for column in columns]
         texts = (place for place, column in enumerate(columns) if self._align[column] == "<")
         widest = max(texts, key=lambda place: widths[place], default=0)

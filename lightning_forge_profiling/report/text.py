@@ -1,4 +1,4 @@
-"""Names from a trace, which are untrusted text, made ready for Markdown and for tables."""
+"""Names from a trace are untrusted: how each output escapes and shortens them."""
 
 import re
 
@@ -9,7 +9,7 @@ __all__ = ["code", "code_cell", "prose", "short", "short_kernel_name"]
 _LONGEST_NAME = 2000  # real C++ names stay below it; what comes after is never shown
 
 
-# What GitHub makes a link, a notification or a picture of in text, but not in a code span: mentions, addresses,
+# GitHub makes links, notifications or images of these in text, but not in a code span: mentions, addresses,
 # issues (#1, GH-1, TICKET-1, CVE-2026-1), emoji (:bug:), mathematics ($x$), commits.
 _LIVE = re.compile(r"[@#]\w|\$|://|www\.|\w-\d|:[\w+-]+:|(?<![^\W_])[0-9a-f]{7,40}(?![^\W_])", re.IGNORECASE)
 _WORD = re.compile(r"[^\s|]+")  # without pipes, which end a table's cell even in a code span
@@ -19,10 +19,10 @@ _LIST = re.compile(r"^(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+=]))")  # or the line bel
 
 
 def prose(text: str) -> str:
-    r"""Text for a line or a table's cell of Markdown that GitHub shows as it is and does nothing with.
+    r"""Text escaped for a line or a table cell of GitHub's Markdown.
 
     There is no markup, no HTML, no new line, column or list in it. A word that GitHub would link, or that would notify
-    somebody, becomes a code span.
+    a user, becomes a code span.
 
     Example:
         >>> prose("set num_workers | <b>*4*</b>")
@@ -62,7 +62,7 @@ def code(text: str) -> str:
 
 
 def code_cell(text: str) -> str:
-    r"""Text as a code span in a table's cell, which a pipe would end even there.
+    r"""Text as a code span in a table cell, with its pipes escaped.
 
     Example:
         >>> code_cell("vector<int> a|b")
@@ -81,9 +81,9 @@ _SHAPE = re.compile(r"\btuple<(\d+(?:, ?\d+)+)>")
 
 
 def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
-    """A kernel's name as people say it: without return type, namespaces and arguments, its template kept.
+    """A kernel's short name: without return type, namespaces and arguments, its template kept.
 
-    The template says what an elementwise or reduction kernel computes, so a name too long is cut at its end.
+    The template names what an elementwise or reduction kernel computes, so a long name is cut at its end.
 
     Args:
         name: the name as recorded.
@@ -121,7 +121,7 @@ def short(text: str, width: int) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """Cut a list of arguments off the end; what stands after a space is a remark, as of a copy."""
+    """The name without its argument list; parentheses after a space are a remark, as in a copy's name."""
     if not name.endswith(")"):
         return name
     depth = 0

@@ -1,4 +1,4 @@
-"""Phrases that the console and Markdown reports share."""
+"""Phrases that the reports share."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +34,7 @@ __all__ = [
     "operator_columns",
     "rank_name",
     "share_of",
+    "slower_after",
     "slowest",
     "slowest_rank",
     "step_on_host",
@@ -55,7 +56,7 @@ IDLE_WORDS: Final = MappingProxyType(
         "gpu": "next kernel already launched",
     }
 )
-"""What the host was doing while the GPU was idle, by `IDLE_CAUSES`."""
+"""Host activity while the GPU was idle, by `IDLE_CAUSES`."""
 
 _SAME_WORK: Final = 0.001
 _MOST_COUNTED_PCT: Final = 90.0
@@ -66,22 +67,22 @@ _RARE: Final = 0.1
 _YOURS: Final = "your "
 _ALL_PCT: Final = 100.0
 _GEFORCE_PCT: Final = 115.0
-"""GeForce cards run at up to so much of the clock that their peak is stated for."""
+"""GeForce cards run at up to this share of the clock that their peak is stated for."""
 
 _ABOVE_CLOCK: Final = "a GeForce runs above its stated clock"
 _TOO_MUCH: Final = "more than the device can do: the count of operations or the peak is wrong"
 
 _URL: Final = re.compile(r", https?://[^ )]+")
-"""Of a peak's source; the log has it, and here it would make the line twice as long."""
+"""The address of a peak's source, which would double the line; the log has it."""
 
 
 def used_gpu(rank: RankSummary) -> bool:
-    """Whether GPU work was recorded; without it, busy and idle say nothing."""
+    """Whether GPU work was recorded; without it, busy and idle mean nothing."""
     return rank.gpu.busy_ms_per_step > 0
 
 
 def timing_lines(run: RunEvidence) -> Iterator[str]:
-    """How a run was timed, and what its recorded window did to it."""
+    """How a run was timed, and how its recorded window changed its pace."""
     if run.split_steps is not None:
         yield f"Regions are estimated from {run.split_steps} of {run.steps} steps"
     if run.window_effect is not None:
@@ -103,18 +104,23 @@ def window_effect_words(effect: WindowEffect) -> str:
         f"the median step takes {after} ms after the window, {before} ms before it: "
         f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
     )
-    return f"{words}; slower since then, by the profiler or by the machine" if effect.low_pct > _SLOWER_PCT else words
+    return f"{words}; slower since then, by the profiler or by the machine" if slower_after(effect) else words
+
+
+def slower_after(effect: WindowEffect) -> bool:
+    """Whether steps are longer after the window by more than they drift anyway."""
+    return effect.low_pct > _SLOWER_PCT
 
 
 def verdict(analysis: Analysis) -> Text:
-    """The verdict in its sentences, its name marked: in green where there is nothing to do."""
+    """The verdict's sentences with its name marked, in green if nothing stands out."""
     style = "bold green" if analysis.verdict == NOTHING_STANDS_OUT else "bold yellow"
     name = re.search(re.escape(analysis.verdict), analysis.verdict_text, re.IGNORECASE)
     return Text(analysis.verdict_text, style if name else "", marked=name[0] if name else "")
 
 
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:
-    """The rank whose median step is longest, the first of them; one odd step moves a mean of few.
+    """The rank with the longest median step; one odd step among few moves a mean.
 
     One whose file is cut off is taken only if all are.
     """
@@ -127,12 +133,12 @@ def rank_name(rank: RankSummary) -> str:
 
 
 def slowest(ranks: Sequence[RankSummary]) -> str:
-    """What to add to the number of `slowest_rank`; "" where it is the only one."""
+    """A remark for the number of `slowest_rank`; "" if there is one rank."""
     return ", the slowest by its median" if len(ranks) > 1 else ""
 
 
 def findings_note(analysis: Analysis) -> str:
-    """Which steps the findings are over; "" where that is all of them, or where none is from the trace."""
+    """The steps that the findings cover; "" for all of them, or if none is from the trace."""
     of_trace = any(found.source == "trace" for found in analysis.findings)
     return f"Note: {analysis.findings_note}" if analysis.findings_note and of_trace else ""
 
@@ -149,7 +155,7 @@ def findings_remarks(analysis: Analysis) -> Iterator[str]:
 
 
 def share_of(analysis: Analysis, finding: Finding) -> str:
-    """What a finding's share is of: the rules' are means over the ranks, also where one of them is named."""
+    """What a finding's share is relative to. Shares are means over the ranks, also if the finding names one of them."""
     if finding.of == "run":
         return "of the fit"
     averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"
@@ -167,18 +173,18 @@ def digits(rate: float) -> str:
 
 
 def compute_lines(found: Sequence[RunCompute]) -> Iterator[str]:
-    """How fast a device computed, and of what that is which fraction; a peak is named once, and no rate twice.
+    """A device's FLOP/s and their fraction of a peak. A peak is named once, and no rate twice.
 
     Args:
         found: rates of one device.
     """
-    named, told = None, 0.0
+    named, listed = None, 0.0
     for compute in found:
         counted = "" if compute.kind == "mfu" else " carried out"
-        # without a rate, the peak's source says why
+        # without a rate, the peak's source has the reason
         parts = [] if compute.tflops is None else [f"{digits(compute.tflops)} TFLOP/s per device{counted}"]
         name, peak = compute.kind.upper(), (compute.peak_tflops, compute.dtype, compute.device, compute.peak_source)
-        if peak == named and compute.tflops is not None and abs(compute.tflops - told) < _SAME_WORK * told:
+        if peak == named and compute.tflops is not None and abs(compute.tflops - listed) < _SAME_WORK * listed:
             continue
         source = _URL.sub("", compute.peak_source)
         if compute.peak_tflops is not None and compute.pct_of_peak is not None:
@@ -191,12 +197,12 @@ def compute_lines(found: Sequence[RunCompute]) -> Iterator[str]:
             parts.append(f"{name} unknown" if peak == named else f"{name} unknown: {source}")
         if compute.measured_tflops is not None and compute.pct_of_measured is not None:
             parts.append(f"{compute.pct_of_measured:.1f} % of the {digits(compute.measured_tflops)} TFLOP/s measured")
-        named, told = peak, compute.tflops or 0.0
+        named, listed = peak, compute.tflops or 0.0
         yield ", ".join([*parts, *([compute.note] if compute.note else [])])
 
 
 def steps_of(rank: RankSummary) -> str:
-    """How many steps there are of what length, on what device."""
+    """The number of steps, their length and the device."""
     times = rank.step_ms
     steps = "1 step" if rank.steps == 1 else f"{rank.steps} steps"
     spread = f", {times.min:.3f} to {times.max:.3f} ms, median {times.p50:.3f} ms" if rank.steps > 1 else ""
@@ -218,7 +224,7 @@ def calls(per_step: float) -> str:
 
 
 def operator_columns(operators: Iterable[Operator], *, on_gpu: bool) -> dict[str, Callable[[Operator], str]]:
-    """The columns of a table of operators, each per step: its heading, and what it says of one.
+    """The columns of a table of operators, each per step: its heading, and its text for one operator.
 
     Those of GPU time and of memory are left out where there is nothing in them.
 
@@ -238,7 +244,7 @@ def operator_columns(operators: Iterable[Operator], *, on_gpu: bool) -> dict[str
 
 
 def linked(rank: RankSummary) -> str:
-    """How much of the GPU time can be joined to its launch; "" where there is none."""
+    """The share of GPU time that can be joined to its launch; "" without GPU work."""
     if not used_gpu(rank):
         return ""
     return f"{100 - rank.unlinked_pct:.1f} % of the GPU time is joined to its launch, {rank.unlinked_pct:.1f} % is not"
@@ -262,7 +268,7 @@ def _named(region: Region) -> str:
 
 
 def cpu_threads(rank: RankSummary) -> str:
-    """How many threads computed on the CPU, of how many cores; "" where a GPU did, or nothing ran."""
+    """Threads that ran operators on the CPU, and the usable cores; "" if a GPU did, or nothing ran."""
     cpu = rank.cpu
     if cpu is None:
         return ""
@@ -272,7 +278,7 @@ def cpu_threads(rank: RankSummary) -> str:
 
 
 def efficiency(rank: RankSummary) -> str:
-    """How fast it computes, or why that is not known; "" for training on the CPU."""
+    """FLOP/s in matrix products and while busy, or why they are unknown; "" for training on the CPU."""
     flops = rank.flops
     if flops is None:
         return "" if rank.cpu is not None else f"FLOPs unknown: {rank.flops_note}"
@@ -296,11 +302,11 @@ def efficiency(rank: RankSummary) -> str:
 
 
 def by_text(messages: Iterable[tuple[int, str]], several: bool) -> Iterator[tuple[str, str]]:
-    """What was said of ranks, each text once, after the ranks it was said of.
+    """Messages about ranks, each text once, after the ranks that it is about.
 
     Args:
         messages: rank and text.
-        several: whether there is more than one rank, so that it has to be said which.
+        several: whether there is more than one rank, so that ranks are named.
 
     Example:
         >>> list(by_text([(0, "no shapes"), (1, "no stacks"), (2, "no shapes")], several=True))
@@ -314,7 +320,7 @@ def by_text(messages: Iterable[tuple[int, str]], several: bool) -> Iterator[tupl
 
 
 def all_warnings(analysis: Analysis) -> list[str]:
-    """What could not be read or was left out, of the whole and of ranks, each once."""
+    """Warnings of the analysis and of its ranks, each once."""
     warnings = dict.fromkeys(analysis.warnings)
     of_ranks = ((rank.rank, text) for rank in analysis.ranks for text in rank.warnings if text not in warnings)
     return [*warnings, *(where + text for where, text in by_text(of_ranks, several=len(analysis.ranks) > 1))]

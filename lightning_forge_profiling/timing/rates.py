@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from statistics import median, quantiles
+from typing import Final, NamedTuple
 
 from lightning_forge_profiling.names import MFU, REGIONS, TFLOPS, per_second, region_ms
 from lightning_forge_profiling.timing.steps import RESERVED, WHOLE
 
-__all__ = ["PlainSteps", "Rates", "Spread", "StepTiming", "StepWork", "step_ms"]
+__all__ = ["Percentiles", "PlainSteps", "Rates", "Spread", "StepTiming", "StepWork", "percentiles", "step_ms"]
+
+_FEWEST_FOR_P95: Final = 20
+"""One step in twenty lies above the 95th percentile."""
 
 
 class StepWork(NamedTuple):  # made each step, in a fifth of a frozen dataclass's time, as StepTiming is
@@ -191,11 +195,40 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class Percentiles:
+    """The median and 95th percentile of some times, in milliseconds.
+
+    Attributes:
+        p50: the median; 0 without any time.
+        p95: the 95th percentile, interpolated between neighbours; None for fewer than 20 times.
+    """
+
+    p50: float = 0.0
+    p95: float | None = None
+
+
+def percentiles(times_ms: Sequence[float]) -> Percentiles:
+    """The median and 95th percentile of times.
+
+    Example:
+        >>> percentiles(range(101))
+        Percentiles(p50=50, p95=95.0)
+        >>> percentiles([1.0, 2.0, 9.0])
+        Percentiles(p50=2.0, p95=None)
+    """
+    if not times_ms:
+        return Percentiles()
+    enough = len(times_ms) >= _FEWEST_FOR_P95
+    return Percentiles(median(times_ms), quantiles(times_ms, n=20, method="inclusive")[-1] if enough else None)
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """The spread of the steps' device times, in milliseconds; all 0 without a step.
 
     Attributes:
         p50: the median, of the latest 4096 if there are more.
+        p95: the 95th percentile, of the same; None for fewer than 20 steps.
         min: the shortest of all.
         max: the longest of all.
         like: the mean, if each step took the median time of those like it: that change the weights, or that only
@@ -203,6 +236,7 @@ class Spread:
     """
 
     p50: float = 0.0
+    p95: float | None = None
     min: float = 0.0
     max: float = 0.0
     like: float = 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
-from lightning_forge_profiling.timing.rates import PlainSteps, Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.rates import Percentiles, PlainSteps, Rates, Spread, StepTiming, StepWork
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
@@ -30,6 +30,8 @@ class RunSummary:
             step, that step.
         only_warmup: whether the run had warm-up steps only.
         step_ms: the spread of the steps' times.
+        region_ms: median and 95th percentile of each region, over the latest 1024 of those steps whose regions were
+            timed. Medians of regions do not sum to that of the step; means do.
         drained_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
             nothing queued and waited for the host. None if unknown.
         warmup_steps: how many steps were left out as warm-up.
@@ -48,6 +50,7 @@ class RunSummary:
     steady: Rates
     only_warmup: bool
     step_ms: Spread
+    region_ms: Mapping[str, Percentiles]
     drained_pct: float | None
     warmup_steps: int
     recorded_steps: int
@@ -209,6 +212,7 @@ class RunTotals:
             steady=shown.read(),
             only_warmup=only_warmup,
             step_ms=shown.spread(),
+            region_ms=shown.region_percentiles(),
             drained_pct=shown.drained_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,

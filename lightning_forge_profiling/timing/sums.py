@@ -6,13 +6,25 @@ from statistics import median
 from typing import Final
 
 from lightning_forge_profiling.names import EXCLUDED
-from lightning_forge_profiling.timing.rates import PlainSteps, Rates, Spread, StepTiming, StepWork, step_ms
+from lightning_forge_profiling.timing.rates import (
+    Percentiles,
+    PlainSteps,
+    Rates,
+    Spread,
+    StepTiming,
+    StepWork,
+    percentiles,
+    step_ms,
+)
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 
-__all__ = ["MEDIAN_OVER", "StepSums", "added"]
+__all__ = ["MEDIAN_OVER", "REGIONS_OVER", "StepSums", "added"]
 
 MEDIAN_OVER: Final = 4096
 """The median covers at most this many recent steps, which is what is kept of them."""
+
+REGIONS_OVER: Final = 1024
+"""The percentiles of regions cover at most this many recent steps of those whose regions were timed."""
 
 
 class _Times:
@@ -48,6 +60,7 @@ class StepSums:
         self.regions = regions
         self.steps = 0
         self.latest: deque[tuple[float, bool]] = deque(maxlen=MEDIAN_OVER)  # how long, and whether weights changed
+        self.latest_split: deque[tuple[Mapping[str, float], bool]] = deque(maxlen=REGIONS_OVER)  # and whether chosen
         self.shortest_ms, self.longest_ms = float("inf"), 0.0
         self.drained = self.asked = 0
         self.optimizer_steps = 0
@@ -63,6 +76,11 @@ class StepSums:
     def times(self) -> tuple[_Times, ...]:
         """Those of each kind."""
         return (*self.chosen, *self.plain, self.singular)
+
+    @property
+    def _loader_starts_in(self) -> str:
+        """The region that loader starts count to."""
+        return "data" if "data" in self.regions else "other"
 
     def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         """Add a step with its time."""
@@ -84,6 +102,8 @@ class StepSums:
         self.before_fetch_ms += before_fetch_ms
         self.loader_starts += LOADER_START in times.device_ms
         split = times.split
+        if split:
+            self.latest_split.append((times.device_ms, chosen))
         kind = self.singular if split and not chosen else (self.plain, self.chosen)[split][changes]
         kind.add(1, times.device_ms, times.host_ms)
 
@@ -113,6 +133,7 @@ class StepSums:
         """Add the sums of later steps."""
         self.steps += other.steps
         self.latest.extend(other.latest)
+        self.latest_split.extend(other.latest_split)
         self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
         self.longest_ms = max(self.longest_ms, other.longest_ms)
         self.drained += other.drained
@@ -138,7 +159,7 @@ class StepSums:
             kinds, singular = [(singular, _merged(self.plain))], _Times()
         whole = _merged([_spoken_for(chosen, plain) for chosen, plain in kinds] + [singular])
         started_ms, started_host_ms = (
-            _folded(sums, "data" if "data" in self.regions else "other") for sums in (whole.device_ms, whole.host_ms)
+            _folded(sums, self._loader_starts_in) for sums in (whole.device_ms, whole.host_ms)
         )
         return Rates(
             self.steps,
@@ -165,7 +186,22 @@ class StepSums:
         kinds = [[ms for ms, changes in self.latest if changes is kind] for kind in (False, True)]
         counts = (self.steps - self.optimizer_steps, self.optimizer_steps)
         like_ms = sum(count * median(times) for count, times in zip(counts, kinds, strict=True) if times) / self.steps
-        return Spread(median(ms for ms, _ in self.latest), self.shortest_ms, self.longest_ms, like_ms)
+        of_all = percentiles([ms for ms, _ in self.latest])
+        return Spread(of_all.p50, of_all.p95, self.shortest_ms, self.longest_ms, like_ms)
+
+    def region_percentiles(self) -> dict[str, Percentiles]:
+        """Percentiles of each region, the user's included, per step: 0 in a step without it.
+
+        Plain steps are spoken for by the chosen ones: those split because they had to be are then left out, since they
+        would count too often.
+        """
+        only_chosen = any(sums.steps for sums in self.plain) and any(chosen for _, chosen in self.latest_split)
+        steps = [dict(times_ms) for times_ms, chosen in self.latest_split if chosen or not only_chosen]
+        for times_ms in steps:
+            _folded(times_ms, self._loader_starts_in)
+        ran = (name for times_ms in steps for name in times_ms if name not in EXCLUDED)
+        names = dict.fromkeys((*self.regions, *ran) if steps else ())
+        return {name: percentiles([times_ms.get(name, 0.0) for times_ms in steps]) for name in names}
 
     @property
     def drained_pct(self) -> float | None:

@@ -1,9 +1,5 @@
 // Where a step's time goes: bars of which the whole is the step, and the same in numbers.
 
-const REGION_COLOURS = new Map([
-  ["data", "--amber"], ["transfer", "--plum"], ["forward", "--blue"], ["backward", "--green"], ["optimizer", "--brown"],
-]);
-
 const usedGpu = (rank) => rank.gpu.busy_ms_per_step > 0;
 const rankName = (rank) => (rank.cut_off ? `${rank.rank} (cut off)` : `${rank.rank}`);
 
@@ -11,13 +7,19 @@ const rankName = (rank) => (rank.cut_off ? `${rank.rank} (cut off)` : `${rank.ra
 function hostParts(rank) {
   const step = rank.step_ms.mean;
   return rank.regions.filter((region) => !region.user && region.host_ms_per_step > 0).map((region) => ({
-    key: `region ${region.name}`, name: region.name, idle: false, colour: REGION_COLOURS.get(region.name) ?? "--stone",
+    key: `region ${region.name}`, name: region.name, idle: false, colour: regionColour(region.name),
     note: "", ms: region.host_ms_per_step, pct: step > 0 ? (100 * region.host_ms_per_step) / step : 0,
     calls: region.calls_per_step || null,
   }));
 }
 
-// The parts of one rank's step: work by kind, then idle time by cause.
+// Whether the GPUs were idle for longer than they worked.
+function mostlyIdle(ranks) {
+  const gpus = ranks.filter(usedGpu).map((rank) => rank.gpu);
+  return gpus.reduce((sum, gpu) => sum + gpu.idle_pct - gpu.busy_pct, 0) > 0;
+}
+
+// The parts of one rank's step: work by kind and idle time by cause, the larger of both first.
 function partsOf(rank) {
   if (!usedGpu(rank)) return hostParts(rank);
   const place = (kind) => CATEGORY_ORDER.indexOf(kind.category);
@@ -31,7 +33,7 @@ function partsOf(rank) {
     const [colour, note] = IDLE.get(cause) ?? ["--grey", ""];
     return { key: `idle ${cause}`, name: `idle: ${cause}`, idle: true, colour, note, ms: share.ms_per_step, pct: share.pct };
   });
-  return [...work, ...idle].filter((part) => part.ms > 0);
+  return (mostlyIdle([rank]) ? [...idle, ...work] : [...work, ...idle]).filter((part) => part.ms > 0);
 }
 
 function segment(part, pct) {
@@ -67,7 +69,8 @@ function partsTable(ranks) {
     }
   }
   const largest = (part) => Math.max(...ranks.map((rank) => shares.get(`${rank.rank} ${part.key}`)?.ms ?? 0));
-  const rows = [...parts.values()].sort((a, b) => a.idle - b.idle || largest(b) - largest(a));
+  const idleFirst = mostlyIdle(ranks) ? -1 : 1;
+  const rows = [...parts.values()].sort((a, b) => idleFirst * (a.idle - b.idle) || largest(b) - largest(a));
   const named = {
     label: "Part of the step", value: (part) => part.name,
     write: (name, part) => element("span", { class: "part" }, swatch(part.colour, part.idle), name,
@@ -134,7 +137,7 @@ function communicationText(rank) {
     `${milliseconds(exposed)} exposed, ${percent(share)} of the step.`);
 }
 
-// What a step on the CPU is made of besides its regions, which it lies across.
+// Operators and Python in a step on the CPU, which lie across its regions.
 function cpuFacts({ cpu, step_ms: step }, threads) {
   if (!cpu) return null;
   const share = (ms) => `${milliseconds(ms)} per step, ${percent(step.mean > 0 ? (100 * ms) / step.mean : 0)}`;
@@ -145,7 +148,7 @@ function cpuFacts({ cpu, step_ms: step }, threads) {
   ]);
 }
 
-// Nothing where there is neither GPU work nor a region.
+// Empty where there is neither GPU work nor a region.
 function breakdownSection(ranks, words) {
   const onGpu = ranks.some(usedGpu);
   const recorded = ranks.filter((rank) => usedGpu(rank) === onGpu && partsOf(rank).length > 0);

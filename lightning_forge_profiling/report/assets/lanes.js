@@ -3,24 +3,58 @@
 const MAX_DEPTH = 4;
 const ROUNDING_US = 0.01;
 
-// A lane with what drawing and searching need: ends, the furthest end so far, and a row for each span. Host spans are
-// nested and so take the first row that is free; what overlaps on a stream stays in one.
-function preparedLane(lane) {
-  const ends = lane.start_us.map((start, index) => start + lane.duration_us[index]);
+// The step by which a rank is placed beside others: the second, since ranks are out of step in the first recorded one.
+function anchorStep({ steps }) {
+  return steps[1] ?? steps[0] ?? [null, 0];
+}
+
+// The timelines of several ranks over one axis of time. The clocks of two machines differ, so each rank is placed by its
+// own steps.
+function alignedTimelines(timelines) {
+  const begins = timelines.map((timeline) => anchorStep(timeline)[1]);
+  const latest = Math.max(...begins);
+  return timelines.map((timeline, position) => {
+    const later = latest - begins[position];
+    const moved = {
+      ...timeline,
+      length_us: timeline.length_us + later,
+      steps: timeline.steps.map(([step, begin, end]) => [step, begin + later, end + later]),
+      left_out: timeline.left_out.map(([begin, end]) => [begin + later, end + later]),
+    };
+    return { ...moved, lanes: orderedLanes(timeline.lanes).map((lane) => preparedLane(lane, moved, later)) };
+  });
+}
+
+// The host's lanes, then streams, then communication, so that the ranks' lanes can be compared.
+function orderedLanes(lanes) {
+  const groups = ["host", "stream", "comm"];
+  const place = (lane) => groups.indexOf(lane.group);
+  const byName = (a, b) => (a.group === "host" ? 0 : a.name.localeCompare(b.name, "en", { numeric: true }));
+  return [...lanes].sort((a, b) => place(a) - place(b) || byName(a, b));
+}
+
+// A lane with what drawing and searching need: ends, the furthest end so far, a colour and a row for each span. Host
+// spans are nested and so take the first row that is free; what overlaps on a stream stays in one.
+function preparedLane(lane, { rank, names, kinds }, later) {
+  const starts = lane.start_us.map((start) => start + later);
+  const ends = starts.map((start, index) => start + lane.duration_us[index]);
   const reach = [];
   let furthest = -Infinity;
   for (const end of ends) reach.push((furthest = Math.max(furthest, end)));
   const depth = new Uint8Array(ends.length);
   const rows = [];
   if (lane.group === "host") {
-    lane.start_us.forEach((start, index) => {
+    starts.forEach((start, index) => {
       const free = rows.findIndex((end) => end <= start + ROUNDING_US);
       depth[index] = Math.min(free < 0 ? rows.length : free, MAX_DEPTH - 1);
       rows[depth[index]] = ends[index];
     });
   }
   const depths = 1 + depth.reduce((deepest, each) => Math.max(deepest, each), 0);
-  return { ...lane, ends, reach, depth, depths };
+  const nameAt = (index) => names[lane.name_index[index]] ?? "";
+  const kindAt = (index) => kinds[lane.kind_index[index]] ?? "";
+  const colours = starts.map((_, index) => (lane.group === "host" ? regionColour(nameAt(index)) : kindColour(kindAt(index))));
+  return { ...lane, rank, start_us: starts, ends, reach, depth, depths, colours, nameAt, kindAt };
 }
 
 // The first index whose value is greater than `limit`, in values that never fall.

@@ -1,4 +1,4 @@
-// The page: sections in order, one choice of rank for the timeline and the details, and the theme.
+// The page: sections in order, the choice of a rank for the details, and the theme.
 
 function rankSelect(ranks, label, onRank) {
   if (ranks.length < 2) return null;
@@ -16,15 +16,18 @@ function rankDetails(rank, words) {
   const onCpu = rank.cpu !== null && !usedGpu(rank);
   const regions = onCpu ? rank.regions.filter((region) => region.user) : rank.regions; // the others are the breakdown
   const part = (id, title, content) => section(id, title, content);
+  const idle = usedGpu(rank) && rank.idle_parts.some((part) => 100 * part.ms_per_step >= SHOWN_PCT * rank.step_ms.mean) && part("idle", "Idle GPU, by what the host was in", idleTable(rank.idle_parts, rank.step_ms.mean));
+  const kernels = rank.top_kernels.length > 0 && part("kernels", "Top kernels", kernelTable(rank.top_kernels, words.labels).element);
+  const uncounted = !onCpu && !rank.flops && rank.flops_note ? ` FLOPs unknown: ${rank.flops_note}.` : "";
   return [
-    rank.top_kernels.length > 0 && part("kernels", "Top kernels", kernelTable(rank.top_kernels, words.labels).element),
+    ...(mostlyIdle([rank]) ? [idle, kernels] : [kernels, idle]),
     rank.operators.length > 0 && part("operators", "Operators", [
-      element("p", { class: "muted" }, "Means per step."), operatorTable(rank.operators, usedGpu(rank)).element,
+      element("p", { class: "muted" }, `Means per step.${uncounted}`), operatorTable(rank.operators, usedGpu(rank)).element,
     ]),
     regions.length > 0 && part("regions", onCpu ? "Your regions" : "Regions", regionTable(regions, !onCpu)),
     !onCpu && part("host", "Host and memory", [hostFacts(rank), rank.host.syncs.length > 0 && syncTable(rank.host.syncs)]),
     rank.copies.length > 0 && part("copies", "Copies", copyTable(rank.copies)),
-    !onCpu && part("flops", "FLOPs", flopsSection(rank)),
+    rank.flops && part("flops", "FLOPs", flopsSection(rank)),
   ];
 }
 
@@ -56,10 +59,11 @@ function build(summary, timelines) {
   const details = element("div", { id: "details" });
   const detailRanks = rankSelect(ranks.map((rank) => rank.rank), "Rank of the details", (rank) => choose(rank));
   const steps = element("div", { id: "steps" });
-  const picture = timelines.length > 0 ? new TimelineView(timelines, (rank) => choose(rank)) : null;
+  const drawn = timelines.filter((timeline) => timeline.lanes.length > 0);
+  const timeline = drawn.length > 0 ? new TimelineView(drawn) : null;
 
   const choose = (number) => {
-    picture?.show(number);
+    timeline?.show(number);
     const rank = ranks.find((each) => each.rank === number);
     if (!rank) return;
     const select = detailRanks?.querySelector("select");
@@ -73,9 +77,9 @@ function build(summary, timelines) {
   const breakdown = breakdownSection(ranks, summary.words);
   const sections = [
     section("verdict", "", verdictSection(summary)),
-    picture && section("timeline", "Step timeline", picture.element),
+    timeline && section("timeline", "Step timeline", timeline.element),
     breakdown.length > 0 && section("breakdown", "Breakdown of the step", [...breakdown, steps]),
-    section("findings", "Findings", findingsSection(findings, summary.words)),
+    findings.length > 0 && section("findings", "Findings", findingsSection(findings, summary.words)),
     run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run)),
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
     (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
@@ -86,11 +90,11 @@ function build(summary, timelines) {
   page.append(
     element("header", null,
       element("div", null, element("span", { class: "product" }, "forge-profiling"), " ", element("span", { class: "source" }, summary.source)),
-      themeButton(() => picture?.recolour())),
+      themeButton(() => timeline?.recolour())),
     element("main", null, sections), footer(summary));
   document.title = visible(`${summary.verdict} \u00b7 ${summary.source}`);
   if (ranks.length) choose(findings[0]?.rank ?? ranks[0].rank);
-  picture?.layout();
+  timeline?.layout();
 }
 
 const block = (id) => JSON.parse(document.getElementById(id).textContent);

@@ -1,5 +1,5 @@
 // Colours by kind of work. Hues follow Okabe and Ito's colour-blind-safe set, in two lightnesses; all are light enough
-// for black text on them. Idle time is hatched, so that it never depends on colour to be told from work.
+// for black text on them. Idle time is hatched: colour alone never distinguishes it from work.
 
 const KIND_COLOURS = new Map([
   ["matmul", "--blue"],
@@ -23,6 +23,16 @@ const KIND_COLOURS = new Map([
   ["region", "--slate"],
 ]);
 
+// Regions of the step, in the breakdown of a step without GPU work and on the host's lanes of the timeline.
+const REGION_COLOURS = new Map([
+  ["data", "--region-data"],
+  ["transfer", "--region-transfer"],
+  ["forward", "--region-forward"],
+  ["backward", "--region-backward"],
+  ["optimizer", "--region-optimizer"],
+  ["other", "--region-other"],
+]);
+
 const IDLE = new Map([
   ["data", ["--amber", "in the data loader"]],
   ["launch", ["--pink", "in a launch of 0.1 ms or more"]],
@@ -39,13 +49,22 @@ function kindColour(kind, category) {
   return KIND_COLOURS.get(kind) ?? KIND_COLOURS.get(category) ?? "--grey";
 }
 
+// A region's name without the prefix that its range has in a trace.
+function regionName(name) {
+  return name.replace(/^forge\./, "");
+}
+
+function regionColour(name) {
+  return REGION_COLOURS.get(regionName(name)) ?? KIND_COLOURS.get("region");
+}
+
 function swatch(colour, hatched = false) {
   const made = element("span", { class: hatched ? "swatch hatched" : "swatch", "aria-hidden": "true" });
   made.style.setProperty("--colour", `var(${colour})`);
   return made;
 }
 
-// What custom properties come to in the theme that is on, for the canvas.
+// The values of custom properties in the theme that is on, for the canvas.
 function resolvedColours(properties) {
   const probe = element("span", { hidden: true });
   document.body.append(probe);

@@ -1,4 +1,4 @@
-// The GPU's readings over the run, made ready to be drawn: which charts there are, their scales, and when.
+// The GPU's readings over the run as charts: their lines, scales and axis of time.
 
 // `filled` draws the first line's area, `aside` is drawn only where it varies: a memory clock seldom does, and would take
 // the scale from the other. Where `fromLeast`, the scale does not begin at 0.
@@ -12,10 +12,10 @@ const READINGS = [
 ];
 const LEFT_OUT = "not in the means";
 const GAP = 3; // so many times the usual distance between two points is a gap,
-const SHORTEST_GAP_S = 0.5; // if it is as long as this: in less the sensors have little new to tell
+const SHORTEST_GAP_S = 0.5; // if it is as long as this: in less the sensors have little new
 const WORTH_SHOWING = 0.25; // how much of a limit has to be reached for the limit to be on the scale
 
-const told = (value) => typeof value === "number" && Number.isFinite(value);
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 // Where the points lie: each reaches half way to its neighbours, but not over a gap.
 class RunTime {
@@ -71,16 +71,16 @@ class RunTime {
   }
 }
 
-// The charts that there is something to draw in.
+// The charts that have readings.
 function chartsOf(telemetry) {
   const { values, lowest = {}, highest = {} } = telemetry.series;
   return READINGS.flatMap((sort) => {
-    const known = sort.lines.filter(([, key]) => values[key]?.some(told));
+    const known = sort.lines.filter(([, key]) => values[key]?.some(isNumber));
     const lines = known.map(([name, key]) => {
       const means = values[key];
       const [lows, highs] = [lowest[key] ?? means, highest[key] ?? means];
-      const [least, most] = [Math.min(...lows.filter(told)), Math.max(...highs.filter(told))];
-      const all = means.filter(told);
+      const [least, most] = [Math.min(...lows.filter(isNumber)), Math.max(...highs.filter(isNumber))];
+      const all = means.filter(isNumber);
       const mean = all.reduce((sum, value) => sum + value, 0) / all.length;
       const style = "abc"[sort.lines.findIndex(([, other]) => other === key)];
       return { name, means, lows, highs, least, most, mean, style, steady: sort.aside === key && least === most && known.length > 1 };
@@ -90,19 +90,19 @@ function chartsOf(telemetry) {
   });
 }
 
-// From where to where a chart reaches, its grid, and its limit where that is near enough to be on it.
+// The range of a chart, its grid, and its limit if that is in range.
 function scaleOf({ top, fromLeast }, lines, limit) {
   const shown = lines.filter((line) => !line.steady);
   const most = Math.max(...shown.map((line) => line.most));
   const least = Math.min(...shown.map((line) => line.least));
-  const near = told(limit) && most >= WORTH_SHOWING * limit;
+  const near = isNumber(limit) && most >= WORTH_SHOWING * limit;
   const span = Math.max(near ? limit : (top ?? most), most) - (fromLeast ? least : 0);
   const step = tickStep(Math.max(span, fromLeast ? 4 : 1e-3), 4);
   const bottom = fromLeast ? Math.floor(least / step) * step : 0;
   const high = top ?? (near ? Math.max(1.2 * limit, most) : Math.max(Math.ceil(most / step) * step, bottom + step));
   const marks = Array.from({ length: Math.floor((high - bottom) / step + 1e-6) + 1 }, (_, index) => bottom + index * step);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  return { bottom, high, marks: marks.map((value) => ({ value, text: number(value, digits) })), limitValue: told(limit) ? limit : null, near };
+  return { bottom, high, marks: marks.map((value) => ({ value, text: number(value, digits) })), limitValue: isNumber(limit) ? limit : null, near };
 }
 
 // A value with as many digits as its sensor has.
@@ -115,19 +115,19 @@ function rangeText(chart, { least, most }) {
 
 function valueText(chart, line, index) {
   const [value, low, high] = [line.means[index], line.lows[index], line.highs[index]];
-  if (!told(value)) return "\u2013";
+  if (!isNumber(value)) return "\u2013";
   return low < high ? `${reading(chart, value)} (${rangeText(chart, { least: low, most: high })})` : reading(chart, value);
 }
 
 function chartText(chart, time) {
   const lines = chart.lines.map((line) => `${line.name}: mean ${reading(chart, line.mean)}, ` +
     (line.least < line.most ? `${reading(chart, line.least)} to ${reading(chart, line.most)} ${chart.unit}` : `constant, ${chart.unit}`) +
-    (line.means.every(told) ? "" : ", with gaps"));
+    (line.means.every(isNumber) ? "" : ", with gaps"));
   const limit = chart.limitValue === null ? "" : `; ${chart.limited} ${reading(chart, chart.limitValue)} ${chart.unit}`;
   return `${chart.title} over ${time.write(time.length, 1)}. ${lines.join("; ")}${limit}.`;
 }
 
-// What holds in parts of the run, each with its share of every point.
+// States that hold in parts of the run, each with its share of every point.
 function statesOf({ throttled_by_pct: throttled = {}, counted_pct: counted = [] }) {
   const reasons = Object.entries(throttled).map(([reason, shares]) => ({ name: `throttled: ${reason}`, shares, style: "throttled" }));
   const leftOut = { name: LEFT_OUT, shares: counted.map((share) => 100 - share), style: "left-out" };
@@ -136,7 +136,7 @@ function statesOf({ throttled_by_pct: throttled = {}, counted_pct: counted = [] 
 
 // Over the whole run.
 function shareOf({ shares }) {
-  const known = shares.filter(told);
+  const known = shares.filter(isNumber);
   return known.reduce((sum, share) => sum + share, 0) / known.length;
 }
 

@@ -1,4 +1,4 @@
-// The parts of the page in words and tables.
+// Sections of facts and tables.
 
 function verdictSection(summary) {
   const first = summary.findings[0];
@@ -20,11 +20,11 @@ function ofRank(rank) {
   return rank === null || rank === undefined ? "" : ` \u00b7 rank ${rank}`;
 }
 
-// What several ranks say alike is said once.
-function rankWarnings(ranks, said) {
+// Warnings of ranks without those in `listed`; one that several ranks have appears once.
+function rankWarnings(ranks, listed) {
   const saying = new Map();
   for (const { rank, warnings } of ranks) {
-    for (const warning of new Set(warnings)) if (!said.has(warning)) saying.set(warning, [...(saying.get(warning) ?? []), rank]);
+    for (const warning of new Set(warnings)) if (!listed.has(warning)) saying.set(warning, [...(saying.get(warning) ?? []), rank]);
   }
   return [...saying].map(([warning, those]) => {
     if (ranks.length === 1) return warning;
@@ -73,11 +73,10 @@ function remedy(finding) {
 }
 
 function findingsSection(findings, { shares, remarks }) {
-  if (!findings.length) return [element("p", { class: "empty" }, "No single cause costs enough of the step to be worth naming.")];
   return [...findings.map((finding, index) => element("article", { class: "finding" },
     element("p", { class: "badges" }, element("span", { class: "badge quiet" }, finding.code),
       element("b", null, percent(finding.share_pct)),
-      element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 seen in the ${finding.source === "run" ? "whole run" : "trace"}`)),
+      element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 from the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),
     facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
     element("p", { class: "advice" }, remedy(finding)))), ...remarks.map((remark) => element("p", { class: "muted" }, remark))];
@@ -97,6 +96,23 @@ const column = {
   count: (label, value, title = null) => ({ label, value, title, numeric: true, write: count }),
   bar: (label, value, title = null) => ({ label, value, title, numeric: true, bar: true, write: (figure) => number(figure, 1) }),
 };
+
+const SHOWN_PCT = 0.05; // less shows as 0.0 %
+
+// The longest parts of the GPU's idle time, by what the thread was in that launched the work after them.
+function idleTable(parts, step) {
+  const shown = parts.filter((part) => 100 * part.ms_per_step >= SHOWN_PCT * step);
+  const threads = new Set(shown.map((part) => part.thread)).size > 1;
+  return smallTable("Idle time", [
+    column.text("The host was in", (part) => part.activity, (activity, part) => element("span", { class: "part" },
+      activity ? element("span", { class: "name" }, activity) : part.launched ? "anything: the work had been launched" : "Python outside of operators",
+      part.operator && element("span", { class: "muted" }, "in ", element("span", { class: "name" }, part.operator)),
+      threads && part.thread && element("span", { class: "muted" }, `thread ${part.thread}`))),
+    column.number("ms per step", (part) => part.ms_per_step),
+    column.bar("% of step", (part) => (step > 0 ? (100 * part.ms_per_step) / step : 0)),
+    column.text("Ended by", (part) => part.following, (name) => element("span", { class: "name" }, shortName(name))),
+  ], shown);
+}
 
 function kernelTable(kernels, labels) {
   return new DataTable({
@@ -185,8 +201,7 @@ function hostFacts({ host, memory, unlinked_pct: unlinked }) {
   ].filter(Boolean));
 }
 
-function flopsSection({ flops, flops_note: note }) {
-  if (!flops) return element("p", { class: "muted" }, note || "No FLOPs were counted.");
+function flopsSection({ flops }) {
   const ofPeak = (share) => (share === null ? "" : ` (${percent(share)} of peak)`);
   return element("div", null, facts([
     ["Counted per step", flop(flops.per_step)],
@@ -214,7 +229,7 @@ function collectivesSection(collectives, waits) {
     column.number("waiting, ms per step", (each) => each.wait_ms_per_step, 3, "mean over the ranks: for the last to join"),
   ], collectives);
   return [
-    element("p", { class: "muted" }, "Matched over the ranks: the shortest is the cost, what the others took longer is waiting. The rank that waits least is the one they wait for."),
+    element("p", { class: "muted" }, "Matched over the ranks: the shortest is the cost, what the others took longer is waiting. The rank that waits least is the one that the others wait for."),
     waits.length > 0 && waiting, collectives.length > 0 && costs,
   ];
 }
@@ -225,13 +240,15 @@ function runSection(run, words) {
     facts([
       ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
       ...words.compute.map((line) => ["Compute", line]),
-      ...(run.drained_pct === null ? [] : [["GPU had nothing left at the batch's end", `${percent(run.drained_pct)} of the steps`]]),
+      ...(run.drained_pct === null ? [] : [["GPU had caught up at the batch's end", `${percent(run.drained_pct)} of the steps`]]),
     ]),
-    smallTable("Regions of the whole run", [
+    rows.length > 0 && smallTable("Regions of the whole run", [
       column.text("Region", (row) => row.name, (name, row) => element("span", { class: "part" },
         element("span", { class: "name" }, name), row.user && element("span", { class: "muted" }, "yours"))),
       ...(run.on_device ? [column.number("GPU ms per step", (row) => row.device_ms)] : []),
       column.number("host ms per step", (row) => row.host_ms),
+      ...(rows.some((row) => row.p50_ms !== null) ? [column.number("median", (row) => row.p50_ms, 3, `of the ${run.on_device ? "GPU" : "host"} ms of a step`)] : []),
+      ...(rows.some((row) => row.p95_ms !== null) ? [column.number("p95", (row) => row.p95_ms, 3, "95th percentile of the same")] : []),
     ], rows),
   ];
 }

@@ -14,7 +14,7 @@ class DataTable {
     this.more = button("", () => this.toggleAll(), { class: "more" });
     this.status = element("span", { class: "muted", role: "status" });
     const table = element("table", null,
-      element("caption", { class: "unseen" }, label),
+      element("caption", { class: "for-readers" }, label),
       element("thead", null, element("tr", null, this.heads)), this.body);
     const searchBox = search && element("input", {
       type: "search", placeholder: search, "aria-label": `${search}: ${label}`, spellcheck: "false",
@@ -119,7 +119,7 @@ function nameText(name, isKernel) {
     name.slice(0, begin), element("b", null, name.slice(begin, end)), name.slice(end));
 }
 
-// A kernel's name, or what tells it apart from others that begin like it; a button opens the whole name.
+// A kernel's name, or the part in which it differs from others that begin alike; a button opens the whole name.
 function kernelCell(name, label) {
   if (label === undefined) return clampedWhenLong(nameText(name, true), "full name");
   const text = element("span", { class: "name" }, element("b", null, label));

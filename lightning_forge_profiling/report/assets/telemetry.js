@@ -18,7 +18,7 @@ function spanRects(spans, style) {
   }));
 }
 
-function picture(style, label, shapes) {
+function plot(style, label, shapes) {
   return drawn("svg", { class: style, viewBox: `0 0 ${WIDE} 100`, preserveAspectRatio: "none", role: "img", "aria-label": visible(label) }, ...shapes);
 }
 
@@ -26,8 +26,8 @@ function picture(style, label, shapes) {
 function stretches(values, time) {
   const found = [];
   values.forEach((value, index) => {
-    if (!told(value)) return;
-    if (index > 0 && told(values[index - 1]) && time.follows(index)) found[found.length - 1].push(index);
+    if (!isNumber(value)) return;
+    if (index > 0 && isNumber(values[index - 1]) && time.follows(index)) found[found.length - 1].push(index);
     else found.push([index]);
   });
   return found;
@@ -53,14 +53,14 @@ function linePaths(chart, line, time) {
   ].filter(Boolean);
 }
 
-function chartPicture(chart, time, states) {
+function chartPlot(chart, time, states) {
   const across = (value, style) => drawn("path", { class: style, d: `M0 ${down(chart, value).toFixed(2)}H${WIDE}` });
   const shades = states.flatMap(({ spans, style }) => spanRects(spans, style));
   const grid = time.ticks().map(({ part, minor }) => drawn("path", { class: minor ? "grid minor" : "grid", d: `M${(WIDE * part).toFixed(2)} 0V100` }));
   const lines = chart.lines.filter((line) => !line.steady).reverse().flatMap((line) => linePaths(chart, line, time));
   const levels = [...chart.marks.map(({ value }) => across(value, "grid")), ...(chart.near ? [across(chart.limitValue, "limit")] : [])];
   const made = element("div", { class: "chart-plot" },
-    picture("chart", chartText(chart, time), [...shades, ...grid, ...levels, ...lines]),
+    plot("chart", chartText(chart, time), [...shades, ...grid, ...levels, ...lines]),
     chart.marks.map(({ value, text }) => placed(element("span", { class: "mark", "aria-hidden": "true" }, text), { top: down(chart, value) })),
     chart.near && placed(element("span", { class: "limit-name", "aria-hidden": "true" }, `${chart.limited} ${reading(chart, chart.limitValue)} ${chart.unit}`), { top: down(chart, chart.limitValue) }));
   chart.dots = chart.lines.filter((line) => !line.steady).map((line) => {
@@ -92,7 +92,7 @@ class TelemetryView {
     this.rows = [
       ...this.charts.flatMap((chart) => chart.lines.map((line) => ({
         cell: element("span", { class: "reading" }), range: rangeText(chart, line), at: (index) => valueText(chart, line, index),
-        spoken: (index) => `${chart.title}, ${line.name}: ${told(line.means[index]) ? `${valueText(chart, line, index)} ${chart.unit}` : "no reading"}`, of: line,
+        spoken: (index) => `${chart.title}, ${line.name}: ${isNumber(line.means[index]) ? `${valueText(chart, line, index)} ${chart.unit}` : "no reading"}`, of: line,
       }))),
       ...this.states.map((state) => ({
         cell: element("span", { class: "reading" }), range: percent(shareOf(state)), of: state, at: (index) => this.stateAt(state, index),
@@ -111,7 +111,7 @@ class TelemetryView {
 
   stateAt({ shares }, index) {
     const share = shares[index];
-    if (!told(share)) return "\u2013";
+    if (!isNumber(share)) return "\u2013";
     return share > 0 && share < 100 ? percent(share) : share > 0 ? "yes" : "no";
   }
 
@@ -128,13 +128,13 @@ class TelemetryView {
     const far = chart.limitValue !== null && !chart.near;
     return element("div", { class: "chart-row" }, element("div", { class: "chart-label" },
       element("div", { class: "chart-title" }, element("b", null, chart.title), `, ${chart.unit}`,
-        far && element("span", { class: "muted" }, ` of ${reading(chart, chart.limitValue)}`)), names), chartPicture(chart, this.time, this.states));
+        far && element("span", { class: "muted" }, ` of ${reading(chart, chart.limitValue)}`)), names), chartPlot(chart, this.time, this.states));
   }
 
   state(state) {
     const label = element("div", { class: "chart-line" },
       element("span", { class: `stroke ${state.style}`, "aria-hidden": "true" }), element("span", null, state.name), this.cell(state));
-    const lane = picture("lane-picture", `${state.name}: ${percent(shareOf(state))} of the run`, spanRects(state.spans, state.style));
+    const lane = plot("state-lane", `${state.name}: ${percent(shareOf(state))} of the run`, spanRects(state.spans, state.style));
     return element("div", { class: "chart-row state" }, element("div", { class: "chart-label" }, label), element("div", { class: "chart-plot" }, lane));
   }
 
@@ -154,8 +154,8 @@ class TelemetryView {
     this.moment.classList.toggle("late", left > 60);
     for (const [dot, line, chart] of this.charts.flatMap((chart) => chart.dots)) {
       const value = shown ? line.means[index] : null;
-      dot.hidden = !told(value);
-      if (told(value)) placed(dot, { left, top: down(chart, value) });
+      dot.hidden = !isNumber(value);
+      if (isNumber(value)) placed(dot, { left, top: down(chart, value) });
     }
     this.scrubber.setAttribute("aria-valuenow", index ?? 0);
     this.scrubber.setAttribute("aria-valuetext", shown
@@ -190,33 +190,33 @@ class TelemetryView {
 
 function telemetryFacts(telemetry) {
   const { throttled_pct: throttled, throttled_by_pct: reasons } = telemetry;
-  const of = (value, limit, unit) => (told(limit) ? `${short(value)} of ${short(limit)} ${unit}` : `${short(value)} ${unit}`);
+  const of = (value, limit, unit) => (isNumber(limit) ? `${short(value)} of ${short(limit)} ${unit}` : `${short(value)} ${unit}`);
   const why = Object.entries(reasons ?? {}).sort(([, a], [, b]) => b - a).map(([reason, pct]) => `${reason} ${percent(pct)}`).join(", ");
   return facts([
     ["Device", telemetry.device],
-    told(telemetry.utilization_pct) && ["GPU utilized", percent(telemetry.utilization_pct)],
-    told(telemetry.memory_peak_gib) && ["Peak memory", of(telemetry.memory_peak_gib, telemetry.memory_total_gib, "GiB")],
-    told(telemetry.power_w) && ["Mean power", of(telemetry.power_w, telemetry.power_limit_w, "W")],
-    told(telemetry.joules_per_sample) && ["Energy", `${short(telemetry.joules_per_sample)} J per sample`],
-    told(telemetry.sm_mhz) && ["Mean clock", `${number(telemetry.sm_mhz)} MHz`],
-    told(throttled) && ["Throttled", throttled > 0 ? `${percent(throttled)} (${why})` : "never"],
+    isNumber(telemetry.utilization_pct) && ["GPU utilized", percent(telemetry.utilization_pct)],
+    isNumber(telemetry.memory_peak_gib) && ["Peak memory", of(telemetry.memory_peak_gib, telemetry.memory_total_gib, "GiB")],
+    isNumber(telemetry.power_w) && ["Mean power", of(telemetry.power_w, telemetry.power_limit_w, "W")],
+    isNumber(telemetry.joules_per_sample) && ["Energy", `${short(telemetry.joules_per_sample)} J per sample`],
+    isNumber(telemetry.sm_mhz) && ["Mean clock", `${number(telemetry.sm_mhz)} MHz`],
+    isNumber(throttled) && ["Throttled", throttled > 0 ? `${percent(throttled)} (${why})` : "never"],
   ].filter(Boolean));
 }
 
-// What the picture is of, and what it lacks.
+// What the charts are of, and what they lack.
 function telemetryNotes(telemetry, run, view) {
   const { time, charts, states } = view;
   const missing = READINGS.filter((each) => !each.whereUsed && !charts.some((chart) => chart.title === each.title)).map((each) => each.title.toLowerCase());
-  const broken = charts.some((chart) => chart.lines.some((line) => !line.means.every(told))) || time.seconds.some((_, index) => index > 0 && !time.follows(index));
+  const broken = charts.some((chart) => chart.lines.some((line) => !line.means.every(isNumber))) || time.seconds.some((_, index) => index > 0 && !time.follows(index));
   return [
     time.averaged
       ? `Each point is the mean of ${number(time.samples)} readings, over ${time.each}; the pale band reaches from the lowest to the highest of them.`
       : time.step > 0 && `A reading every ${time.each}.`,
-    "The figures above are over the steps that count; the peak of memory and the picture are of all the run, from the start of training on.",
+    "The figures above are over the steps that count; the peak of memory and the charts are of all the run, from the start of training on.",
     states.some((state) => state.style === "left-out") && "Grey: not in the means, as the warm-up, validation, and steps in which the profiler ran.",
     states.some((state) => state.style === "throttled") && "Tinted: something held the clock down.",
     broken && "A line is broken where there was no reading.",
-    missing.length > 0 && `The driver does not tell: ${missing.join(", ")}.`,
+    missing.length > 0 && `Not reported by the driver: ${missing.join(", ")}.`,
     telemetry.is_mig && "This is a slice of a GPU (MIG): power, temperature, clocks and throttling are the whole GPU's.",
     run.world_size === 2 && "This is rank 0's GPU; that of the other rank is not read.",
     run.world_size > 2 && `This is rank 0's GPU; those of the other ${number(run.world_size - 1)} ranks are not read.`,
@@ -227,7 +227,7 @@ function telemetryTable({ time, charts, states }) {
   const columns = [
     { label: time.unit, value: (index) => time.seconds[index], write: (second) => number(second / time.divisor, time.digits), numeric: true, title: "since training began" },
     ...charts.flatMap((chart) => chart.lines.map((line) => ({
-      label: `${chart.title.toLowerCase()}, ${line.name}, ${chart.unit}`, value: (index) => line.means[index], write: (value) => (told(value) ? reading(chart, value) : "\u2013"), numeric: true,
+      label: `${chart.title.toLowerCase()}, ${line.name}, ${chart.unit}`, value: (index) => line.means[index], write: (value) => (isNumber(value) ? reading(chart, value) : "\u2013"), numeric: true,
     }))),
     ...states.map((state) => ({ label: `${state.name}, %`, value: (index) => state.shares[index], write: (share) => number(share, 0), numeric: true })),
   ];

@@ -1,4 +1,4 @@
-// The recorded window as a picture with zoom and pan: one row a lane, and what a span is when pointed at.
+// The recorded window with zoom and pan: the ranks one below the other, one row a lane, and a tip with what a span is.
 
 const LANE_HEIGHT = 22;
 const NESTED_HEIGHT = 16;
@@ -6,10 +6,11 @@ const LANE_GAP = 6;
 const LABEL_WIDTH = 184;
 const NARROW = 620;
 const SHORTEST_VIEW_US = 0.5;
+const MOST_RANKS = 8; // more would be higher than any screen
 
 class TimelineView {
-  constructor(timelines, onRank) {
-    this.timelines = timelines;
+  constructor(timelines) {
+    this.all = timelines;
     this.pointers = new Map();
     this.hovered = null;
     this.lastPageScroll = -Infinity;
@@ -17,16 +18,15 @@ class TimelineView {
       tabindex: "0", role: "application", "aria-label": "Step timeline", "aria-describedby": "timeline-text",
       "aria-keyshortcuts": "+ - 0 ArrowLeft ArrowRight",
     });
-    this.picture = new TimelinePicture(this.canvas);
+    this.drawing = new TimelineCanvas(this.canvas);
     this.labels = element("div", { class: "lanes", role: "list", "aria-label": "Lanes" });
     this.tip = element("div", { class: "tip", role: "tooltip", hidden: true });
     this.plot = element("div", { class: "plot" }, this.labels, this.canvas, this.tip);
     this.legend = element("ul", { class: "legend", "aria-label": "Colours" });
     this.text = element("p", { id: "timeline-text", class: "muted" });
     this.stepButtons = element("span", { class: "group" });
-    this.ranks = rankSelect(timelines.map((timeline) => timeline.rank), "Rank of the timeline", onRank);
     this.element = element("div", { class: "timeline", id: "timeline-view" },
-      element("div", { class: "tools" }, this.ranks,
+      element("div", { class: "tools" },
         element("span", { class: "group" },
           button("\u2212", () => this.zoom(2), { "aria-label": "Zoom out", "data-zoom": "out" }),
           button("+", () => this.zoom(0.5), { "aria-label": "Zoom in", "data-zoom": "in" }),
@@ -38,64 +38,101 @@ class TimelineView {
     this.show(timelines[0].rank);
   }
 
+  // Show a rank: with all others if they are few, else with its neighbours.
   show(rank) {
-    const timeline = this.timelines.find((each) => each.rank === rank);
-    if (!timeline) return;
-    this.timeline = timeline;
-    this.length = Math.max(timeline.length_us, SHORTEST_VIEW_US);
-    this.lanes = timeline.lanes.map(preparedLane);
-    this.rankSelected(rank);
+    const position = this.all.findIndex((each) => each.rank === rank);
+    const first = MOST_RANKS * Math.floor(position / MOST_RANKS);
+    if (position < 0 || this.first === first) return;
+    this.first = first;
+    this.timelines = alignedTimelines(this.all.slice(first, first + MOST_RANKS));
+    this.lanes = this.timelines.flatMap((timeline) => timeline.lanes);
+    this.length = Math.max(...this.timelines.map((timeline) => timeline.length_us), SHORTEST_VIEW_US);
     this.describe();
     this.layout();
     this.recolour();
     this.reset();
   }
 
-  rankSelected(rank) {
-    const select = this.ranks?.querySelector("select");
-    if (select) select.value = String(rank);
+  describe() {
+    this.text.textContent = visible(this.timelines.map((timeline) => this.description(timeline)).concat(this.remarks()).join(" "));
+    this.legend.replaceChildren(...[...this.colours()].map(([name, colour]) => element("li", null, swatch(colour), name)));
+    const steps = new Map();
+    for (const timeline of this.timelines) {
+      for (const [step, begin, end] of timeline.steps) {
+        const after = timeline.left_out.flatMap(([, stop]) => (stop < end ? stop : []));
+        const [from, to] = steps.get(step) ?? [Infinity, -Infinity];
+        steps.set(step, [Math.min(from, Math.max(begin, ...after)), Math.max(to, end)]);
+      }
+    }
+    const jumps = steps.size > 1 && steps.size <= 12 ? [...steps] : [];
+    this.stepButtons.replaceChildren(...jumps.map(([step, [begin, end]]) =>
+      button(`Step ${step}`, () => this.setView(begin, end), { "data-step": step })));
   }
 
-  describe() {
-    const { rank, steps, lanes, kinds, omitted, left_out: between, length_us: length } = this.timeline;
-    const shown = lanes.map((lane) => `${lane.name} (${number(lane.start_us.length)} spans)`).join(", ");
-    const left = omitted ? ` The ${number(omitted)} shortest spans were left out.` : "";
-    const striped = between.length ? " Striped: validation or checkpoints between steps, in no step's time." : "";
-    this.text.textContent = visible(
-      `Rank ${rank}: ${duration(length)}, ${number(steps.length)} steps. Lanes: ${shown || "none"}.${left}${striped}`);
-    const seen = new Set(lanes.flatMap((lane) => lane.kind_index));
-    this.legend.replaceChildren(...kinds.filter((_, index) => seen.has(index)).map((kind) => element("li", null, swatch(kindColour(kind)), kind)));
-    const jumps = steps.length > 1 && steps.length <= 12 ? steps : [];
-    this.stepButtons.replaceChildren(...jumps.map(([step, begin, end]) => {
-      const after = between.flatMap(([, stop]) => (stop < end ? stop : []));
-      return button(`Step ${step}`, () => this.setView(Math.max(begin, ...after), end), { "data-step": step });
-    }));
+  description({ rank, steps, lanes, omitted, length_us: length }) {
+    const spans = lanes.reduce((sum, lane) => sum + lane.start_us.length, 0);
+    const left = omitted ? `; the ${number(omitted)} shortest were left out` : "";
+    return `Rank ${rank}: ${duration(length)}, ${number(steps.length)} steps, ${number(spans)} spans${left}.`;
+  }
+
+  remarks() {
+    const shown = this.timelines.map((timeline) => timeline.rank);
+    return [
+      this.timelines.some((timeline) => timeline.left_out.length) && "Striped: validation or checkpoints between steps, in no step's time.",
+      shown.length > 1 && anchorStep(this.timelines[0])[0] !== null && `The clocks of two machines differ: ranks are drawn as if step ${anchorStep(this.timelines[0])[0]} began on all at once.`,
+      shown.length < this.all.length && `Ranks ${shown[0]} to ${shown[shown.length - 1]} of ${number(this.all.length)}: choose a rank of the details to see others.`,
+    ].filter(Boolean);
+  }
+
+  // What is drawn, and in which colour: kinds of work, then regions of the host.
+  colours() {
+    const seen = new Map();
+    for (const lane of this.lanes.filter((each) => each.group !== "host")) {
+      lane.colours.forEach((colour, index) => seen.set(lane.kindAt(index), colour));
+    }
+    const ordered = this.timelines.flatMap((timeline) => timeline.kinds).filter((kind) => seen.has(kind));
+    const work = new Map(ordered.map((kind) => [kind, seen.get(kind)]));
+    const onHost = new Set(this.lanes.filter((each) => each.group === "host").flatMap((lane) => lane.colours));
+    const regions = [...REGION_COLOURS].map(([name, colour]) => [`host: ${name}`, colour]);
+    return new Map([...work, ...[...regions, ["host: other ranges", "--slate"]].filter(([, colour]) => onHost.has(colour))]);
   }
 
   // Where each lane lies; its name stands left of it, on a narrow screen above it.
   layout() {
     const width = this.plot.clientWidth;
     const narrow = width < NARROW;
+    const several = this.timelines.length > 1;
     this.left = narrow ? 0 : LABEL_WIDTH;
     this.width = Math.max(1, width - this.left);
     const caption = narrow ? 16 : 0;
-    let y = AXIS_HEIGHT + (this.timeline.steps.length ? STEP_HEIGHT : 0) + LANE_GAP;
-    for (const lane of this.lanes) {
-      lane.y = y + caption;
-      lane.rowHeight = lane.depths > 1 ? NESTED_HEIGHT : LANE_HEIGHT;
-      lane.height = lane.rowHeight * lane.depths;
-      y = lane.y + lane.height + LANE_GAP;
+    const labels = [];
+    let y = AXIS_HEIGHT;
+    for (const timeline of this.timelines) {
+      if (several) labels.push(this.label(`Rank ${timeline.rank}`, timeline, y, narrow ? caption : STEP_HEIGHT, narrow));
+      timeline.y = y + (several ? caption : 0);
+      y = timeline.y + (timeline.steps.length || several ? STEP_HEIGHT : 0) + LANE_GAP;
+      for (const lane of timeline.lanes) {
+        lane.y = y + caption;
+        lane.rowHeight = lane.depths > 1 ? NESTED_HEIGHT : LANE_HEIGHT;
+        lane.height = lane.rowHeight * lane.depths;
+        labels.push(this.label(lane.name, lane, y, narrow ? caption : lane.height, narrow));
+        y = lane.y + lane.height + LANE_GAP;
+      }
+      timeline.height = y - timeline.y;
+      y += several ? LANE_GAP : 0;
     }
-    this.labels.replaceChildren(...this.lanes.map((lane) => {
-      const label = element("div", { class: "lane", role: "listitem", title: lane.name }, lane.name);
-      label.style.top = `${narrow ? lane.y - caption : lane.y}px`;
-      label.style.width = narrow ? "100%" : `${LABEL_WIDTH - 10}px`;
-      label.style.lineHeight = `${narrow ? caption : lane.height}px`;
-      label.style.pointerEvents = narrow ? "none" : "auto"; // above a lane it lies over the canvas
-      return label;
-    }));
+    this.labels.replaceChildren(...labels);
     this.canvas.style.marginLeft = `${this.left}px`;
-    this.picture.resize(this.width, y + LANE_GAP);
+    this.drawing.resize(this.width, y + LANE_GAP);
+  }
+
+  label(text, { rank, group }, top, height, narrow) {
+    const made = element("div", { class: group ? "lane" : "lane of-rank", role: "listitem", title: text, "data-rank": rank }, text);
+    made.style.top = `${top}px`;
+    made.style.width = narrow ? "100%" : `${LABEL_WIDTH - 10}px`;
+    made.style.lineHeight = `${height}px`;
+    made.style.pointerEvents = narrow ? "none" : "auto"; // above a lane it lies over the canvas
+    return made;
   }
 
   setView(start, end) {
@@ -240,12 +277,11 @@ class TimelineView {
   }
 
   fillTip({ lane, index }) {
-    const { names, kinds } = this.timeline;
-    const kind = kinds[lane.kind_index[index]] ?? "";
-    const facts = [kind, duration(lane.duration_us[index]), `at ${duration(lane.start_us[index])}`, lane.name];
+    const where = this.timelines.length > 1 ? `rank ${lane.rank}, ${lane.name}` : lane.name;
+    const facts = [lane.kindAt(index), duration(lane.duration_us[index]), `at ${duration(lane.start_us[index])}`, where];
     this.tip.replaceChildren(
-      element("div", { class: "tip-facts" }, swatch(kindColour(kind)), facts.filter(Boolean).join(" \u00b7 ")),
-      element("div", { class: "tip-name" }, nameText(names[lane.name_index[index]] ?? "", lane.group !== "host")));
+      element("div", { class: "tip-facts" }, swatch(lane.colours[index]), facts.filter(Boolean).join(" \u00b7 ")),
+      element("div", { class: "tip-name" }, nameText(lane.nameAt(index), lane.group !== "host")));
   }
 
   hideTip() {
@@ -256,15 +292,15 @@ class TimelineView {
 
   // To be called when the theme has changed.
   recolour() {
-    this.picture.recolour(this.timeline.kinds);
+    this.drawing.recolour(this.lanes.flatMap((lane) => [...new Set(lane.colours)]));
     this.redraw();
   }
 
   redraw() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
-      const { timeline, lanes, start, end, length, hovered } = this;
-      this.picture.draw({ timeline, lanes, start, end, length, hovered });
+      const { timelines, start, end, length, hovered } = this;
+      this.drawing.draw({ timelines, start, end, length, hovered });
     });
   }
 }

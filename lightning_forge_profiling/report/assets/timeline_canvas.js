@@ -1,4 +1,5 @@
-// The timeline on its canvas. What is drawn comes as a view: { timeline, lanes, start, end, length, hovered }.
+// The timeline on its canvas. What is drawn comes as a view: { timelines, start, end, length, hovered }, one timeline a
+// rank, each with the place that it has: y, height.
 //
 // Spans narrower than a pixel and a half are gathered by pixel column and drawn as dense as they cover it, so that a row
 // of tiny kernels with gaps between them does not look busy when zoomed out.
@@ -6,7 +7,7 @@
 const AXIS_HEIGHT = 20;
 const STEP_HEIGHT = 18;
 const SMALL_SPAN_PX = 1.5;
-const FAINTEST = 0.2; // so that a lone short span is still seen
+const FAINTEST = 0.2; // so that a lone short span is still visible
 const CANVAS_COLOURS = ["--ink", "--muted", "--line", "--lane", "--band", "--on-colour", "--accent"];
 
 // 1, 2 or 5 times a power of ten, so that about `wanted` of them fill `range`.
@@ -16,7 +17,7 @@ function tickStep(range, wanted) {
   return power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
 }
 
-class TimelinePicture {
+class TimelineCanvas {
   constructor(canvas) {
     this.canvas = canvas;
   }
@@ -30,11 +31,9 @@ class TimelinePicture {
     this.canvas.style.height = `${height}px`;
   }
 
-  // What the colours come to in the theme that is on.
-  recolour(kinds) {
-    const properties = kinds.map((kind) => kindColour(kind));
+  // Resolve the colours in the theme that is on.
+  recolour(properties) {
     this.colours = resolvedColours(new Set([...CANVAS_COLOURS, ...properties]));
-    this.kindColours = properties.map((property) => this.colours.get(property));
   }
 
   draw(view) {
@@ -46,49 +45,55 @@ class TimelinePicture {
     context.textBaseline = "middle";
     this.letter = context.measureText("0").width;
     this.scale = this.width / (this.end - this.start);
-    this.drawSteps(context);
+    for (const timeline of this.timelines) this.drawSteps(context, timeline);
     this.drawAxis(context);
-    for (const lane of this.lanes) this.drawLane(context, lane);
-    this.drawStepBorders(context);
+    for (const timeline of this.timelines) this.drawStepLabels(context, timeline);
+    for (const timeline of this.timelines) {
+      for (const lane of timeline.lanes) this.drawLane(context, lane);
+      this.drawStepBorders(context, timeline);
+    }
     this.drawHovered(context);
     this.drawPosition(context);
   }
 
-  drawSteps(context) {
-    const { steps, left_out: between } = this.timeline;
-    const area = (begin, end, fill) => {
-      const [x, right] = [Math.max(0, (begin - this.start) * this.scale), Math.min(this.width, (end - this.start) * this.scale)];
-      if (right > x) fill(x, right - x);
-    };
+  // Fill from one time to another, as far as that is in view.
+  area(begin, end, fill) {
+    const [x, right] = [Math.max(0, (begin - this.start) * this.scale), Math.min(this.width, (end - this.start) * this.scale)];
+    if (right > x) fill(x, right - x);
+  }
+
+  drawSteps(context, { steps, left_out: between, y, height }) {
     context.fillStyle = this.colours.get("--band");
     for (const [, begin, end] of steps.filter((_, position) => position % 2 === 0)) {
-      area(begin, end, (x, width) => context.fillRect(x, AXIS_HEIGHT, width, this.height - AXIS_HEIGHT));
+      this.area(begin, end, (x, width) => context.fillRect(x, y, width, height));
     }
-    for (const [begin, end] of between) area(begin, end, (x, width) => this.drawStriped(context, x, width));
+    for (const [begin, end] of between) this.area(begin, end, (x, width) => this.drawStriped(context, x, y, width, height));
+  }
+
+  drawStepLabels(context, { steps, left_out: between, y }) {
     for (const [step, begin, end] of steps) {
       const others = between.reduce((sum, [start, stop]) => sum + Math.max(0, Math.min(stop, end) - Math.max(start, begin)), 0);
       const time = `step ${step}  ${duration(end - begin - others)}`;
       const texts = [others ? `${time} + ${duration(others)} between steps` : time, time, `step ${step}`];
-      area(begin, end, (x, width) => {
+      this.area(begin, end, (x, width) => {
         const fits = texts.find((text) => text.length * this.letter <= width - 6); // a time that is cut reads as another
-        if (fits) this.write(context, fits, x + 4, AXIS_HEIGHT + STEP_HEIGHT / 2, width, "--ink");
+        if (fits) this.write(context, fits, x + 4, y + STEP_HEIGHT / 2, width, "--ink");
       });
     }
   }
 
-  // What is in no step's time.
-  drawStriped(context, x, width) {
-    const height = this.height - AXIS_HEIGHT;
-    context.clearRect(x, AXIS_HEIGHT, width, height);
-    for (let stripe = x; stripe < x + width; stripe += 5) context.fillRect(stripe, AXIS_HEIGHT, 1, height);
+  // Time between steps.
+  drawStriped(context, x, y, width, height) {
+    context.clearRect(x, y, width, height);
+    for (let stripe = x; stripe < x + width; stripe += 5) context.fillRect(stripe, y, 1, height);
   }
 
-  drawStepBorders(context) {
+  drawStepBorders(context, { steps, y, height }) {
     context.fillStyle = this.colours.get("--muted");
-    const borders = new Set(this.timeline.steps.flatMap(([, begin, end]) => [begin, end]));
+    const borders = new Set(steps.flatMap(([, begin, end]) => [begin, end]));
     for (const time of borders) {
       const x = Math.round((time - this.start) * this.scale);
-      if (x >= 0 && x <= this.width) context.fillRect(Math.min(x, this.width - 1), AXIS_HEIGHT, 1, this.height - AXIS_HEIGHT);
+      if (x >= 0 && x <= this.width) context.fillRect(Math.min(x, this.width - 1), y, 1, height);
     }
   }
 
@@ -107,11 +112,11 @@ class TimelinePicture {
   drawLane(context, lane) {
     context.fillStyle = this.colours.get("--lane");
     context.fillRect(0, lane.y, this.width, lane.height);
-    const small = { column: -1, row: 0, covered: 0, longest: 0, kind: 0 };
+    const small = { column: -1, row: 0, covered: 0, longest: 0, colour: "" };
     const flush = () => {
       if (small.column < 0) return;
       context.globalAlpha = Math.max(FAINTEST, Math.min(1, small.covered));
-      context.fillStyle = this.kindColours[small.kind];
+      context.fillStyle = this.colours.get(small.colour);
       context.fillRect(small.column, lane.y + small.row * lane.rowHeight, 1, lane.rowHeight);
       context.globalAlpha = 1;
     };
@@ -129,7 +134,7 @@ class TimelinePicture {
           Object.assign(small, { column, row, covered: 0, longest: 0 });
         }
         small.covered += wide;
-        if (wide >= small.longest) Object.assign(small, { longest: wide, kind: lane.kind_index[index] });
+        if (wide >= small.longest) Object.assign(small, { longest: wide, colour: lane.colours[index] });
       } else {
         flush();
         small.column = -1;
@@ -142,10 +147,9 @@ class TimelinePicture {
   drawSpan(context, lane, index, x, right) {
     const [left, end] = [Math.max(-1, x), Math.min(this.width + 1, right)];
     const y = lane.y + lane.depth[index] * lane.rowHeight;
-    context.fillStyle = this.kindColours[lane.kind_index[index]];
+    context.fillStyle = this.colours.get(lane.colours[index]);
     context.fillRect(left, y, end - left - (end - left > 4 ? 1 : 0), lane.rowHeight - (lane.depths > 1 ? 1 : 0));
-    const name = this.timeline.names[lane.name_index[index]] ?? "";
-    const text = lane.group === "host" ? name : shortName(name);
+    const text = lane.group === "host" ? regionName(lane.nameAt(index)) : shortName(lane.nameAt(index));
     if (end - left > 30) this.write(context, visible(text), Math.max(0, left) + 4, y + lane.rowHeight / 2, end - Math.max(0, left) - 8, "--on-colour");
   }
 

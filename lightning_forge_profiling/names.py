@@ -13,6 +13,8 @@ __all__ = [
     "PEAK_TFLOPS",
     "REGIONS",
     "REPORT_HTML",
+    "STARTUP_PROCESS",
+    "STEPS",
     "STEP_MS",
     "SUMMARY_JSON",
     "SUMMARY_MARKDOWN",
@@ -33,6 +35,12 @@ REGIONS: Final = ("data", "transfer", "forward", "backward", "optimizer", "other
 EXCLUDED: Final = ("validation", "checkpoint", "profiler")
 """What happens between the batches of a fit but is no part of a step. `profiler` is the time that starting, stopping
 and exporting a trace blocked the training loop."""
+
+STEPS: Final = "steps"
+"""The part of the ledger that is the training loop, without what is a part of its own."""
+
+STARTUP_PROCESS: Final = "startup/process"
+"""The part of the ledger from the start of the process to the callbacks' `setup`."""
 
 MARK_PREFIX: Final = "forge."
 """A region's `record_function` range in a trace is this and the region's name."""

@@ -13,6 +13,7 @@ import pytest
 import lightning_forge_profiling
 from lightning_forge_profiling import compat, errors, result_types
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
+from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
 from lightning_forge_profiling.diagnosis.run_rules import RUN_RULES
 from lightning_forge_profiling.diagnosis.trace_rules import TRACE_RULES
 
@@ -81,10 +82,14 @@ def test_what_is_quoted_of_the_package_is_what_it_prints():
 def test_every_finding_has_its_page_with_an_example():
     codes = {*(rule.code for rule in (*TRACE_RULES, *CPU_RULES, *RUN_RULES)), "straggler"}
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
+    outside = pages.pop("outside-the-step")
+    assert [rule.code for rule in LEDGER_RULES if f"| `{rule.code}` |" not in outside] == []
     assert pages.keys() == codes
     assert [code for code, text in pages.items() if f"\n{code}: " not in text] == []
     index = (CHECKOUT / "docs" / "findings.md").read_text(encoding="utf-8")
     assert [code for code in codes if f"| [`{code}`](findings/{code}.md) |" not in index] == []
+    rows = [f"| [`{rule.code}`](findings/outside-the-step.md) |" for rule in LEDGER_RULES]
+    assert [row for row in rows if row not in index] == []
 
 
 def test_the_api_page_has_every_public_name():

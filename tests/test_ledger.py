@@ -14,7 +14,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import SimpleProfiler
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.timing.ledger import STEPS, LedgerClock
+from lightning_forge_profiling.names import STEPS
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from tests.models import Classifier, Fails, loader
 
 SLOW_S = 0.02

@@ -14,7 +14,8 @@ from lightning_forge_profiling.callbacks.run_analysis import run_compute
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.analysis import Hint
+from lightning_forge_profiling.results.analysis import Hint, RunEvidence, RunLedger
+from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
@@ -283,3 +284,24 @@ def test_ipython_on_a_terminal_gets_the_text(outputs, monkeypatch, capsys):
     print_run(report_of(books(None)))
     assert outputs == []
     assert "Where a step goes" in capsys.readouterr().out
+
+
+def test_the_parts_of_the_fit_are_shown_where_steps_are_not_nearly_all_of_it():
+    def ledger(**parts):
+        return RunLedger(wall_s=sum(parts.values()), parts=parts, unexplained_s=0.0, counts={})
+
+    def text(ledger):
+        steps = Distribution(mean=40.0, p50=40.0, min=40.0, max=40.0)
+        run = RunEvidence(steps=100, on_device=True, step_ms=steps, regions={}, ledger=ledger)
+        return printed(books(None), analysis=replace(sample_analysis(), run=run))
+
+    parts = {"startup/process": 90.0, "steps": 7.0, "checkpoint": 2.0, "validation": 0.95, "teardown": 0.05}
+    assert "whole fit   steps 70 %, checkpoint 20 %, validation 10 %\n" in text(ledger(**parts))
+    assert "whole fit" not in text(ledger(steps=99.0, teardown=1.0))
+
+
+def test_findings_of_the_fit_are_not_said_to_be_of_the_step():
+    found = sample_analysis().findings
+    outside = replace(found[1], code="checkpoint-bound", share_pct=12.0, of="run")
+    text = printed(books(None), analysis=replace(sample_analysis(), findings=(*found, outside)))
+    assert "also        compute-bound 38 %, sync-bound 5 % of the step; checkpoint-bound 12 % of the fit" in text

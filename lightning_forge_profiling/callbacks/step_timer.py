@@ -9,13 +9,13 @@ from typing import Final
 from torch.autograd.profiler import record_function
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
-from lightning_forge_profiling.names import EXCLUDED, MARK_PREFIX, REGIONS
+from lightning_forge_profiling.names import EXCLUDED, MARK_PREFIX, REGIONS, STEPS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent
 from lightning_forge_profiling.timing.interval import Mark
-from lightning_forge_profiling.timing.ledger import STEPS, LedgerClock
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE

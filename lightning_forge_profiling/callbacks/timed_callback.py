@@ -21,7 +21,7 @@ from lightning_forge_profiling.callbacks.run_report import leave_clock, report_r
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import process_age_s
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import REGIONS, STARTUP_PROCESS
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -207,8 +207,8 @@ class TimedCallback(Callback):
         if self._leads:
             warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
             overhead = next((peer.overhead for peer in peers if peer.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
-            self._ledger_clock = LedgerClock(_run_began_ns(), "startup/process")
-            self._ledger_clock.exit("startup/process")
+            self._ledger_clock = LedgerClock(_run_began_ns(), STARTUP_PROCESS)
+            self._ledger_clock.exit(STARTUP_PROCESS)
             self._ledger_clock.enter(_SET_UP)
             self._step_timer = StepTimer(
                 CUDATimerCollection((), device=trainer.strategy.root_device),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Explanation, Rule
+from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunLedger
 from lightning_forge_profiling.results.saving import Saving
 
@@ -13,7 +14,6 @@ __all__ = ["LEDGER_RULES", "in_steps_pct", "ledger_findings", "without_double"]
 _LONG_RUN_S: Final = 600.0
 """Startup is a cause in a run that is at least so long; a shorter one is a trial of one that is longer."""
 
-_BEFORE: Final = "startup/process"
 _PER_BATCH: Final = "batch"
 
 
@@ -27,7 +27,7 @@ class _Run:
     @property
     def fit_s(self) -> float:
         """Wall time without what came before the fit, which may be a long-lived script."""
-        return self.ledger.wall_s - self.ledger.parts.get(_BEFORE, 0.0)
+        return self.ledger.wall_s - self.ledger.parts.get(STARTUP_PROCESS, 0.0)
 
     def largest(self, prefix: str) -> tuple[str, float]:
         """The largest part whose name begins so, without that, and its seconds; "" and 0 without one."""
@@ -130,9 +130,9 @@ def _startup_s(run: _Run) -> float:
 
 
 def _startup(run: _Run) -> Explanation:
+    before_s = run.ledger.parts.get(STARTUP_PROCESS, 0.0)
     return Explanation(
-        f"{in_s(_startup_s(run))} pass before the first batch, {in_s(run.ledger.parts.get(_BEFORE, 0.0))} of them "
-        "before the fit",
+        f"{in_s(_startup_s(run))} pass before the first batch, {in_s(before_s)} of them before the fit",
         advice="Look at what the script does before trainer.fit (downloads, tokenization, building the dataset) and "
         "cache it on disk; load large weights with mmap=True.",
     )
@@ -201,7 +201,7 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
     if evidence is None or evidence.ledger is None:
         return 100.0
     run = _Run(evidence.ledger, keeps_workers=False)
-    in_step = [s for name, s in run.ledger.parts.items() if name in {"steps", "gc", "profiler"} or _per_batch(name)]
+    in_step = [s for name, s in run.ledger.parts.items() if name in {STEPS, "gc", "profiler"} or _per_batch(name)]
     return min(100 * sum(in_step) / run.fit_s, 100.0) if run.fit_s > 0 else 100.0
 
 

@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
+from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
 from lightning_forge_profiling.report.wording import (
@@ -18,7 +19,7 @@ from lightning_forge_profiling.report.wording import (
     verdict,
     window_effect_words,
 )
-from lightning_forge_profiling.results.analysis import Analysis, RunCompute
+from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunLedger
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
@@ -32,6 +33,9 @@ _HOST_DIFFERS_PCT: Final = 1.0
 """From this share of the step on, a host time that is not the device time has a column."""
 _HOST_WAITS_IN: Final = ("data", "transfer")
 """Elsewhere a host time says where the host waits for room in the GPU's queue."""
+_PART_SHOWN_PCT: Final = 2.0
+_PARTS_SHOWN: Final = 5
+
 _SHORTEST_EXCLUDED_MS: Final = 5.0
 """What is shorter shows as 0.00 s."""
 
@@ -139,9 +143,12 @@ def _verdict(report: RunReport) -> Iterator[Line]:
             yield Line("verdict", Text(f"none: {steps} steady steps, at least {MIN_STEPS} needed"))
         return
     yield Line("verdict", verdict(analysis))
-    also = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:]]
+    also = []
+    for of, whole in ("step", "the step"), ("run", "the fit"):
+        shares = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:] if found.of == of]
+        also += [f"{', '.join(shares)} of {whole}"] if shares else []
     if also:
-        yield Line("also", Text(f"{', '.join(also)} of the step"))
+        yield Line("also", Text("; ".join(also)))
     hints = ((hint.rank, hint.text) for hint in analysis.hints)
     for where, text in by_text(hints, several=len(analysis.ranks) > 1):
         yield Line("hint", Text(where + text))
@@ -219,11 +226,19 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         yield Line("gpu", Text(f"no telemetry: {report.gpu}"))
     elif report.gpu is not None:
         yield Line("gpu", Text(", ".join(telemetry_words(report.gpu))))
+    yield from _whole_fit_lines(report)
+
+
+def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
+    run = report.run
     if run.steps and run.wall_s > 0:
         yield Line("end to end", Text(_end_to_end(report)))
-    if left_out := _left_out(run):
-        yield Line("left out", Text(", ".join(left_out)))
     evidence = report.analysis.run if report.analysis is not None else None
+    parts = "" if evidence is None or evidence.ledger is None else _parts(evidence.ledger)
+    if parts:
+        yield Line("whole fit", Text(parts))
+    if left_out := _left_out(run, times=not parts):
+        yield Line("left out", Text(", ".join(left_out)))
     if evidence is not None and evidence.window_effect is not None and slower_after(evidence.window_effect):
         yield Line("window", Text(window_effect_words(evidence.window_effect)))
 
@@ -253,15 +268,28 @@ def _end_to_end(report: RunReport) -> str:
     return f"{rate} over the fit's {run.wall_s:.2f} s{first}"
 
 
-def _left_out(run: RunSummary) -> list[str]:
+def _parts(ledger: RunLedger) -> str:
+    """The largest parts of the fit; "" if it is all steps."""
+    parts = {name: s for name, s in ledger.parts.items() if name != STARTUP_PROCESS}
+    fit_s = sum(parts.values()) + ledger.unexplained_s
+    shares = {name: 100 * s / fit_s for name, s in parts.items()} if fit_s > 0 else {}
+    if not any(pct >= _PART_SHOWN_PCT for name, pct in shares.items() if name != STEPS):
+        return ""
+    shown = [name for name, pct in shares.items() if pct >= _PART_SHOWN_PCT][:_PARTS_SHOWN]
+    rest = 100 - sum(shares[name] for name in shown)
+    listed = [f"{name} {shares[name]:.0f} %" for name in shown]
+    return ", ".join(listed + ([f"others {rest:.0f} %"] if rest >= 1 else []))
+
+
+def _left_out(run: RunSummary, *, times: bool) -> list[str]:
     counts = (
         (0 if run.only_warmup else run.warmup_steps, "warm-up {}"),
         (run.recorded_steps, "{} with the profiler on"),
         (run.untimed_steps, "{} that could not be timed"),
     )
     left_out = [f"{count} {what.format('step' if count == 1 else 'steps')}" for count, what in counts if count]
-    times = run.excluded_ms.items()
-    return left_out + [f"{ms / 1e3:.2f} s {name}" for name, ms in times if ms >= _SHORTEST_EXCLUDED_MS]
+    excluded = run.excluded_ms.items() if times else ()
+    return left_out + [f"{ms / 1e3:.2f} s {name}" for name, ms in excluded if ms >= _SHORTEST_EXCLUDED_MS]
 
 
 def _file_lines(report: RunReport) -> Iterator[Line]:

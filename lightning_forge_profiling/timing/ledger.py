@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Final
 
-__all__ = ["STEPS", "Ledger", "LedgerClock"]
+from lightning_forge_profiling.names import STEPS
 
-STEPS: Final = "steps"
-"""The part of the training loop that nothing else has taken out."""
+__all__ = ["Ledger", "LedgerClock"]
 
 
 @dataclass(frozen=True, slots=True)

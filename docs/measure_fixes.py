@@ -10,7 +10,8 @@ run with the problem is recorded, and its finding says what the fix saves. A lin
 case is measured, and everything is in the file of `--out`, also where a case or the script comes to an end before.
 
 A page of docs/findings has no case where there is nothing to predict (gpu-idle), where the problem goes away by itself
-in later steps (slow-launches), or where the fix changes what is computed (python-bound).
+in later steps (slow-launches), where the fix changes what is computed (python-bound), or where what is left has no name
+(between-regions).
 """
 
 # ruff: noqa: INP001, T201  (a script, in no package; its output is the table)
@@ -83,6 +84,8 @@ class Case:
     after: Callable[[Size], Setup]
     devices: int = 1
     on_cpu: bool = False
+    code: str = ""
+    """The finding, where the case is not called by it."""
 
 
 # -- the cases -----------------------------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ CASES: dict[str, Case] = {
     "launch-bound": Case(partial(_small, planted.SmallKernels), partial(_small, planted.Graphed)),
     "compute-bound": Case(partial(_gpt, "32-true"), partial(_gpt, "bf16-mixed")),
     "memory-bandwidth-bound": Case(partial(_gelu, planted.HandWrittenGELU), partial(_gelu, FusedGELU)),
-    "between-regions": Case(partial(_logging, every=1), partial(_logging, every=50), on_cpu=True),
+    "outside-the-step": Case(partial(_logging, every=1), partial(_logging, every=50), on_cpu=True, code="slow-logger"),
     "communication-bound": Case(
         partial(_big_gradients, compressed=False), partial(_big_gradients, compressed=True), devices=2
     ),
@@ -257,7 +260,7 @@ def measure(name: str, size: Size, folder: Path) -> Measured | None:
     recorded = train(case.before(size), case, size, folder, record=True)
     if recorded is None:
         return None
-    found = next((each for each in recorded.findings if each.code == name), None)
+    found = next((each for each in recorded.findings if each.code == (CASES[name].code or name)), None)
     saves = None if found is None else found.saves
     return Measured(
         before=_medians(runs["before"]),

@@ -228,7 +228,7 @@ class Compiles(Classifier):
 
 def test_compilation_is_a_part(make_trainer, tmp_path):
     ours, _ = fit(make_trainer, tmp_path, model=Compiles(), logger=False, enable_checkpointing=False, max_steps=4)
-    assert ours.ledger().counts["compile"] == 4
+    assert ours.ledger().counts["compile"] == 4, "each is a recompilation, or after the warm-up"
     assert "torch._dynamo.callback" in sys.modules
     from torch._dynamo.callback import callback_handler  # noqa: PLC0415
 

@@ -1,6 +1,7 @@
 """What bounds a run outside its steps: a planted cost is the verdict, and its seconds are those that were planted."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -68,6 +69,14 @@ def test_the_verdict_is_what_gains_most_of_the_fit():
     assert [found.code for found in combine(None, waits).findings] == ["input-bound", "validation-bound"]
     waits = evidence(data_ms=25.0, validation=6.0)  # 5 of 16 s against 6 of 16 s
     assert [found.code for found in combine(None, waits).findings] == ["validation-bound", "input-bound"]
+
+
+def test_what_happens_once_in_a_short_run_is_not_named():
+    waits = evidence(checkpoint=30.0)
+    once = replace(waits.ledger, counts={"checkpoint": 1})
+    assert combine(None, replace(waits, ledger=once)).findings == ()
+    long = replace(once, parts={**once.parts, "steps": 570.0}, wall_s=602.0)
+    assert [found.code for found in combine(None, replace(waits, ledger=long)).findings] == ["checkpoint-bound"]
 
 
 def test_startup_is_named_in_a_long_run_only():

@@ -10,7 +10,7 @@ import pytest
 from docs.measure_fixes import CASES, Measured, row
 
 CHECKOUT = Path(__file__).parents[1]
-WITHOUT_CASE = {"gpu-idle", "slow-launches", "python-bound"}
+WITHOUT_CASE = {"gpu-idle", "slow-launches", "python-bound", "between-regions"}
 
 
 def run(*arguments):

@@ -60,12 +60,15 @@ class LedgerParts:
     Args:
         clock: the ledger's.
         loggers: the Trainer's.
+        warming_up: whether the current step is a warm-up step, in which compilation is part of the startup.
     """
 
-    def __init__(self, clock: LedgerClock, loggers: Collection[Any]) -> None:
+    def __init__(self, clock: LedgerClock, loggers: Collection[Any], warming_up: Callable[[], bool]) -> None:
         self._clock = clock
+        self._warming_up = warming_up
         self._thread = get_ident()
         self._compiling = 0
+        self._part = ""
         self._undo: list[Callable[[], object]] = []
         gc.callbacks.append(self._collecting)
         self._undo.append(partial(_remove, gc.callbacks, self._collecting))
@@ -102,13 +105,14 @@ class LedgerParts:
         if get_ident() == self._thread:
             self._compiling += 1
             if self._compiling == 1:
-                self._clock.enter("compile")
+                self._part = "startup/compile" if self._warming_up() else "compile"
+                self._clock.enter(self._part)
 
     def _compile_ends(self, _: Any) -> None:
         if get_ident() == self._thread and self._compiling:
             self._compiling -= 1
             if not self._compiling:
-                self._clock.exit("compile")
+                self._clock.exit(self._part)
 
 
 class _Timed:

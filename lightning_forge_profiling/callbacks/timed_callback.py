@@ -240,7 +240,7 @@ class TimedCallback(Callback):
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:
                 self._ledger_clock.exit(_SET_UP)
-                self._ledger_parts = LedgerParts(self._ledger_clock, trainer.loggers)
+                self._ledger_parts = LedgerParts(self._ledger_clock, trainer.loggers, self._warming_up)
             step_timer.start()
         self._skip_hooks(manual=not pl_module.automatic_optimization)
         self.begin(trainer)
@@ -334,6 +334,9 @@ class TimedCallback(Callback):
     @property
     def _leads(self) -> bool:
         return bool(self._peers) and self._peers[0] is self
+
+    def _warming_up(self) -> bool:
+        return self._step_timer is not None and self._step_timer.step < self._step_timer.warmup_steps
 
     def _skip_hooks(self, *, manual: bool) -> None:
         """Switch off the per-batch hooks that do nothing in this callback."""

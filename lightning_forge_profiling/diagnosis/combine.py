@@ -13,7 +13,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES, PYTHON_BOUND
 from lightning_forge_profiling.diagnosis.findings import HOST_WAITS, rank_causes
 from lightning_forge_profiling.diagnosis.late_rank import late_host, work_ms
-from lightning_forge_profiling.diagnosis.ledger_rules import in_steps_pct, ledger_findings, without_double
+from lightning_forge_profiling.diagnosis.ledger_rules import in_steps_pct, ledger_findings, together
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, finding, in_ms, saving
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
@@ -75,7 +75,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     else:
         findings, differences = _of_blind(analysis.findings, recorded, evidence)
     outside = ledger_findings(evidence)
-    ranked = by_gain([*without_double(findings, outside), *late, *outside], in_steps_pct=in_steps_pct(evidence))
+    ranked = by_gain([*together(findings, outside), *late], in_steps_pct=in_steps_pct(evidence))
     verdict, text = decide(ranked, gpu=evidence.on_device)
     return replace(
         analysis,
@@ -102,9 +102,7 @@ def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tup
 
 def _of_run(evidence: RunEvidence) -> Analysis:
     outside = ledger_findings(evidence)
-    findings = by_gain(
-        [*without_double(run_findings(evidence), outside), *outside], in_steps_pct=in_steps_pct(evidence)
-    )
+    findings = by_gain(together(run_findings(evidence), outside), in_steps_pct=in_steps_pct(evidence))
     verdict, text = decide(findings, gpu=evidence.on_device)
     computing_pct = share_pct(evidence, *COMPUTE)
     if findings and not evidence.on_device and findings[0].share_pct < _SMALL_PCT < _MOSTLY_PCT < computing_pct:

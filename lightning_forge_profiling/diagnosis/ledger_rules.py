@@ -9,10 +9,11 @@ from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunLedger
 from lightning_forge_profiling.results.saving import Saving
 
-__all__ = ["LEDGER_RULES", "in_steps_pct", "ledger_findings", "without_double"]
+__all__ = ["LEDGER_RULES", "in_steps_pct", "ledger_findings", "together"]
 
 _LONG_RUN_S: Final = 600.0
-"""Startup is a cause in a run that is at least so long; a shorter one is a trial of one that is longer."""
+"""Startup, and what happens once, is a cause in a run that is at least so long; a shorter one is a trial of one that is
+longer, in which it would not grow."""
 
 _PER_BATCH: Final = "batch"
 
@@ -29,9 +30,16 @@ class _Run:
         """Wall time without what came before the fit, which may be a long-lived script."""
         return self.ledger.wall_s - self.ledger.parts.get(STARTUP_PROCESS, 0.0)
 
+    def seconds(self, part: str) -> float:
+        """The seconds of a part that grows with the run; 0 for one that was entered once in a short run."""
+        once = self.ledger.counts.get(part, 0) <= 1 and self.ledger.wall_s < _LONG_RUN_S
+        return 0.0 if once else self.ledger.parts.get(part, 0.0)
+
     def largest(self, prefix: str) -> tuple[str, float]:
         """The largest part whose name begins so, without that, and its seconds; "" and 0 without one."""
-        found = [(name.removeprefix(prefix), s) for name, s in self.ledger.parts.items() if name.startswith(prefix)]
+        found = [
+            (name.removeprefix(prefix), self.seconds(name)) for name in self.ledger.parts if name.startswith(prefix)
+        ]
         return max(found, key=lambda item: item[1], default=("", 0.0))
 
     def takes(self, seconds: float) -> str:
@@ -45,7 +53,7 @@ def in_s(seconds: float) -> str:
 
 
 def _part(name: str) -> Callable[[_Run], float]:
-    return lambda run: run.ledger.parts.get(name, 0.0)
+    return lambda run: run.seconds(name)
 
 
 def _each(run: _Run, part: str, what: str) -> str:
@@ -209,17 +217,16 @@ def _per_batch(part: str) -> bool:
     return part.startswith(("callback/", "module/")) and _PER_BATCH in part
 
 
-def without_double(findings: Sequence[Finding], outside: Sequence[Finding]) -> list[Finding]:
-    """Findings of the step without those whose time a finding of the ledger explains.
+def together(findings: Sequence[Finding], outside: Sequence[Finding]) -> list[Finding]:
+    """Findings of the step and of the ledger, without those whose time another one explains better.
 
     Args:
         findings: of the step.
         outside: of the ledger.
     """
-    codes = {found.code for found in outside}
     hidden = set()
-    if codes & {"slow-callback", "slow-hook", "slow-logger"}:
+    if {found.code for found in outside} & {"slow-callback", "slow-hook", "slow-logger"}:
         hidden.add("between-regions")
-    if "loader-startup" in codes:
-        hidden.add("worker-restarts")
-    return [found for found in findings if found.code not in hidden]
+    if any(found.code == "worker-restarts" for found in findings):
+        hidden.add("loader-startup")
+    return [found for found in (*findings, *outside) if found.code not in hidden]

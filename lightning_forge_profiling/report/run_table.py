@@ -237,7 +237,7 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
     parts = "" if evidence is None or evidence.ledger is None else _parts(evidence.ledger)
     if parts:
         yield Line("whole fit", Text(parts))
-    if left_out := _left_out(run, times=not parts):
+    if left_out := _left_out(run):
         yield Line("left out", Text(", ".join(left_out)))
     if evidence is not None and evidence.window_effect is not None and slower_after(evidence.window_effect):
         yield Line("window", Text(window_effect_words(evidence.window_effect)))
@@ -281,15 +281,15 @@ def _parts(ledger: RunLedger) -> str:
     return ", ".join(listed + ([f"others {rest:.0f} %"] if rest >= 1 else []))
 
 
-def _left_out(run: RunSummary, *, times: bool) -> list[str]:
+def _left_out(run: RunSummary) -> list[str]:
     counts = (
         (0 if run.only_warmup else run.warmup_steps, "warm-up {}"),
         (run.recorded_steps, "{} with the profiler on"),
         (run.untimed_steps, "{} that could not be timed"),
     )
     left_out = [f"{count} {what.format('step' if count == 1 else 'steps')}" for count, what in counts if count]
-    excluded = run.excluded_ms.items() if times else ()
-    return left_out + [f"{ms / 1e3:.2f} s {name}" for name, ms in excluded if ms >= _SHORTEST_EXCLUDED_MS]
+    times = run.excluded_ms.items()
+    return left_out + [f"{ms / 1e3:.2f} s {name}" for name, ms in times if ms >= _SHORTEST_EXCLUDED_MS]
 
 
 def _file_lines(report: RunReport) -> Iterator[Line]:

@@ -222,10 +222,10 @@ class RunLedger:
     Attributes:
         wall_s: the whole run in seconds, to the end of the fit: from the start of the process, or of the fit if the
             process is interactive or had another fit before.
-        parts: seconds by part, the largest first; each without the parts inside it. `startup/process` and
-            `startup/fit`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`, `checkpoint`,
-            `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc` (full collections),
-            `profiler` (this package), `teardown`.
+        parts: seconds by part, the largest first; each without the parts inside it. `startup/process`, `startup/fit` and
+            `startup/compile`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`,
+            `checkpoint`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc` (full
+            collections), `profiler` (this package), `teardown`.
         unexplained_s: what no part explains; negative if an estimated part is too large.
         counts: how often each part was entered. Hooks that come in every batch are timed in the steps that are split
             into regions, and their seconds are estimated for the others.

@@ -222,7 +222,7 @@ class RunLedger:
     Attributes:
         wall_s: the whole run in seconds, to the end of the fit: from the start of the process, or of the fit if the
             process is interactive or had another fit before.
-        parts: seconds by part, the largest first; each without the parts inside it. `startup/process`, `startup/fit` and
+        parts: seconds by part, the largest first; each without the parts inside it. `startup/process`, `startup/fit`,
             `startup/compile`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`,
             `checkpoint`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc` (full
             collections), `profiler` (this package), `teardown`.

@@ -21,6 +21,8 @@ QUICK = {"min_time": 0.03, "max_time": 0.5, "device": "cuda"}
 
 @pytest.fixture
 def vector():
+    gc.collect()
+    torch.cuda.empty_cache()  # else it may lie in a large block of another test, which then cannot be released
     return torch.randn(2**20, device="cuda")
 
 

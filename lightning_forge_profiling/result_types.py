@@ -11,12 +11,14 @@ from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.report.files import ReportPaths
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.interval import Interval
+from lightning_forge_profiling.timing.ledger import Ledger
 
 __all__ = [
     "AnalysisResult",
     "Comparison",
     "FlopCount",
     "Interval",
+    "Ledger",
     "MeasuredPeak",
     "ReportPaths",
     "TraceReport",

@@ -10,14 +10,13 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.rank import Distribution
 from tests.models import Classifier, loader
 
 STEP_MS, STEPS = 50.0, 200
 
 
-def evidence(*, data_ms=0.0, loader_settings=None, before_s=2.0, **parts):
+def evidence(*, data_ms=0.0, before_s=2.0, **parts):
     """A run of `STEPS` steps of `STEP_MS`, and what else took its time."""
     ledger = {"startup/process": before_s, "steps": STEPS * STEP_MS / 1e3, **parts}
     return RunEvidence(
@@ -25,7 +24,6 @@ def evidence(*, data_ms=0.0, loader_settings=None, before_s=2.0, **parts):
         on_device=True,
         step_ms=Distribution(mean=STEP_MS, p50=STEP_MS, min=STEP_MS, max=STEP_MS),
         regions={"data": RunRegion(device_ms=data_ms, host_ms=data_ms)},
-        loader=loader_settings,
         ledger=RunLedger(
             wall_s=sum(ledger.values()), parts=ledger, unexplained_s=0.0, counts=dict.fromkeys(ledger, 10)
         ),
@@ -84,12 +82,6 @@ def test_startup_is_named_in_a_long_run_only():
     [found] = combine(None, evidence(before_s=500.0, validation=0.0, **{"startup/fit": 100.0})).findings
     assert found.code == "startup-bound"
     assert found.title == "600 s pass before the first batch, 500 s of them before the fit"
-
-
-def test_workers_that_are_kept_are_not_advised_to_be():
-    kept = LoaderSettings(kind="DataLoader", loaders=1, num_workers=4, persistent_workers=True)
-    assert "persistent_workers" in combine(None, evidence(data_loader=30.0)).verdict_text
-    assert "persistent_workers" not in combine(None, evidence(data_loader=30.0, loader_settings=kept)).verdict_text
 
 
 class SlowSave(Classifier):

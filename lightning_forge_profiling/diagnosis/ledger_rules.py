@@ -1,6 +1,6 @@
 """Causes of lost time outside the step, from the ledger of the run: checkpoints, validation, hooks, loggers, ..."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,6 @@ class _Run:
     """The fit's part of a ledger."""
 
     ledger: RunLedger
-    keeps_workers: bool
 
     @property
     def fit_s(self) -> float:
@@ -35,16 +34,17 @@ class _Run:
         once = self.ledger.counts.get(part, 0) <= 1 and self.ledger.wall_s < _LONG_RUN_S
         return 0.0 if once else self.ledger.parts.get(part, 0.0)
 
-    def largest(self, prefix: str) -> tuple[str, float]:
-        """The largest part whose name begins so, without that, and its seconds; "" and 0 without one."""
-        found = [
-            (name.removeprefix(prefix), self.seconds(name)) for name in self.ledger.parts if name.startswith(prefix)
-        ]
-        return max(found, key=lambda item: item[1], default=("", 0.0))
+    def largest(self, prefix: str) -> str:
+        """The largest part whose name begins so; "" without one."""
+        return max((name for name in self.ledger.parts if name.startswith(prefix)), key=self.seconds, default="")
 
-    def takes(self, seconds: float) -> str:
-        """`seconds` of the fit, in words."""
-        return f"takes {in_s(seconds)} of the fit's {in_s(self.fit_s)}"
+    def takes(self, part: str, events: str) -> str:
+        """A part's time in words: of the fit, and of each of its events."""
+        seconds, count = self.ledger.parts[part], self.ledger.counts.get(part, 0)
+        took = f"takes {in_s(seconds)} of the fit's {in_s(self.fit_s)}"
+        if part.startswith(("callback/", "module/")) and _PER_BATCH in part:  # counted in some of the steps only
+            return f"{took}, in every batch"
+        return f"{took} ({count} {events}, {in_s(seconds / count)} each)" if count > 1 else took
 
 
 def in_s(seconds: float) -> str:
@@ -52,84 +52,23 @@ def in_s(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"  # noqa: PLR2004
 
 
-def _part(name: str) -> Callable[[_Run], float]:
-    return lambda run: run.seconds(name)
-
-
-def _each(run: _Run, part: str, what: str) -> str:
-    count = run.ledger.counts.get(part, 0)
-    if count <= 1:
-        return ""
-    return f" ({count} {what}, {in_s(run.ledger.parts[part] / count)} each)"
-
-
-def _checkpoint(run: _Run) -> Explanation:
-    return Explanation(
-        f"saving checkpoints {run.takes(run.ledger.parts['checkpoint'])}{_each(run, 'checkpoint', 'saves')}",
-        advice="Save less often (every_n_train_steps or every_n_epochs of ModelCheckpoint), save less "
-        "(save_weights_only=True leaves out the optimizer's state), or save beside the training (AsyncCheckpointIO).",
+def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> Rule[_Run]:
+    """The rule for one part of the ledger."""
+    return Rule(
+        code,
+        lambda run: run.seconds(part),
+        lambda run: Explanation(f"{subject} {run.takes(part, events)}", advice=advice),
     )
 
 
-def _validation(run: _Run) -> Explanation:
-    return Explanation(
-        f"validation {run.takes(run.ledger.parts['validation'])}{_each(run, 'validation', 'runs')}",
-        advice="Validate less often (check_val_every_n_epoch, val_check_interval), on fewer batches "
-        "(limit_val_batches), or faster: a larger batch, workers and pinned memory in its DataLoader.",
-    )
+def _largest_rule(code: str, prefix: str, subject: str, advice: str) -> Rule[_Run]:
+    """The rule for the largest of the parts whose names begin with `prefix`."""
 
+    def explain(run: _Run) -> Explanation:
+        part = run.largest(prefix)
+        return Explanation(f"{subject} {part.removeprefix(prefix)} {run.takes(part, 'calls')}", advice=advice)
 
-def _callback(run: _Run) -> Explanation:
-    name, seconds = run.largest("callback/")
-    return _hook(run, f"callback {name}", f"callback/{name}", seconds)
-
-
-def _module_hook(run: _Run) -> Explanation:
-    name, seconds = run.largest("module/")
-    return _hook(run, f"the module's {name}", f"module/{name}", seconds)
-
-
-def _hook(run: _Run, who: str, part: str, seconds: float) -> Explanation:
-    often = ", in every batch" if _PER_BATCH in part.rpartition(".")[2] else _each(run, part, "calls")
-    return Explanation(
-        f"{who} {run.takes(seconds)}{often}",
-        advice="Do less in it or do it less often. On a GPU, reading a value (.item(), .cpu(), printing a tensor) "
-        "waits for all queued work; collect values and read them every few steps.",
-    )
-
-
-def _logger(run: _Run) -> Explanation:
-    name, seconds = run.largest("logger/")
-    return Explanation(
-        f"the logger {name} {run.takes(seconds)}{_each(run, f'logger/{name}', 'calls')}",
-        advice="Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger.",
-    )
-
-
-def _loader(run: _Run) -> Explanation:
-    keep = "" if run.keeps_workers else "Set persistent_workers=True in the DataLoader. "
-    return Explanation(
-        f"creating the DataLoader's iterator and its workers {run.takes(run.ledger.parts['data_loader'])}"
-        f"{_each(run, 'data_loader', 'times')}",
-        advice=f"{keep}Use fewer workers, make the dataset object smaller (each worker gets a copy), or make epochs "
-        "longer.",
-    )
-
-
-def _compile(run: _Run) -> Explanation:
-    return Explanation(
-        f"torch.compile {run.takes(run.ledger.parts['compile'])}{_each(run, 'compile', 'compilations')}",
-        advice="TORCH_LOGS=recompiles names the reason of each recompilation. Batches of many shapes: "
-        "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
-    )
-
-
-def _collections(run: _Run) -> Explanation:
-    return Explanation(
-        f"Python's garbage collector {run.takes(run.ledger.parts['gc'])}{_each(run, 'gc', 'full collections')}",
-        advice="Call gc.freeze() once the model is set up, or gc.disable() and then gc.collect() every few hundred "
-        "steps.",
-    )
+    return Rule(code, lambda run: run.seconds(run.largest(prefix)), explain)
 
 
 def _startup_s(run: _Run) -> float:
@@ -146,15 +85,59 @@ def _startup(run: _Run) -> Explanation:
     )
 
 
+_HOOK: Final = (
+    "Do less in it or do it less often. On a GPU, reading a value (.item(), .cpu(), printing a tensor) waits for all "
+    "queued work; collect values and read them every few steps."
+)
+
 LEDGER_RULES: Final[tuple[Rule[_Run], ...]] = (
-    Rule("checkpoint-bound", _part("checkpoint"), _checkpoint),
-    Rule("validation-bound", _part("validation"), _validation),
-    Rule("slow-callback", lambda run: run.largest("callback/")[1], _callback),
-    Rule("slow-hook", lambda run: run.largest("module/")[1], _module_hook),
-    Rule("slow-logger", lambda run: run.largest("logger/")[1], _logger),
-    Rule("loader-startup", _part("data_loader"), _loader),
-    Rule("compile-bound", _part("compile"), _compile),
-    Rule("gc-bound", _part("gc"), _collections),
+    _part_rule(
+        "checkpoint-bound",
+        "checkpoint",
+        "saving checkpoints",
+        "saves",
+        "Save less often (every_n_train_steps or every_n_epochs of ModelCheckpoint), save less (save_weights_only=True "
+        "leaves out the optimizer's state), or save beside the training (AsyncCheckpointIO).",
+    ),
+    _part_rule(
+        "validation-bound",
+        "validation",
+        "validation",
+        "runs",
+        "Validate less often (check_val_every_n_epoch, val_check_interval), on fewer batches (limit_val_batches), or "
+        "faster: a larger batch, workers and pinned memory in its DataLoader.",
+    ),
+    _largest_rule("slow-callback", "callback/", "callback", _HOOK),
+    _largest_rule("slow-hook", "module/", "the module's", _HOOK),
+    _largest_rule(
+        "slow-logger",
+        "logger/",
+        "the logger",
+        "Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger.",
+    ),
+    _part_rule(
+        "loader-startup",
+        "data_loader",
+        "creating the DataLoader's iterator and its workers",
+        "times",
+        "Set persistent_workers=True in the DataLoader if it is not set, use fewer workers, make the dataset object "
+        "smaller (each worker gets a copy), or make epochs longer.",
+    ),
+    _part_rule(
+        "compile-bound",
+        "compile",
+        "torch.compile",
+        "compilations",
+        "TORCH_LOGS=recompiles names the reason of each recompilation. Batches of many shapes: "
+        "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
+    ),
+    _part_rule(
+        "gc-bound",
+        "gc",
+        "Python's garbage collector",
+        "full collections",
+        "Call gc.freeze() once the model is set up, or gc.disable() and then gc.collect() every few hundred steps.",
+    ),
     Rule("startup-bound", _startup_s, _startup),
 )
 """Costs are seconds of the run."""
@@ -175,7 +158,7 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """
     if evidence.ledger is None:
         return ()
-    run = _Run(evidence.ledger, evidence.loader is not None and bool(evidence.loader.persistent_workers))
+    run = _Run(evidence.ledger)
     if run.fit_s <= 0:
         return ()
     return tuple(
@@ -208,7 +191,7 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
     """How much of the fit the steps take, in percent: what a share of the step is a share of; 100 if unknown."""
     if evidence is None or evidence.ledger is None:
         return 100.0
-    run = _Run(evidence.ledger, keeps_workers=False)
+    run = _Run(evidence.ledger)
     in_step = [s for name, s in run.ledger.parts.items() if name in {STEPS, "gc", "profiler"} or _per_batch(name)]
     return min(100 * sum(in_step) / run.fit_s, 100.0) if run.fit_s > 0 else 100.0
 

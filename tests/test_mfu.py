@@ -207,7 +207,7 @@ def test_a_method_of_that_name_is_called_what_it_is(make_trainer, caplog, capsys
 def test_a_peak_that_nothing_is_compared_with_is_one_line(make_trainer, capsys, caplog, options):
     make_trainer(ThroughputCallback(warmup_steps=0, **options)).fit(Classifier(), loader())
     printed = unwrapped(capsys.readouterr().out)
-    assert printed.count("MFU unknown: nobody says how many operations a batch has") == 1
+    assert printed.count("MFU unknown: FLOPs per batch are unknown") == 1
     assert "flops_per_batch=count_flops(module, batch).total" in printed
     assert warnings_of(caplog) == []
 

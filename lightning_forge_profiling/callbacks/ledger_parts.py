@@ -1,4 +1,4 @@
-"""Feeds the ledger of a fit: the part of each action that Lightning announces, the loggers' calls, compilation, GC."""
+"""Feeds the ledger of a fit: which part each announced hook is, and loggers, compilation and garbage collection."""
 
 import gc
 import sys
@@ -55,11 +55,11 @@ def _per_batch(hook: str) -> bool:
 
 
 class LedgerParts:
-    """Has the ledger told of what Lightning does not announce, while a training loop runs.
+    """Enters into the ledger what Lightning does not announce, while a training loop runs.
 
     Args:
-        clock: the ledger's.
-        loggers: the Trainer's.
+        clock: the ledger.
+        loggers: the Trainer's loggers.
         warming_up: whether the current step is a warm-up step, in which compilation is part of the startup.
     """
 
@@ -89,7 +89,7 @@ class LedgerParts:
             ]
 
     def close(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         while self._undo:
             self._undo.pop()()
 

@@ -1,4 +1,4 @@
-"""How fast a run computed, by what its recorded steps carried out, and what to say where that lacks something."""
+"""Compute rates of a run from the FLOPs of its recorded steps, and what to do if they are unknown."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,8 +25,8 @@ GIVE_PEAK: Final = (
     'reaches now, measured_peak=measure_peak("{0}")'
 )
 GIVE_FLOPS: Final = (
-    "nobody says how many operations a batch has; give flops_per_batch=count_flops(module, batch).total, or have "
-    "ForgeProfilerCallback record a window on a GPU"
+    "FLOPs per batch are unknown: pass flops_per_batch=count_flops(module, batch).total, or let ForgeProfilerCallback "
+    "record a window on a GPU"
 )
 
 _SAME_LENGTH: Final = 0.005
@@ -47,20 +47,20 @@ def recorded_compute(
     reached: Callable[[Peak], float | None] = lambda _peak: None,
     model_is_counted: bool = False,
 ) -> tuple[Compute, ...]:
-    """The operations of the recorded steps over the time of the steps that count.
+    """FLOPs of the recorded steps over the time of the steady steps.
 
-    Recorded steps are slower than others and do not count themselves; what they compute is the same. Where the user
-    counts tokens, operations are taken to be proportional to them.
+    Recorded steps are slower than others, so their own time does not count; what they compute is the same. FLOPs are
+    scaled with the tokens, if those are counted.
 
     Args:
-        run: the run's books.
-        rank: what its trace says.
-        steps: which steps the trace has.
-        peak: what the run's rate is compared with.
-        peak_is_given: whether the user said so. Otherwise it follows from the run's settings, and where the trace shows
-            that the run computed in another type that type's peak is taken.
-        reached: what the device was measured to reach in the type of a peak.
-        model_is_counted: whether the operations that the model asks for are known from elsewhere.
+        run: the run's totals.
+        rank: the analysis of its trace.
+        steps: the recorded steps.
+        peak: the peak that the rate is relative to.
+        peak_is_given: whether the user gave it. Otherwise it follows from the run's settings, or from the type that the
+            recorded kernels computed in.
+        reached: the measured peak in the type of a peak.
+        model_is_counted: whether the FLOPs that the model needs are known already.
 
     Returns:
         By what the model asks for (`mfu`) where the trace tells that and it is not known already, and by what the
@@ -94,7 +94,7 @@ def recorded_compute(
 
 
 def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
-    """A window's rates as loggers take them, without what is not of the whole: a number alone could not say so.
+    """A window's rates as metrics, without those of which a part could not be counted.
 
     Args:
         found: what `recorded_compute` returns.
@@ -118,12 +118,12 @@ def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
 
 
 def with_problem(found: Sequence[Compute], peak: Peak, problem: str) -> tuple[Compute, ...]:
-    """Say why it is not known what the batches asked for: in a rate's note, or where there is none in place of one.
+    """Add why the FLOPs of the batches are unknown: in the note of a rate, or in place of one if there is none.
 
     Args:
         found: the rates.
-        peak: what they would be compared with.
-        problem: why; "" leaves them as they are.
+        peak: the peak that they are relative to.
+        problem: the reason; "" leaves the rates as they are.
 
     Example:
         >>> [none] = with_problem([], Peak(989e12, "bf16", "H200 SXM", "data sheet"), "flops_per_batch returned nan")
@@ -138,15 +138,15 @@ def with_problem(found: Sequence[Compute], peak: Peak, problem: str) -> tuple[Co
 
 
 def with_advice(found: Sequence[Compute]) -> tuple[Compute, ...]:
-    """Say once what to give, where it is the device's peak that is missing.
+    """Add once which argument to pass, if the device's peak is unknown.
 
     Args:
         found: the rates.
 
     Example:
         >>> unknown = Peak(None, "bf16", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the table of peaks")
-        >>> [told] = with_advice([Compute("mfu", 4e14, unknown)])
-        >>> "peak_flops=" in told.note
+        >>> [advised] = with_advice([Compute("mfu", 4e14, unknown)])
+        >>> "peak_flops=" in advised.note
         True
     """
     for row, each in enumerate(found):
@@ -157,7 +157,7 @@ def with_advice(found: Sequence[Compute]) -> tuple[Compute, ...]:
 
 
 def _scale(run: RunSummary, steps: Sequence[int]) -> tuple[float, str]:
-    """By what the mean step has more tokens than a recorded one, and what to say of it."""
+    """The tokens of the mean step relative to a recorded one, and a note on it."""
     tokens = [run.recorded_tokens.get(step, 0.0) for step in steps]
     if not run.steady.tokens or not tokens or not all(tokens):
         return 1.0, ""

@@ -42,68 +42,69 @@ _UNDERUSED: Final = (
 )
 _MALLOCS: Final = (
     "PyTorch's allocator asked the device for memory {:.1f} times a step after the warm-up, where it needs no more "
-    "once it has seen a step: batches of ever new sizes (pad them to a few), torch.cuda.empty_cache() in the loop, or "
+    "once it has run a step: batches of ever new sizes (pad them to a few), torch.cuda.empty_cache() in the loop, or "
     "memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lessens it. What it costs, a recorded window "
     "(ForgeProfilerCallback) shows."
 )
 
 
 def telemetry_hints(summary: TelemetrySummary, *, steps: int | None = None, rank: int = 0) -> tuple[Hint, ...]:
-    """The rules that apply.
+    """The hints that apply.
 
-    From fewer than `MIN_SAMPLES` samples nothing is said about utilization and clocks, and a few calls of `cudaMalloc`
-    in all are none in steady state.
+    There are none about utilization and clocks from fewer than `MIN_SAMPLES` samples, and none about a few calls of
+    `cudaMalloc` in all.
 
     Args:
-        summary: of the steps that count.
-        steps: how many those are; None where that is not known.
-        rank: whose GPU it is.
+        summary: telemetry over the steady steps.
+        steps: how many steps those are; None if unknown.
+        rank: the rank of the GPU.
 
     Example:
-        >>> seen = TelemetrySummary(device="NVIDIA H200", samples=50, utilization_pct=31.0)
-        >>> [hint.code for hint in telemetry_hints(seen)]
+        >>> summary = TelemetrySummary(device="NVIDIA H200", samples=50, utilization_pct=31.0)
+        >>> [hint.code for hint in telemetry_hints(summary)]
         ['gpu-underused']
     """
     return tuple(Hint(code=code, rank=rank, text=text) for code, text in _rules(summary, steps))
 
 
-def _rules(seen: TelemetrySummary, steps: int | None) -> Iterator[tuple[str, str]]:
-    if seen.samples >= MIN_SAMPLES:
-        if seen.utilization_pct is not None and seen.utilization_pct > _WELL_USED_PCT:
-            yield "gpu-well-used", _WELL_USED.format(seen.utilization_pct)
-        if seen.utilization_pct is not None and seen.utilization_pct < _UNDERUSED_PCT:
-            yield "gpu-underused", _UNDERUSED.format(seen.utilization_pct)
-        if seen.throttled_pct is not None and seen.throttled_pct >= _THROTTLED_PCT:
-            yield "gpu-throttled", _throttled(seen)
-    if seen.memory_peak_gib and seen.memory_total_gib:
-        full_pct = 100 * seen.memory_peak_gib / seen.memory_total_gib
+def _rules(summary: TelemetrySummary, steps: int | None) -> Iterator[tuple[str, str]]:
+    if summary.samples >= MIN_SAMPLES:
+        if summary.utilization_pct is not None and summary.utilization_pct > _WELL_USED_PCT:
+            yield "gpu-well-used", _WELL_USED.format(summary.utilization_pct)
+        if summary.utilization_pct is not None and summary.utilization_pct < _UNDERUSED_PCT:
+            yield "gpu-underused", _UNDERUSED.format(summary.utilization_pct)
+        if summary.throttled_pct is not None and summary.throttled_pct >= _THROTTLED_PCT:
+            yield "gpu-throttled", _throttled(summary)
+    if summary.memory_peak_gib and summary.memory_total_gib:
+        full_pct = 100 * summary.memory_peak_gib / summary.memory_total_gib
         if full_pct >= _NEARLY_FULL_PCT:
-            yield "gpu-memory-full", _full(seen, full_pct)
-    mallocs = seen.device_allocs_per_step
+            yield "gpu-memory-full", _full(summary, full_pct)
+    mallocs = summary.device_allocs_per_step
     if mallocs is not None and mallocs > _MALLOCS_PER_STEP and (steps is None or mallocs * steps > _FEW_MALLOCS):
         yield "cuda-malloc-steady", _MALLOCS.format(mallocs)
 
 
-def _throttled(seen: TelemetrySummary) -> str:
-    reasons = sorted(seen.throttled_by_pct.items(), key=lambda item: -item[1])
-    text = f"The GPU's clock was held down {seen.throttled_pct:.0f} % of the time"
+def _throttled(summary: TelemetrySummary) -> str:
+    reasons = sorted(summary.throttled_by_pct.items(), key=lambda item: -item[1])
+    text = f"The GPU's clock was held down {summary.throttled_pct:.0f} % of the time"
     if reasons:
         text += f" ({', '.join(f'{reason} {pct:.0f} %' for reason, pct in reasons)})"
-    if seen.sm_mhz is not None and seen.sm_peak_mhz is not None:
-        text += f", at {seen.sm_mhz:.0f} MHz in the mean of {seen.sm_peak_mhz:.0f} MHz at its highest"
-    if seen.power_w is not None and seen.power_limit_w is not None:
-        text += f" and {seen.power_w:.0f} W of the {seen.power_limit_w:.0f} W allowed"
+    if summary.sm_mhz is not None and summary.sm_peak_mhz is not None:
+        text += f", at {summary.sm_mhz:.0f} MHz in the mean of {summary.sm_peak_mhz:.0f} MHz at its highest"
+    if summary.power_w is not None and summary.power_limit_w is not None:
+        text += f" and {summary.power_w:.0f} W of the {summary.power_limit_w:.0f} W allowed"
     return f"{text}: {_MEANS.get(reasons[0][0] if reasons else '', 'its driver does not say why')}."
 
 
-def _full(seen: TelemetrySummary, full_pct: float) -> str:
-    text = f"The GPU's memory was {full_pct:.0f} % full: {seen.memory_peak_gib:.1f} of {seen.memory_total_gib:.1f} GiB"
-    if seen.allocated_peak_gib is not None:
-        text += f", {seen.allocated_peak_gib:.1f} GiB of it tensors"
-    if not seen.alloc_retries:
+def _full(summary: TelemetrySummary, full_pct: float) -> str:
+    peak_gib, total_gib = summary.memory_peak_gib, summary.memory_total_gib
+    text = f"The GPU's memory was {full_pct:.0f} % full: {peak_gib:.1f} of {total_gib:.1f} GiB"
+    if summary.allocated_peak_gib is not None:
+        text += f", {summary.allocated_peak_gib:.1f} GiB of it tensors"
+    if not summary.alloc_retries:
         return f"{text}. Nothing is lost by that, but a larger batch may not fit."
     return (
-        f"{text}. PyTorch's allocator ran out {seen.alloc_retries} times and gave its free blocks back, for which it "
-        "waits for the GPU: a smaller batch, activation checkpointing or "
+        f"{text}. PyTorch's allocator ran out {summary.alloc_retries} times and gave its free blocks back, for which "
+        "it waits for the GPU: a smaller batch, activation checkpointing or "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     )

@@ -21,8 +21,10 @@ QUICK = {"min_time": 0.03, "max_time": 0.5, "device": "cuda"}
 
 @pytest.fixture
 def vector():
+    # cuBLAS's workspaces, and this tensor, may else lie in large blocks of other tests, which then cannot be released
+    torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
-    torch.cuda.empty_cache()  # else it may lie in a large block of another test, which then cannot be released
+    torch.cuda.empty_cache()
     return torch.randn(2**20, device="cuda")
 
 

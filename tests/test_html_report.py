@@ -15,7 +15,7 @@ from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.wording import compute_lines
-from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunEvidence, RunRegion
+from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Communication, Distribution, Gpu, Share
 from lightning_forge_profiling.results.timeline import Timeline
 from tests.browser import chromium, wait_until
@@ -44,6 +44,12 @@ RUN = RunEvidence(
             kind="hfu", tflops=500.0, dtype="bf16", device="H200 SXM", peak_tflops=None, peak_source="unknown",
             pct_of_peak=None,
         ),
+    ),
+    ledger=RunLedger(
+        wall_s=100.0,
+        parts={"steps": 70.0, "callback/EMA.on_train_batch_end": 20.0, "checkpoint": 10.02, "sanity_check": 0.01},
+        unexplained_s=-0.03,
+        counts={"steps": 1, "callback/EMA.on_train_batch_end": 300, "checkpoint": 5, "sanity_check": 1},
     ),
 )  # fmt: skip
 

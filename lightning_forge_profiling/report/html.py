@@ -14,6 +14,7 @@ from lightning_forge_profiling.report.wording import (
     cpu_threads,
     findings_note,
     findings_remarks,
+    ledger_rows,
     share_of,
 )
 from lightning_forge_profiling.results.analysis import Analysis
@@ -101,6 +102,10 @@ def _summary(analysis: Analysis) -> str:
     words = {
         "note": findings_note(analysis),
         "compute": tuple(compute_lines(compute)),
+        "parts": [
+            {"part": name, "seconds": s, "times": count}
+            for name, s, count in ledger_rows(analysis.run.ledger if analysis.run else None)
+        ],
         "labels": _labels(analysis),
         "remarks": list(findings_remarks(analysis)),
         "shares": [share_of(analysis, finding) for finding in analysis.findings],

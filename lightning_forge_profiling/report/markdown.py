@@ -16,6 +16,7 @@ from lightning_forge_profiling.report.wording import (
     efficiency,
     findings_note,
     findings_remarks,
+    ledger_rows,
     linked,
     rank_name,
     share_of,
@@ -26,7 +27,7 @@ from lightning_forge_profiling.report.wording import (
     timing_lines,
     used_gpu,
 )
-from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.analysis import Analysis, RunLedger
 from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, RankSummary
 
 __all__ = ["markdown"]
@@ -207,6 +208,18 @@ def _run(analysis: Analysis) -> Iterator[str]:
     columns = ("region", "device ms per step", "host ms per step") if run.on_device else ("region", "ms per step")
     rows = ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
     yield from table(columns, (row[: len(columns)] for row in rows))
+    yield from _ledger(run.ledger)
+
+
+def _ledger(ledger: RunLedger | None) -> Iterator[str]:
+    if ledger is None:
+        return
+    yield from ("", f"Wall time of the run: {ledger.wall_s:.2f} s.", "")
+    cells = (
+        (code_cell(name), f"{s:.3f}", f"{100 * s / ledger.wall_s:.1f} %", "" if count is None else str(count))
+        for name, s, count in ledger_rows(ledger)
+    )
+    yield from table(("part", "seconds", "of the run", "times"), cells)
 
 
 def _findings(analysis: Analysis) -> Iterator[str]:

@@ -14,6 +14,7 @@ from lightning_forge_profiling.results.analysis import (
     Finding,
     RunCompute,
     RunEvidence,
+    RunLedger,
     WindowEffect,
 )
 from lightning_forge_profiling.results.rank import RankSummary, Region
@@ -30,6 +31,7 @@ __all__ = [
     "efficiency",
     "findings_note",
     "findings_remarks",
+    "ledger_rows",
     "linked",
     "operator_columns",
     "rank_name",
@@ -58,6 +60,7 @@ IDLE_WORDS: Final = MappingProxyType(
 )
 """Host activity while the GPU was idle, by `IDLE_CAUSES`."""
 
+_LEAST_PART_PCT: Final = 0.1
 _SAME_WORK: Final = 0.001
 _MOST_COUNTED_PCT: Final = 90.0
 _SLOWER_PCT: Final = 10.0
@@ -160,6 +163,20 @@ def share_of(analysis: Analysis, finding: Finding) -> str:
         return "of the fit"
     averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"
     return "of the step, mean of the ranks" if averaged else "of the step"
+
+
+def ledger_rows(ledger: RunLedger | None) -> list[tuple[str, float, int | None]]:
+    """Name, seconds and count of each part of a ledger that is worth a row, then of the others together and the rest.
+
+    Args:
+        ledger: None for no rows.
+    """
+    if ledger is None:
+        return []
+    least_s = _LEAST_PART_PCT / 100 * ledger.wall_s
+    shown = [(name, s, ledger.counts.get(name)) for name, s in ledger.parts.items() if abs(s) >= least_s]
+    small_s = sum(s for s in ledger.parts.values() if abs(s) < least_s)
+    return [*shown, ("other parts", small_s, None), ("unexplained", ledger.unexplained_s, None)]
 
 
 def digits(rate: float) -> str:

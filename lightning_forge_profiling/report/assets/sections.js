@@ -250,6 +250,12 @@ function runSection(run, words) {
       ...(rows.some((row) => row.p50_ms !== null) ? [column.number("median", (row) => row.p50_ms, 3, `of the ${run.on_device ? "GPU" : "host"} ms of a step`)] : []),
       ...(rows.some((row) => row.p95_ms !== null) ? [column.number("p95", (row) => row.p95_ms, 3, "95th percentile of the same")] : []),
     ], rows),
+    run.ledger && smallTable("Wall time of the run", [
+      column.name("Part", (row) => row.part),
+      column.number("seconds", (row) => row.seconds),
+      column.bar("% of the run", (row) => (100 * row.seconds) / run.ledger.wall_s),
+      column.count("times", (row) => row.times),
+    ], words.parts),
   ];
 }
 

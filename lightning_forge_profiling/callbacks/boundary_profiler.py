@@ -11,7 +11,6 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.callbacks.ledger_parts import Part
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.plain_text import plain_logger
@@ -23,7 +22,7 @@ _log = plain_logger(__name__)
 
 _EVERY_STEP_HAS: Final = "forward"
 
-_NO_PARTS: Final[Mapping[str, Part]] = MappingProxyType({})
+_NO_PARTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _LOST_IN_A_ROW: Final = 3
 """A profiler that is assigned once or twice costs a step or two; from so many on it is not to be followed."""
@@ -162,47 +161,37 @@ class BoundaryProfiler:
         parts: of the ledger, by the names of their actions.
     """
 
-    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_whole", "_split"})
+    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_may_save"})
 
     def __init__(
-        self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, Part] = _NO_PARTS
+        self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
     ) -> None:
         self.inner = inner
         self.step_timer = step_timer
         self._parts = parts
+        self._may_save = frozenset(actions.may_save)
         self._boundaries = _boundaries(step_timer, actions)
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
                 self._boundaries[name] = _Boundary(self._training_begins, self._boundaries[name].after)
         self.profile: Callable[[str], AbstractContextManager[Any]]
         """A context manager around the action of that name."""
-        pass_through = is_pass_through(inner)
-        self._whole, self._split = (
-            _Contexts(inner, boundary_of).__getitem__ if pass_through else partial(self._profile_both, boundary_of)
-            for boundary_of in (partial(self._boundary, per_batch=False), partial(self._boundary, per_batch=True))
-        )
-        self.time_hooks(on=step_timer.splits)
+        self.profile = _Contexts(inner, self._boundary).__getitem__ if is_pass_through(inner) else self._profile_both
 
-    def time_hooks(self, *, on: bool) -> None:
-        """Whether the hooks that come in every batch are entered in the ledger, in the step that begins now."""
-        self.profile = self._split if on else self._whole
-
-    def _boundary(self, action_name: str, *, per_batch: bool) -> _Boundary | None:
+    def _boundary(self, action_name: str) -> _Boundary | None:
         """The functions to call at the boundaries of an action: for its region, and for its part of the ledger."""
         boundary = self._boundaries.get(action_name)
         ledger, part = self.step_timer.ledger, self._parts.get(action_name)
-        if ledger is None or part is None or (part.per_batch and not per_batch):
+        if ledger is None or part is None or (boundary is not None and action_name not in self._may_save):
             return boundary
-        enter, leave = partial(ledger.enter, part.name, sampled=part.per_batch), partial(ledger.exit, part.name)
+        enter, leave = partial(ledger.enter, part), partial(ledger.exit, part)
         if boundary is None:
             return _Boundary(enter, leave)
         return _Boundary(partial(_both, enter, boundary.before), partial(_both, boundary.after, leave))
 
-    def _profile_both(
-        self, boundary_of: Callable[[str], _Boundary | None], action_name: str
-    ) -> AbstractContextManager[Any]:
+    def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)
-        boundary = boundary_of(action_name)
+        boundary = self._boundary(action_name)
         return inner if boundary is None else _Announced(boundary, inner)
 
     def _training_begins(self) -> None:
@@ -252,7 +241,7 @@ class StandIn:
         parts: of the ledger, by the names of their actions.
     """
 
-    def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, Part] = _NO_PARTS) -> None:
+    def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS) -> None:
         self._step_timer = step_timer
         self._actions = actions
         self._parts = parts
@@ -272,11 +261,6 @@ class StandIn:
         if trainer.profiler is not self._ours and self._step_timer.active:
             self._replaced = True
             self.take_place(trainer)
-
-    def next_step(self) -> None:
-        """Time the hooks of the step that begins now, if its regions are timed."""
-        if self._ours is not None:
-            self._ours.time_hooks(on=self._step_timer.splits)
 
     def saw_step(self, trainer: Trainer, *, trained: bool) -> bool:
         """Whether all boundaries of the step that has just ended were announced to our profiler.

@@ -5,15 +5,12 @@ import sys
 from collections.abc import Callable, Collection
 from functools import partial
 from threading import get_ident
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, implemented_hooks
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
-__all__ = ["LedgerParts", "Part", "hook_parts"]
-
-_PER_BATCH: Final = ("batch", "zero_grad", "backward", "optimizer_step", "clipping")
-"""What the names of hooks have in them that come in every batch."""
+__all__ = ["LedgerParts", "hook_parts"]
 
 _OLDEST: Final = 2
 """Collecting the younger generations takes microseconds."""
@@ -21,16 +18,10 @@ _OLDEST: Final = 2
 _LOGGER_CALLS: Final = ("log_metrics", "save")
 
 
-class Part(NamedTuple):
-    """A part of the ledger."""
-
-    name: str
-    per_batch: bool = False
-    """Whether it comes in every batch, and so is timed in the steps that are split into regions only."""
-
-
-def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object]) -> dict[str, Part]:
+def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object]) -> dict[str, str]:
     """The parts for the hooks that callbacks, module and data module implement, by the name that Lightning announces.
+
+    This package's own hooks of each batch are in none: the step timer measures them.
 
     Args:
         trainer: of the fit.
@@ -39,19 +30,16 @@ def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object
     """
     parts = {}
     for callback in trainer.callbacks:
-        name = type(callback).__name__
         for hook in implemented_hooks(callback):
-            part = "profiler" if callback in own else f"callback/{name}.{hook}"
-            parts[f"[Callback]{callback.state_key}.{hook}"] = Part(part, _per_batch(hook))
+            action = f"[Callback]{callback.state_key}.{hook}"
+            if callback not in own:
+                parts[action] = f"callback/{type(callback).__name__}.{hook}"
+            elif "batch" not in hook:
+                parts[action] = "profiler"
     for kind, owner in ("LightningModule", module), ("LightningDataModule", trainer.datamodule):
         for hook in implemented_hooks(owner):
-            part = f"{kind.removeprefix('Lightning').lower()}/{hook}"
-            parts[f"[{kind}]{type(owner).__name__}.{hook}"] = Part(part, _per_batch(hook))
+            parts[f"[{kind}]{type(owner).__name__}.{hook}"] = f"{kind.removeprefix('Lightning').lower()}/{hook}"
     return parts
-
-
-def _per_batch(hook: str) -> bool:
-    return any(word in hook for word in _PER_BATCH)
 
 
 class LedgerParts:
@@ -123,7 +111,7 @@ class _Timed:
         self._method = getattr(logger, call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._clock.enter(self._part)
+        self._clock.enter(self._part, counts=self._call == "log_metrics")
         try:
             return self._method(*args, **kwargs)
         finally:

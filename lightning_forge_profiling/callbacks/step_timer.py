@@ -98,6 +98,7 @@ class StepTimer:
         self._since = Mark(HostEvent())  # start() puts the first in its place
         self._update: Mark | None = None
         self._stack: list[tuple[str, record_function | None]] = []
+        self._open_parts: list[str] = []
         self._depth: dict[str, int] = {}
         self._user_regions = Lock()  # autograd has a thread for each device
         self.totals = RunTotals(tuple(name for name in REGIONS if name in timed))
@@ -151,13 +152,14 @@ class StepTimer:
     def _be_in(self, label: str) -> None:
         """The current region is another one, which may be a part of the ledger too."""
         before, self._label = self._label, label
-        if self.ledger is not None and (label in _PARTS or before in _PARTS) and label != before:
-            part = _PARTS.get(label)
-            if part is not None and not self.ledger.inside(part):
-                self.ledger.enter(part)
-            else:
-                for left in [_PARTS.get(before, "")] if part is not None else _PARTS.values():
-                    self.ledger.exit(left)
+        if self.ledger is None or (label not in _PARTS and before not in _PARTS):
+            return
+        part, parts = _PARTS.get(label), self._open_parts
+        if part is not None and part not in parts:
+            parts.append(part)
+            self.ledger.enter(part)
+        while parts and parts[-1] != part:
+            self.ledger.exit(parts.pop())
 
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
@@ -290,19 +292,11 @@ class StepTimer:
             self._own_ns = self._before_fetch_ns = 0
             self._disturbed = False
             self.step = timers.tag = self.step + 1
-            if self.ledger is not None:
-                self.ledger.steps += 1
-                self.ledger.sampled_steps += split
             if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self.fail(exc)
-
-    @property
-    def splits(self) -> bool:
-        """Whether the regions of the current step are timed."""
-        return self._split
 
     @property
     def plain(self) -> bool:
@@ -345,8 +339,6 @@ class StepTimer:
         own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
         self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
         self._stepped_ns = ended_ns[-1]
-        if self.ledger is not None:
-            self.ledger.steps += len(works)
         return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3)
 
     def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:

@@ -362,7 +362,6 @@ class TimedCallback(Callback):
                 ends_epoch=lightning_api.ends_epoch(trainer),
                 saw_all=stand_in.saw_step(trainer, trained=batch is not None),
             )
-            stand_in.next_step()
 
     @guarded
     def _step_ended(self, trainer: Trainer, skipped: int) -> None:

@@ -105,7 +105,13 @@ def _of_run(evidence: RunEvidence) -> Analysis:
     findings = by_gain(together(run_findings(evidence), outside), in_steps_pct=in_steps_pct(evidence))
     verdict, text = decide(findings, gpu=evidence.on_device)
     computing_pct = share_pct(evidence, *COMPUTE)
-    if findings and not evidence.on_device and findings[0].share_pct < _SMALL_PCT < _MOSTLY_PCT < computing_pct:
+    only_steps = all(found.of == "step" for found in findings)
+    if (
+        findings
+        and only_steps
+        and not evidence.on_device
+        and findings[0].share_pct < _SMALL_PCT < _MOSTLY_PCT < computing_pct
+    ):
         verdict = NOTHING_STANDS_OUT
         text = (
             f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "

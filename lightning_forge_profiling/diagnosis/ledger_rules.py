@@ -23,6 +23,7 @@ class _Run:
     """The fit's part of a ledger."""
 
     ledger: RunLedger
+    workers: int = 0
 
     @property
     def fit_s(self) -> float:
@@ -42,8 +43,6 @@ class _Run:
         """A part's time in words: of the fit, and of each of its events."""
         seconds, count = self.ledger.parts[part], self.ledger.counts.get(part, 0)
         took = f"takes {in_s(seconds)} of the fit's {in_s(self.fit_s)}"
-        if part.startswith(("callback/", "module/")) and _PER_BATCH in part:  # counted in some of the steps only
-            return f"{took}, in every batch"
         return f"{took} ({count} {events}, {in_s(seconds / count)} each)" if count > 1 else took
 
 
@@ -69,6 +68,19 @@ def _largest_rule(code: str, prefix: str, subject: str, advice: str) -> Rule[_Ru
         return Explanation(f"{subject} {part.removeprefix(prefix)} {run.takes(part, 'calls')}", advice=advice)
 
     return Rule(code, lambda run: run.seconds(run.largest(prefix)), explain)
+
+
+def _loader(run: _Run) -> Explanation:
+    if not run.workers:
+        return Explanation(
+            f"creating the DataLoader and its iterator {run.takes('data_loader', 'times')}",
+            advice="Do less in train_dataloader and in the dataset's or sampler's __iter__, or make epochs longer.",
+        )
+    return Explanation(
+        f"creating the DataLoader's iterator and its workers {run.takes('data_loader', 'times')}",
+        advice="Set persistent_workers=True in the DataLoader if it is not set, use fewer workers, make the dataset "
+        "object smaller (each worker gets a copy), or make epochs longer.",
+    )
 
 
 def _startup_s(run: _Run) -> float:
@@ -109,20 +121,14 @@ LEDGER_RULES: Final[tuple[Rule[_Run], ...]] = (
     ),
     _largest_rule("slow-callback", "callback/", "callback", _HOOK),
     _largest_rule("slow-hook", "module/", "the module's", _HOOK),
+    _largest_rule("slow-hook", "datamodule/", "the data module's", _HOOK),
     _largest_rule(
         "slow-logger",
         "logger/",
         "the logger",
         "Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger.",
     ),
-    _part_rule(
-        "loader-startup",
-        "data_loader",
-        "creating the DataLoader's iterator and its workers",
-        "times",
-        "Set persistent_workers=True in the DataLoader if it is not set, use fewer workers, make the dataset object "
-        "smaller (each worker gets a copy), or make epochs longer.",
-    ),
+    Rule("loader-startup", lambda run: run.seconds("data_loader"), _loader),
     _part_rule(
         "compile-bound",
         "compile",
@@ -158,7 +164,7 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """
     if evidence.ledger is None:
         return ()
-    run = _Run(evidence.ledger)
+    run = _Run(evidence.ledger, (evidence.loader.num_workers or 0) if evidence.loader is not None else 0)
     if run.fit_s <= 0:
         return ()
     return tuple(
@@ -197,7 +203,7 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
 
 
 def _per_batch(part: str) -> bool:
-    return part.startswith(("callback/", "module/")) and _PER_BATCH in part
+    return part.startswith(("callback/", "module/", "datamodule/")) and _PER_BATCH in part
 
 
 def together(findings: Sequence[Finding], outside: Sequence[Finding]) -> list[Finding]:

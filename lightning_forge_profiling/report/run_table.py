@@ -265,7 +265,7 @@ def _end_to_end(report: RunReport) -> str:
     samples = run.samples * report.replicas if run.samples else 0.0
     rate = f"{digits(samples / run.wall_s)} samples/s" if samples else f"{digits(run.steps / run.wall_s)} steps/s"
     first = "" if run.first_step_s is None else f", first step after {run.first_step_s:.2f} s"
-    return f"{rate} over the fit's {run.wall_s:.2f} s{first}"
+    return f"{rate} over {run.wall_s:.2f} s of training{first}"
 
 
 def _parts(ledger: RunLedger) -> str:

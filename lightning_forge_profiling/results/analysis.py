@@ -226,9 +226,8 @@ class RunLedger:
             `startup/compile`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`,
             `checkpoint`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc` (full
             collections), `profiler` (this package), `teardown`.
-        unexplained_s: what no part explains; negative if an estimated part is too large.
-        counts: how often each part was entered. Hooks that come in every batch are timed in the steps that are split
-            into regions, and their seconds are estimated for the others.
+        unexplained_s: `wall_s` less the sum of the parts.
+        counts: how often each part was entered.
     """
 
     wall_s: float

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import SimpleProfiler
 
@@ -164,17 +164,6 @@ def test_it_is_read_in_the_middle_of_a_fit_and_goes_on(make_trainer, tmp_path):
     assert middle.parts[STEPS] < end.parts[STEPS]
 
 
-def test_nothing_of_it_stays_in_the_loggers_nor_in_the_process(make_trainer, tmp_path):
-    collectors, logger = list(gc.callbacks), CSVLogger(tmp_path)
-    before = dict(vars(logger))
-
-    fit(make_trainer, tmp_path, logger=logger)
-
-    assert gc.callbacks == collectors
-    assert vars(logger).keys() - before.keys() <= {"_experiment"}
-    assert logger.log_metrics.__func__ is CSVLogger.log_metrics
-
-
 def test_a_second_fit_of_a_process_begins_anew(make_trainer, tmp_path):
     fit(make_trainer, tmp_path)
     time.sleep(0.2)
@@ -202,16 +191,62 @@ def test_the_users_profiler_prints_what_it_printed(make_trainer, tmp_path):
     assert sum(recorded) == pytest.approx(planted.took_s[hook], rel=0.1)
 
 
-class Collects(Classifier):
-    def training_step(self, batch):
-        gc.collect()
-        return super().training_step(batch)
+def test_no_python_function_runs_in_garbage_collections(make_trainer, tmp_path):
+    """Python ignores what such a function raises, and so Ctrl-C that arrives in it."""
+    during = []
+
+    class Looks(Callback):
+        def on_train_batch_end(self, *_):
+            during.append(list(gc.callbacks))
+
+    before = list(gc.callbacks)
+    fit(make_trainer, tmp_path, Looks(), logger=False, enable_checkpointing=False)
+    assert during == [before] * 16
 
 
-def test_full_collections_are_a_part(make_trainer, tmp_path):
-    ours, _ = fit(make_trainer, tmp_path, model=Collects(), logger=False, enable_checkpointing=False)
-    assert ours.ledger().counts["gc"] >= 16
-    assert ours.ledger().parts["gc"] > 0
+class OwnOptimizerStep(Classifier):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+
+
+def test_an_overridden_optimizer_step_is_the_steps_own(make_trainer, tmp_path):
+    ours, _ = fit(make_trainer, tmp_path, model=OwnOptimizerStep(), logger=False, enable_checkpointing=False)
+    assert "module/optimizer_step" not in ours.ledger().parts
+
+
+def test_a_hook_of_a_lambda_callback_is_a_part(make_trainer, tmp_path):
+    planted = Planted()
+    hook = LambdaCallback(on_train_epoch_end=lambda *_: planted("callback/LambdaCallback.on_train_epoch_end"))
+    ours, _ = fit(make_trainer, tmp_path, hook, logger=False, enable_checkpointing=False)
+    for part, took_s in planted.took_s.items():
+        assert ours.ledger().parts[part] == pytest.approx(took_s, rel=0.1, abs=0.02)
+
+
+class Strict(CSVLogger):
+    """Its attributes cannot be set from outside."""
+
+    def __setattr__(self, name, value):
+        if not name.startswith("_") and name in {"log_metrics", "save"}:
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+def test_loggers_are_left_as_they_are(make_trainer, tmp_path):
+    copies = []
+
+    class Copies(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 3:
+                copies.append(copy.copy(trainer.logger))
+                copies.append(pickle.loads(pickle.dumps(trainer.logger)))  # noqa: S301
+
+    logger = Strict(tmp_path)
+    ours, trainer = fit(make_trainer, tmp_path, Copies(), logger=logger)
+    assert ours.analysis() is not None
+    assert "log_metrics" not in vars(logger)
+    assert all("log_metrics" not in vars(copied) for copied in copies)
+    assert "log_metrics" not in vars(trainer._logger_connector)
+    assert ours.ledger().parts["logger/Strict"] > 0
 
 
 class Compiles(Classifier):

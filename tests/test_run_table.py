@@ -159,7 +159,7 @@ def test_the_trace_line_has_a_command_that_can_be_copied(tmp_path):
     path.write_bytes(b"x" * 1_500_000)
     trace = TraceReport("written", "", (5, 6, 7), path, path.parent / "tensorboard" / "rank0.pt.trace.json.gz", 12.3)
     text = printed(books(None), trace, log_folder)
-    assert f"{path} (3 steps, 1.5 MB; training was held up 12 ms)\n" in text, "in one line, however long"
+    assert f"{path} (3 steps, 1.5 MB; its export blocked training for 12 ms)\n" in text, "in one line, however long"
     assert f"tensorboard --logdir '{log_folder}'" in text
 
 

@@ -31,9 +31,9 @@ def refuse_unless_function(name: str, value: object) -> None:
 
 
 def refuse_unless_integer(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is an integer from 0 on."""
+    """Raise ConfigurationError unless a value is an integer >= 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigurationError(f"{name} must be an integer from 0 on, got {value!r}.")
+        raise ConfigurationError(f"{name} must be an integer >= 0, got {value!r}.")
 
 
 def refuse_unless_operations(name: str, value: object) -> None:

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,6 +38,7 @@ __all__ = [
     "Callback",
     "LightningModule",
     "StepProgress",
+    "TimedLogging",
     "Trainer",
     "WatchedLoop",
     "actions",
@@ -141,15 +143,40 @@ _WITHOUT_EFFECT = tuple(
 
 
 def implemented_hooks(owner: object) -> list[str]:
-    """The hooks that a callback, a module or a data module implements itself; none for None."""
-    methods = {name: getattr(type(owner), name, None) for name in dir(type(owner)) if not name.startswith("_")}
-    return [
-        name
-        for name, method in methods.items()
-        if callable(method)
-        and getattr(method, "__module__", None) not in _WITHOUT_EFFECT
-        and any(hasattr(base, name) for base in type(owner).__mro__ if base.__module__ in _WITHOUT_EFFECT)
-    ]
+    """The hooks that a callback, a module or a data module implements itself, on its class or on the object."""
+    classes = type(owner).__mro__
+    hooks = {name for base in classes if base.__module__ in _WITHOUT_EFFECT for name in vars(base)}
+    own = {name for base in classes if base.__module__ not in _WITHOUT_EFFECT for name in vars(base)}
+    own |= vars(owner).keys() if hasattr(owner, "__dict__") else set()
+    return sorted(name for name in hooks & own if not name.startswith("_"))
+
+
+class TimedLogging:
+    """Wraps the Trainer's own way to give a row to its loggers, `self.log` and the end of an epoch included.
+
+    Args:
+        trainer: of the fit.
+        around: makes a context manager for each row.
+    """
+
+    def __init__(self, trainer: Trainer, around: Callable[[], AbstractContextManager[None]]) -> None:
+        self._connector, self._around = trainer._logger_connector, around  # noqa: SLF001
+        if "log_metrics" not in vars(self._connector):
+            self._connector.log_metrics = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Log a row."""
+        with self._around():
+            return type(self._connector).log_metrics(self._connector, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the connector logs by itself."""
+        return partial, (type(self._connector).log_metrics, self._connector)
+
+    def release(self) -> None:
+        """Restore the connector's own method."""
+        if vars(self._connector).get("log_metrics") is self:
+            del self._connector.log_metrics
 
 
 def is_own_action(name: str) -> bool:

@@ -323,7 +323,8 @@ class ThroughputCallback(TimedCallback):
         if MFU in metrics and recorded[0].peak.flops is not None:
             metrics[PEAK_TFLOPS] = recorded[0].peak.flops / 1e12
         if metrics:
-            self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
+            with self.logging():
+                self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
             self._loggers.close()
 
     def _metrics(self, rates: Rates) -> dict[str, float]:
@@ -364,4 +365,5 @@ class ThroughputCallback(TimedCallback):
             self._logged_peak = True
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
         if trainer.is_global_zero:
-            self._loggers.log(trainer.loggers, metrics, step)
+            with self.logging():
+                self._loggers.log(trainer.loggers, metrics, step)

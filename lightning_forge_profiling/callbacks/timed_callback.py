@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
 from time import perf_counter_ns
@@ -200,9 +201,7 @@ class TimedCallback(Callback):
         peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, TimedCallback) and peer.enabled)
         twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
         if len(twins) > 1:
-            raise ConfigurationError(
-                f"The Trainer has {len(twins)} callbacks of the kind {type(self).__name__}; give it one."
-            )
+            raise ConfigurationError(f"The Trainer has {len(twins)} {type(self).__name__} callbacks; pass one.")
         self._peers = peers
         if self._leads:
             warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
@@ -240,7 +239,7 @@ class TimedCallback(Callback):
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:
                 self._ledger_clock.exit(_SET_UP)
-                self._ledger_parts = LedgerParts(self._ledger_clock, trainer.loggers, self._warming_up)
+                self._ledger_parts = LedgerParts(self._ledger_clock, trainer, self._warming_up)
             step_timer.start()
         self._skip_hooks(manual=not pl_module.automatic_optimization)
         self.begin(trainer)
@@ -335,6 +334,11 @@ class TimedCallback(Callback):
     def _leads(self) -> bool:
         return bool(self._peers) and self._peers[0] is self
 
+    def logging(self) -> AbstractContextManager[None]:
+        """Around rows that go to the loggers: the time counts to them in the ledger."""
+        parts = self._peers[0]._ledger_parts if self._peers else None  # noqa: SLF001  (one of us)
+        return nullcontext() if parts is None else parts.logging()
+
     def _warming_up(self) -> bool:
         return self._step_timer is not None and self._step_timer.step < self._step_timer.warmup_steps
 
@@ -362,6 +366,8 @@ class TimedCallback(Callback):
                 ends_epoch=lightning_api.ends_epoch(trainer),
                 saw_all=stand_in.saw_step(trainer, trained=batch is not None),
             )
+            if self._ledger_parts is not None:
+                self._ledger_parts.end_step()
 
     @guarded
     def _step_ended(self, trainer: Trainer, skipped: int) -> None:
@@ -429,14 +435,16 @@ class TimedCallback(Callback):
         step_timer, peers, self._step_timer = self._step_timer, self._peers, None
         if peers[-1:] != (self,):
             return
-        if step_timer is not None and trainer.is_global_zero and step_timer.began:
-            analysis = report_run(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
+        try:
+            if step_timer is not None and trainer.is_global_zero and step_timer.began:
+                analysis = report_run(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
+                for peer in peers:
+                    peer._analysis = analysis  # noqa: SLF001  (one of us)
+        finally:
+            ledger = self.ledger()
             for peer in peers:
-                peer._analysis = analysis  # noqa: SLF001  (one of us)
-        ledger = self.ledger()
-        for peer in peers:
-            peer._let_go()  # noqa: SLF001  (one of us)
-            peer._ledger = ledger  # noqa: SLF001  (one of us)
+                peer._let_go()  # noqa: SLF001  (one of us)
+                peer._ledger = ledger  # noqa: SLF001  (one of us)
 
     def _work_counter(self, module: LightningModule) -> WorkCounter:
         first, last = self._peers[0], self._peers[-1]  # one of each kind at most

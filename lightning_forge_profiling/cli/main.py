@@ -28,6 +28,8 @@ from lightning_forge_profiling.plain_text import plain
 
 __all__ = ["main"]
 
+_VERSION = str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])
+
 _BAD_INPUT = 2
 _INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 _INTERRUPTED = 130  # 128 plus the signal's number, as in shells
@@ -127,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)

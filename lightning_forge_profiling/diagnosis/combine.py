@@ -75,7 +75,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     else:
         findings, differences = _of_blind(analysis.findings, recorded, evidence)
     outside = ledger_findings(evidence)
-    ranked = by_gain([*together(findings, outside), *late], in_steps_pct=in_steps_pct(evidence))
+    ranked = by_gain([*together(findings, outside, evidence), *late], in_steps_pct=in_steps_pct(evidence))
     verdict, text = decide(ranked, gpu=evidence.on_device)
     return replace(
         analysis,
@@ -102,7 +102,7 @@ def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tup
 
 def _of_run(evidence: RunEvidence) -> Analysis:
     outside = ledger_findings(evidence)
-    findings = by_gain(together(run_findings(evidence), outside), in_steps_pct=in_steps_pct(evidence))
+    findings = by_gain(together(run_findings(evidence), outside, evidence), in_steps_pct=in_steps_pct(evidence))
     verdict, text = decide(findings, gpu=evidence.on_device)
     computing_pct = share_pct(evidence, *COMPUTE)
     only_steps = all(found.of == "step" for found in findings)

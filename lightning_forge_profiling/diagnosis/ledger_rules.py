@@ -11,11 +11,11 @@ from lightning_forge_profiling.results.saving import Saving
 
 __all__ = ["LEDGER_RULES", "in_steps_pct", "ledger_findings", "together"]
 
+STARTUP_BOUND: Final = "startup-bound"
+
 _LONG_RUN_S: Final = 600.0
 """Startup, and what happens once, is a cause in a run that is at least so long; a shorter one is a trial of one that is
 longer, in which it would not grow."""
-
-_PER_BATCH: Final = "batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,10 @@ class _Run:
         """The largest part whose name begins so; "" without one."""
         return max((name for name in self.ledger.parts if name.startswith(prefix)), key=self.seconds, default="")
 
+    def times(self, part: str) -> dict[str, float | str]:
+        """How often a part was entered, as evidence."""
+        return {"times": self.ledger.counts.get(part, 0)}
+
     def takes(self, part: str, events: str) -> str:
         """A part's time in words: of the fit, and of each of its events."""
         seconds, count = self.ledger.parts[part], self.ledger.counts.get(part, 0)
@@ -56,7 +60,7 @@ def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> 
     return Rule(
         code,
         lambda run: run.seconds(part),
-        lambda run: Explanation(f"{subject} {run.takes(part, events)}", advice=advice),
+        lambda run: Explanation(f"{subject} {run.takes(part, events)}", run.times(part), advice),
     )
 
 
@@ -65,7 +69,7 @@ def _largest_rule(code: str, prefix: str, subject: str, advice: str) -> Rule[_Ru
 
     def explain(run: _Run) -> Explanation:
         part = run.largest(prefix)
-        return Explanation(f"{subject} {part.removeprefix(prefix)} {run.takes(part, 'calls')}", advice=advice)
+        return Explanation(f"{subject} {part.removeprefix(prefix)} {run.takes(part, 'calls')}", run.times(part), advice)
 
     return Rule(code, lambda run: run.seconds(run.largest(prefix)), explain)
 
@@ -107,7 +111,7 @@ LEDGER_RULES: Final[tuple[Rule[_Run], ...]] = (
         "checkpoint-bound",
         "checkpoint",
         "saving checkpoints",
-        "saves",
+        "times",
         "Save less often (every_n_train_steps or every_n_epochs of ModelCheckpoint), save less (save_weights_only=True "
         "leaves out the optimizer's state), or save beside the training (AsyncCheckpointIO).",
     ),
@@ -137,14 +141,7 @@ LEDGER_RULES: Final[tuple[Rule[_Run], ...]] = (
         "TORCH_LOGS=recompiles names the reason of each recompilation. Batches of many shapes: "
         "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
     ),
-    _part_rule(
-        "gc-bound",
-        "gc",
-        "Python's garbage collector",
-        "full collections",
-        "Call gc.freeze() once the model is set up, or gc.disable() and then gc.collect() every few hundred steps.",
-    ),
-    Rule("startup-bound", _startup_s, _startup),
+    Rule(STARTUP_BOUND, _startup_s, _startup),
 )
 """Costs are seconds of the run."""
 
@@ -160,7 +157,7 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
         >>> steps = Distribution(mean=24.0, p50=24.0, min=24.0, max=24.0)
         >>> [found] = ledger_findings(RunEvidence(steps=100, on_device=True, step_ms=steps, regions={}, ledger=ledger))
         >>> found.title
-        "saving checkpoints takes 7.6 s of the fit's 10.0 s (20 saves, 380 ms each)"
+        "saving checkpoints takes 7.6 s of the fit's 10.0 s (20 times, 380 ms each)"
     """
     if evidence.ledger is None:
         return ()
@@ -168,13 +165,21 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     if run.fit_s <= 0:
         return ()
     return tuple(
-        _finding(rule, run, evidence) for rule in LEDGER_RULES if 100 * rule.cost(run) >= NAMED_FROM_PCT * run.fit_s
+        _finding(rule, run, evidence)
+        for rule in LEDGER_RULES
+        if 100 * rule.cost(run) >= NAMED_FROM_PCT * _whole(rule, run)[1]
     )
+
+
+def _whole(rule: Rule[_Run], run: _Run) -> tuple[str, float]:
+    """What a rule's cost is a part of, in words and seconds: startup is, but for the rest of it, no part of the fit."""
+    return ("run", run.ledger.wall_s) if rule.code == STARTUP_BOUND else ("fit", run.fit_s)
 
 
 def _finding(rule: Rule[_Run], run: _Run, evidence: RunEvidence) -> Finding:
     seconds, explained = rule.cost(run), rule.explain(run)
-    pct = min(100 * seconds / run.fit_s, 100.0)
+    whole, whole_s = _whole(rule, run)
+    pct = 100 * seconds / whole_s
     return Finding(
         code=rule.code,
         share_pct=pct,
@@ -182,39 +187,47 @@ def _finding(rule: Rule[_Run], run: _Run, evidence: RunEvidence) -> Finding:
         rank=0 if evidence.world_size > 1 else None,
         source="run",
         title=explained.title,
-        evidence={"seconds": round(seconds, 3), "fit_s": round(run.fit_s, 3), **explained.evidence},
+        evidence={"seconds": round(seconds, 3), f"{whole}_s": round(whole_s, 3), **explained.evidence},
         advice=explained.advice,
         saves=Saving(
             ms_per_step=1e3 * seconds / max(evidence.steps, 1),
             pct=pct,
             at_most=True,
-            text=f"That saves at most {in_s(seconds)} of the fit's {in_s(run.fit_s)} ({pct:.0f} %).",
+            text=f"That saves at most {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %).",
         ),
     )
 
 
 def in_steps_pct(evidence: RunEvidence | None) -> float:
-    """How much of the fit the steps take, in percent: what a share of the step is a share of; 100 if unknown."""
+    """How much of the fit its steps take, in percent: the basis of a share of the step; 100 if unknown."""
     if evidence is None or evidence.ledger is None:
         return 100.0
     run = _Run(evidence.ledger)
-    in_step = [s for name, s in run.ledger.parts.items() if name in {STEPS, "gc", "profiler"} or _per_batch(name)]
+    in_step = [s for name, s in run.ledger.parts.items() if name in {STEPS, "profiler"} or _per_batch(name, evidence)]
     return min(100 * sum(in_step) / run.fit_s, 100.0) if run.fit_s > 0 else 100.0
 
 
-def _per_batch(part: str) -> bool:
-    return part.startswith(("callback/", "module/", "datamodule/")) and _PER_BATCH in part
+def _per_batch(part: str, evidence: RunEvidence) -> bool:
+    """Whether a part comes in most steps, so that it is in the step's own times too."""
+    hook = part.startswith(("callback/", "module/", "datamodule/", "logger/"))
+    return hook and evidence.ledger is not None and _often(evidence.ledger.counts.get(part, 0), evidence)
 
 
-def together(findings: Sequence[Finding], outside: Sequence[Finding]) -> list[Finding]:
+def _often(times: float, evidence: RunEvidence) -> bool:
+    return times >= evidence.steps / 2
+
+
+def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: RunEvidence) -> list[Finding]:
     """Findings of the step and of the ledger, without those whose time another one explains better.
 
     Args:
         findings: of the step.
         outside: of the ledger.
+        evidence: what they are from.
     """
     hidden = set()
-    if {found.code for found in outside} & {"slow-callback", "slow-hook", "slow-logger"}:
+    hooks = [found for found in outside if found.code in {"slow-callback", "slow-hook", "slow-logger"}]
+    if any(_often(float(found.evidence.get("times", 0)), evidence) for found in hooks):
         hidden.add("between-regions")
     if any(found.code == "worker-restarts" for found in findings):
         hidden.add("loader-startup")

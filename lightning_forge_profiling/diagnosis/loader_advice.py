@@ -59,7 +59,7 @@ def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
     Example:
         >>> wait = LoaderWait(host_ms=25, exposed_ms=25, step_ms=40, on_gpu=True)
         >>> loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=0, pin_memory=True, cores=8))
-        'The DataLoader works in the training process (num_workers=0): try num_workers=4 and persistent_workers=True.'
+        'The DataLoader loads in the training process (num_workers=0): try num_workers=4 and persistent_workers=True.'
     """
     if wait.host_ms < _HANDED_OVER_MS:
         return _small_batches(wait, settings)
@@ -140,7 +140,7 @@ def _without_settings(wait: LoaderWait) -> str:
     if wait.in_process:
         wanted = _listed([f"num_workers={_wanted_of_none(wait)}", *also])
         cores = "" if wait.on_gpu else ", if the training leaves them a core"
-        return f"The DataLoader works in the training process: try {wanted}{cores}.{limit}"
+        return f"The DataLoader loads in the training process: try {wanted}{cores}.{limit}"
     return (
         f"Give the DataLoader more num_workers than now, with {_listed(also)}, or a larger prefetch_factor where "
         f"batches are uneven, or {_cheaper(wait)}.{limit}"

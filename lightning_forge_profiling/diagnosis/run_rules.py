@@ -261,7 +261,7 @@ def _between(evidence: RunEvidence) -> Explanation:
     other = region(evidence, "other")
     on_host = f" ({in_ms(other.host_ms)} on the host)" if evidence.on_device else ""
     return Explanation(
-        f"{_of_step(evidence, other.device_ms)}{on_host} pass outside of data, transfer, forward, backward and "
+        f"{_of_step(evidence, other.device_ms)}{on_host} are spent outside data, transfer, forward, backward and "
         "optimizer: in callbacks, loggers, the progress bar, learning-rate schedulers and Lightning's loop",
         {"between_regions_ms_per_step": other.device_ms, "between_regions_host_ms_per_step": other.host_ms},
         "callback.ledger() has what each hook takes: make the longest cheaper, or call it every few steps. For loggers "

@@ -252,13 +252,13 @@ def _communication_cost(context: RuleContext) -> float:
 def _communication(context: RuleContext) -> Explanation:
     comm = context.rank.comm
     waiting = (
-        "with any waiting for other ranks, which were not recorded or could not be matched"
+        "with any waits for other ranks, which were not recorded or could not be matched"
         if context.wait_ms is None
-        else "waiting for other ranks not counted"
+        else "waits for other ranks not counted"
     )
     title = (
         f"communication takes {context.of_step(comm.ms_per_step)}, {comm.hidden_pct:.0f} % of it "
-        f"hidden; {in_ms(_communication_cost(context))} are exposed, {waiting}"
+        f"hidden; {in_ms(_communication_cost(context))} are exposed ({waiting})"
     )
     evidence: Evidence = {
         "comm_ms_per_step": comm.ms_per_step,

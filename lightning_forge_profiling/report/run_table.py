@@ -320,7 +320,9 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
         yield Line("report", Text(str(trace.report_path)), whole=True)
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
     size = _size(path.stat().st_size) if path.exists() else "being written" if trace.pending else "moved away"
-    yield Line("trace", Text(f"{path} ({steps}, {size}; training was held up {trace.stall_ms:.0f} ms)"), whole=True)
+    yield Line(
+        "trace", Text(f"{path} ({steps}, {size}; its export blocked training for {trace.stall_ms:.0f} ms)"), whole=True
+    )
     if trace.plugin_path is not None:
         folder = log_folder if log_folder is not None and log_folder in path.parents else path.parent
         command = f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"

@@ -226,7 +226,7 @@ def steps_of(rank: RankSummary) -> str:
     cut = "; its file is cut off" if rank.cut_off else ""
     if used_gpu(rank):
         return f"{steps}{spread} on {rank.device or 'an unnamed device'}{cut}"
-    nothing = ", and what there is has no GPU work" if rank.cut_off else "; no GPU work was read"
+    nothing = ", and what there is has no GPU work" if rank.cut_off else "; no GPU events in the trace"
     return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}{cut}{nothing}"
 
 

@@ -224,8 +224,8 @@ class RunLedger:
             process is interactive or had another fit before.
         parts: seconds by part, the largest first; each without the parts inside it. `startup/process`, `startup/fit`,
             `startup/compile`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`,
-            `checkpoint`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc` (full
-            collections), `profiler` (this package), `teardown`.
+            `checkpoint`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `profiler`
+            (this package), `teardown`.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
     """

@@ -14,7 +14,7 @@ _HANDED_OVER_MS: Final = 1.0
 two cores, `python -m benchmarks.handover`): where a batch takes little longer to make, workers gain little."""
 
 _MOST_TRIED: Final = 16
-"""More workers than this are rarely the answer to a loader that works in the training process."""
+"""More workers than this are rarely the answer to a loader that loads in the training process."""
 
 _CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
 _CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
@@ -219,7 +219,7 @@ def _named(settings: LoaderSettings) -> str:
 
 def _in_process(settings: LoaderSettings) -> str:
     if settings.loaders == 1:
-        return f"The {settings.kind} works in the training process"
+        return f"The {settings.kind} loads in the training process"
     return f"The {settings.loaders} loaders work in the training process"
 
 

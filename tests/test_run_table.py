@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_forge_profiling.callbacks.run_analysis import run_compute
+from lightning_forge_profiling.report import run_output
 from lightning_forge_profiling.report.run_output import print_run
-from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.report.run_table import RunReport, run_table
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence, RunLedger
 from lightning_forge_profiling.results.rank import Distribution
@@ -305,3 +306,21 @@ def test_findings_of_the_fit_are_not_said_to_be_of_the_step():
     outside = replace(found[1], code="checkpoint-bound", share_pct=12.0, of="run")
     text = printed(books(None), analysis=replace(sample_analysis(), findings=(*found, outside)))
     assert "also        compute-bound 38 %, sync-bound 5 % of the step; checkpoint-bound 12 % of the fit" in text
+
+
+def test_a_bar_of_a_long_step_stays_on_its_line():
+    """Times of many digits are wider than their headings."""
+    times = {"data": 12345.678, "forward": 100.0}
+    totals = RunTotals()
+    for step in range(60):
+        totals.add(StepTimes(step, times, times), StepWork(4.0), None)
+    run = totals.summary(steps=60, before_first_s=0.5, wall_s=2.0)
+    table = run_table(report_of(run))
+    table = replace(table, headings=("from 1 in 3 steps", *table.headings[1:]))
+    text = io.StringIO()
+    for width in (60, 72, 80):
+        screen = Screen(text, width=width, wrap=True, colours=False)
+        run_output._print(table, screen)
+    bars = [line for line in text.getvalue().splitlines() if "█" in line]
+    assert len([line for line in bars if line.startswith("data")]) == 3
+    assert all(line.split()[0] in {"data", "forward"} for line in bars)

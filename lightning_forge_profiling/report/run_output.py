@@ -17,7 +17,7 @@ __all__ = ["print_run"]
 _NAMES_WIDTH: Final = 11
 _BAR_WIDTH: Final = 24
 _SHORTEST_BAR: Final = 6
-_GAP: Final = 2
+_GAP: Final = 3
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 _LEFT: Final = "padding:1px 6px;text-align:left;vertical-align:top"
@@ -66,16 +66,22 @@ def _print_lines(lines: Sequence[Line], screen: Screen) -> None:
 def _step_table(table: RunTable, width: int) -> Table:
     first, *columns = table.headings
     names = (first, *(row.name for row in table.rows))
-    taken = max(map(width_of, names)) + sum(map(width_of, columns)) + _GAP * (len(columns) + 1)
+    shares = [_share(row) for row in table.rows]
+    cells = (columns, *((share, *row.times) for share, row in zip(shares, table.rows, strict=True)))
+    widths = [max(map(width_of, column)) for column in (names, *zip(*cells, strict=True))]
+    taken = sum(widths) + _GAP * len(widths)
     room = min(_BAR_WIDTH, width - taken)
     with_bars = room >= _SHORTEST_BAR and len(table.rows) > 1
     lines = Table(*([""] * (1 + with_bars + len(columns))), align="<<" if with_bars else "<")
     lines.row(first, *([""] * with_bars), *columns, style="dim")
-    for row in table.rows:
+    for row, share in zip(table.rows, shares, strict=True):
         bars = [_bar(row.pct or 0.0, room)] if with_bars else []
-        share = "" if row.pct is None else f"{row.pct:.1f} %"
         lines.row(row.name, *bars, share, *row.times, style="bold" if row.pct is None else "")
     return lines
+
+
+def _share(row: Row) -> str:
+    return "" if row.pct is None else f"{row.pct:.1f} %"
 
 
 def _bar(pct: float, width: int) -> str:
@@ -119,8 +125,7 @@ def _rows(table: RunTable) -> str:
 def _row(row: Row) -> str:
     name = _escaped(row.name)
     bar = "" if row.pct is None else f'<span style="{_BAR.format(min(row.pct, 100.0))}"></span>'
-    share = "" if row.pct is None else f"{row.pct:.1f} %"
-    cells = "".join(f'<td style="{_RIGHT}">{_escaped(text)}</td>' for text in (share, *row.times))
+    cells = "".join(f'<td style="{_RIGHT}">{_escaped(text)}</td>' for text in (_share(row), *row.times))
     first = f"<b>{name}</b>" if row.pct is None else name
     return f'<tr><td style="{_LEFT}">{first}</td><td style="{_BAR_CELL}">{bar}</td>{cells}</tr>'
 

@@ -318,7 +318,7 @@ def test_a_bar_of_a_long_step_stays_on_its_line():
     table = run_table(report_of(run))
     table = replace(table, headings=("from 1 in 3 steps", *table.headings[1:]))
     text = io.StringIO()
-    for width in (60, 72, 80):
+    for width in (70, 72, 80):
         screen = Screen(text, width=width, wrap=True, colours=False)
         run_output._print(table, screen)
     bars = [line for line in text.getvalue().splitlines() if "█" in line]

@@ -109,7 +109,7 @@ class OfTheUsers(ForgeProfilerCallback):
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_subclass_beside_its_base_is_a_second_one_too(make_trainer, order):
     model = Classifier()
-    with pytest.raises(ConfigurationError, match="give it one"):
+    with pytest.raises(ConfigurationError, match="pass one"):
         make_trainer(*[ForgeProfilerCallback(), OfTheUsers()][::order]).fit(model, loader())
     assert model.seen == 0
 

@@ -126,12 +126,13 @@ def test_rare_work_in_a_hook_of_each_batch_is_counted_and_not_estimated(make_tra
     assert sums_up(ledger)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("at step 5"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [RuntimeError("at step 25"), KeyboardInterrupt()])
 def test_a_failing_fit_has_its_ledger(make_trainer, error):
-    ours = ThroughputCallback(overhead=None)
-    trainer = make_trainer(ours, max_epochs=1)
+    # Slow steps: of a fit of 30 ms, a percent is less than one turn of the scheduler.
+    ours, slow = ThroughputCallback(overhead=None), Slow(Planted())
+    trainer = make_trainer(ours, slow, max_epochs=1)
     with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):
-        trainer.fit(Fails(5, error), loader(32))
+        trainer.fit(Fails(25, error), loader(128))
     ledger = ours.ledger()
     assert ledger.parts[STEPS] > 0
     assert sums_up(ledger)

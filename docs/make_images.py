@@ -34,12 +34,16 @@ COLUMNS = 100
 SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
-def save(print_on: Callable[[Screen], None], name: str, title: str) -> None:
-    """Draw a terminal on which something is printed. Lines that are too long, as of paths, end in an ellipsis."""
+def save(print_on: Callable[[Screen], None], name: str, title: str, *, folder: str = "") -> None:
+    """Draw a terminal on which something is printed. Lines that are too long, as of paths, end in an ellipsis.
+
+    A temporary folder is shown as a user's own.
+    """
     printed = io.StringIO()
     print_on(Screen(printed, width=COLUMNS, wrap=True, colours=True))
     shown = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    for line in Text.from_ansi(printed.getvalue()).split("\n"):
+    text = printed.getvalue().replace(folder, "/home/me/project") if folder else printed.getvalue()
+    for line in Text.from_ansi(text).split("\n"):
         line.truncate(COLUMNS, overflow="ellipsis")
         shown.print(line, no_wrap=True, highlight=False)
     IMAGES.mkdir(exist_ok=True)
@@ -54,7 +58,7 @@ def demo() -> None:
     from lightning_forge_profiling.report.run_table import RunReport  # noqa: PLC0415
 
     def draw(report: RunReport) -> None:
-        save(lambda screen: print_run(report, screen), "run-table", "make demo")
+        save(lambda screen: print_run(report, screen), "run-table", "make demo", folder=folder)
 
     script = CHECKOUT / "examples" / "train_gpt.py"
     with (

@@ -1,5 +1,6 @@
 """Every name that is written to disk, logged, or put into a trace, once."""
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ __all__ = [
     "MFU",
     "MFU_MEASURED",
     "PEAK_TFLOPS",
+    "RECORD_FOLDER",
     "REGIONS",
     "REPORT_HTML",
     "STARTUP_PROCESS",
@@ -25,6 +27,8 @@ __all__ = [
     "per_second",
     "plugin_name",
     "raw_folder",
+    "record_name",
+    "record_rank",
     "region_ms",
     "trace_name",
 ]
@@ -80,6 +84,21 @@ def clock_path(folder: Path, rank: int) -> Path:
 def raw_folder(folder: Path, rank: int) -> Path:
     """The hidden folder that a rank exports its raw trace to. Whoever creates it owns the window's folder."""
     return folder / f".rank{rank}.raw"
+
+
+RECORD_FOLDER: Final = "forge_record"
+"""The folder of a run's record, in its log folder; further runs in the same place have `forge_record.2` and so on."""
+
+
+def record_name(rank: int) -> str:
+    """A rank's record; segments that were rotated out lie beside it as `rankN.1.jsonl`, `rankN.2.jsonl`, ..."""
+    return f"rank{rank}.jsonl"
+
+
+def record_rank(name: str) -> int | None:
+    """The rank of a record by its file's name; None for a rotated segment or another file."""
+    found = re.fullmatch(r"rank(\d+)\.jsonl", name)
+    return int(found[1]) if found else None
 
 
 STEP_MS: Final = "time/step_ms"

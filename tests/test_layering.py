@@ -30,17 +30,18 @@ MAY_IMPORT = {
     "diagnosis": {"numpy", "flops", "results", "analysis"},
     "pipeline": {"numpy", "host", "results", "kineto", "analysis", "diagnosis"},
     "report": {"msgspec", "timing", "results", "diagnosis"},
+    "record": {"msgspec", "results", "report"},
     "bench": {"torch", "numpy", "timing", "gpu"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
     "finish": {"kineto", "pipeline", "report"},
     "profiler": {"torch", "results", "pipeline", "report", "finish"},
     "callbacks": {
         "torch", "msgspec", "lightning", "pytorch_lightning",
-        "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "profiler",
+        "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "record", "profiler",
     },
     "compat": {"timing"},
     "result_types": {"timing", "flops", "results", "pipeline", "report", "bench", "profiler"},
-    "cli": {"msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "crossover"},
+    "cli": {"msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "crossover"},
     "__main__": {"cli"},
     # Only on first use of a name; test_wheel.py shows that `import` alone loads none of it.
     "__init__": {

@@ -1,0 +1,60 @@
+"""Histograms of step times: buckets of a fixed relative width, so that they can be added over steps and ranks."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import ceil, log
+from typing import Final
+
+__all__ = ["PRECISION", "bucket", "histogram", "merged", "percentile_ms"]
+
+PRECISION: Final = 0.01
+"""A value read from a bucket is within this share of the true one (as in DDSketch: Masson, Rim and Lee 2019, VLDB)."""
+
+_RATIO: Final = (1 + PRECISION) / (1 - PRECISION)
+_LOG_RATIO: Final = log(_RATIO)
+
+
+def bucket(ms: float) -> int:
+    """The bucket of a time in milliseconds: it holds microseconds from above `_RATIO`^(b-1) up to `_RATIO`^b.
+
+    Times up to a microsecond are in bucket 0.
+    """
+    us = ms * 1e3
+    return ceil(log(us) / _LOG_RATIO) if us > 1 else 0
+
+
+def histogram(times_ms: Iterable[float]) -> dict[int, int]:
+    """The number of times in each bucket.
+
+    Example:
+        >>> histogram([4.0, 4.01, 80.0])
+        {415: 2, 565: 1}
+    """
+    return dict(Counter(map(bucket, times_ms)))
+
+
+def merged(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """The sum of histograms."""
+    total: Counter[int] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)
+
+
+def percentile_ms(counts: Mapping[int, int], percent: float) -> float:
+    """A percentile of the times, within `PRECISION` of one of them.
+
+    Args:
+        counts: the histogram; not empty.
+        percent: from 0 to 100.
+
+    Example:
+        >>> round(percentile_ms(histogram([4.0, 4.0, 80.0]), 50), 1)
+        4.0
+    """
+    place, index = percent / 100 * (sum(counts.values()) - 1), 0
+    for index in sorted(counts):
+        place -= counts[index]
+        if place < 0:
+            break
+    return 2 * _RATIO**index / (_RATIO + 1) / 1e3

@@ -1,0 +1,164 @@
+"""Reads records: of one rank with its rotated segments, and of all ranks of a run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from lightning_forge_profiling.errors import ForgeProfilingError
+from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_rank
+from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
+
+__all__ = ["RankRecord", "RecordError", "RunRecord", "newest_record", "read_rank", "read_run"]
+
+
+class RecordError(ForgeProfilingError):
+    """There is no record, or it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What one rank wrote.
+
+    Attributes:
+        path: its newest file.
+        begin: its first line.
+        lines: all lines behind that, oldest first.
+        problems: what could not be read, one sentence each.
+    """
+
+    path: Path
+    begin: Begin
+    lines: tuple[Line, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def intervals(self) -> tuple[Interval, ...]:
+        """Its intervals."""
+        return tuple(line for line in self.lines if isinstance(line, Interval))
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Its events."""
+        return tuple(line for line in self.lines if isinstance(line, Event))
+
+    @property
+    def state(self) -> State | None:
+        """The newest totals; None before the first."""
+        return _last(State, self.lines)
+
+    @property
+    def end(self) -> End | None:
+        """How the run ended; None for one that is running or was killed."""
+        return _last(End, self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The records of all ranks of one run.
+
+    Attributes:
+        folder: where they are.
+        ranks: by rank, the lowest first; at least one.
+        problems: what could not be read.
+    """
+
+    folder: Path
+    ranks: tuple[RankRecord, ...]
+    problems: tuple[str, ...] = ()
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _last(kind: type[_Kind], lines: tuple[Line, ...]) -> _Kind | None:
+    return next((line for line in reversed(lines) if isinstance(line, kind)), None)
+
+
+def read_rank(path: Path) -> RankRecord:
+    """Read one rank's record with its older segments beside it.
+
+    Any prefix of a record is one: a last line that is torn is left out, and said.
+
+    Args:
+        path: `rankN.jsonl`.
+
+    Raises:
+        RecordError: it cannot be read, or its first line is no `begin` of a known layout.
+    """
+    rank, segments = record_rank(path.name), []
+    if rank is not None:
+        older = (found for found in path.parent.glob(f"rank{rank}.*.jsonl"))
+        segments = sorted(older, key=lambda found: int(found.suffixes[0][1:]) if found.suffixes[0][1:].isdigit() else 0)
+    begin: Begin | None = None
+    lines: list[Line] = []
+    problems: list[str] = []
+    for segment in (*segments, path):
+        for found in _lines(segment, problems):
+            if not isinstance(found, Begin):
+                lines.append(found)
+            elif begin is None or found.run == begin.run:
+                begin = begin or found
+            else:  # segments of an older run with this name
+                begin, lines = found, []
+    if begin is None:
+        raise RecordError(f"{path} is no record of a run: {problems[0] if problems else 'it is empty'}")
+    return RankRecord(path, begin, tuple(lines), tuple(problems))
+
+
+def _lines(path: Path, problems: list[str]) -> Iterator[Line]:
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise RecordError(f"{path} cannot be read: {exc.strerror}") from exc
+    for number, text in enumerate(content.splitlines(keepends=True), 1):
+        try:
+            yield decode_line(text)
+        except msgspec.DecodeError as exc:
+            torn = not text.endswith(b"\n")
+            what = "its last line is torn, as after a crash" if torn else f"line {number} cannot be read ({exc})"
+            problems.append(f"{path.name}: {what}")
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read the records of all ranks in a folder.
+
+    Args:
+        folder: a `forge_record` folder.
+
+    Raises:
+        RecordError: it has no readable record.
+    """
+    ranks, problems = [], []
+    for path in sorted(folder.glob("rank*.jsonl")):
+        if record_rank(path.name) is None:
+            continue  # an older segment
+        try:
+            ranks.append(read_rank(path))
+        except RecordError as exc:
+            problems.append(str(exc))
+    if not ranks:
+        raise RecordError(problems[0] if problems else f"{folder} has no record of a run")
+    newest = max(ranks, key=lambda rank: rank.begin.at).begin.run
+    ranks = sorted((rank for rank in ranks if rank.begin.run == newest), key=lambda rank: rank.begin.rank)
+    return RunRecord(folder, tuple(ranks), (*problems, *(text for rank in ranks for text in rank.problems)))
+
+
+def newest_record(path: Path) -> Path:
+    """The folder of the newest record at `path`, which is a record, its folder, or any folder above it.
+
+    Raises:
+        RecordError: there is none.
+    """
+    if path.is_file():
+        return path.parent
+    if not path.exists():
+        raise RecordError(f"{path} does not exist")
+    found = [rank0 for rank0 in path.rglob(record_name(0)) if rank0.parent.name.startswith(RECORD_FOLDER)]
+    if not found and (path / record_name(0)).exists():
+        return path
+    if not found:
+        raise RecordError(f"no record of a run in {path} (a run with ThroughputCallback writes {RECORD_FOLDER}/)")
+    return max(found, key=lambda rank0: rank0.stat().st_mtime).parent

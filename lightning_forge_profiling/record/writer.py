@@ -77,6 +77,8 @@ class RecordWriter:
         if not self.takes:
             return False
         self._lines.put(line)
+        if self._lines.qsize() > MOST_WAITING // 2:
+            self._wake.set()
         return True
 
     def sync(self) -> None:

@@ -18,11 +18,14 @@ from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
-from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
+from lightning_forge_profiling.callbacks.run_report import leave_clock, run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import REGIONS, STARTUP_PROCESS
+from lightning_forge_profiling.record.histogram import bucket
+from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -70,6 +73,7 @@ class TimedCallback(Callback):
     tokens_fn: Callable[[Any], int] | None = None
     flops_per_batch: FlopsPerBatch = None
     overhead: float | None = DEFAULT_SHARE
+    record: bool = False
     enabled: bool = True
 
     def __init__(self) -> None:
@@ -177,6 +181,13 @@ class TimedCallback(Callback):
         """
         return ()
 
+    def concluded(self, report: RunReport | None) -> None:
+        """Called last, once the table is printed; must not raise.
+
+        Args:
+            report: the content of the table, also on ranks that print none; None if there is none.
+        """
+
     def pause(self) -> None:
         """Validation begins, which is no part of a step."""
 
@@ -215,6 +226,7 @@ class TimedCallback(Callback):
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
                 budget=TimingBudget(overhead),
                 ledger=self._ledger_clock,
+                bucket=bucket if any(peer.record for peer in peers) else None,
             )
             self._watched = (
                 lightning_api.WatchedLoop(trainer.fit_loop, failed=partial(self._loop_failed, trainer)),
@@ -414,6 +426,7 @@ class TimedCallback(Callback):
         """Close a fit that ended without calling any hook."""
         self._step_back(trainer, wait=False)
         self.finish(interrupted=True)
+        self.concluded(None)
 
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
         for watched in self._watched:
@@ -435,14 +448,19 @@ class TimedCallback(Callback):
         step_timer, peers, self._step_timer = self._step_timer, self._peers, None
         if peers[-1:] != (self,):
             return
+        report = None
         try:
-            if step_timer is not None and trainer.is_global_zero and step_timer.began:
-                analysis = report_run(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
+            wanted = trainer.is_global_zero or any(peer.record for peer in peers)
+            if wanted and step_timer is not None and step_timer.began:
+                report = run_report(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
+            if report is not None and trainer.is_global_zero:
+                print_run(report)
                 for peer in peers:
-                    peer._analysis = analysis  # noqa: SLF001  (one of us)
+                    peer._analysis = report.analysis  # noqa: SLF001  (one of us)
         finally:
             ledger = self.ledger()
             for peer in peers:
+                peer.concluded(report)
                 peer._let_go()  # noqa: SLF001  (one of us)
                 peer._ledger = ledger  # noqa: SLF001  (one of us)
 

@@ -1,5 +1,6 @@
 """Reads records: of one rank with its rotated segments, and of all ranks of a run."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,8 @@ def read_rank(path: Path) -> RankRecord:
     lines: list[Line] = []
     problems: list[str] = []
     for segment in (*segments, path):
+        if segments and not segment.exists():
+            continue  # it is being rotated, or the process was killed meanwhile
         for found in _lines(segment, problems):
             if not isinstance(found, Begin):
                 lines.append(found)
@@ -132,11 +135,11 @@ def read_run(folder: Path) -> RunRecord:
         RecordError: it has no readable record.
     """
     ranks, problems = [], []
-    for path in sorted(folder.glob("rank*.jsonl")):
-        if record_rank(path.name) is None:
-            continue  # an older segment
+    # also of a rank that was killed while it rotated its newest segment
+    names = {re.sub(r"\.\d+(?=\.jsonl$)", "", path.name) for path in folder.glob("rank*.jsonl")}
+    for name in sorted(name for name in names if record_rank(name) is not None):
         try:
-            ranks.append(read_rank(path))
+            ranks.append(read_rank(folder / name))
         except RecordError as exc:
             problems.append(str(exc))
     if not ranks:

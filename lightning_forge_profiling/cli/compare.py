@@ -20,7 +20,7 @@ RUN_METRICS = ("step", "median", "samples", "tokens", *REGIONS)
 """Those of `diagnosis.run_metrics`, likewise."""
 
 _AGAINST = "against"
-_SCATTER_PCT = 10.0
+_SCATTER_PCT = 5.0
 _EXIT_CODES: dict[str | None, int] = {"slower": 1, "inconclusive": 3}
 
 _EXAMPLES = """\
@@ -99,7 +99,9 @@ def _run(args: argparse.Namespace) -> int:
     records = [path for path in paths if has_record(path)]
     if not records:
         if len(paths) > 2:  # noqa: PLR2004
-            raise ConfigurationError(f"repeats are of runs, and {paths[0]} has no record; traces are compared one by one")
+            raise ConfigurationError(
+                f"repeats are of runs, and {paths[0]} has no record; traces are compared one by one"
+            )
         _refuse_metrics(metrics, METRICS, "traces")
         return _EXIT_CODES.get(_compare_traces(before[0], after[0], args.fail_over, metrics, as_json=args.json), 0)
     other = next((path for path in paths if path not in records), None)

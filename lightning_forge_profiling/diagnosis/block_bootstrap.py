@@ -34,8 +34,13 @@ class RunValue:
     log_error: float | None = None
     blocks: float = 0.0
 
+    @property
+    def unsteadiness(self) -> float:
+        """Standard deviation of the logarithm from block to block; 0 if unknown."""
+        return (self.log_error or 0.0) * sqrt(self.blocks)
 
-def block_length(values: Sequence[float]) -> int:
+
+def block_length(values: Sequence[float] | _Column) -> int:
     """How many consecutive values belong into a block, so that blocks are nearly independent of each other.
 
     The length that minimizes the error of the mean's variance, from the autocorrelations up to the lag at which they
@@ -112,8 +117,8 @@ class BlockBootstrap:
         drawn = ceil(pieces / block)
         first = np.random.default_rng(seed).integers(pieces, size=(_RESAMPLES, drawn, 1))
         places = ((first + np.arange(block)) % pieces).reshape(_RESAMPLES, -1)[:, :pieces]
-        self._times = np.zeros((_RESAMPLES, pieces))
-        np.add.at(self._times, (np.arange(_RESAMPLES)[:, None], places), 1.0)
+        cells = (places + pieces * np.arange(_RESAMPLES)[:, None]).ravel()
+        self._times = np.bincount(cells, minlength=_RESAMPLES * pieces).reshape(_RESAMPLES, pieces).astype(float)
         self._widened = sqrt(pieces / (pieces - block))
 
     def ratio(self, amounts: Sequence[float | None], per: Sequence[float]) -> RunValue | None:

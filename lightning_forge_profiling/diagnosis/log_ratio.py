@@ -12,7 +12,7 @@ from lightning_forge_profiling.diagnosis.block_bootstrap import RunValue
 
 __all__ = ["Ratio", "ratio_of", "runs_needed", "runs_scatter", "steps_needed", "tolerable_scatter"]
 
-_MOST_RUNS: Final = 1000
+_MOST_RUNS: Final = 100
 
 # Student's t by degrees of freedom, interpolated linearly in their inverse: within 0.2 % from one degree on
 _DEGREES: Final = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60, inf)
@@ -59,7 +59,7 @@ def ratio_of(a: Sequence[RunValue], b: Sequence[RunValue], scatter: float) -> Ra
     """
     logs = [[log(found.value) for found in side] for side in (a, b)]
     difference = fmean(logs[1]) - fmean(logs[0])
-    degrees = len(a) + len(b) - 2
+    degrees = float(len(a) + len(b) - 2)
     if degrees:
         scatter = runs_scatter(a, b) or 0.0
         error = scatter * sqrt(1 / len(a) + 1 / len(b))
@@ -91,14 +91,16 @@ def runs_scatter(a: Sequence[RunValue], b: Sequence[RunValue]) -> float | None:
     return sqrt(squares / degrees)
 
 
-def runs_needed(scatter: float, limit_pct: float) -> int:
-    """How many runs a side pass a limit in four of five comparisons of equal runs.
+def runs_needed(scatter: float, limit_pct: float) -> int | None:
+    """How many runs a side pass a limit in four of five comparisons of equal runs; None for more than 100.
 
     Example:
         >>> [runs_needed(scatter, 5) for scatter in (0.01, 0.03, 0.10)]
         [3, 8, 67]
     """
-    return next((runs for runs in range(2, _MOST_RUNS) if _shown(runs) * scatter <= log(1 + limit_pct / 100)), _MOST_RUNS)
+    return next(
+        (runs for runs in range(2, _MOST_RUNS) if _shown(runs) * scatter <= log(1 + limit_pct / 100)), _MOST_RUNS
+    )
 
 
 def tolerable_scatter(runs: int, limit_pct: float) -> float:

@@ -134,7 +134,9 @@ def compare_runs(
         ledger=_ledger(a, b),
         findings=_findings(a, b),
         gpu=tuple(
-            ShareChange(name=name, a=_known_mean(run.gpu.get(name) for run in a), b=_known_mean(run.gpu.get(name) for run in b))
+            ShareChange(
+                name=name, a=_known_mean(run.gpu.get(name) for run in a), b=_known_mean(run.gpu.get(name) for run in b)
+            )
             for name in dict.fromkeys(name for run in (*a, *b) for name in run.gpu)
         ),
         differs=differences(a, b),

@@ -36,10 +36,9 @@ def run_gate(comparison: RunComparison, metric: str, limit_pct: float) -> Gate:
         "same": f"not worse by more than {limit_pct:g} %",
         "inconclusive": f"whether it is worse by more than {limit_pct:g} % is open",
     }[found.outcome]
+    missing = what_would_tell(comparison, found, limit_pct) if found.outcome == "inconclusive" else ""
     text = f"{metric}: {interval_words(found.ratio)}: {why}"
-    if found.outcome == "inconclusive":
-        text += f". {what_would_tell(comparison, found, limit_pct)}"
-    return Gate(metric=metric, limit_pct=limit_pct, outcome=found.outcome, text=text)
+    return Gate(metric=metric, limit_pct=limit_pct, outcome=found.outcome, text=text, missing=missing)
 
 
 def change_pct(ratio: float) -> str:
@@ -75,6 +74,7 @@ def what_would_tell(comparison: RunComparison, metric: RunMetric, limit_pct: flo
         f"Repeat each side {_REPEATS} times: that decides a limit of {limit_pct:g} % where equal runs differ by "
         f"{enough:.1f} % or less (one standard deviation)"
     )
+    text += f"; with {100 * ratio.scatter:.1f} %, as allowed for here, it takes {_runs(ratio.scatter, limit_pct)}"
     steps = min(*comparison.a.steps, *comparison.b.steps)
     needed = steps_needed(ratio, steps, limit_pct)
     if needed is not None and needed > steps:
@@ -82,7 +82,19 @@ def what_would_tell(comparison: RunComparison, metric: RunMetric, limit_pct: flo
     return text
 
 
+def _runs(scatter: float, limit_pct: float) -> str:
+    needed = runs_needed(scatter, limit_pct)
+    return "over 100" if needed is None else f"{needed}"
+
+
 def _more_runs(scatter: float, runs: int, limit_pct: float) -> str:
     needed = runs_needed(scatter, limit_pct)
-    text = f"Runs of a side scatter by {100 * scatter:.1f} %: a limit of {limit_pct:g} % takes {needed:,} a side"
-    return text if needed > runs else f"{text}; the difference lies near the limit, which more repeats separate"
+    text = (
+        f"Runs of a side scatter by {100 * scatter:.1f} %: a limit of {limit_pct:g} % takes "
+        f"{_runs(scatter, limit_pct)} a side"
+    )
+    return (
+        text
+        if needed is None or needed > runs
+        else f"{text}; the difference lies near the limit, which more repeats separate"
+    )

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, hypot, log
+from statistics import fmean
 from typing import Final, Literal
 
 from lightning_forge_profiling.diagnosis.block_bootstrap import BlockBootstrap, RunValue
@@ -22,12 +24,13 @@ RunOutcome = Literal["same", "faster", "slower", "inconclusive"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetric:
-    """One metric of both sides: `step` and `median` in milliseconds per step, `samples` and `tokens` per second of
-    rank 0, regions in milliseconds per step.
+    """One metric of both sides.
+
+    `samples` and `tokens` are per second of rank 0; `step`, `median` and regions are milliseconds per step.
 
     Attributes:
         name: one of `RUN_METRICS`, or a region of the user's.
-        a: mean over the runs before; None where it does not occur.
+        a: geometric mean over the runs before; None where it does not occur.
         b: now.
         ratio: now over before, with its interval; None where one side does not have it.
         outcome: by the limit, or without one by `SAME_WITHIN_PCT`; None without a ratio.
@@ -52,13 +55,18 @@ def run_metrics(
 ) -> dict[str, RunMetric]:
     """The metrics by name: times first, then rates, then the regions in their order.
 
+    With one run a side, to the scatter between processes comes that between the blocks of the less steady run: where
+    parts of a run differ, whole runs do, too. Of 225 pairs of equal runs on a busy machine 20 % were called slower by
+    more than 5 % without any allowance, 15 % with 5 % alone (`python -m benchmarks.compare_false_alarms`).
+
     Args:
         a: the runs of before.
         b: those of now.
-        scatter: between processes, see `ratio_of`.
+        scatter: between processes of a steady machine, as the standard deviation of the logarithm.
         limit_pct: what counts as slower.
     """
     sides = [[_values(run, seed) for seed, run in enumerate(side)] for side in (a, b)]
+    scatter = hypot(scatter, max(run["step"].unsteadiness for side in sides for run in side))
     names = dict.fromkeys(name for side in sides for values in side for name in values)
     steps_ms = [_mean(side, "step") for side in sides]
     found = {}
@@ -66,7 +74,7 @@ def run_metrics(
         means = [_mean(side, name) for side in sides]
         values = [[run[name] for run in side if name in run] for side in sides]
         whole = all(len(of_side) == len(side) for of_side, side in zip(values, sides, strict=True))
-        ratio = ratio_of(*values, scatter) if whole else None
+        ratio = ratio_of(values[0], values[1], scatter) if whole else None
         parts = [mean / step for mean, step in zip(means, steps_ms, strict=True) if mean and step]
         metric = RunMetric(
             name=name,
@@ -124,5 +132,5 @@ def _values(run: RunSamples, seed: int) -> dict[str, RunValue]:
 
 
 def _mean(side: Iterable[Mapping[str, RunValue]], name: str) -> float | None:
-    values = [run[name].value for run in side if name in run]
-    return sum(values) / len(values) if values else None
+    values = [run[name].value for run in side if name in run]  # positive, all of them
+    return exp(fmean(map(log, values))) if values else None

@@ -7,7 +7,7 @@ from lightning_forge_profiling.diagnosis.gate import Gate, overall
 from lightning_forge_profiling.diagnosis.log_ratio import Ratio
 from lightning_forge_profiling.diagnosis.run_comparison import RunComparison, RunSide, ShareChange
 from lightning_forge_profiling.diagnosis.run_gate import change_pct, interval_words
-from lightning_forge_profiling.diagnosis.run_metrics import SAME_WITHIN_PCT, RunMetric
+from lightning_forge_profiling.diagnosis.run_metrics import RunMetric, RunOutcome
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
@@ -54,7 +54,7 @@ def print_run_comparison(comparison: RunComparison, gates: Sequence[Gate], scree
 def _print_answer(comparison: RunComparison, gates: Sequence[Gate], screen: Screen) -> None:
     """One line for each gate, the one that decides first; without a gate, for the step."""
     worst = overall(gates)
-    answers = [
+    answers: list[tuple[RunOutcome | None, str, str]] = [
         (gate.outcome, gate.metric, f", limit {gate.limit_pct:g} %")
         for gate in sorted(gates, key=lambda gate: gate.outcome != worst)
     ] or [(comparison.metrics["step"].outcome, "step", "")]
@@ -110,19 +110,23 @@ def _number(value: float | None) -> str:
 
 
 def _other_tables(comparison: RunComparison) -> Iterator[tuple[str, Table]]:
-    parts = [change for change in comparison.ledger if _LEAST_PART <= _share(change.a_s, change.b_s, comparison)]
+    parts = [change for change in comparison.ledger if _share(change.a_s, change.b_s, comparison) >= _LEAST_PART]
     if parts:
         table = Table("", "before", "now", "change, s", "of", align="<>>><")
         for change in parts[:_ROWS]:
             table.row(
-                change.part, f"{change.a_s:.2f}", f"{change.b_s:.2f}", f"{change.b_s - change.a_s:+.2f}", f"a {change.per}" if change.per == "run" else change.per
+                change.part,
+                f"{change.a_s:.2f}",
+                f"{change.b_s:.2f}",
+                f"{change.b_s - change.a_s:+.2f}",
+                f"a {change.per}" if change.per == "run" else change.per,
             )
         wall = f"{comparison.a.wall_s:.1f} s before, {comparison.b.wall_s:.1f} s now"
         yield f"Wall time by part of the ledger, s (whole run: {wall})", table
     if comparison.gpu:
         table = Table("", "before", "now", "change")
-        for change in comparison.gpu[: 2 * _ROWS]:
-            table.row(change.name, _number(change.a), _number(change.b), _difference(change))
+        for mean in comparison.gpu[: 2 * _ROWS]:
+            table.row(mean.name, _number(mean.a), _number(mean.b), _difference(mean))
         yield "GPU, means of the run, not tested", table
 
 
@@ -146,7 +150,7 @@ def _remarks(comparison: RunComparison, gates: Sequence[Gate]) -> Iterator[tuple
             yield "finding", f"{change.name} {change.a:.0f} % -> {change.b:.0f} % of the {change.of}"
     for gate in gates:
         if gate.outcome == "inconclusive":
-            yield "open", gate.text
+            yield "open", f"{gate.metric}: {gate.missing}"
     yield "basis", _basis(comparison)
     for text in (*comparison.differs, *comparison.notes):
         yield "note", text
@@ -166,9 +170,15 @@ def _verdict(side: RunSide) -> str:
 def _basis(comparison: RunComparison) -> str:
     if comparison.assumed_scatter_pct is None:
         ratio = comparison.metrics["step"].ratio
-        scatter = f": they scatter by {100 * ratio.scatter:.1f} %" if ratio is not None and ratio.scatter is not None else ""
+        scatter = (
+            f": they scatter by {100 * ratio.scatter:.1f} %" if ratio is not None and ratio.scatter is not None else ""
+        )
         return f"the interval is from the differences between the runs of a side{scatter}"
+    ratio = comparison.metrics["step"].ratio
+    total = (
+        "" if ratio is None or ratio.scatter is None else f", {100 * ratio.scatter:.1f} % with what parts of a run do"
+    )
     return (
-        "one run a side: how much processes differ is not in their steps. The interval allows for "
-        f"{comparison.assumed_scatter_pct:g} % (one standard deviation; --scatter); repeats measure it"
+        "one run a side: how much equal runs differ is not in their steps. The interval allows for "
+        f"{comparison.assumed_scatter_pct:g} % (--scatter{total}, one standard deviation); repeats measure it"
     )

@@ -1,6 +1,7 @@
 """`forge-profiling compare` on records of runs: which they are, the comparison, its output and exit code."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,4 +78,8 @@ def _samples(path: Path, progress: Progress) -> "RunSamples":
     from lightning_forge_profiling.record.run_samples import run_samples  # noqa: PLC0415
 
     progress(f"reading {path}")
-    return run_samples(read_run(newest_record(path)))
+    folder = newest_record(path)
+    samples = run_samples(read_run(folder))
+    if path.is_file() or path in {folder, folder.parent}:
+        return samples
+    return replace(samples, problems=("the newest record of the folder", *samples.problems))

@@ -98,9 +98,8 @@ def runs_needed(scatter: float, limit_pct: float) -> int | None:
         >>> [runs_needed(scatter, 5) for scatter in (0.01, 0.03, 0.10)]
         [3, 8, 67]
     """
-    return next(
-        (runs for runs in range(2, _MOST_RUNS) if _shown(runs) * scatter <= log(1 + limit_pct / 100)), _MOST_RUNS
-    )
+    limit = log(1 + limit_pct / 100)
+    return next((runs for runs in range(2, _MOST_RUNS + 1) if _shown(runs) * scatter <= limit), None)
 
 
 def tolerable_scatter(runs: int, limit_pct: float) -> float:

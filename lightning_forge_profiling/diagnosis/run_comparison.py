@@ -219,19 +219,29 @@ def _known_mean(values: Iterator[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
+def _differing(a: Sequence[Mapping[str, str]], b: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    for name in dict.fromkeys(name for values in (*a, *b) for name in values if name not in _CONDITIONS):
+        before, now = ([*dict.fromkeys(values[name] for values in side if name in values)] for side in (a, b))
+        if before and now and sorted(before) != sorted(now):
+            yield f"{name} {' and '.join(before)} before, {' and '.join(now)} now"
+
+
 def _notes(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> Iterator[str]:
     if {run.run for run in a} & {run.run for run in b}:
         yield "the same run is on both sides"
     hosts = [sorted({run.host for run in side if run.host}) for side in (a, b)]
     if all(hosts) and hosts[0] != hosts[1]:
         yield f"on different hosts: {', '.join(hosts[0])} before, {', '.join(hosts[1])} now"
-    for name in sorted({name for run in (*a, *b) for name in run.versions}):
-        versions = [sorted({run.versions.get(name, "none") for run in side}) for side in (a, b)]
-        if versions[0] != versions[1]:
-            yield f"{name} {', '.join(versions[0])} before, {', '.join(versions[1])} now"
-    for run in (*a, *b):
-        if run.ended == "unfinished":
-            yield f"{run.source}: {run.steps:,} steps so far; the run is going on, or was killed"
-        elif run.ended == "failed":
-            yield f"{run.source}: the run failed after {run.steps:,} steps"
-        yield from (f"{run.source}: {problem}" for problem in run.problems)
+    yield from _differing([run.versions for run in a], [run.versions for run in b])
+    yield from _differing([run.settings for run in a], [run.settings for run in b])
+    for side, runs in (("before", a), ("now", b)):
+        for number, run in enumerate(runs, 1):
+            where = side if len(runs) == 1 else f"{side}, run {number}"
+            yield from (f"{where}: {text}" for text in (*_end(run), *run.problems))
+
+
+def _end(run: RunSamples) -> Iterator[str]:
+    if run.ended == "unfinished":
+        yield f"{run.steps:,} steps so far; the run is going on, or was killed"
+    elif run.ended == "failed":
+        yield f"the run failed after {run.steps:,} steps"

@@ -29,7 +29,7 @@ def run_gate(comparison: RunComparison, metric: str, limit_pct: float) -> Gate:
     found = comparison.metrics.get(metric)
     if found is None or found.ratio is None or found.outcome is None:
         having = ", ".join(name for name, other in comparison.metrics.items() if other.ratio is not None)
-        raise ConfigurationError(f"no run-by-run values of {metric!r} on both sides; there are: {having}")
+        raise ConfigurationError(f"no values of {metric!r} on both sides; there are: {having}")
     why = {
         "slower": f"worse by more than {limit_pct:g} %",
         "faster": "better",

@@ -29,7 +29,7 @@ class RunMetric:
     `samples` and `tokens` are per second of rank 0; `step`, `median` and regions are milliseconds per step.
 
     Attributes:
-        name: one of `RUN_METRICS`, or a region of the user's.
+        name: one of `RUN_METRICS`.
         a: geometric mean over the runs before; None where it does not occur.
         b: now.
         ratio: now over before, with its interval; None where one side does not have it.

@@ -1,8 +1,9 @@
 """What `compare` takes from a record: rank 0's intervals, the settings that must match, the ledger, the findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
-from lightning_forge_profiling.names import EXCLUDED, REGIONS
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.histogram import PRECISION
 from lightning_forge_profiling.record.lines import Begin, Interval, State
 from lightning_forge_profiling.record.reader import RecordError, RunRecord
@@ -41,6 +42,7 @@ def run_samples(record: RunRecord) -> RunSamples:
         host=rank.begin.host,
         commit=rank.begin.commit,
         versions=rank.begin.versions,
+        settings=_settings(rank.begin),
         ended=end.outcome if end is not None else "unfinished",
         steps=max(interval.step for interval in rank.intervals),
         counted=tuple(interval.counted for interval in intervals),
@@ -69,19 +71,23 @@ def _conditions(begin: Begin) -> Conditions:
     )
 
 
+def _settings(begin: Begin) -> dict[str, str]:
+    """Of the Trainer and of the training DataLoader."""
+    loader = asdict(begin.loader) if begin.loader is not None else {}
+    return {name: str(value) for name, value in {**begin.settings, **loader}.items()}
+
+
 def _step_ms(by_region: Mapping[str, float]) -> float:
     return sum(by_region.get(region, 0.0) for region in (*REGIONS, _WHOLE))
 
 
 def _region_ms(intervals: Sequence[Interval]) -> dict[str, tuple[float | None, ...]]:
-    """Each region's column: the built-in ones in their order, then the user's."""
-    found = {name for interval in intervals for name in interval.device_ms} - {_WHOLE, *EXCLUDED}
-    names = [name for name in REGIONS if name in found] + sorted(found - set(REGIONS))
     return {
-        name: tuple(
-            None if interval.device_ms.get(_WHOLE) else interval.device_ms.get(name, 0.0) for interval in intervals
+        region: tuple(
+            None if interval.device_ms.get(_WHOLE) else interval.device_ms.get(region, 0.0) for interval in intervals
         )
-        for name in names
+        for region in REGIONS
+        if any(region in interval.device_ms for interval in intervals)
     }
 
 

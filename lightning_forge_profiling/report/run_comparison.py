@@ -8,7 +8,6 @@ from lightning_forge_profiling.diagnosis.log_ratio import Ratio
 from lightning_forge_profiling.diagnosis.run_comparison import RunComparison, RunSide, ShareChange
 from lightning_forge_profiling.diagnosis.run_gate import change_pct, interval_words
 from lightning_forge_profiling.diagnosis.run_metrics import RunMetric, RunOutcome
-from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
 from lightning_forge_profiling.report.wording import digits
@@ -102,7 +101,7 @@ def _change(ratio: Ratio | None, metric: RunMetric) -> tuple[str, str]:
 
 
 def _title(name: str) -> str:
-    return _TITLES.get(name) or (f"{name} ms" if name in REGIONS else f"your {name} ms")
+    return _TITLES.get(name, f"{name} ms")
 
 
 def _number(value: float | None) -> str:
@@ -112,14 +111,14 @@ def _number(value: float | None) -> str:
 def _other_tables(comparison: RunComparison) -> Iterator[tuple[str, Table]]:
     parts = [change for change in comparison.ledger if _share(change.a_s, change.b_s, comparison) >= _LEAST_PART]
     if parts:
-        table = Table("", "before", "now", "change, s", "of", align="<>>><")
+        table = Table("", "before", "now", "change", "per", align="<>>><")
         for change in parts[:_ROWS]:
             table.row(
                 change.part,
                 f"{change.a_s:.2f}",
                 f"{change.b_s:.2f}",
                 f"{change.b_s - change.a_s:+.2f}",
-                f"a {change.per}" if change.per == "run" else change.per,
+                change.per,
             )
         wall = f"{comparison.a.wall_s:.1f} s before, {comparison.b.wall_s:.1f} s now"
         yield f"Wall time by part of the ledger, s (whole run: {wall})", table

@@ -34,11 +34,12 @@ class RunSamples:
         host: name of the machine.
         commit: the git commit of its code; "" if unknown.
         versions: of the software, by name.
+        settings: of the Trainer and of the training DataLoader, by name.
         ended: `finished`, `failed`, or `unfinished` for a run that is going on or was killed.
         steps: steps so far, the left out ones included.
         counted: number of counted steps.
         step_ms: their time, summed.
-        region_ms: the part of it in each region; None for an interval whose regions were not timed.
+        region_ms: the part of it in each region; None for an interval without regions.
         samples: samples of the counted steps; None if unknown.
         tokens: their tokens; None if not counted.
         steps_us: histogram of their times: number of steps by bucket. Bucket b ends at `bucket_ratio`^b microseconds.
@@ -57,6 +58,7 @@ class RunSamples:
     host: str = ""
     commit: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
     ended: str = "finished"
     steps: int
     counted: tuple[int, ...]

@@ -21,7 +21,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn, TextIO
 
-from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, schema, tensorboard, view
+from lightning_forge_profiling.cli import (
+    analyze,
+    anonymize,
+    compare,
+    crossover,
+    schema,
+    summary,
+    tensorboard,
+    view,
+    watch,
+)
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
@@ -131,6 +141,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (analyze, compare, tensorboard, view, anonymize, crossover, schema):
+    for command in (summary, watch, analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)
     return parser

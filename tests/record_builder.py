@@ -67,14 +67,15 @@ class MadeRun:
 
 
 def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
-    dice = random.Random(rank)
+    dice = random.Random(rank)  # noqa: S311
     step_s = (sum(REGIONS.values()) + (LATE_MS if run.late is not None else 0.0)) / 1e3
     took_s = STARTUP_S + 1.02 * run.rows * run.per_row * step_s + (run.rows - 1) // 10 * (VALIDATION_S + CHECKPOINT_S)
     began = time.time() - took_s if run.began is None else run.began
     yield _begin(run, rank, began)
-    clock, totals, counts = began + STARTUP_S, RunTotals(), {}
-    spent = {"startup/fit": STARTUP_S, "steps": 0.0, "validation": 0.0, "checkpoint": 0.0}
-    fresh, step = dict(spent), 0
+    counts: dict[int, int] = {}
+    clock, totals = began + STARTUP_S, RunTotals()
+    spent = dict.fromkeys(("startup/fit", "steps", "validation", "checkpoint"), 0.0)
+    fresh, step = {**spent, "startup/fit": STARTUP_S}, 0
     for row in range(run.rows // 2 if rank == run.quiet else run.rows):
         times_ms, sums, hosts = [], dict.fromkeys(REGIONS, 0.0), dict.fromkeys(REGIONS, 0.0)
         for _ in range(run.per_row):
@@ -168,7 +169,7 @@ def _gpu(dice: random.Random) -> dict[str, float]:
     }
 
 
-def _state(
+def _state(  # noqa: PLR0917
     run: MadeRun,
     clock: float,
     began: float,

@@ -1,4 +1,4 @@
-"""The terminal while a command redraws it: the alternate screen without a cursor, given back however the command ends."""
+"""The terminal while a command redraws it: the alternate screen, given back however the command ends."""
 
 import os
 import shutil

@@ -26,6 +26,7 @@ from lightning_forge_profiling.cli import (
     anonymize,
     compare,
     crossover,
+    report,
     schema,
     summary,
     tensorboard,
@@ -141,6 +142,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (summary, watch, analyze, compare, tensorboard, view, anonymize, crossover, schema):
+    for command in (summary, watch, report, analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)
     return parser

@@ -5,11 +5,7 @@ from pathlib import Path
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.record.reader import RunRecord, records_at
 
-__all__ = ["RUN_HELP", "find_record", "warn_of_problems"]
-
-RUN_HELP = (
-    "a record (forge_record/rankN.jsonl), its folder, or any folder above it, of which the newest record is taken"
-)
+__all__ = ["find_record", "warn_of_problems"]
 
 
 def find_record(path: Path) -> tuple[Path, str]:

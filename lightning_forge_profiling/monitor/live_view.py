@@ -16,7 +16,7 @@ from lightning_forge_profiling.report.table import Table, Text, width_of
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.timing.rates import Rates
 
-__all__ = ["print_frame", "print_pace", "sparkline"]
+__all__ = ["print_frame", "print_pace", "regions_table", "setting_words", "sparkline"]
 
 _STYLES: Final[Mapping[Outcome, str]] = {
     "running": "bold green",
@@ -53,7 +53,7 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> No
     """
     first, standing = record.ranks[0], run_standing(record, now)
     screen.line(Text(f"{where}: {standing.text}", _STYLES[standing.outcome], marked=standing.text))
-    screen.line(Text(_setting(first), "dim"))
+    screen.line(Text(setting_words(first), "dim"))
     screen.line()
     print_pace(first, screen)
     for line in _of_run(record):
@@ -71,7 +71,8 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> No
         screen.line(text, name=Text("" if place else "events", "bold"), column=NAMES_WIDTH)
 
 
-def _setting(rank: RankRecord) -> str:
+def setting_words(rank: RankRecord) -> str:
+    """What a rank trains on, and how."""
     begin = rank.begin
     names = ("precision", "strategy", "max_steps", "max_epochs")
     said = {name: begin.settings.get(name) for name in names}
@@ -101,7 +102,7 @@ def print_pace(rank: RankRecord, screen: Screen) -> None:
     times = f"{digits(spread.p50)} ms, p95 {digits(spread.p95 or 0.0)} ms " if medians else ""
     room = min(_MOST_TIMES, screen.width - NAMES_WIDTH - 1 - width_of(times))
     screen.line(Text(times + sparkline(medians, max(room, 1))), name=Text("step", "bold"), column=NAMES_WIDTH)
-    table = _step(rates_of([latest]), rates_of(intervals), beside_run=screen.width >= _WIDE)
+    table = regions_table(rates_of([latest]), rates_of(intervals), beside_run=screen.width >= _WIDE)
     if table.rows:
         screen.table(step_table(table, screen.width))
     for name, parts in (("throughput", _throughput(latest)), ("gpu", _gpu(latest))):
@@ -126,8 +127,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_LEVELS[min(int(8 * (value - low) / span), 7) if span else 0] for value in shown)
 
 
-def _step(now: Rates, run: Rates, *, beside_run: bool) -> RunTable:
-    """The regions of the latest steps, if asked beside their means over all intervals at hand."""
+def regions_table(now: Rates, run: Rates, *, beside_run: bool) -> RunTable:
+    """The regions of some steps as rows.
+
+    Args:
+        now: the latest steps.
+        run: all steps at hand.
+        beside_run: whether to give the means over those, too.
+    """
     columns = 2 if beside_run else 1
     step_ms = now.mean_ms("step")
     if not now.split_steps or not step_ms:
@@ -196,8 +203,8 @@ def _events(record: RunRecord, now: float) -> Iterator[str]:
         for event in rank.events:
             found.setdefault((event.step, event.kind, event.text), []).append((rank.begin.rank, event))
     for seen in sorted(found.values(), key=lambda each: -each[0][1].at)[:_EVENTS]:
-        (rank, event), alone = seen[0], len(seen) == 1 < len(record.ranks)
-        on = f" on rank {rank}" if alone else ""
+        number, event = seen[0]
+        on = f" on rank {number}" if len(seen) == 1 < len(record.ranks) else ""
         took = f", {event.seconds:.1f} s" if event.seconds else ""
         said = f": {event.text}" if event.text else ""
         yield f"{duration(now - event.at)} ago, step {event.step:,}: {event.kind}{on}{took}{said}"

@@ -24,7 +24,7 @@ class RunSummary:
     """What `summary --json` prints.
 
     Attributes:
-        outcome: `running`; `finished` or `failed`, by the record's last line; `silent`: killed, or not written for long.
+        outcome: `running`; `finished` or `failed`, by its last line; `silent`: killed, or not written for long.
         run: identifies the run; the same on all its ranks.
         record: the folder of its record.
         step: number of steps up to the last line.

@@ -38,7 +38,9 @@ class Follower:
             tail = self._tails.setdefault(path, _Tail(path))
             try:
                 tail.read()
-            except OSError as exc:  # rotated or removed in between, or of another user
+            except FileNotFoundError:
+                continue  # it is being rotated; what was read of it stays
+            except OSError as exc:
                 problems.append(f"{path.name} cannot be read: {exc.strerror}")
         ranks = [found for tail in self._tails.values() if (found := tail.record()) is not None]
         return of_newest_run(self._folder, ranks, problems)

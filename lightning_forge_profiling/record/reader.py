@@ -104,7 +104,10 @@ def read_rank(path: Path) -> RankRecord:
     begin: Begin | None = None
     lines: list[Line] = []
     problems: list[str] = []
-    for segment in (*older_segments(path), path):
+    older = older_segments(path)
+    for segment in (*older, path):
+        if older and not segment.exists():
+            continue  # it is being rotated, or the process was killed meanwhile
         for found in _lines(segment, problems):
             if not isinstance(found, Begin):
                 lines.append(found)
@@ -160,7 +163,9 @@ def read_run(folder: Path) -> RunRecord:
 
 def rank_files(folder: Path) -> list[Path]:
     """The records in a folder, one for each rank, without older segments."""
-    return [path for path in sorted(folder.glob("rank*.jsonl")) if record_rank(path.name) is not None]
+    # also of a rank that was killed while it rotated its newest segment
+    names = {re.sub(r"\.\d+(?=\.jsonl$)", "", path.name) for path in folder.glob("rank*.jsonl")}
+    return [folder / name for name in sorted(names) if record_rank(name) is not None]
 
 
 def of_newest_run(folder: Path, ranks: Iterable[RankRecord], problems: Iterable[str] = ()) -> RunRecord:

@@ -41,7 +41,7 @@ class LiveScreen:
         if len(lines) > room:
             lines[room - 1 :] = [f"… {len(lines) - room + 1} more lines"]
         # in place, line by line: clearing the screen first would flicker
-        self._stream.write("\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J")
+        self._stream.write("\x1b[H" + "\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J")
         self._stream.flush()
 
     def wait(self, seconds: float) -> None:

@@ -48,6 +48,8 @@ _BROKEN_PIPE = 141
 
 _EXAMPLES = """\
 examples:
+  forge-profiling watch lightning_logs/
+  forge-profiling summary lightning_logs/version_3 --json
   forge-profiling analyze lightning_logs/version_0/profiler_traces
   forge-profiling analyze rank0.trace.json.gz --html report.html
   forge-profiling compare before/ after/ --fail-over 5
@@ -135,7 +137,7 @@ def _discard_unwritten(stream: TextIO) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="forge-profiling",
-        description="Find what bounds a PyTorch run, from traces of torch.profiler, "
+        description="Find what bounds a PyTorch run, from its record or from traces of torch.profiler, "
         "and from which size on a GPU is faster than the CPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

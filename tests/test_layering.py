@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "pipeline": {"numpy", "host", "results", "kineto", "analysis", "diagnosis"},
     "report": {"msgspec", "timing", "results", "diagnosis"},
     "record": {"msgspec", "results", "report"},
+    "monitor": {"msgspec", "timing", "results", "diagnosis", "report", "record"},
     "bench": {"torch", "numpy", "timing", "gpu"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
     "finish": {"kineto", "pipeline", "report"},
@@ -41,7 +42,7 @@ MAY_IMPORT = {
     },
     "compat": {"timing"},
     "result_types": {"timing", "flops", "results", "pipeline", "report", "bench", "profiler"},
-    "cli": {"msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "crossover"},
+    "cli": {"msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "monitor", "crossover"},
     "__main__": {"cli"},
     # Only on first use of a name; test_wheel.py shows that `import` alone loads none of it.
     "__init__": {

@@ -8,6 +8,7 @@ __all__ = [
     "EXCLUDED",
     "FETCH_MARK",
     "GOODPUT",
+    "LOGGED_KINDS",
     "MARK_PREFIX",
     "METADATA_KEY",
     "MFU",
@@ -60,6 +61,13 @@ _HOOK_REGIONS: Final = {
     **dict.fromkeys(("on_before_zero_grad", "optimizer_zero_grad"), "optimizer"),
     **dict.fromkeys(("on_before_optimizer_step", "configure_gradient_clipping"), "optimizer"),
 }
+
+
+LOGGED_KINDS: Final = (
+    *("steps", "validation", "checkpoint", "data_loader", "callbacks", "hooks", "loggers", "compile", "profiler"),
+    *("startup", "other"),
+)
+"""Kinds of parts that are logged; the sanity check is in `startup`, what is left in `other`."""
 
 
 def part_kind(part: str) -> str:

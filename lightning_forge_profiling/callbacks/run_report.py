@@ -7,19 +7,26 @@ from typing import Protocol
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings, restarted_workers
-from lightning_forge_profiling.callbacks.rank_clocks import rank_clock, read_clocks, write_clock
-from lightning_forge_profiling.callbacks.run_analysis import analysis_of, recorded_analysis, run_compute, run_evidence
+from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, rank_clock, read_figures, write_figures
+from lightning_forge_profiling.callbacks.run_analysis import (
+    analysis_of,
+    recorded_analysis,
+    run_compute,
+    run_evidence,
+    run_ledger,
+)
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.diagnosis.ledger_ranks import ledger_differences
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
-from lightning_forge_profiling.results.analysis import Analysis, RankClock
+from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["Reporting", "leave_clock", "report_run"]
+__all__ = ["Reporting", "leave_figures", "report_run"]
 
 
 class Reporting(Protocol):
@@ -37,12 +44,24 @@ class Reporting(Protocol):
         """The run's compute rates."""
 
 
-def leave_clock(trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Reporting]) -> None:
-    """Write this rank's step times for rank 0: only live steps, which no profiler slowed, show which rank is late."""
+def leave_figures(
+    trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Reporting], ledger: Ledger | None
+) -> None:
+    """Write this rank's step times and ledger for rank 0.
+
+    Only live steps, which no profiler slowed, show which rank is late.
+
+    Args:
+        trainer: of the fit.
+        step_timer: has the run's totals.
+        callbacks: the callbacks of this package.
+        ledger: where this rank's wall time went up to now.
+    """
     run, trace = step_timer.summary(), _trace(callbacks)
     if trainer.world_size > 1 and not run.only_warmup and trace is not None and trace.path is not None:
         with suppress(OSError):  # without it the trace alone says who is late
-            write_clock(trace.path.parent, rank_clock(trainer.global_rank, run.steady))
+            clock = rank_clock(trainer.global_rank, run.steady)
+            write_figures(trace.path.parent, RankFigures(clock, None if ledger is None else run_ledger(ledger)))
 
 
 def report_run(
@@ -51,6 +70,7 @@ def report_run(
     callbacks: Sequence[Reporting],
     *,
     ledger: Ledger | None = None,
+    continues_from: int = 0,
     interrupted: bool,
 ) -> Analysis | None:
     """Analyse the run, rewrite the reports and print the table. Called on rank 0.
@@ -60,6 +80,7 @@ def report_run(
         step_timer: has the run's totals.
         callbacks: the callbacks of this package.
         ledger: where the run's wall time went.
+        continues_from: the optimizer step that the fit began with.
         interrupted: whether the fit ended by an exception, after which other ranks may write nothing.
     """
     run, trace, on_device = step_timer.summary(), _trace(callbacks), step_timer.timers.on_device
@@ -67,19 +88,21 @@ def report_run(
     recorded = recorded_analysis(trace)
     rates = [found for callback in callbacks for found in callback.compute(trainer, run, trace, recorded)]
     compute = tuple(run_compute(found) for found in rates)
-    clocks: tuple[RankClock, ...] = ()
+    ranks: tuple[RankFigures, ...] = ()
     if trace is not None and trace.path is not None and recorded is not None and not interrupted:
-        clocks = read_clocks(trace.path.parent, [rank.rank for rank in recorded.ranks])
+        ranks = read_figures(trace.path.parent, [rank.rank for rank in recorded.ranks])
     evidence = run_evidence(
         run,
         on_device=on_device,
         world_size=trainer.world_size,
         telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
         compute=compute,
-        clocks=clocks,
+        clocks=[each.clock for each in ranks],
         workers=restarted_workers(trainer),
         loader=loader_settings(trainer),
         ledger=ledger,
+        differences=ledger_differences({each.clock.rank: each.ledger for each in ranks if each.ledger is not None}),
+        continues_from=continues_from,
     )
     analysis = analysis_of(trace, recorded, evidence)
     print_run(

@@ -18,7 +18,7 @@ from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
-from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
+from lightning_forge_profiling.callbacks.run_report import leave_figures, report_run
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import process_age_s
@@ -91,6 +91,7 @@ class TimedCallback(Callback):
         self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
         self._plain_steps: PlainSteps | None = None
         self._kind_of_step = (False, True)
+        self._continues_from = 0
         self._failed = False
         for name in lightning_api.BATCH_HOOKS:
             self.__dict__.pop(name, None)
@@ -230,6 +231,7 @@ class TimedCallback(Callback):
         step_timer = self._step_timer
         assert step_timer is not None  # noqa: S101
         if self._leads:
+            self._continues_from = int(trainer.global_step)
             self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
             self._counter = self._work_counter(pl_module)
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
@@ -390,7 +392,7 @@ class TimedCallback(Callback):
         self._step_back(trainer, wait=not interrupted)
         self.end(trainer, interrupted=interrupted)
         if self._peers[-1] is self and not interrupted and self._step_timer is not None:
-            leave_clock(trainer, self._step_timer, self._peers)
+            leave_figures(trainer, self._step_timer, self._peers, self.ledger())
 
     def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
         """Stop timing, and restore what the leader replaced when the training loop began."""
@@ -437,7 +439,14 @@ class TimedCallback(Callback):
             return
         try:
             if step_timer is not None and trainer.is_global_zero and step_timer.began:
-                analysis = report_run(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
+                analysis = report_run(
+                    trainer,
+                    step_timer,
+                    peers,
+                    ledger=self.ledger(),
+                    continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
+                    interrupted=interrupted,
+                )
                 for peer in peers:
                     peer._analysis = analysis  # noqa: SLF001  (one of us)
         finally:

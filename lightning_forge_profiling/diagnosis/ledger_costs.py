@@ -7,17 +7,20 @@ from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.names import STARTUP_PROCESS, hook_region, part_kind
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger
 
-__all__ = ["LedgerCosts", "in_s"]
+__all__ = ["ONCE", "LedgerCosts", "in_s"]
 
 _LONG_RUN_S: Final = 600.0
 """What happens once, as startup, is a cause in a run that is at least so long; a shorter one is a trial of one that is
 longer, in which it would not grow."""
 
-_ONCE: Final = frozenset({"startup", "sanity_check", "profiler", "teardown"})
+ONCE: Final = frozenset({"startup", "sanity_check", "profiler", "teardown"})
 """Kinds of parts that come once in a run, however long it is."""
 
 _UNLIKE: Final = 2.0
 """The first time is not like the others where it takes so many times longer: it creates files, workers, buffers."""
+
+_MATTERS: Final = 0.1
+"""The first of many is left in where it is a smaller part of them."""
 
 _HIDDEN: Final = 0.9
 """A hook whose time the GPU waits for less than this part of it hides behind queued work."""
@@ -59,7 +62,7 @@ class LedgerCosts:
             return self.evidence.step_ms.mean * self.steps / 1e3
         if not self.is_trial:
             return self.ledger.wall_s - self.ledger.parts.get(STARTUP_PROCESS, 0.0)
-        return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in _ONCE)
+        return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
 
     def largest(self, prefix: str) -> str:
         """The part whose name begins so and that costs most; "" without one."""
@@ -88,7 +91,8 @@ class LedgerCosts:
             return 0.0, 0
         first_s = self.ledger.first_s.get(part, 0.0)
         later_s = seconds - first_s
-        return (later_s, count - 1) if first_s > _UNLIKE * later_s / (count - 1) else (seconds, count)
+        is_other = first_s > max(_UNLIKE * later_s / (count - 1), _MATTERS * seconds)
+        return (later_s, count - 1) if is_other else (seconds, count)
 
     def times(self, part: str) -> dict[str, float | str]:
         """A part and how often it was entered, as evidence."""

@@ -7,12 +7,13 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_s
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Explanation, Rule, saving
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS, hook_region
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunLedger, RunRegion
+from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.saving import Saving
 
 __all__ = ["LEDGER_RULES", "hooks_pct", "in_steps_pct", "ledger_findings", "together", "without_hooks"]
 
 STARTUP_BOUND: Final = "startup-bound"
+
 
 def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> Rule[LedgerCosts]:
     """The rule for one part of the ledger."""
@@ -208,6 +209,10 @@ def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: 
         evidence: what they are from.
     """
     hidden = set()
+    often = max(evidence.all_steps or evidence.steps, 1) / 2
+    in_other = [found for found in outside if _region(found, evidence) == "other"]
+    if any(float(found.evidence["times"]) > often for found in in_other):  # the rest is mostly Lightning's own loop
+        hidden.add("between-regions")
     if any(found.code == "worker-restarts" for found in findings):
         hidden.add("loader-startup")
     in_update = hooks_pct(outside, evidence, "optimizer")

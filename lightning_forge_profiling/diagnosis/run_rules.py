@@ -8,6 +8,8 @@ say which ones they cannot distinguish.
 from dataclasses import replace
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.ledger_costs import in_s
+from lightning_forge_profiling.diagnosis.ledger_rules import without_hooks
 from lightning_forge_profiling.diagnosis.loader_advice import (
     LoaderWait,
     accumulating,
@@ -16,8 +18,6 @@ from lightning_forge_profiling.diagnosis.loader_advice import (
     only_bounded,
     pin_memory_advice,
 )
-from lightning_forge_profiling.diagnosis.ledger_costs import in_s
-from lightning_forge_profiling.diagnosis.ledger_rules import without_hooks
 from lightning_forge_profiling.diagnosis.rule import (
     NAMED_FROM_PCT,
     Evidence,

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from lightning_forge_profiling.names import GOODPUT, STEPS, hook_region, part_kind, part_pct
+from lightning_forge_profiling.names import GOODPUT, LOGGED_KINDS, STEPS, hook_region, part_kind, part_pct
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 
@@ -44,22 +44,24 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
 
 
 def run_metrics(ledger: Ledger, on_device: Rates | None = None) -> dict[str, float]:
-    """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part that the ledger has: they sum to 100.
+    """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part; they sum to 100.
 
     Args:
         ledger: of the run up to now.
         on_device: on a GPU, the counted steps up to now.
 
     Example:
-        >>> ledger = Ledger(wall_s=10.0, parts={"steps": 6.0, "module/a": 2.0, "module/b": 1.0}, unexplained_s=1.0, counts={})
-        >>> run_metrics(ledger)
-        {'run/goodput': 0.6, 'run/steps_pct': 60.0, 'run/hooks_pct': 30.0, 'run/unexplained_pct': 10.0}
+        >>> parts = {"steps": 6.0, "module/a": 2.0, "module/b": 1.0}
+        >>> ledger = Ledger(wall_s=10.0, parts=parts, unexplained_s=1.0, counts={})
+        >>> {name: value for name, value in run_metrics(ledger).items() if value}
+        {'run/goodput': 0.6, 'run/steps_pct': 60.0, 'run/hooks_pct': 30.0, 'run/other_pct': 10.0}
     """
     if ledger.wall_s <= 0:
         return {}
-    seconds: defaultdict[str, float] = defaultdict(float)
+    seconds = dict.fromkeys(LOGGED_KINDS, 0.0)
     for part, took_s in ledger.parts.items():
-        seconds[part_kind(part)] += took_s
-    seconds["unexplained"] += ledger.unexplained_s
+        kind = part_kind(part)
+        seconds["startup" if kind == "sanity_check" else kind if kind in seconds else "other"] += took_s
+    seconds["other"] += ledger.unexplained_s
     shares = {part_pct(kind): 100 * took_s / ledger.wall_s for kind, took_s in seconds.items()}
     return {GOODPUT: goodput(ledger, on_device), **shares}

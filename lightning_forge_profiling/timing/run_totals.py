@@ -227,6 +227,7 @@ class RunTotals:
         only_warmup = not counted
         warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
         shown = next((sums for sums in (steady, self._warmup) if sums.steps), self._first)
+        accumulating, changing = self._first_ms
         return RunSummary(
             steps=steps,
             steady=shown.read(),
@@ -244,5 +245,5 @@ class RunTotals:
             recorded_tokens=dict(self._recorded_tokens),
             before_window_ms=tuple(self._before_window) if self._window_ended else (),
             after_window_ms=tuple(self._after_window),
-            first_ms=dict(max(self._first_ms, key=len)),
+            first_ms=dict(accumulating if len(accumulating) > len(changing) else changing),
         )

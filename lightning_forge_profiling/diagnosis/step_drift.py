@@ -22,13 +22,15 @@ under 5 % of runs: simulated for an autocorrelation of up to 0.9 from step to st
 _LEAST: Final = 0.05
 """A smaller part of the step is not worth a longer warm-up."""
 
+_STEADY: Final = 0.02
+
 
 def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | None:
     """The drift at the beginning of the counted steps.
 
     The later half of the steps is the reference: its median is the level, and the largest distance of a block's median
     from it the noise. There is a drift if the median of the first block lies at least 5 % and 2.5 times the noise away
-    from that level; it lasts as long as the following blocks lie on the same side, further away than the noise.
+    from that level; it lasts as long as the following blocks lie on the same side, further away than the noise and 2 % of the level.
 
     Args:
         steps: numbers of the first counted steps.
@@ -55,6 +57,7 @@ def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | N
         above = [side * (block - level) for block in blocks]
         if above[0] <= max(_BEYOND * noise, _LEAST * level):
             continue
-        lasts = next((place for place in range(half) if above[place] <= noise), half)
+        steady = max(noise, _STEADY * level)
+        lasts = next((place for place in range(half) if above[place] <= steady), half)
         return StepDrift(first_ms=blocks[0], steady_ms=level, until_step=steps[lasts * size] if lasts < half else None)
     return None

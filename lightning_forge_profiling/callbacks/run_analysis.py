@@ -6,12 +6,14 @@ from dataclasses import asdict
 import msgspec
 
 from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.step_drift import step_drift
 from lightning_forge_profiling.diagnosis.window_effect import window_effect
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.results.analysis import (
     Analysis,
     RankClock,
+    RankDifference,
     RunCompute,
     RunEvidence,
     RunLedger,
@@ -22,12 +24,13 @@ from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.goodput import goodput
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence"]
+__all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence", "run_ledger"]
 
 _log = plain_logger(__name__)
 
@@ -60,6 +63,8 @@ def run_evidence(
     workers: int = 0,
     loader: LoaderSettings | None = None,
     ledger: Ledger | None = None,
+    differences: Sequence[RankDifference] = (),
+    continues_from: int = 0,
 ) -> RunEvidence | None:
     """The run's figures for rules and reports; None if no step counts.
 
@@ -73,6 +78,8 @@ def run_evidence(
         workers: how many processes the training loaders stop and start between epochs.
         loader: the training loader's settings.
         ledger: where the run's wall time went.
+        differences: where other ranks' ledgers differ.
+        continues_from: the optimizer step that the fit began with.
     """
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
@@ -96,8 +103,22 @@ def run_evidence(
         worker_restarts=_worker_restarts(steady, workers),
         like_ms=spread.like,
         loader=loader,
-        ledger=None if ledger is None else RunLedger(**asdict(ledger)),
+        ledger=None if ledger is None else run_ledger(ledger, steady if on_device else None),
+        all_steps=run.steps,
+        drift=step_drift([*run.first_ms], [*run.first_ms.values()]),
+        ledger_differences=tuple(differences),
+        continues_from=continues_from,
     )
+
+
+def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
+    """A ledger in the form of the reports.
+
+    Args:
+        ledger: of a rank.
+        on_device: on a GPU, the counted steps.
+    """
+    return RunLedger(**asdict(ledger), goodput=goodput(ledger, on_device))
 
 
 def _region(run: RunSummary, name: str) -> RunRegion:

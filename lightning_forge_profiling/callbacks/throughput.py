@@ -40,6 +40,7 @@ from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.goodput import run_metrics
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
@@ -59,8 +60,10 @@ class ThroughputCallback(TimedCallback):
 
     Logged are `throughput/NAME_per_sec` for the whole job and `throughput/device/NAME_per_sec` for one device,
     `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
-    and with a known peak `throughput/mfu`, a fraction; `gpu/...` for the GPU of rank 0. Rates are over device time
-    between events, host time without a GPU. Warm-up steps, recorded steps, validation and checkpoints do not count.
+    and with a known peak `throughput/mfu`, a fraction; `gpu/...` for the GPU of rank 0; `run/goodput`, a fraction, and
+    `run/KIND_pct`, what steps, validation, checkpoints, ... took of the run's wall time up to then. Rates are over
+    device time between events, host time without a GPU. Warm-up steps, recorded steps, validation and checkpoints do
+    not count.
 
     A row covers the accumulation cycles that have completed since the row before; on a GPU the last step or two come
     with the next row. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an
@@ -208,7 +211,13 @@ class ThroughputCallback(TimedCallback):
                 trainer,
                 place,
                 step_timer,
-                report=lambda: report_so_far(trainer, step_timer, peers, self.ledger()),
+                report=lambda: report_so_far(
+                    trainer,
+                    step_timer,
+                    peers,
+                    ledger=self.ledger(),
+                    continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
+                ),
                 metrics=self.summary,
                 ledger=self.ledger,
             )
@@ -398,7 +407,13 @@ class ThroughputCallback(TimedCallback):
         metrics = self._metrics(steady)
         if self._telemetry is not None:
             metrics |= self._telemetry.run_metrics(steady.per_second(steady.samples))
-        return metrics
+        return metrics | self._ledger_metrics()
+
+    def _ledger_metrics(self) -> dict[str, float]:
+        ledger, step_timer = self.ledger(), self._step_timer
+        if ledger is None or step_timer is None:
+            return {}
+        return run_metrics(ledger, step_timer.totals.steady() if step_timer.timers.on_device else None)
 
     def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
         if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth
@@ -408,6 +423,7 @@ class ThroughputCallback(TimedCallback):
             metrics |= self._telemetry.metrics(rates.per_second(rates.samples))
         if not metrics:
             return
+        metrics |= self._ledger_metrics()
         self._logged_at = step
         if self.prog_bar:
             shown = (per_second("samples"), per_second("steps"))

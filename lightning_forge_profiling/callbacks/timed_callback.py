@@ -18,7 +18,7 @@ from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
-from lightning_forge_profiling.callbacks.run_report import leave_clock, run_report
+from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import process_age_s
@@ -95,6 +95,7 @@ class TimedCallback(Callback):
         self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
         self._plain_steps: PlainSteps | None = None
         self._kind_of_step = (False, True)
+        self._continues_from = 0
         self._failed = False
         for name in lightning_api.BATCH_HOOKS:
             self.__dict__.pop(name, None)
@@ -242,6 +243,7 @@ class TimedCallback(Callback):
         step_timer = self._step_timer
         assert step_timer is not None  # noqa: S101
         if self._leads:
+            self._continues_from = int(trainer.global_step)
             self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
             self._counter = self._work_counter(pl_module)
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
@@ -402,7 +404,7 @@ class TimedCallback(Callback):
         self._step_back(trainer, wait=not interrupted)
         self.end(trainer, interrupted=interrupted)
         if self._peers[-1] is self and not interrupted and self._step_timer is not None:
-            leave_clock(trainer, self._step_timer, self._peers)
+            leave_figures(trainer, self._step_timer, self._peers, self.ledger())
 
     def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
         """Stop timing, and restore what the leader replaced when the training loop began."""
@@ -452,7 +454,14 @@ class TimedCallback(Callback):
         try:
             wanted = trainer.is_global_zero or any(peer.record for peer in peers)
             if wanted and step_timer is not None and step_timer.began:
-                report = run_report(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
+                report = run_report(
+                    trainer,
+                    step_timer,
+                    peers,
+                    ledger=self.ledger(),
+                    continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
+                    interrupted=interrupted,
+                )
             if report is not None and trainer.is_global_zero:
                 print_run(report)
                 for peer in peers:

@@ -15,6 +15,7 @@ from lightning_forge_profiling.report.wording import (
     findings_note,
     findings_remarks,
     ledger_rows,
+    run_notes,
     share_of,
 )
 from lightning_forge_profiling.results.analysis import Analysis
@@ -107,6 +108,7 @@ def _summary(analysis: Analysis) -> str:
             for name, s, count in ledger_rows(analysis.run.ledger if analysis.run else None)
         ],
         "labels": _labels(analysis),
+        "run": list(run_notes(analysis.run) if analysis.run else ()),
         "remarks": list(findings_remarks(analysis)),
         "shares": [share_of(analysis, finding) for finding in analysis.findings],
         "threads": cpu_threads(analysis.ranks[0]) if analysis.ranks else "",

@@ -16,9 +16,11 @@ from lightning_forge_profiling.report.wording import (
     efficiency,
     findings_note,
     findings_remarks,
+    goodput_words,
     ledger_rows,
     linked,
     rank_name,
+    run_notes,
     share_of,
     slowest,
     slowest_rank,
@@ -201,7 +203,11 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run is None:
         return
     yield from ("", "## The whole run", "", f"{run.steps} steps, median {run.step_ms.p50:.3f} ms.")
-    yield from (text for line in (*timing_lines(run), *compute_lines(run.compute)) for text in ("", f"{prose(line)}."))
+    yield from (
+        text
+        for line in (*timing_lines(run), *run_notes(run), *compute_lines(run.compute))
+        for text in ("", f"{prose(line)}.")
+    )
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
@@ -214,7 +220,8 @@ def _run(analysis: Analysis) -> Iterator[str]:
 def _ledger(ledger: RunLedger | None) -> Iterator[str]:
     if ledger is None:
         return
-    yield from ("", f"Wall time of the run: {ledger.wall_s:.2f} s.", "")
+    goodput = goodput_words(ledger)
+    yield from ("", f"Wall time of the run: {ledger.wall_s:.2f} s{goodput and f', {goodput}'}.", "")
     cells = (
         (code_cell(name), f"{s:.3f}", f"{100 * s / ledger.wall_s:.1f} %", "" if count is None else str(count))
         for name, s, count in ledger_rows(ledger)

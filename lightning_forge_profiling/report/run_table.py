@@ -15,6 +15,8 @@ from lightning_forge_profiling.report.wording import (
     by_text,
     compute_lines,
     digits,
+    goodput_words,
+    run_notes,
     slower_after,
     verdict,
     window_effect_words,
@@ -234,13 +236,16 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
     if run.steps and run.wall_s > 0:
         yield Line("end to end", Text(_end_to_end(report)))
     evidence = report.analysis.run if report.analysis is not None else None
-    parts = "" if evidence is None or evidence.ledger is None else _parts(evidence.ledger)
-    if parts:
-        yield Line("whole fit", Text(parts))
+    if evidence is not None and evidence.ledger is not None:
+        parts = _parts(evidence.ledger), goodput_words(evidence.ledger)
+        if any(parts):
+            yield Line("whole fit", Text("; ".join(filter(None, parts))))
     if left_out := _left_out(run):
         yield Line("left out", Text(", ".join(left_out)))
     if evidence is not None and evidence.window_effect is not None and slower_after(evidence.window_effect):
         yield Line("window", Text(window_effect_words(evidence.window_effect)))
+    for note in () if evidence is None else run_notes(evidence):
+        yield Line("note", Text(note))
 
 
 def _throughput(report: RunReport) -> str:

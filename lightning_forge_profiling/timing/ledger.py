@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 __all__ = ["Ledger", "LedgerClock"]
@@ -18,12 +18,14 @@ class Ledger:
             it.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
+        first_s: what the first time of each part took, which may include what later ones need not do.
     """
 
     wall_s: float
     parts: Mapping[str, float]
     unexplained_s: float
     counts: Mapping[str, int]
+    first_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class LedgerClock:
@@ -50,6 +52,7 @@ class LedgerClock:
         self._clock_ns = clock_ns
         self._ns: defaultdict[str, int] = defaultdict(int)
         self._counts: Counter[str] = Counter([part] if part else [])
+        self._first_ns: dict[str, int] = {}
         self._stack = [part] if part else []
 
     def enter(self, part: str, *, counts: bool = True) -> None:
@@ -75,6 +78,8 @@ class LedgerClock:
             self._since_ns = now_ns
             while stack.pop() != part:
                 pass
+            if part not in self._first_ns:
+                self._first_ns[part] = self._ns[part]
 
     def read(self) -> Ledger:
         """The ledger up to now; the run goes on."""
@@ -88,4 +93,5 @@ class LedgerClock:
             parts={part: ns / 1e9 for part, ns in ordered},
             unexplained_s=(wall_ns - sum(parts.values())) / 1e9,
             counts=dict(self._counts),
+            first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
         )

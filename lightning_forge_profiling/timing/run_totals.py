@@ -19,6 +19,10 @@ _SETTLED: Final = 5
 """Steps at the start of a fit, and right after a window, that say nothing about the others' pace."""
 _BESIDE_WINDOW: Final = 256
 """How many steps before a window and after it are kept, to compare them."""
+_FIRST: Final = 512
+"""How many of the first counted steps are kept, to see whether their time drifts."""
+_FIRST_ENOUGH: Final = 128
+"""A window ends that; if there were fewer, it begins anew behind the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class RunSummary:
         recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
         before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
         after_window_ms: times of the first steps after it, once they are settled.
+        first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
+            those of the more frequent kind, with or without an optimizer update.
     """
 
     steps: int
@@ -63,6 +69,7 @@ class RunSummary:
     recorded_tokens: Mapping[int, float] = field(default_factory=dict)
     before_window_ms: tuple[float, ...] = ()
     after_window_ms: tuple[float, ...] = ()
+    first_ms: Mapping[int, float] = field(default_factory=dict)
 
 
 class RunTotals:
@@ -87,6 +94,8 @@ class RunTotals:
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
         self._recorded_tokens: dict[int, float] = {}
+        self._first_ms: tuple[dict[int, float], dict[int, float]] = {}, {}  # accumulating, changing the weights
+        self._first_left = _FIRST
         self._window_ended = 0
         self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
         self._after_window: list[float] = []
@@ -112,12 +121,17 @@ class RunTotals:
         if left_out != "recorded":
             self._add_beside_window(times.step, took_ms)
         if left_out is None:
+            self._add_first(times.step, took_ms, work)
             self._count(times, took_ms, work, timing)
             return
         self._break_cycle(work)
         self._left_out[left_out] += 1
         if left_out == "recorded":
             self._window_ended = times.step + 1
+            enough = _FIRST - self._first_left >= _FIRST_ENOUGH
+            self._first_left = 0 if enough else _FIRST
+            if not enough:
+                self._first_ms = {}, {}
             if work.tokens is not None:
                 self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
@@ -133,6 +147,7 @@ class RunTotals:
         for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
             self._samples = added(self._samples, work.samples)
             self._add_beside_window(number, ms)
+            self._add_first(number, ms, work)
         if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
             timing = StepTiming(own_us=steps.own_us)
             for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):
@@ -171,6 +186,11 @@ class RunTotals:
                 self._before_window.append(took_ms)
         elif step >= self._window_ended + _SETTLED and len(self._after_window) < _BESIDE_WINDOW:
             self._after_window.append(took_ms)
+
+    def _add_first(self, step: int, took_ms: float, work: StepWork) -> None:
+        if self._first_left and step >= (self._window_ended and self._window_ended + _SETTLED):
+            self._first_left -= 1
+            self._first_ms[work.optimizer_steps > 0][step] = took_ms
 
     def add_excluded(self, times: StepTimes) -> None:
         """Enter validation, checkpoints and the profiler's stalls, which are not part of a step."""
@@ -239,6 +259,7 @@ class RunTotals:
         only_warmup = not counted
         warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
         shown = next((sums for sums in (steady, self._warmup) if sums.steps), self._first)
+        accumulating, changing = self._first_ms
         return RunSummary(
             steps=steps,
             steady=shown.read(),
@@ -256,4 +277,5 @@ class RunTotals:
             recorded_tokens=dict(self._recorded_tokens),
             before_window_ms=tuple(self._before_window) if self._window_ended else (),
             after_window_ms=tuple(self._after_window),
+            first_ms=dict(accumulating if len(accumulating) > len(changing) else changing),
         )

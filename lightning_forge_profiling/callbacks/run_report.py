@@ -1,5 +1,6 @@
 """The end of a run: collect its figures, analyse run and trace, rewrite the reports, print the table."""
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -12,6 +13,7 @@ from lightning_forge_profiling.callbacks.run_analysis import analysis_of, record
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis, RankClock
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -24,6 +26,9 @@ __all__ = ["Reporting", "leave_clock", "report_run"]
 
 class Reporting(Protocol):
     """A callback that contributes to the table at the end of a run."""
+
+    added: bool
+    """Whether `forge-profiling run` added it to the script."""
 
     def trace_report(self) -> TraceReport | None:
         """The report on the window; None for a callback that records none."""
@@ -93,7 +98,9 @@ def report_run(
             analysis=analysis,
             compute=compute,
             gpu=gpu,
-        )
+        ),
+        # standard output belongs to a script that knows nothing of us
+        Screen(sys.stderr, wrap=True) if all(callback.added for callback in callbacks) else None,
     )
     return analysis
 

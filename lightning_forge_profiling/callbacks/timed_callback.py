@@ -1,7 +1,7 @@
 """The base class of both callbacks: one step timer for the two of them, driven by the first in the Trainer's list."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
@@ -57,6 +57,23 @@ def _run_began_ns() -> int:
     return perf_counter_ns() - int((age_s or 0.0) * 1e9)
 
 
+def _are_twins(one: "TimedCallback", other: "TimedCallback") -> bool:
+    return isinstance(one, type(other)) or isinstance(other, type(one))
+
+
+def _taking_part(callbacks: Iterable[Callback]) -> "tuple[TimedCallback, ...]":
+    """Those of ours that are enabled; of one kind those of the script, else the first of those that `run` added.
+
+    A script that gives one list to two Trainers has what was added to the first in the second, too.
+    """
+    ours = [callback for callback in callbacks if isinstance(callback, TimedCallback) and callback.enabled]
+    chosen = [callback for callback in ours if not callback.added]
+    for callback in ours:
+        if callback.added and not any(_are_twins(callback, other) for other in chosen):
+            chosen.append(callback)
+    return tuple(callback for callback in ours if callback in chosen)
+
+
 class TimedCallback(Callback):
     """Drives the step timer that the callbacks of this package share within one Trainer.
 
@@ -71,6 +88,8 @@ class TimedCallback(Callback):
     flops_per_batch: FlopsPerBatch = None
     overhead: float | None = DEFAULT_SHARE
     enabled: bool = True
+    added: bool = False
+    """Whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,8 +217,10 @@ class TimedCallback(Callback):
         self._abandon(trainer)
         self._let_go()
         self._analysis = self._ledger = None
-        peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, TimedCallback) and peer.enabled)
-        twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
+        peers = _taking_part(trainer.callbacks)
+        if self not in peers:
+            return
+        twins = [peer for peer in peers if _are_twins(peer, self)]
         if len(twins) > 1:
             raise ConfigurationError(f"The Trainer has {len(twins)} {type(self).__name__} callbacks; pass one.")
         self._peers = peers

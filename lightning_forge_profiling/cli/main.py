@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn, TextIO
 
-from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, schema, tensorboard, view
+from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, run, schema, tensorboard, view
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
@@ -37,6 +37,7 @@ _BROKEN_PIPE = 141
 
 _EXAMPLES = """\
 examples:
+  forge-profiling run train.py --lr 0.1
   forge-profiling analyze lightning_logs/version_0/profiler_traces
   forge-profiling analyze rank0.trace.json.gz --html report.html
   forge-profiling compare before/ after/ --fail-over 5
@@ -131,6 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (analyze, compare, tensorboard, view, anonymize, crossover, schema):
+    for command in (run, analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)
     return parser

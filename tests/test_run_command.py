@@ -95,9 +95,10 @@ def without_and_with(interpreter, target, cwd, **options):
     [
         ["tells.py"],
         ["./tells.py", "--window", "1:2", "-m", "x", "--help", "--version", "--", "-1", "", "a b", "*", "é"],
+        ["tells.py", "--", "--window", "1:2"],
         ["-m", "tells", "--trainer.max_epochs=1", "-m", "tells", "--no-window"],
     ],
-    ids=["plain", "arguments", "module"],
+    ids=["plain", "arguments", "dashes", "module"],
 )
 def test_the_script_gets_its_own_arguments_input_and_output(tmp_path, tells, target):
     tells()

@@ -10,6 +10,8 @@
 | 70 | internal error, with a traceback |
 | 130 | interrupted |
 | 141 | the reader of the output closed it |
+
+From the moment that `run` starts the script, the exit code is the script's.
 """
 
 import argparse
@@ -125,7 +127,7 @@ def _discard_unwritten(stream: TextIO) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="forge-profiling",
-        description="Find what bounds a PyTorch run, from traces of torch.profiler, "
+        description="Find what bounds a PyTorch run, while it trains or from traces of torch.profiler, "
         "and from which size on a GPU is faster than the CPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -60,24 +60,28 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--overhead", type=share, metavar="SHARE", help="the share of a step that timing may cost (default: 0.005)"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`")
-    parser.add_argument("script", metavar="SCRIPT", help="the script, as in `python SCRIPT`")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
+    parser.add_argument(
+        "command",
+        nargs=argparse.PARSER,  # one word at least, and whatever comes behind it, "--" included
+        metavar="SCRIPT",
+        help="the script, as in `python SCRIPT`, and its own arguments",
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    script, module = args.command[0], ["-m"] if args.module else []
     if not args.module:
-        _refuse_unless_readable(args.script)
+        _refuse_unless_readable(script)
     _refuse_unless_installed()
     chosen = _chosen(args)
     if _is_first_rank(os.environ):
-        warn(f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {args.script}")
+        warn(f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {script}")
     sys.stdout.flush()
     sys.stderr.flush()
-    target = ["-m", args.script] if args.module else [args.script]
     os.execve(  # noqa: S606  (the script's process is this one)
         sys.executable,
-        [sys.executable, *_interpreter_options(), *target, *args.arguments],
+        [sys.executable, *_interpreter_options(), *module, *args.command],
         {**os.environ, entry_point.RUN_OPTIONS: json.dumps(chosen)},
     )
 

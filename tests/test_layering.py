@@ -40,9 +40,10 @@ MAY_IMPORT = {
         "torch", "msgspec", "lightning", "pytorch_lightning",
         "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "record", "profiler",
     },
+    "entry_point": {"callbacks"},
     "compat": {"timing"},
     "result_types": {"timing", "flops", "results", "pipeline", "report", "bench", "profiler"},
-    "cli": {"msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "monitor", "crossover"},
+    "cli": {"msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "monitor", "crossover", "entry_point"},
     "__main__": {"cli"},
     # Only on first use of a name; test_wheel.py shows that `import` alone loads none of it.
     "__init__": {

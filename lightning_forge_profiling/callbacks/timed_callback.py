@@ -1,7 +1,7 @@
 """The base class of both callbacks: one step timer for the two of them, driven by the first in the Trainer's list."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
@@ -25,6 +25,7 @@ from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import REGIONS, STARTUP_PROCESS
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -60,6 +61,23 @@ def _run_began_ns() -> int:
     return perf_counter_ns() - int((age_s or 0.0) * 1e9)
 
 
+def _are_twins(one: "TimedCallback", other: "TimedCallback") -> bool:
+    return isinstance(one, type(other)) or isinstance(other, type(one))
+
+
+def _taking_part(callbacks: Iterable[Callback]) -> "tuple[TimedCallback, ...]":
+    """Those of ours that are enabled; of one kind those of the script, else the first of those that `run` added.
+
+    A script that gives one list to two Trainers has what was added to the first in the second, too.
+    """
+    ours = [callback for callback in callbacks if isinstance(callback, TimedCallback) and callback.enabled]
+    chosen = [callback for callback in ours if not callback.added]
+    for callback in ours:
+        if callback.added and not any(_are_twins(callback, other) for other in chosen):
+            chosen.append(callback)
+    return tuple(callback for callback in ours if callback in chosen)
+
+
 class TimedCallback(Callback):
     """Drives the step timer that the callbacks of this package share within one Trainer.
 
@@ -75,6 +93,8 @@ class TimedCallback(Callback):
     overhead: float | None = DEFAULT_SHARE
     record: bool = False
     enabled: bool = True
+    added: bool = False
+    """Whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,8 +230,10 @@ class TimedCallback(Callback):
         self._abandon(trainer)
         self._let_go()
         self._analysis = self._ledger = None
-        peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, TimedCallback) and peer.enabled)
-        twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
+        peers = _taking_part(trainer.callbacks)
+        if self not in peers:
+            return
+        twins = [peer for peer in peers if _are_twins(peer, self)]
         if len(twins) > 1:
             raise ConfigurationError(f"The Trainer has {len(twins)} {type(self).__name__} callbacks; pass one.")
         self._peers = peers
@@ -463,7 +485,8 @@ class TimedCallback(Callback):
                     interrupted=interrupted,
                 )
             if report is not None and trainer.is_global_zero:
-                print_run(report)
+                # standard output belongs to a script that knows nothing of us
+                print_run(report, Screen(sys.stderr, wrap=True) if all(peer.added for peer in peers) else None)
                 for peer in peers:
                     peer._analysis = report.analysis  # noqa: SLF001  (one of us)
         finally:

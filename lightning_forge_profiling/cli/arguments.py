@@ -1,10 +1,10 @@
-"""Argument types for `argparse`: whole numbers, percentages, ports, seconds, step ranges."""
+"""Argument types for `argparse`: whole numbers, percentages, shares, ports, seconds, step ranges."""
 
 import argparse
 import math
 from collections.abc import Callable
 
-__all__ = ["at_least", "percentage", "port", "seconds", "step_range"]
+__all__ = ["at_least", "percentage", "port", "seconds", "share", "step_range"]
 
 _LAST_PORT = 65_535
 _SHORTEST_S = 0.1
@@ -38,6 +38,22 @@ def percentage(text: str) -> float:
         value = -1.0
     if value < 0 or not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage")
+    return value
+
+
+def share(text: str) -> float:
+    """A share between 0 and 1, neither included.
+
+    Example:
+        >>> share("0.005")
+        0.005
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, as 0.005 for half a percent")
     return value
 
 

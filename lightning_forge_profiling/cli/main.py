@@ -10,6 +10,8 @@
 | 70 | internal error, with a traceback |
 | 130 | interrupted |
 | 141 | the reader of the output closed it |
+
+From the moment that `run` starts the script, the exit code is the script's.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from lightning_forge_profiling.cli import (
     compare,
     crossover,
     report,
+    run,
     schema,
     summary,
     tensorboard,
@@ -48,6 +51,7 @@ _BROKEN_PIPE = 141
 
 _EXAMPLES = """\
 examples:
+  forge-profiling run train.py --lr 0.1
   forge-profiling watch lightning_logs/
   forge-profiling summary lightning_logs/version_3 --json
   forge-profiling analyze lightning_logs/version_0/profiler_traces
@@ -144,6 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (summary, watch, report, analyze, compare, tensorboard, view, anonymize, crossover, schema):
+    for command in (run, summary, watch, report, analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)
     return parser

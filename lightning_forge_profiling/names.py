@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 __all__ = [
+    "EPOCH",
     "EXCLUDED",
     "FETCH_MARK",
     "MARK_PREFIX",
@@ -22,6 +23,7 @@ __all__ = [
     "SUMMARY_MARKDOWN",
     "TENSORBOARD_FOLDER",
     "TFLOPS",
+    "WINDOW",
     "clock_path",
     "memory_path",
     "per_second",
@@ -42,6 +44,10 @@ and exporting a trace blocked the training loop."""
 
 STEPS: Final = "steps"
 """The part of the ledger that is the training loop, without what is a part of its own."""
+
+EPOCH: Final = "epoch"
+WINDOW: Final = "window"
+"""Spans of the ledger that are no parts: a training epoch, and the recorded window."""
 
 STARTUP_PROCESS: Final = "startup/process"
 """The part of the ledger from the start of the process to the callbacks' `setup`."""

@@ -99,6 +99,8 @@ class Actions(NamedTuple):
     """After each of them the loop creates its loader or the loader's iterator."""
     loader_started: Collection[str] = ()
     """The first action after that which is not a region."""
+    epochs: Collection[str] = ()
+    """Each is one training epoch, from its beginning to its end."""
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
 
@@ -126,6 +128,7 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
             for hook in ("on_train_batch_end", "on_train_epoch_end", "on_validation_end")
         ),
         # an epoch begins with the loader's iterator; with reload_dataloaders_every_n_epochs another is made before
+        epochs=("run_training_epoch",),
         loader_starts=("run_training_epoch", f"{of_module}train_dataloader", f"{of_data}train_dataloader"),
         loader_started=(f"[Callback]{trainer.callbacks[0].state_key}.on_train_epoch_start",),
         # the second where gradients go on being accumulated, which the first would delete

@@ -7,6 +7,7 @@ import msgspec
 
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.window_effect import window_effect
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.results.analysis import (
@@ -19,12 +20,15 @@ from lightning_forge_profiling.results.analysis import (
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.slowest import SlowStep as TimedSlowStep
+from lightning_forge_profiling.timing.steps import LOADER_START
 from lightning_forge_profiling.timing.utilization import Compute
 
 __all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence"]
@@ -80,7 +84,9 @@ def run_evidence(
     return RunEvidence(
         steps=steady.steps,
         on_device=on_device,
-        step_ms=Distribution(mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max),
+        step_ms=Distribution(
+            mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max, p95=spread.p95
+        ),
         regions={
             name: _region(run, name) for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
         },
@@ -96,7 +102,32 @@ def run_evidence(
         worker_restarts=_worker_restarts(steady, workers),
         like_ms=spread.like,
         loader=loader,
-        ledger=None if ledger is None else RunLedger(**asdict(ledger)),
+        ledger=None if ledger is None else _run_ledger(ledger),
+        slowest=tuple(_slow_step(slow, ledger) for slow in run.slowest),
+    )
+
+
+def _run_ledger(ledger: Ledger) -> RunLedger:
+    return RunLedger(
+        wall_s=ledger.wall_s,
+        parts=ledger.parts,
+        unexplained_s=ledger.unexplained_s,
+        counts=ledger.counts,
+        spans=tuple(RunSpan(**asdict(span)) for span in ledger.spans),
+    )
+
+
+def _slow_step(slow: TimedSlowStep, ledger: Ledger | None) -> SlowStep:
+    parts = {} if ledger is None else ledger.in_steps.get(slow.step, {})
+    regions = {name: slow.device_ms[name] for name in REGIONS if name in slow.device_ms}
+    if LOADER_START in slow.device_ms:
+        regions["data"] = regions.get("data", 0.0) + slow.device_ms[LOADER_START]
+    return SlowStep(
+        step=slow.step,
+        ms=slow.ms,
+        end_s=None if ledger is None or not slow.ended_ns else (slow.ended_ns - ledger.began_ns) / 1e9,
+        parts_ms={name: 1e3 * seconds for name, seconds in parts.items()},
+        regions_ms=regions,
     )
 
 

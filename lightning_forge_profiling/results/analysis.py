@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.saving import Saving
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -228,12 +229,14 @@ class RunLedger:
             (this package), `teardown`.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
+        spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
     """
 
     wall_s: float
     parts: Mapping[str, float]
     unexplained_s: float
     counts: Mapping[str, int]
+    spans: tuple[RunSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +265,7 @@ class RunEvidence:
             unknown.
         loader: settings of the DataLoader on rank 0; None if unknown.
         ledger: wall time of the whole run by parts; None if unknown.
+        slowest: the five slowest counted steps, the slowest first.
     """
 
     steps: int
@@ -281,6 +285,7 @@ class RunEvidence:
     like_ms: float | None = None
     loader: LoaderSettings | None = None
     ledger: RunLedger | None = None
+    slowest: tuple[SlowStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

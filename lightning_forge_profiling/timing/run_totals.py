@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.rates import Percentiles, PlainSteps, Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.slowest import SlowestSteps, SlowStep
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
@@ -44,6 +45,7 @@ class RunSummary:
         recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
         before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
         after_window_ms: times of the first steps after it, once they are settled.
+        slowest: the slowest steps that count, the slowest first.
     """
 
     steps: int
@@ -62,6 +64,7 @@ class RunSummary:
     recorded_tokens: Mapping[int, float] = field(default_factory=dict)
     before_window_ms: tuple[float, ...] = ()
     after_window_ms: tuple[float, ...] = ()
+    slowest: tuple[SlowStep, ...] = ()
 
 
 class RunTotals:
@@ -87,6 +90,7 @@ class RunTotals:
         self._window_ended = 0
         self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
         self._after_window: list[float] = []
+        self._slowest = SlowestSteps()
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
         """Enter one step.
@@ -109,6 +113,9 @@ class RunTotals:
         if left_out != "recorded":
             self._add_beside_window(times.step, took_ms)
         if left_out is None:
+            if took_ms > self._slowest.least_ms:
+                by_region = times.device_ms if times.split else {}
+                self._slowest.add(SlowStep(took_ms, times.step, timing.ended_ns, by_region))
             self._count(times, took_ms, work, timing)
             return
         self._break_cycle(work)
@@ -130,6 +137,9 @@ class RunTotals:
         for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
             self._samples = added(self._samples, work.samples)
             self._add_beside_window(number, ms)
+            if ms > self._slowest.least_ms:
+                ended_ns = steps.ended_ns[number - steps.first] if steps.ended_ns else 0
+                self._slowest.add(SlowStep(ms, number, ended_ns, {}))
         if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
             timing = StepTiming(own_us=steps.own_us)
             for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):
@@ -224,4 +234,5 @@ class RunTotals:
             recorded_tokens=dict(self._recorded_tokens),
             before_window_ms=tuple(self._before_window) if self._window_ended else (),
             after_window_ms=tuple(self._after_window),
+            slowest=self._slowest.read(),
         )

@@ -9,6 +9,7 @@ import msgspec
 
 from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.slow_steps import slowest_rows
 from lightning_forge_profiling.report.wording import (
     compute_lines,
     cpu_threads,
@@ -23,7 +24,7 @@ from lightning_forge_profiling.results.timeline import Timeline
 __all__ = ["html_report", "timelines_of"]
 
 _SCRIPTS: Final = (
-    *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "readings", "telemetry"),
+    *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "readings", "telemetry", "run"),
     *("breakdown", "sections", "main"),
 )
 _FOR_READERS: Final = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
@@ -105,6 +106,10 @@ def _summary(analysis: Analysis) -> str:
         "parts": [
             {"part": name, "seconds": s, "times": count}
             for name, s, count in ledger_rows(analysis.run.ledger if analysis.run else None)
+        ],
+        "slowest": [
+            {"step": step, "ms": ms, "times": times, "cause": why}
+            for step, ms, times, why in (slowest_rows(analysis.run) if analysis.run else ())
         ],
         "labels": _labels(analysis),
         "remarks": list(findings_remarks(analysis)),

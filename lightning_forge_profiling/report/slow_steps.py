@@ -66,9 +66,11 @@ def cause(slow: SlowStep, run: RunEvidence) -> str:
         name = max(longer, key=longer.__getitem__, default="")
         if name and 2 * longer[name] >= beyond > 0:
             parts = [(name, slow.regions_ms[name]), *parts][:_CAUSES]
-    return ", ".join(
-        f"{digits(ms)} of it {name}" if not number else f"{digits(ms)} {name}" for number, (name, ms) in enumerate(parts)
-    )
+    # where the GPU had work queued, a hook may have taken longer than the step
+    named = [
+        f"{digits(ms)} of it {name}" if ms <= slow.ms else f"{digits(ms)} ms of host time {name}" for name, ms in parts
+    ]
+    return ", ".join(named)
 
 
 def _mean(run: RunEvidence, region: str) -> float:

@@ -35,8 +35,8 @@ class SlowStep:
         step: its number, counted from 0 at the start of the fit.
         ms: its time; `step_ms.p50` of the run is the median beside it.
         end_s: when the host ended it, in seconds since the run began; None if unknown.
-        parts_ms: what took 0.1 ms or more of it on the host and is a part of the ledger, such as `callback/NAME.hook` or
-            `data_loader`, the largest first.
+        parts_ms: parts of the ledger that took 0.1 ms or more of it on the host, such as `callback/NAME.hook`, the
+            largest first.
         regions_ms: its time by built-in region; empty if its regions were not timed.
     """
 

@@ -17,7 +17,7 @@ _LONG_NS: Final = 100_000
 _SPAN_NS: Final = 1_000_000
 """What is shorter has no span."""
 _CANDIDATES: Final = 32
-"""Steps of which is kept what took long in them. Which steps are the slowest is known once the GPU has completed them."""
+"""So many steps keep what took long in them: which are the slowest is known once the GPU has completed them."""
 
 
 @dataclass(frozen=True, slots=True)

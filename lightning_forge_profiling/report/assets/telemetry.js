@@ -78,8 +78,8 @@ function placed(made, places) {
 }
 
 class TelemetryView {
-  constructor(telemetry) {
-    this.time = new RunTime(telemetry.series);
+  constructor(telemetry, axis) {
+    this.time = new RunTime(telemetry.series, axis);
     this.charts = chartsOf(telemetry);
     this.states = statesOf(telemetry.series).map((state) => ({ ...state, spans: spansOf(state.shares, this.time) }));
     this.heading = element("span", { class: "muted reading" });
@@ -225,7 +225,7 @@ function telemetryNotes(telemetry, run, view) {
 
 function telemetryTable({ time, charts, states }) {
   const columns = [
-    { label: time.unit, value: (index) => time.seconds[index], write: (second) => number(second / time.divisor, time.digits), numeric: true, title: "since training began" },
+    { label: time.unit, value: (index) => time.seconds[index], write: (second) => number(second / time.divisor, time.digits), numeric: true, title: time.since },
     ...charts.flatMap((chart) => chart.lines.map((line) => ({
       label: `${chart.title.toLowerCase()}, ${line.name}, ${chart.unit}`, value: (index) => line.means[index], write: (value) => (isNumber(value) ? reading(chart, value) : "\u2013"), numeric: true,
     }))),
@@ -235,7 +235,8 @@ function telemetryTable({ time, charts, states }) {
 }
 
 function telemetrySection(telemetry, run) {
-  const view = new TelemetryView(telemetry);
+  const axis = run.ledger && runAxis(run.ledger);
+  const view = new TelemetryView(telemetry, axis && axis.training !== null ? axis : null);
   const table = element("details", null, element("summary", null, "The readings as a table"));
   table.addEventListener("toggle", () => table.append(telemetryTable(view)), { once: true });
   return [telemetryFacts(telemetry), view.charts.length > 0 && view.element, element("p", { id: "telemetry-text", class: "muted" }, telemetryNotes(telemetry, run, view)), view.charts.length > 0 && table];

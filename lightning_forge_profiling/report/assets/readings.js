@@ -15,34 +15,6 @@ const GAP = 3; // so many times the usual distance between two points is a gap,
 const SHORTEST_GAP_S = 0.5; // if it is as long as this: in less the sensors have little new
 const WORTH_SHOWING = 0.25; // how much of a limit has to be reached for the limit to be on the scale
 
-const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-
-// An axis of seconds that begins at 0.
-class TimeAxis {
-  constructor(length) {
-    this.length = length;
-    [this.unit, this.divisor] = length < 300 ? ["s", 1] : length < 3 * 3600 ? ["min", 60] : ["h", 3600];
-    this.digits = 2;
-  }
-
-  part(second) {
-    return Math.min(1, Math.max(0, second / this.length));
-  }
-
-  write(second, digits = this.digits) {
-    return `${number(second / this.divisor, digits)} ${this.unit}`;
-  }
-
-  ticks() {
-    const step = tickStep(this.length / this.divisor, 8);
-    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-    return Array.from({ length: Math.floor(this.length / this.divisor / step) + 1 }, (_, index) => {
-      const second = index * step * this.divisor;
-      return { part: this.part(second), text: this.write(second, digits), minor: index % 2 === 1, last: this.part(second) > 0.96 };
-    });
-  }
-}
-
 // Where the points lie: each reaches half way to its neighbours, but not over a gap. On the axis of a run training
 // begins later than the axis.
 class RunTime extends TimeAxis {

@@ -63,11 +63,13 @@ function runBar(ledger, rows, colours) {
   ];
 }
 
-// The axis of a run: from the fit on, which a long-lived script may have begun late.
-function runAxis({ spans, wall_s: wall }) {
-  const origin = spans.find((span) => span.part === "startup/process")?.end_s ?? 0;
-  const training = spans.find((span) => span.part === "steps");
-  return spans.length && wall > origin ? { origin, length: wall - origin, training: training ? training.start_s - origin : null } : null;
+// The axis of a run: from the fit on, which a long-lived script may have begun late. The telemetry lies on it, too.
+function runAxis({ ledger, telemetry }) {
+  if (!ledger?.spans.length) return null;
+  const origin = ledger.spans.find((span) => span.part === "startup/process")?.end_s ?? 0;
+  const training = (ledger.spans.find((span) => span.part === "steps")?.start_s ?? origin) - origin;
+  const last = telemetry?.series.seconds.at(-1) ?? 0;
+  return Object.assign(new TimeAxis(Math.max(ledger.wall_s - origin, training + last, 1e-3)), { origin, training });
 }
 
 // The lanes: each has a name, a colour, and spans that are drawn as dense as what they stand for.
@@ -99,22 +101,22 @@ function lanesOf(run, colours, causes) {
     .map(([name, colour, spans]) => ({ name, colour, spans, seconds: total(spans), count: spans.reduce((sum, span) => sum + span.count, 0) }));
 }
 
-function spanText(span, name, axis, origin) {
+function spanText(span, name, axis) {
   const step = span.step === null ? "" : `, step ${number(span.step)}`;
   const several = span.count > 1 ? `${number(span.count)} times, ${inSeconds(span.seconds)} together` : inSeconds(span.seconds);
-  return span.says ?? `${span.part === "" ? name : span.part}: ${several}, at ${axis.write(span.start_s - origin, 2)}${step}`;
+  return span.says ?? `${span.part === "" ? name : span.part}: ${several}, at ${axis.write(span.start_s - axis.origin, 2)}${step}`;
 }
 
-function laneRow(lane, axis, origin) {
+function laneRow(lane, axis) {
   const rects = lane.spans.map((span, index) => {
-    const [begin, end] = [axis.part(span.start_s - origin), axis.part(span.end_s - origin)];
+    const [begin, end] = [axis.part(span.start_s - axis.origin), axis.part(span.end_s - axis.origin)];
     const width = Math.max(end - begin, SHORTEST);
     const dense = span.end_s > span.start_s ? Math.min(1, span.seconds / (span.end_s - span.start_s)) : 1;
     const alternate = lane.name === "epochs" && index % 2 ? 0.6 : 1;
     return drawn("rect", {
       x: (WIDE * Math.min(begin, 1 - width)).toFixed(2), width: (WIDE * width).toFixed(2), y: 0, height: 100,
       opacity: (alternate * Math.max(FAINTEST_SPAN, dense)).toFixed(2),
-    }, drawn("title", {}, visible(spanText(span, lane.name, axis, origin))));
+    }, drawn("title", {}, visible(spanText(span, lane.name, axis))));
   });
   const total = `${number(lane.count)} \u00d7, ${inSeconds(lane.seconds)}`;
   const picture = plot("state-lane", `${lane.name}: ${total}`, rects);
@@ -124,14 +126,10 @@ function laneRow(lane, axis, origin) {
     element("div", { class: "chart-plot" }, picture));
 }
 
-function runLanes(run, place, colours, causes) {
-  const axis = new TimeAxis(place.length);
-  const ticks = axis.ticks().map(({ part, text, minor, last }) =>
-    placed(element("span", { class: `tick${minor ? " minor" : ""}${last ? " last" : ""}` }, text), { left: 100 * part }));
-  return element("div", { class: "telemetry course" },
-    element("div", { class: "chart-row axis" }, element("div", { class: "chart-label" }, element("span", { class: "muted reading" }, "times, seconds together")),
-      element("div", { class: "chart-plot", "aria-hidden": "true" }, ticks)),
-    lanesOf(run, colours, causes).map((lane) => laneRow(lane, axis, place.origin)));
+function runLanes(run, axis, colours, causes) {
+  const heading = element("span", { class: "muted reading" }, "times, seconds together");
+  return element("div", { class: "telemetry course" }, axisRow(axis, heading),
+    lanesOf(run, colours, causes).map((lane) => laneRow(lane, axis)));
 }
 
 function spanTable(spans) {
@@ -155,16 +153,16 @@ function slowestTable(run, rows) {
 function courseSection(run, words) {
   const { ledger } = run;
   const colours = partColours([...Object.keys(ledger.parts)]);
-  const place = runAxis(ledger);
+  const axis = runAxis(run);
   const causes = new Map(words.slowest.map((row) => [row.step, row.cause]));
   const table = element("details", null, element("summary", null, "The spans as a table"));
   table.addEventListener("toggle", () => table.append(spanTable(ledger.spans)), { once: true });
-  const before = place && place.origin > 0 ? ` The axis begins with the fit, ${inSeconds(place.origin)} after the process.` : "";
+  const before = axis && axis.origin > 0 ? ` The axis begins with the fit, ${inSeconds(axis.origin)} after the process.` : "";
   return [
     runBar(ledger, words.parts, colours),
-    place && runLanes(run, place, colours, causes),
-    place && element("p", { class: "muted help-text" }, `A span includes what ran inside it; paler ones stand for several.${before}`),
+    axis && runLanes(run, axis, colours, causes),
+    axis && element("p", { class: "muted help-text" }, `A span includes what ran inside it; paler ones stand for several.${before}`),
     words.slowest.length > 0 && slowestTable(run, words.slowest),
-    place && table,
+    axis && table,
   ];
 }

@@ -19,6 +19,7 @@ const VISIBLE_PCT = 0.1;
 const SHORTEST = 0.0015; // of the axis: a span is drawn so wide at least
 const FAINTEST_SPAN = 0.3;
 const OTHER_LANES = 6;
+const LANE_PCT = 0.5; // of the axis: what is shorter is in the table of spans alone
 
 // Colours by name; of hooks and loggers each has another as long as there are some.
 function partColours(names) {
@@ -29,6 +30,11 @@ function partColours(names) {
     used.set(pattern, place + 1);
     return [name, colours[place % colours.length]];
   }));
+}
+
+// A name that may break after a slash or a dot.
+function breakable(name) {
+  return name.split(/(?<=[/.])(?=[a-z_])/i).flatMap((piece, index) => (index ? [element("wbr"), piece] : [piece]));
 }
 
 const inSeconds = (value) => `${short(value)} s`;
@@ -59,7 +65,7 @@ function runBar(ledger, rows, colours) {
     element("div", { class: "stack", role: "img", "aria-label": `The whole run, ${inSeconds(ledger.wall_s)}: ${text}` },
       drawnParts.map((part) => segment(part, (100 * part.pct) / whole))),
     element("ul", { class: "legend" }, parts.map((part) => element("li", null, swatch(part.colour, part.idle),
-      element("span", { class: "name" }, part.name), "\u00a0", element("span", { class: "muted" }, `${inSeconds(part.seconds)}, ${percent(part.pct)}`)))),
+      element("span", { class: "name" }, breakable(part.name)), "\u00a0", element("span", { class: "muted" }, `${inSeconds(part.seconds)}, ${percent(part.pct)}`)))),
   ];
 }
 
@@ -73,14 +79,14 @@ function runAxis({ ledger, telemetry }) {
 }
 
 // The lanes: each has a name, a colour, and spans that are drawn as dense as what they stand for.
-function lanesOf(run, colours, causes) {
+function lanesOf(run, { length }, colours, causes) {
   const named = (...parts) => run.ledger.spans.filter((span) => parts.includes(span.part));
   const starting = (prefix) => run.ledger.spans.filter((span) => span.part.startsWith(prefix) && span.part !== "startup/process");
   const slow = run.slowest.filter((step) => step.end_s !== null && step.ms >= 2 * run.step_ms.p50).map((step) => ({
     part: "", start_s: step.end_s - step.ms / 1000, end_s: step.end_s, seconds: step.ms / 1000, count: 1, step: null,
     says: `step ${step.step}: ${milliseconds(step.ms)}${causes.get(step.step) ? `, ${causes.get(step.step)}` : ""}`,
-  }));
-  const own = [
+  })).sort((a, b) => a.start_s - b.start_s);
+  const lanes = [
     ["startup", "--slate", starting("startup/")],
     ["epochs", "--sky", named("epoch")],
     ["validation", "--plum", named("validation", "sanity_check")],
@@ -94,11 +100,20 @@ function lanesOf(run, colours, causes) {
     if (shown.has(span.part) || span.part.startsWith("startup/")) continue;
     others.set(span.part, [...(others.get(span.part) ?? []), span]);
   }
-  const total = (spans) => spans.reduce((sum, span) => sum + span.seconds, 0);
-  const longest = [...others].sort(([, a], [, b]) => total(b) - total(a)).slice(0, OTHER_LANES);
-  return [...own, ...longest.map(([part, spans]) => [part, colours.get(part) ?? "--grey", spans])]
+  const own_s = ([part]) => run.ledger.parts[part] ?? 0; // without what is a part itself
+  const longest = [...others].filter((other) => 100 * own_s(other) >= LANE_PCT * length).sort((a, b) => own_s(b) - own_s(a)).slice(0, OTHER_LANES);
+  return [...lanes, ...longest.map(([part, spans]) => [part, colours.get(part) ?? "--grey", spans])]
     .filter(([, , spans]) => spans.length > 0)
-    .map(([name, colour, spans]) => ({ name, colour, spans, seconds: total(spans), count: spans.reduce((sum, span) => sum + span.count, 0) }));
+    .map(([name, colour, spans]) => {
+      const sum = (key) => outermost(spans).reduce((before, span) => before + span[key], 0);
+      return { name, colour, spans, seconds: sum("seconds"), count: sum("count") };
+    });
+}
+
+// The spans that lie in no other of them; all are in the order in which they begin.
+function outermost(spans) {
+  let until = -Infinity;
+  return spans.filter((span) => span.start_s >= until && ((until = span.end_s), true));
 }
 
 function spanText(span, name, axis) {
@@ -122,14 +137,14 @@ function laneRow(lane, axis) {
   const picture = plot("state-lane", `${lane.name}: ${total}`, rects);
   picture.style.setProperty("fill", `var(${lane.colour})`);
   return element("div", { class: "chart-row state" },
-    element("div", { class: "chart-label" }, element("div", { class: "chart-line" }, swatch(lane.colour), element("span", null, lane.name), element("span", { class: "reading" }, total))),
+    element("div", { class: "chart-label" }, element("div", { class: "chart-line" }, swatch(lane.colour), element("span", null, breakable(lane.name)), element("span", { class: "reading" }, total))),
     element("div", { class: "chart-plot" }, picture));
 }
 
 function runLanes(run, axis, colours, causes) {
   const heading = element("span", { class: "muted reading" }, "times, seconds together");
   return element("div", { class: "telemetry course" }, axisRow(axis, heading),
-    lanesOf(run, colours, causes).map((lane) => laneRow(lane, axis)));
+    lanesOf(run, axis, colours, causes).map((lane) => laneRow(lane, axis)));
 }
 
 function spanTable(spans) {
@@ -146,7 +161,7 @@ function slowestTable(run, rows) {
     column.text("Slowest steps", (row) => row.step, (step) => `step ${number(step)}`),
     column.number("ms", (row) => row.ms, 1),
     column.number("\u00d7 median", (row) => row.times, 1, `of ${milliseconds(run.step_ms.p50)}`),
-    column.text("What took long", (row) => row.cause || "\u2013"),
+    column.text("What took long", (row) => row.cause || "\u2013", (text) => element("span", null, breakable(text))),
   ], rows);
 }
 
@@ -159,7 +174,7 @@ function courseSection(run, words) {
   table.addEventListener("toggle", () => table.append(spanTable(ledger.spans)), { once: true });
   const before = axis && axis.origin > 0 ? ` The axis begins with the fit, ${inSeconds(axis.origin)} after the process.` : "";
   return [
-    runBar(ledger, words.parts, colours),
+    ...runBar(ledger, words.parts, colours),
     axis && runLanes(run, axis, colours, causes),
     axis && element("p", { class: "muted help-text" }, `A span includes what ran inside it; paler ones stand for several.${before}`),
     words.slowest.length > 0 && slowestTable(run, words.slowest),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 __all__ = [
+    "EPOCH",
     "EXCLUDED",
     "FETCH_MARK",
     "GOODPUT",
@@ -24,6 +25,7 @@ __all__ = [
     "SUMMARY_MARKDOWN",
     "TENSORBOARD_FOLDER",
     "TFLOPS",
+    "WINDOW",
     "clock_path",
     "hook_region",
     "memory_path",
@@ -48,6 +50,10 @@ and exporting a trace blocked the training loop."""
 
 STEPS: Final = "steps"
 """The part of the ledger that is the training loop, without what is a part of its own."""
+
+EPOCH: Final = "epoch"
+WINDOW: Final = "window"
+"""Spans of the ledger that are no parts: a training epoch, and the recorded window."""
 
 STARTUP_PROCESS: Final = "startup/process"
 """The part of the ledger from the start of the process to the callbacks' `setup`."""

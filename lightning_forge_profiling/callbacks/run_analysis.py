@@ -8,6 +8,7 @@ import msgspec
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.step_drift import step_drift
 from lightning_forge_profiling.diagnosis.window_effect import window_effect
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.results.analysis import (
@@ -21,6 +22,7 @@ from lightning_forge_profiling.results.analysis import (
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -28,6 +30,8 @@ from lightning_forge_profiling.timing.goodput import goodput
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.slowest import SlowStep as TimedSlowStep
+from lightning_forge_profiling.timing.steps import LOADER_START
 from lightning_forge_profiling.timing.utilization import Compute
 
 __all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence", "run_ledger"]
@@ -87,7 +91,9 @@ def run_evidence(
     return RunEvidence(
         steps=steady.steps,
         on_device=on_device,
-        step_ms=Distribution(mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max),
+        step_ms=Distribution(
+            mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max, p95=spread.p95
+        ),
         regions={
             name: _region(run, name) for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
         },
@@ -108,6 +114,21 @@ def run_evidence(
         drift=step_drift([*run.first_ms], [*run.first_ms.values()]),
         ledger_differences=tuple(differences),
         continues_from=continues_from,
+        slowest=tuple(_slow_step(slow, ledger) for slow in run.slowest),
+    )
+
+
+def _slow_step(slow: TimedSlowStep, ledger: Ledger | None) -> SlowStep:
+    parts = {} if ledger is None else ledger.in_steps.get(slow.step, {})
+    regions = {name: slow.device_ms[name] for name in REGIONS if name in slow.device_ms}
+    if LOADER_START in slow.device_ms:
+        regions["data"] = regions.get("data", 0.0) + slow.device_ms[LOADER_START]
+    return SlowStep(
+        step=slow.step,
+        ms=slow.ms,
+        end_s=None if ledger is None or not slow.ended_ns else (slow.ended_ns - ledger.began_ns) / 1e9,
+        parts_ms={name: 1e3 * seconds for name, seconds in parts.items()},
+        regions_ms=regions,
     )
 
 
@@ -118,7 +139,15 @@ def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
         ledger: of a rank.
         on_device: on a GPU, the counted steps.
     """
-    return RunLedger(**asdict(ledger), goodput=goodput(ledger, on_device))
+    return RunLedger(
+        wall_s=ledger.wall_s,
+        parts=ledger.parts,
+        unexplained_s=ledger.unexplained_s,
+        counts=ledger.counts,
+        first_s=ledger.first_s,
+        goodput=goodput(ledger, on_device),
+        spans=tuple(RunSpan(**asdict(span)) for span in ledger.spans),
+    )
 
 
 def _region(run: RunSummary, name: str) -> RunRegion:

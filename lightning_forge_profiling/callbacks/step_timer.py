@@ -133,6 +133,7 @@ class StepTimer:
         self.timers.start("other", at=self._since)
         if self.ledger is not None:
             self.ledger.enter(STEPS)
+            self.ledger.begin_step(0, last_counts=False)
 
     @property
     def _base(self) -> str:
@@ -285,7 +286,7 @@ class StepTimer:
             else:
                 timers.relabel("other", self._base)
             self._be_in(self._base)
-            timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
+            timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
             self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, before))
             if left_out != "recorded":
@@ -294,6 +295,8 @@ class StepTimer:
             self._own_ns = self._before_fetch_ns = 0
             self._disturbed = False
             self.step = timers.tag = self.step + 1
+            if self.ledger is not None:
+                self.ledger.begin_step(self.step, last_counts=left_out is None)
             if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
@@ -328,6 +331,8 @@ class StepTimer:
         self._plain_ended_ns.append(began_ns)
         self.step += 1
         self.saw_training = False
+        if self.ledger is not None:
+            self.ledger.begin_step(self.step)
         self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
         self._own_ns = 0
 
@@ -341,7 +346,7 @@ class StepTimer:
         own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
         self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
         self._stepped_ns = ended_ns[-1]
-        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3)
+        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3, ended_ns)
 
     def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
         # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's

@@ -1,7 +1,7 @@
 """The base class of both callbacks: one step timer for the two of them, driven by the first in the Trainer's list."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
@@ -15,7 +15,13 @@ from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
 from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
 from lightning_forge_profiling.callbacks.guard import guarded
-from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
+from lightning_forge_profiling.callbacks.ledger_parts import (
+    LedgerParts,
+    SetUpParts,
+    hook_parts,
+    set_up_parts,
+    tear_down,
+)
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
 from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
@@ -25,8 +31,8 @@ from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import REGIONS, STARTUP_PROCESS
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.report.run_output import print_run
-from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -112,6 +118,8 @@ class TimedCallback(Callback):
         self._counter: WorkCounter | None = None
         self._ledger_clock: LedgerClock | None = None
         self._ledger_parts: LedgerParts | None = None
+        self._set_up_parts: SetUpParts | None = None
+        self._hook_parts: Mapping[str, str] = {}
         self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
         self._plain_steps: PlainSteps | None = None
         self._kind_of_step = (False, True)
@@ -258,6 +266,15 @@ class TimedCallback(Callback):
         else:
             self._step_timer = peers[0]._step_timer  # noqa: SLF001  (one of us)
         self.prepare(trainer)
+        if peers[-1] is self:  # from here on none of us looks at the user's profiler
+            peers[0]._watch_set_up(trainer, pl_module)  # noqa: SLF001  (one of us)
+
+    @guarded
+    def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
+        assert self._step_timer is not None  # noqa: S101  (setup made both)
+        assert self._ledger_clock is not None  # noqa: S101
+        parts = set_up_parts(hook_parts(trainer, module, self._peers))
+        self._set_up_parts = SetUpParts(self._ledger_clock, self._step_timer, trainer, parts)
 
     @guarded
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -269,8 +286,9 @@ class TimedCallback(Callback):
             self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
             self._counter = self._work_counter(pl_module)
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
-            parts = hook_parts(trainer, pl_module, self._peers)
-            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module), parts)
+            self._leave_set_up()
+            self._hook_parts = hook_parts(trainer, pl_module, self._peers)
+            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module), self._hook_parts)
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:
@@ -428,8 +446,15 @@ class TimedCallback(Callback):
         if self._peers[-1] is self and not interrupted and self._step_timer is not None:
             leave_figures(trainer, self._step_timer, self._peers, self.ledger())
 
+    def _leave_set_up(self) -> None:
+        """Restore what was replaced in `setup`."""
+        watching, self._set_up_parts = self._set_up_parts, None
+        if watching is not None:
+            watching.close()
+
     def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
         """Stop timing, and restore what the leader replaced when the training loop began."""
+        self._leave_set_up()
         standing, self._stand_in = self._stand_in, None
         if standing is None or self._step_timer is None:
             return
@@ -444,6 +469,8 @@ class TimedCallback(Callback):
         self._step_timer.finish(wait=wait)  # last: Ctrl-C may end the wait
         if self._ledger_clock is not None:
             self._ledger_clock.enter(_TEAR_DOWN)
+            if wait:  # no hooks follow an exception
+                tear_down(self._step_timer, trainer, self._hook_parts)
 
     @guarded
     def _abandon(self, trainer: Trainer) -> None:
@@ -462,6 +489,7 @@ class TimedCallback(Callback):
 
     @guarded
     def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
+        self._leave_set_up()
         StandIn.leave(trainer)  # again: who kept ours may have assigned it since
         clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
         if clock is not None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
+from lightning_forge_profiling.report.slow_steps import slowest_line
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
 from lightning_forge_profiling.report.wording import (
@@ -163,7 +164,8 @@ def _title(report: RunReport) -> str:
     if not rates.steps:
         return "Where a step goes: unknown, no step was timed"
     mean = digits(rates.mean_ms("step"))
-    return f"Where a step goes: {mean} ms, mean of {rates.steps} of {steps} steps on {report.device}"
+    longest = f", longest {digits(report.run.step_ms.max)} ms" if rates.steps > 1 else ""
+    return f"Where a step goes: {mean} ms, mean of {rates.steps} of {steps} steps on {report.device}{longest}"
 
 
 def _sampled(rates: Rates) -> str:
@@ -228,6 +230,9 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         yield Line("gpu", Text(f"no telemetry: {report.gpu}"))
     elif report.gpu is not None:
         yield Line("gpu", Text(", ".join(telemetry_words(report.gpu))))
+    evidence = report.analysis.run if report.analysis is not None else None
+    if evidence is not None and (slowest := slowest_line(evidence)):
+        yield Line("slowest", Text(slowest))
     yield from _whole_fit_lines(report)
 
 

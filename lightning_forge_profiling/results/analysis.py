@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.saving import Saving
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -248,6 +249,7 @@ class RunLedger:
         counts: how often each part was entered.
         first_s: seconds of the first time of each part, which may include what later ones need not do.
         goodput: productive step time as a fraction of `wall_s`: `steps`, and on a GPU what it computed during hooks.
+        spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
     """
 
     wall_s: float
@@ -256,6 +258,7 @@ class RunLedger:
     counts: Mapping[str, int]
     first_s: Mapping[str, float] = field(default_factory=dict)
     goodput: float | None = None
+    spans: tuple[RunSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +309,7 @@ class RunEvidence:
             window.
         continues_from: the optimizer step from which this fit continues, as one that is resumed from a checkpoint; 0
             for a fit from the beginning. The ledger and all figures are of this fit alone.
+        slowest: the five slowest counted steps, the slowest first.
     """
 
     steps: int
@@ -329,6 +333,7 @@ class RunEvidence:
     drift: StepDrift | None = None
     ledger_differences: tuple[RankDifference, ...] = ()
     continues_from: int = 0
+    slowest: tuple[SlowStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

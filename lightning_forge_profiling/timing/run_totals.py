@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.rates import Percentiles, PlainSteps, Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.slowest import SlowestSteps, SlowStep
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
@@ -51,6 +52,7 @@ class RunSummary:
         after_window_ms: times of the first steps after it, once they are settled.
         first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
             those of the more frequent kind, with or without an optimizer update.
+        slowest: the slowest steps that count, the slowest first.
     """
 
     steps: int
@@ -70,6 +72,7 @@ class RunSummary:
     before_window_ms: tuple[float, ...] = ()
     after_window_ms: tuple[float, ...] = ()
     first_ms: Mapping[int, float] = field(default_factory=dict)
+    slowest: tuple[SlowStep, ...] = ()
 
 
 class RunTotals:
@@ -99,6 +102,7 @@ class RunTotals:
         self._window_ended = 0
         self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
         self._after_window: list[float] = []
+        self._slowest = SlowestSteps()
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
         """Enter one step.
@@ -122,6 +126,9 @@ class RunTotals:
             self._add_beside_window(times.step, took_ms)
         if left_out is None:
             self._add_first(times.step, took_ms, work)
+            if took_ms > self._slowest.least_ms:
+                by_region = times.device_ms if times.split else {}
+                self._slowest.add(SlowStep(took_ms, times.step, timing.ended_ns, by_region))
             self._count(times, took_ms, work, timing)
             return
         self._break_cycle(work)
@@ -148,6 +155,9 @@ class RunTotals:
             self._samples = added(self._samples, work.samples)
             self._add_beside_window(number, ms)
             self._add_first(number, ms, work)
+            if ms > self._slowest.least_ms:
+                ended_ns = steps.ended_ns[number - steps.first] if steps.ended_ns else 0
+                self._slowest.add(SlowStep(ms, number, ended_ns, {}))
         if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
             timing = StepTiming(own_us=steps.own_us)
             for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):
@@ -278,4 +288,5 @@ class RunTotals:
             before_window_ms=tuple(self._before_window) if self._window_ended else (),
             after_window_ms=tuple(self._after_window),
             first_ms=dict(accumulating if len(accumulating) > len(changing) else changing),
+            slowest=self._slowest.read(),
         )

@@ -91,7 +91,7 @@ class StepSums:
     def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         """Add a step with its time."""
         samples, tokens, optimizer_steps, flops, _ = work
-        drained, chosen, own_us, before_fetch_ms, _ = timing
+        drained, chosen, own_us, before_fetch_ms, _, _ = timing
         changes = optimizer_steps > 0
         self.steps += 1
         self.latest.append((took_ms, changes))

@@ -64,8 +64,8 @@ function overview({ ranks, run }) {
   ];
 }
 
-function stepTime({ mean, p50, min, max }) {
-  return `${milliseconds(mean)} (p50 ${short(p50)}, ${short(min)} to ${short(max)})`;
+function stepTime({ mean, p50, p95, min, max }) {
+  return `${milliseconds(mean)} (p50 ${short(p50)}, ${p95 === null ? "" : `p95 ${short(p95)}, `}${short(min)} to ${short(max)})`;
 }
 
 function remedy(finding) {

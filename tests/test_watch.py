@@ -64,7 +64,7 @@ def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
     assert ": running: step 1,200, last written " in text
     assert "NVIDIA H200 on node0, 3 ranks, precision bf16-mixed" in text
     for part in (
-        "step        42.", "last 50 steps", "backward ", "throughput  ", "gpu         7", "% utilized, 61.2 GiB used",
+        "step        42.", "50 steps to 1,200", "backward ", "throughput  ", "% utilized, 61.2 GiB used",
         "whole fit   steps ", "verdict     input-bound, ", "rank    step ", "validation, 4.0 s",
     ):  # fmt: skip
         assert part in text, part
@@ -89,6 +89,18 @@ def test_a_frame_fits_into_40_columns(tmp_path):
     print_frame(record, "run", time.time(), Screen(page, width=40, wrap=True, colours=False))
     assert "backward" in page.text
     assert [line for line in page.text.splitlines() if len(line) > 40] == []
+
+
+def test_an_interval_without_regions_leaves_those_of_the_interval_before(tmp_path):
+    run = MadeRun(rows=10)
+    record, lines = run.write(tmp_path), run.lines()
+    last = [line for line in lines if isinstance(line, Interval)][-1]
+    append(record, msgspec.structs.replace(last, step=510, counted=10, device_ms={"step": 360.0}, host_ms={}))
+    text = forge("watch", record, "--once").stdout
+    assert "running: step 510, " in text
+    [forward] = [line.split() for line in text.splitlines() if line.startswith("forward ")]
+    assert [float(ms) for ms in forward[-2:]] == pytest.approx([8.1, 8.1], abs=0.1), "means of steps with known regions"
+    assert "50 steps to 500" in text
 
 
 class Capture:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, rates_of, spread_of
+from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, rates_of, split, spread_of
 from lightning_forge_profiling.monitor.standing import Outcome, duration, run_standing
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
@@ -14,7 +14,6 @@ from lightning_forge_profiling.report.run_table import Line, Row, RunReport, Run
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text, width_of
 from lightning_forge_profiling.report.wording import digits
-from lightning_forge_profiling.timing.rates import Rates
 
 __all__ = ["print_frame", "print_pace", "regions_table", "setting_words", "sparkline"]
 
@@ -102,9 +101,9 @@ def print_pace(rank: RankRecord, screen: Screen) -> None:
     times = f"{digits(spread.p50)} ms, p95 {digits(spread.p95 or 0.0)} ms " if medians else ""
     room = min(_MOST_TIMES, screen.width - NAMES_WIDTH - 1 - width_of(times))
     screen.line(Text(times + sparkline(medians, max(room, 1))), name=Text("step", "bold"), column=NAMES_WIDTH)
-    table = regions_table(rates_of([latest]), rates_of(intervals), beside_run=screen.width >= _WIDE)
-    if table.rows:
-        screen.table(step_table(table, screen.width))
+    by_region = split(intervals)
+    if by_region:
+        screen.table(step_table(regions_table(by_region, beside_run=screen.width >= _WIDE), screen.width))
     for name, parts in (("throughput", _throughput(latest)), ("gpu", _gpu(latest))):
         if parts:
             screen.line(", ".join(parts), name=Text(name, "bold"), column=NAMES_WIDTH)
@@ -127,32 +126,24 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_LEVELS[min(int(8 * (value - low) / span), 7) if span else 0] for value in shown)
 
 
-def regions_table(now: Rates, run: Rates, *, beside_run: bool) -> RunTable:
-    """The regions of some steps as rows.
+def regions_table(intervals: Sequence[Interval], *, beside_run: bool) -> RunTable:
+    """The regions of the latest interval as rows.
 
     Args:
-        now: the latest steps.
-        run: all steps at hand.
-        beside_run: whether to give the means over those, too.
+        intervals: with regions; at least one.
+        beside_run: whether to give the means over all of them, too.
     """
-    columns = 2 if beside_run else 1
-    step_ms = now.mean_ms("step")
-    if not now.split_steps or not step_ms:
-        return RunTable((), "")
-    regions = [*now.regions, *now.user_regions]
-    rows = [
-        Row(
-            name if name in now.regions else f"your {name}",
-            100 * now.mean_ms(name) / step_ms,
-            (f"{now.mean_ms(name):.2f}", f"{run.mean_ms(name):.2f}")[:columns],
-        )
-        for name in regions
-        if now.mean_ms(name) or run.mean_ms(name)
-    ]
-    rows.append(Row("step", None, (f"{step_ms:.2f}", f"{run.mean_ms('step'):.2f}")[:columns]))
-    steps = f"{now.steps} steps" if now.steps > 1 else "1 step"
-    times = ("mean ms", f"of {run.steps:,}")[:columns]
-    return RunTable((), "", (f"last {steps}", "share of mean", *times), tuple(rows))
+    latest, run, columns = rates_of(intervals[-1:]), rates_of(intervals), 2 if beside_run else 1
+    step_ms = latest.mean_ms("step")
+
+    def row(name: str, shown: str, pct: float | None) -> Row:
+        return Row(shown, pct, (f"{latest.mean_ms(name):.2f}", f"{run.mean_ms(name):.2f}")[:columns])
+
+    regions = [name for name in latest.regions if latest.mean_ms(name) or run.mean_ms(name)]
+    rows = [row(name, name, 100 * latest.mean_ms(name) / step_ms if step_ms else 0.0) for name in regions]
+    steps = f"{latest.steps} steps" if latest.steps > 1 else "1 step"
+    headings = (f"{steps} to {intervals[-1].step:,}", "share of mean", "mean ms", f"of {run.steps:,}")
+    return RunTable((), "", headings[: 2 + columns], (*rows, row("step", "step", None)))
 
 
 def _throughput(latest: Interval) -> list[str]:
@@ -205,9 +196,13 @@ def _events(record: RunRecord, now: float) -> Iterator[str]:
     for seen in sorted(found.values(), key=lambda each: -each[0][1].at)[:_EVENTS]:
         number, event = seen[0]
         on = f" on rank {number}" if len(seen) == 1 < len(record.ranks) else ""
-        took = f", {event.seconds:.1f} s" if event.seconds else ""
+        took = f", {_length(event.seconds)}" if event.seconds else ""
         said = f": {event.text}" if event.text else ""
         yield f"{duration(now - event.at)} ago, step {event.step:,}: {event.kind}{on}{took}{said}"
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
 
 
 def _ranks(paces: Sequence[RankPace], now: float) -> Table:

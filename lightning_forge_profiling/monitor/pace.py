@@ -13,7 +13,7 @@ from lightning_forge_profiling.record.lines import Interval
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 
-__all__ = ["RankPace", "counted", "rank_paces", "rates_of", "spread_of"]
+__all__ = ["RankPace", "counted", "rank_paces", "rates_of", "split", "spread_of"]
 
 _BEFORE_COLLECTIVES: Final = ("data", "transfer", "forward")
 """Data-parallel ranks wait for each other in backward. What a rank needs before it is its own time."""
@@ -54,6 +54,11 @@ def counted(rank: RankRecord) -> list[Interval]:
     return [interval for interval in rank.intervals if interval.counted]
 
 
+def split(intervals: Iterable[Interval]) -> list[Interval]:
+    """The intervals whose steps are known by region: in a short one, none may have been split."""
+    return [interval for interval in intervals if not interval.device_ms.keys().isdisjoint(REGIONS)]
+
+
 def rates_of(intervals: Sequence[Interval]) -> Rates:
     """Sums and rates over intervals.
 
@@ -70,7 +75,7 @@ def rates_of(intervals: Sequence[Interval]) -> Rates:
         device_ms=device_ms,
         host_ms=_sums(one.host_ms for one in intervals),
         flops=None,
-        split_steps=steps if any(region in device_ms for region in REGIONS) else 0,
+        split_steps=0 if device_ms.keys().isdisjoint(REGIONS) else steps,
     )
 
 
@@ -112,8 +117,9 @@ def rank_paces(record: RunRecord, now: float) -> list[RankPace]:
 
 
 def _pace(rank: RankRecord, now: float) -> RankPace:
-    standing, rates = rank_standing(rank, now), rates_of(counted(rank)[-_COMPARED:])
-    before_ms = sum(rates.mean_ms(region) for region in _BEFORE_COLLECTIVES)
+    standing, latest = rank_standing(rank, now), counted(rank)[-_COMPARED:]
+    rates, by_region = rates_of(latest), rates_of(split(latest))
+    before_ms = sum(by_region.mean_ms(region) for region in _BEFORE_COLLECTIVES)
     return RankPace(
         rank=rank.begin.rank,
         host=rank.begin.host,
@@ -122,5 +128,5 @@ def _pace(rank: RankRecord, now: float) -> RankPace:
         step=standing.step,
         at=standing.at,
         step_ms=rates.mean_ms("step") if rates.steps else None,
-        before_backward_ms=before_ms if rates.split_steps else None,
+        before_backward_ms=before_ms if by_region.steps else None,
     )

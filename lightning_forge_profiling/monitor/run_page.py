@@ -7,7 +7,7 @@ from typing import Final
 from lightning_forge_profiling.monitor.charts import Mark, Placing, TimeAxis, axis_row, chart_row, mark_row
 from lightning_forge_profiling.monitor.curves import curves, points
 from lightning_forge_profiling.monitor.live_view import regions_table, setting_words
-from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, rates_of
+from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, split
 from lightning_forge_profiling.monitor.run_summary import totals
 from lightning_forge_profiling.monitor.standing import Standing, duration, run_standing
 from lightning_forge_profiling.names import REGIONS
@@ -67,8 +67,8 @@ def run_page(record: RunRecord, now: float) -> str:
 
 def _pace_table(first: RankRecord) -> RunTable:
     """What can be said of the step before the first totals."""
-    rates = rates_of(counted(first))
-    return regions_table(rates, rates, beside_run=False)
+    by_region = split(counted(first))
+    return regions_table(by_region, beside_run=True) if by_region else RunTable((), "")
 
 
 # -- sections --------------------------------------------------------------------------------------------------------

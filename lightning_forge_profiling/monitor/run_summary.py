@@ -14,13 +14,13 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.results.analysis import Analysis
 
-__all__ = ["RunSummary", "print_summary", "run_summary", "totals"]
+__all__ = ["RecordSummary", "print_summary", "run_summary", "totals"]
 
 _STYLES: Final[Mapping[Outcome, str]] = {"running": "bold", "finished": "bold", "failed": "bold red", "silent": "bold"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RecordSummary:
     """What `summary --json` prints.
 
     Attributes:
@@ -50,7 +50,7 @@ class RunSummary:
     problems: tuple[str, ...]
 
 
-def run_summary(record: RunRecord, now: float) -> RunSummary:
+def run_summary(record: RunRecord, now: float) -> RecordSummary:
     """A run as data.
 
     Args:
@@ -58,7 +58,7 @@ def run_summary(record: RunRecord, now: float) -> RunSummary:
         now: the time, in seconds since 1970.
     """
     standing, (first, state) = run_standing(record, now), totals(record)
-    return RunSummary(
+    return RecordSummary(
         outcome=standing.outcome,
         run=first.begin.run,
         record=str(record.folder),

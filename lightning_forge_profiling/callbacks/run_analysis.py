@@ -30,7 +30,7 @@ from lightning_forge_profiling.timing.goodput import goodput
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
-from lightning_forge_profiling.timing.slowest import SlowStep as TimedSlowStep
+from lightning_forge_profiling.timing.slowest import TimedStep
 from lightning_forge_profiling.timing.steps import LOADER_START
 from lightning_forge_profiling.timing.utilization import Compute
 
@@ -118,7 +118,7 @@ def run_evidence(
     )
 
 
-def _slow_step(slow: TimedSlowStep, ledger: Ledger | None) -> SlowStep:
+def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:
     parts = {} if ledger is None else ledger.in_steps.get(slow.step, {})
     regions = {name: slow.device_ms[name] for name in REGIONS if name in slow.device_ms}
     if LOADER_START in slow.device_ms:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.rates import Percentiles, PlainSteps, Rates, Spread, StepTiming, StepWork
-from lightning_forge_profiling.timing.slowest import SlowestSteps, SlowStep
+from lightning_forge_profiling.timing.slowest import SlowestSteps, TimedStep
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
@@ -72,7 +72,7 @@ class RunSummary:
     before_window_ms: tuple[float, ...] = ()
     after_window_ms: tuple[float, ...] = ()
     first_ms: Mapping[int, float] = field(default_factory=dict)
-    slowest: tuple[SlowStep, ...] = ()
+    slowest: tuple[TimedStep, ...] = ()
 
 
 class RunTotals:
@@ -128,7 +128,7 @@ class RunTotals:
             self._add_first(times.step, took_ms, work)
             if took_ms > self._slowest.least_ms:
                 by_region = times.device_ms if times.split else {}
-                self._slowest.add(SlowStep(took_ms, times.step, timing.ended_ns, by_region))
+                self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
             self._count(times, took_ms, work, timing)
             return
         self._break_cycle(work)
@@ -157,7 +157,7 @@ class RunTotals:
             self._add_first(number, ms, work)
             if ms > self._slowest.least_ms:
                 ended_ns = steps.ended_ns[number - steps.first] if steps.ended_ns else 0
-                self._slowest.add(SlowStep(ms, number, ended_ns, {}))
+                self._slowest.add(TimedStep(ms, number, ended_ns, {}))
         if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
             timing = StepTiming(own_us=steps.own_us)
             for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):

@@ -1,15 +1,17 @@
 """The slowest steps of a run."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
-from typing import Final, NamedTuple
+from typing import Final
 
-__all__ = ["SlowStep", "SlowestSteps"]
+__all__ = ["SlowestSteps", "TimedStep"]
 
 _MOST: Final = 5
 
 
-class SlowStep(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class TimedStep:
     """A step that took long.
 
     Attributes:
@@ -22,7 +24,7 @@ class SlowStep(NamedTuple):
     ms: float
     step: int
     ended_ns: int
-    device_ms: Mapping[str, float]
+    device_ms: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 class SlowestSteps:
@@ -32,7 +34,7 @@ class SlowestSteps:
         >>> slowest = SlowestSteps()
         >>> for step in range(100):
         ...     if step % 7 > slowest.least_ms:
-        ...         slowest.add(SlowStep(step % 7, step, 0, {}))
+        ...         slowest.add(TimedStep(step % 7, step, 0))
         >>> [(slow.step, slow.ms) for slow in slowest.read()]
         [(6, 6), (13, 6), (20, 6), (27, 6), (34, 6)]
     """
@@ -40,9 +42,9 @@ class SlowestSteps:
     def __init__(self) -> None:
         self.least_ms = 0.0
         """A step that takes no longer need not be added."""
-        self._heap: list[SlowStep] = []
+        self._heap: list[TimedStep] = []
 
-    def add(self, slow: SlowStep) -> None:
+    def add(self, slow: TimedStep) -> None:
         """Add a step that takes longer than `least_ms`."""
         if len(self._heap) < _MOST:
             heappush(self._heap, slow)
@@ -51,6 +53,6 @@ class SlowestSteps:
         if len(self._heap) == _MOST:
             self.least_ms = self._heap[0].ms
 
-    def read(self) -> tuple[SlowStep, ...]:
+    def read(self) -> tuple[TimedStep, ...]:
         """The slowest first."""
         return tuple(sorted(self._heap, key=lambda slow: (-slow.ms, slow.step)))

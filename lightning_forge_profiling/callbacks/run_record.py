@@ -28,14 +28,15 @@ __all__ = ["RunRecord"]
 _log = plain_logger(__name__)
 
 _INTERVAL_S: Final = 0.05
-"""Rows that are logged sooner after each other share an interval."""
+"""Rows that are logged sooner after each other share a line."""
 
 _STATE_S: Final = 5.0
 _STATE_SHARE: Final = 0.01
 """Of the run's time: the longer it has gone on, the less its totals change."""
 
-_STATE_COST: Final = 0.001
-"""Making a state takes some milliseconds of the training thread: this share of the run at the most."""
+_COST: Final = 0.001
+"""The largest share of the run that making states takes of the training thread, at some milliseconds each, and again
+that making intervals takes, at some 0.1 ms each."""
 
 _CLOSE_S: Final = 3.0
 _CLOSE_WITH_PEERS_S: Final = 1.0
@@ -95,24 +96,27 @@ class RunRecord:
         began_s = perf_counter()
         if began_s < self._next_interval_s or not self._writer.takes:
             return  # its steps will be in the next interval
-        first = not self._next_interval_s
-        self._next_interval_s = began_s + _INTERVAL_S
-        self._write_interval()
-        if first or self._writer.segments > self._segments:
+        if not self._next_interval_s or self._writer.segments > self._segments:
             self._next_state_s = began_s
-        self._step_timer.totals.add_own((perf_counter() - began_s) * 1e6)
+        self._write_interval()
+        self._next_interval_s = self._after_pause(began_s, _INTERVAL_S)
 
-    @guarded
     def step_ended(self) -> None:
         """Write a state, when it is time to."""
+        if perf_counter() >= self._next_state_s:  # this runs in each step
+            self._write_due_state()
+
+    @guarded
+    def _write_due_state(self) -> None:
         began_s = perf_counter()
-        if began_s < self._next_state_s:
-            return
         self._write_state(self._report())
+        self._next_state_s = self._after_pause(began_s, max(_STATE_S, _STATE_SHARE * (began_s - self._began_s)))
+
+    def _after_pause(self, began_s: float, pause_s: float) -> float:
+        """Charge what has been written since an instant to the run's timing; returns when more may be written."""
         ended_s = perf_counter()
         self._step_timer.totals.add_own((ended_s - began_s) * 1e6)
-        pause_s = max(_STATE_S, _STATE_SHARE * (ended_s - self._began_s), (ended_s - began_s) / _STATE_COST)
-        self._next_state_s = ended_s + pause_s
+        return ended_s + max(pause_s, (ended_s - began_s) / _COST)
 
     @guarded
     def window(self, trace: TraceReport | None) -> None:

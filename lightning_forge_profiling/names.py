@@ -35,6 +35,7 @@ __all__ = [
     "record_name",
     "record_rank",
     "region_ms",
+    "segment_name",
     "trace_name",
 ]
 
@@ -141,6 +142,11 @@ RECORD_FOLDER: Final = "forge_record"
 def record_name(rank: int) -> str:
     """A rank's record; segments that were rotated out lie beside it as `rankN.1.jsonl`, `rankN.2.jsonl`, ..."""
     return f"rank{rank}.jsonl"
+
+
+def segment_name(rank: int, number: int) -> str:
+    """A segment of a rank's record that was rotated out, the first one number 1."""
+    return f"rank{rank}.{number}.jsonl"
 
 
 def record_rank(name: str) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks import after_window, fresh, overhead, recording
+from benchmarks import after_window, fresh, ledger, overhead, recording
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from tests.models import Classifier, loader
@@ -123,3 +123,12 @@ def test_every_other_turn_is_in_reverse_order(capsys):
     fresh.in_turns({name: python("print({})") for name in "ab"}, 2)
     order = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert order == ["turn 1, a", "turn 1, b", "turn 2, b", "turn 2, a"]
+
+
+def test_a_ledger_sums_to_the_wall_time_of_its_process(capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert ledger.main(["--quick", "--turns", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert {"| `steps`", "| `validation`", "| `checkpoint`"} <= {line.split(" |")[0] for line in printed.splitlines()}
+    remainder = float(printed.rpartition("wall time")[0].rpartition("turn: ")[2].removesuffix(" % of its "))
+    assert remainder < 0.5

@@ -109,7 +109,7 @@ def test_rare_work_in_a_hook_of_each_batch_is_counted_and_not_estimated(make_tra
     class Rarely(Callback):
         def on_train_batch_end(self, trainer, *_):
             if trainer.global_step % 20 == 0:
-                planted("callback/Rarely.on_train_batch_end")
+                planted("callback/Rarely.on_train_batch_end", 5 * SLOW_S)
 
     planted = Planted()
     forge = ForgeProfilerCallback(20, 23, trace_dir=tmp_path / "t")

@@ -174,6 +174,9 @@ class ForgeProfilerCallback(TimedCallback):
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(self.config.window).replace(' ', '_')}"
         problem = self._unrecordable() or writable_folder_problem(root) if trainer.is_global_zero else ""
         name, problem = trainer.strategy.broadcast((name, problem))
+        if problem and self.added:
+            self._stand_aside(problem)
+            return
         if problem:
             raise ConfigurationError(problem)
         expected = range(trainer.world_size) if self.ranks == "all" else self.ranks

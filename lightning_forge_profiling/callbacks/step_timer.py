@@ -59,6 +59,7 @@ class StepTimer:
         warmup_steps: how many steps at the start of the fit do not count. All of them are split into regions.
         budget: chooses which of the later steps are split into regions; None splits all.
         ledger: also gets what lies between steps.
+        bucket: gives the bucket of a step's time in the histograms of the totals; None for none.
         clock_ns: the host clock.
     """
 
@@ -70,6 +71,7 @@ class StepTimer:
         warmup_steps: int = 0,
         budget: TimingBudget | None = None,
         ledger: LedgerClock | None = None,
+        bucket: Callable[[float], int] | None = None,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.timers = timers
@@ -101,7 +103,7 @@ class StepTimer:
         self._open_parts: list[str] = []
         self._depth: dict[str, int] = {}
         self._user_regions = Lock()  # autograd has a thread for each device
-        self.totals = RunTotals(tuple(name for name in REGIONS if name in timed))
+        self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
         self._completed = CompletedSteps(self.totals)
         self._plain: list[StepWork] = []
         self._plain_ended_ns: list[int] = []

@@ -30,7 +30,8 @@ def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | N
 
     The later half of the steps is the reference: its median is the level, and the largest distance of a block's median
     from it the noise. There is a drift if the median of the first block lies at least 5 % and 2.5 times the noise away
-    from that level; it lasts as long as the following blocks lie on the same side, further away than the noise and 2 % of the level.
+    from that level; it lasts as long as the following blocks lie on the same side, further away than the noise and 2 %
+    of the level.
 
     Args:
         steps: numbers of the first counted steps.

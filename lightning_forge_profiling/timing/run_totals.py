@@ -1,8 +1,9 @@
 """The totals of a run: which steps count, which are left out and why, and their sums."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
@@ -76,16 +77,18 @@ class RunTotals:
 
     Args:
         regions: the built-in regions that are timed.
+        bucket: gives the bucket of a step's time in histograms; None if nobody calls `take_interval`.
     """
 
-    def __init__(self, regions: tuple[str, ...] = REGIONS) -> None:
-        self._regions = regions
-        self._steady = StepSums(regions)
-        self._untaken = StepSums(regions)
-        self._cycle = StepSums(regions)
+    def __init__(self, regions: tuple[str, ...] = REGIONS, bucket: Callable[[float], int] | None = None) -> None:
+        self._sums = partial(StepSums, regions, bucket)
+        self._steady = self._sums()
+        self._unwritten = self._steady if bucket is None else self._sums()
+        self._untaken = self._sums()
+        self._cycle = self._sums()
         self._cycle_is_broken = False
-        self._warmup = StepSums(regions)
-        self._first = StepSums(regions)
+        self._warmup = self._sums()
+        self._first = self._sums()
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
@@ -160,7 +163,7 @@ class RunTotals:
         """Enter a step that counts, with the others of its accumulation cycle if all of them count."""
         cycle = self._cycle
         if self._cycle_is_broken:
-            self._steady.add(times, took_ms, work, timing)
+            self._unwritten.add(times, took_ms, work, timing)
             self._cycle_is_broken = not work.ends_cycle
         elif work.ends_cycle and not cycle.steps:  # as every step does without accumulation
             self._untaken.add(times, took_ms, work, timing)
@@ -168,14 +171,14 @@ class RunTotals:
             cycle.add(times, took_ms, work, timing)
             if work.ends_cycle:
                 self._untaken.merge(cycle)
-                self._cycle = StepSums(self._regions)
+                self._cycle = self._sums()
 
     def _break_cycle(self, work: StepWork) -> None:
         """Drop the accumulation cycle of a step that does not count from the rows that are logged."""
         self._cycle_is_broken = not work.ends_cycle
         if self._cycle.steps:
-            self._steady.merge(self._cycle)
-            self._cycle = StepSums(self._regions)
+            self._unwritten.merge(self._cycle)
+            self._cycle = self._sums()
 
     def _add_beside_window(self, step: int, took_ms: float) -> None:
         if not self._window_ended:
@@ -197,19 +200,48 @@ class RunTotals:
 
     def take(self) -> Rates:
         """Sums over the counted steps since the last call, in whole accumulation cycles."""
-        taken, self._untaken = self._untaken, StepSums(self._regions)
-        self._steady.merge(taken)
+        taken, self._untaken = self._untaken, self._sums()
+        self._unwritten.merge(taken)
         return taken.read()
+
+    def take_interval(self, *, last: bool = False) -> tuple[Rates, dict[int, int]]:
+        """Sums over the counted steps since the last call but for those that `take` has still to return.
+
+        Together these are all counted steps, those of broken accumulation cycles included.
+
+        Args:
+            last: the run is over: include those, and a cycle that never ended.
+
+        Returns:
+            The sums, and the histogram of the steps' times.
+        """
+        taken, self._unwritten = self._unwritten, self._sums()
+        if last:
+            taken.merge(self._untaken)
+            taken.merge(self._cycle)
+            self._untaken, self._cycle = self._sums(), self._sums()
+        self._steady.merge(taken)
+        return taken.read(), dict(taken.histogram)
+
+    def histogram(self) -> dict[int, int]:
+        """The histogram of the times of all steps that count."""
+        return dict(self._all().histogram)
+
+    def add_own(self, us: float) -> None:
+        """Add host time in microseconds that timing and recording took between steps."""
+        self._untaken.own_us += us
 
     def steady(self) -> Rates:
         """Sums over all steps that count."""
         return self._all().read()
 
     def _all(self) -> StepSums:
-        later = [sums for sums in (self._untaken, self._cycle) if sums.steps]
+        later = [
+            sums for sums in (self._unwritten, self._untaken, self._cycle) if sums.steps and sums is not self._steady
+        ]
         if not later:
             return self._steady
-        all_ = StepSums(self._regions)
+        all_ = self._sums()
         for sums in (self._steady, *later):
             all_.merge(sums)
         return all_

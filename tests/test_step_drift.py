@@ -58,18 +58,18 @@ def test_steps_that_take_turns_do_not_drift(each):
 
 
 class SlowAtFirst(Callback):
-    """Sleeps in the first 60 steps."""
+    """Sleeps in the first 30 steps, for longer than a busy machine's steps vary."""
 
     def on_train_batch_end(self, trainer, *_):
-        time.sleep(0.02 if trainer.global_step <= 60 else 0.002)
+        time.sleep(0.06 if trainer.global_step <= 30 else 0.0)
 
 
 def test_a_fit_that_settles_late_says_so(make_trainer, capsys):
-    ours = ThroughputCallback(warmup_steps=10)
-    make_trainer(ours, SlowAtFirst(), logger=False).fit(Classifier(), loader(4 * 240))
+    ours = ThroughputCallback(warmup_steps=2)
+    make_trainer(ours, SlowAtFirst(), logger=False).fit(Classifier(), loader(4 * 130))
     drift = ours.analysis().run.drift
-    assert drift.first_ms > 20 > drift.steady_ms
-    assert drift.until_step >= 50
+    assert drift.first_ms > 60 > drift.steady_ms
+    assert drift.until_step >= 25
     said = " ".join(capsys.readouterr().out.split())
     assert f"until step {drift.until_step}; warmup_steps=" in said
     assert "step time still fell from " in said

@@ -182,7 +182,7 @@ def measure(pairs: int, folder: Path) -> None:
     row(*["---"] * 7)
     for size in (1, 2, 3, 5):
         found = compared(runs, size)
-        for name in ("step", "median"):
+        for name in ("step", "median") if found else ():
             row(name, str(size), *shares(outcomes(found, name)))
     row("step, were processes not allowed to differ", "1", *shares(by_steps_alone(runs)))
 

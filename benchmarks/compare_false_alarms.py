@@ -12,7 +12,7 @@ import argparse
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from benchmarks.fresh import module
 from lightning_forge_profiling.cli.compare import SCATTER_PCT
 from lightning_forge_profiling.diagnosis.block_bootstrap import BlockBootstrap
-from lightning_forge_profiling.diagnosis.run_metrics import RunMetric, run_metrics
+from lightning_forge_profiling.diagnosis.log_ratio import ratio_of
+from lightning_forge_profiling.diagnosis.run_metrics import RunMetric, RunOutcome, run_metrics, run_outcome
 from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.record.run_samples import run_samples
@@ -81,12 +82,25 @@ def compared(runs: Sequence[RunSamples], size: int, scatter: float = SCATTER) ->
     return [run_metrics(a, b, scatter=scatter, limit_pct=LIMIT_PCT) for a, b in groups(runs, size)]
 
 
-def shares(found: Iterable[RunMetric]) -> tuple[str, ...]:
+def outcomes(found: Iterable[Mapping[str, RunMetric]], name: str = "step") -> list[RunOutcome | None]:
+    """The outcomes of a metric."""
+    return [metrics[name].outcome for metrics in found]
+
+
+def shares(found: Iterable[RunOutcome | None]) -> tuple[str, ...]:
     """Cells of a table: how many comparisons, and the share of each outcome."""
-    counts = Counter(metric.outcome for metric in found)
+    counts = Counter(found)
     total = counts.total()
-    outcomes = ("slower", "faster", "same", "inconclusive")
-    return f"{total:,}", *(f"{100 * counts[outcome] / total:.1f} %" for outcome in outcomes)
+    kinds: tuple[RunOutcome, ...] = ("slower", "faster", "same", "inconclusive")
+    return f"{total:,}", *(f"{100 * counts[kind] / total:.1f} %" for kind in kinds)
+
+
+def by_steps_alone(runs: Sequence[RunSamples]) -> Iterator[RunOutcome]:
+    """The outcome of each pair, were processes not allowed to differ."""
+    for sides in groups(runs, 1):
+        found = [BlockBootstrap(run.counted, run.step_ms).ratio(run.step_ms, run.counted) for [run] in sides]
+        a, b = (value for value in found if value is not None)
+        yield run_outcome(ratio_of([a], [b], scatter=0.0), LIMIT_PCT)
 
 
 def slow_down_found(found: Iterable[RunMetric]) -> str:
@@ -132,7 +146,7 @@ def simulate(comparisons: int) -> None:
         for size in (1, 2, 3, 5):
             times = simulated(random, 2 * size * comparisons, 1000, scatter)
             found = compared([as_run(run, 50) for run in times], size)
-            row(f"{100 * scatter:.0f} %", str(size), *shares(metrics["step"] for metrics in found))
+            row(f"{100 * scatter:.0f} %", str(size), *shares(outcomes(found)))
 
     print("\nSlow-down called slower in 80 % of cases, processes scatter by 1 %\n")
     row("steps", "1 run a side", "1, `--scatter 1`", "2 a side", "3 a side", "5 a side")
@@ -168,8 +182,9 @@ def measure(pairs: int, folder: Path) -> None:
     row(*["---"] * 7)
     for size in (1, 2, 3, 5):
         found = compared(runs, size)
-        for name in ("step", "median"):
-            row(name, str(size), *shares(metrics[name] for metrics in found))
+        for name in ("step", "median") if found else ():
+            row(name, str(size), *shares(outcomes(found, name)))
+    row("step, were processes not allowed to differ", "1", *shares(by_steps_alone(runs)))
 
 
 def main() -> None:

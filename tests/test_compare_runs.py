@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -235,7 +236,7 @@ def test_of_a_folder_the_newest_record_is_taken_and_it_is_said(records, forge, t
     code, out, _ = forge("compare", a, tmp_path / "logs", "--fail-over", "5")
     assert code == 1
     assert f"{newest / 'forge_record'}" in out
-    assert "now: the newest record of the folder" in out
+    assert "now: the newest of 2 records in the folder" in out
     same = forge("compare", a / "forge_record" / "rank0.jsonl", newest / "forge_record", "--fail-over", "5")
     assert same[0] == 1
 
@@ -296,13 +297,22 @@ def test_a_run_is_no_repeat_of_itself(records, forge):
 
 def test_a_record_and_a_trace_are_not_compared(records):
     a = records("a")
-    assert fails(process("compare", a, INPUT_BOUND), "has the record of a run and")
+    assert fails(process("compare", a, INPUT_BOUND), "has the record of a run, and")
     assert fails(process("compare", INPUT_BOUND, a), "compare two records, or two traces")
+
+
+def test_a_folder_with_a_record_and_a_trace_is_compared_by_what_the_other_side_has(records, forge):
+    a, b = records("a"), records("b", seed=1)
+    (b / "profiler_traces").mkdir()
+    shutil.copy(INPUT_BOUND, b / "profiler_traces")
+    assert "Median step" in forge("compare", INPUT_BOUND, b)[1]
+    assert "step, median ms" in forge("compare", a, b)[1]
 
 
 def test_what_cannot_be_compared_is_bad_input(records, forge, tmp_path):
     a = records("a")
-    assert forge("compare", a, tmp_path / "missing")[0] == 2
+    code, _, err = forge("compare", a, tmp_path / "missing")
+    assert (code, "missing: no such file or folder" in err) == (2, True)
     only_warmup = tmp_path / "short"
     write_record(only_warmup, step_times(10.0, steps=0))
     code, _, err = forge("compare", a, only_warmup)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_forge_profiling.cli.arguments import percentage
-from lightning_forge_profiling.cli.compare_runs import compare_records, has_record
+from lightning_forge_profiling.cli.compare_runs import compare_records, has_record, has_trace
 from lightning_forge_profiling.cli.output import Progress, write_json
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
@@ -96,32 +96,44 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _run(args: argparse.Namespace) -> int:
     before, after = _sides(args)
-    paths = (*before, *after)
     metrics = tuple(dict.fromkeys(args.metric or ["step"]))
-    records = [path for path in paths if has_record(path)]
-    if not records:
-        if len(paths) > 2:  # noqa: PLR2004
-            raise ConfigurationError(
-                f"repeats are of runs, and {paths[0]} has no record; traces are compared one by one"
-            )
-        _refuse_metrics(metrics, METRICS, "traces")
-        return _EXIT_CODES.get(_compare_traces(before[0], after[0], args.fail_over, metrics, as_json=args.json), 0)
-    other = next((path for path in paths if path not in records), None)
-    if other is not None:
-        raise ConfigurationError(
-            f"{records[0]} has the record of a run and {other} has none: compare two records, or two traces"
+    if _of_runs((*before, *after)):
+        _refuse_metrics(metrics, RUN_METRICS, "records of runs")
+        outcome = compare_records(
+            before,
+            after,
+            fail_over=args.fail_over,
+            metrics=metrics,
+            scatter_pct=args.scatter,
+            anyway=args.anyway,
+            as_json=args.json,
         )
-    _refuse_metrics(metrics, RUN_METRICS, "records of runs")
-    outcome = compare_records(
-        before,
-        after,
-        fail_over=args.fail_over,
-        metrics=metrics,
-        scatter_pct=args.scatter,
-        anyway=args.anyway,
-        as_json=args.json,
-    )
+    else:
+        if len(before) > 1 or len(after) > 1:
+            raise ConfigurationError("repeats are of runs with a record each; traces are compared one with one")
+        _refuse_metrics(metrics, METRICS, "traces")
+        outcome = _compare_traces(before[0], after[0], args.fail_over, metrics, as_json=args.json)
     return _EXIT_CODES.get(outcome, 0)
+
+
+def _of_runs(paths: Sequence[Path]) -> bool:
+    """Whether all have a record; False where none has, or those that do have traces, too.
+
+    Raises:
+        ConfigurationError: one side has only a record, and the other only a trace.
+    """
+    having = [path for path in paths if has_record(path)]
+    without = [path for path in paths if path not in having]
+    missing = next((path for path in without if not path.exists()), None)
+    if having and missing is not None:
+        raise ConfigurationError(f"{missing}: no such file or folder")
+    if having and without:
+        bare = next((path for path in having if not has_trace(path)), None)
+        if bare is not None:
+            raise ConfigurationError(
+                f"{bare} has the record of a run, and {without[0]} has none: compare two records, or two traces"
+            )
+    return not without
 
 
 def _sides(args: argparse.Namespace) -> tuple[Sequence[Path], Sequence[Path]]:

@@ -6,22 +6,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.output import Progress, write_json
-from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_rank
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.results.run_samples import RunSamples
 
-__all__ = ["compare_records", "has_record"]
+__all__ = ["compare_records", "has_record", "has_trace"]
 
 
 def has_record(path: Path) -> bool:
     """Whether `path` is a record, its folder, or a folder above one."""
-    if not path.is_dir():
-        return record_rank(path.name) is not None
-    if (path / record_name(0)).exists():
-        return True
-    return any(found.parent.name.startswith(RECORD_FOLDER) for found in path.rglob(record_name(0)))
+    return bool(_records(path)) if path.is_dir() else record_rank(path.name) is not None
+
+
+def has_trace(path: Path) -> bool:
+    """Whether there is a trace at `path`, or in a folder there."""
+    from lightning_forge_profiling.kineto.files import find_traces  # noqa: PLC0415
+
+    try:
+        return path.is_dir() and bool(find_traces(path)[0])
+    except TraceError:
+        return False
+
+
+def _records(folder: Path) -> list[Path]:
+    """The folders of the records in a folder."""
+    if (folder / record_name(0)).exists():
+        return [folder]
+    found = (path.parent for path in folder.rglob(record_name(0)))
+    return [record for record in found if record.name.startswith(RECORD_FOLDER)]
 
 
 def compare_records(
@@ -78,8 +92,8 @@ def _samples(path: Path, progress: Progress) -> "RunSamples":
     from lightning_forge_profiling.record.run_samples import run_samples  # noqa: PLC0415
 
     progress(f"reading {path}")
-    folder = newest_record(path)
-    samples = run_samples(read_run(folder))
-    if path.is_file() or path in {folder, folder.parent}:
+    samples = run_samples(read_run(newest_record(path)))
+    count = len(_records(path)) if path.is_dir() else 1
+    if count < 2:  # noqa: PLR2004
         return samples
-    return replace(samples, problems=("the newest record of the folder", *samples.problems))
+    return replace(samples, problems=(f"the newest of {count} records in the folder", *samples.problems))

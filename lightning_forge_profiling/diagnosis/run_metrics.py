@@ -56,8 +56,8 @@ def run_metrics(
     """The metrics by name: times first, then rates, then the regions in their order.
 
     With one run a side, to the scatter between processes comes that between the blocks of the less steady run: where
-    parts of a run differ, whole runs do, too. Of 225 pairs of equal runs on a busy machine 20 % were called slower by
-    more than 5 % without any allowance, 15 % with 5 % alone (`python -m benchmarks.compare_false_alarms`).
+    parts of a run differ, whole runs do, too. Of 200 pairs of equal runs on a busy machine 15 % were called slower by
+    more than 5 % by the errors from their own steps, and 1 % with both (`python -m benchmarks.compare_false_alarms`).
 
     Args:
         a: the runs of before.

@@ -46,11 +46,11 @@ class SpanLog:
     """Keeps spans by name. Where one name has too many, those that fit into a short time together become one.
 
     Example:
-        >>> log = SpanLog(most=3)
-        >>> for second in range(4):
+        >>> log = SpanLog(most=5)
+        >>> for second in range(6):
         ...     log.add("validation", second * 10**9, second * 10**9 + 10**8)
         >>> [(span.start_s, span.end_s, span.seconds, span.count) for span in log.read(0)]
-        [(0.0, 1.1, 0.2, 2), (2.0, 3.1, 0.2, 2)]
+        [(0.0, 3.1, 0.4, 4), (4.0, 5.1, 0.2, 2)]
     """
 
     def __init__(self, most: int = _MOST) -> None:
@@ -73,9 +73,13 @@ class SpanLog:
                 return
             stretches = self._stretches[part] = []
         stretches.append(_stretch(began_ns, ended_ns, step))
-        while len(stretches) > self._most:
-            resolution_ns = self._resolution_ns[part] = 2 * self._resolution_ns.get(part, _FINEST_NS)
+        if len(stretches) > self._most:
+            resolution_ns = self._resolution_ns.get(part, _FINEST_NS)
             stretches[:] = _merged(stretches, resolution_ns)
+            while len(stretches) > self._most // 2:
+                resolution_ns *= 2
+                stretches[:] = _merged(stretches, resolution_ns)
+            self._resolution_ns[part] = resolution_ns
 
     def read(self, origin_ns: int, still_open: Iterable[tuple[str, int, int, int | None]] = ()) -> tuple[Span, ...]:
         """All spans, by their beginning.
@@ -89,9 +93,9 @@ class SpanLog:
         found = (
             Span(
                 part,
-                round((one.began_ns - origin_ns) / 1e9, 6),
-                round((one.ended_ns - origin_ns) / 1e9, 6),
-                round(one.inside_ns / 1e9, 6),
+                (one.began_ns - origin_ns) / 1e9,
+                (one.ended_ns - origin_ns) / 1e9,
+                one.inside_ns / 1e9,
                 one.count,
                 one.step,
             )

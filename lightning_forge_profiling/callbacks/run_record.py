@@ -20,7 +20,7 @@ from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import Rates
 
 __all__ = ["RunRecord"]
@@ -44,7 +44,7 @@ _CLOSE_WITH_PEERS_S: Final = 1.0
 
 _LONGEST_TEXT: Final = 2000
 
-_COUNTED_PARTS: Final = ("validation", "checkpoint")
+_EVENTS: Final = ("validation", "checkpoint")
 
 
 class RunRecord:
@@ -56,7 +56,7 @@ class RunRecord:
         step_timer: has the run's totals.
         report: makes the report on the run up to now.
         metrics: returns the metrics over all steps so far.
-        ledger: returns the ledger up to now.
+        ledger: of the fit.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class RunRecord:
         *,
         report: Callable[[], RunReport],
         metrics: Callable[[], Mapping[str, float]],
-        ledger: Callable[[], Ledger | None],
+        ledger: LedgerClock,
     ) -> None:
         self._failed = False
         self._step_timer = step_timer
         self._report, self._metrics, self._ledger = report, metrics, ledger
         self._logged: Mapping[str, float] = {}
         self._logger_step = 0
-        self._ledger_before: Ledger | None = None
+        self._parts_before: Mapping[str, float] = {}
         self._trace_status = "waiting"
         self._exception = ""
         self._loop_ended = False
@@ -174,12 +174,13 @@ class RunRecord:
 
     def _write_interval(self, *, last: bool = False) -> None:
         rates, histogram = self._step_timer.totals.take_interval(last=last)
-        ledger = self._ledger()
-        spent, counts = _since(self._ledger_before, ledger)
-        self._ledger_before = ledger
-        for part in _COUNTED_PARTS:
-            if counts.get(part):
-                self._write_event(part, "" if counts[part] == 1 else f"{counts[part]} times", spent.get(part, 0.0))
+        ledger, now = self._ledger.read(spans=False), time.time()
+        before, self._parts_before = self._parts_before, ledger.parts
+        spent = {name: s - before.get(name, 0.0) for name, s in ledger.parts.items() if s > before.get(name, 0.0)}
+        for span in self._ledger.take_latest():
+            if span.part in _EVENTS:
+                at = now - ledger.wall_s + span.end_s
+                self._writer.write(Event(at=at, step=span.step or 0, kind=span.part, seconds=span.seconds))
         if not rates.steps:
             return
         line = Interval(
@@ -216,16 +217,6 @@ class RunRecord:
 def _within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:
     """Without the user's regions, which lie over the built-in ones."""
     return {name: ms for name, ms in by_region.items() if name not in rates.user_regions}
-
-
-def _since(before: Ledger | None, now: Ledger | None) -> tuple[dict[str, float], dict[str, int]]:
-    """Seconds and entries by part of the ledger between two readings of it; parts without any are left out."""
-    if now is None:
-        return {}, {}
-    parts, counts = (before.parts, before.counts) if before is not None else ({}, {})
-    spent = {name: s - parts.get(name, 0.0) for name, s in now.parts.items()}
-    entered = {name: count - counts.get(name, 0) for name, count in now.counts.items()}
-    return {name: s for name, s in spent.items() if s > 0}, entered
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -205,7 +205,9 @@ class ThroughputCallback(TimedCallback):
 
     def _start_record(self, trainer: Trainer, place: RecordPlace) -> None:
         step_timer, peers = self._step_timer, self._peers
+        clock = peers[0]._ledger_clock  # noqa: SLF001  (one of us)
         assert step_timer is not None  # noqa: S101
+        assert clock is not None  # noqa: S101
         try:
             self._run_record = RunRecord(
                 trainer,
@@ -219,7 +221,7 @@ class ThroughputCallback(TimedCallback):
                     continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
                 ),
                 metrics=self.summary,
-                ledger=self.ledger,
+                ledger=clock,
             )
         except Exception as exc:
             _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
@@ -410,10 +412,10 @@ class ThroughputCallback(TimedCallback):
         return metrics | self._ledger_metrics()
 
     def _ledger_metrics(self) -> dict[str, float]:
-        ledger, step_timer = self.ledger(), self._step_timer
-        if ledger is None or step_timer is None:
+        clock, step_timer = self._peers[0]._ledger_clock, self._step_timer  # noqa: SLF001  (one of us)
+        if clock is None or step_timer is None:
             return {}
-        return run_metrics(ledger, step_timer.totals.steady() if step_timer.timers.on_device else None)
+        return run_metrics(clock.read(spans=False), step_timer.totals.steady() if step_timer.timers.on_device else None)
 
     def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
         if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth

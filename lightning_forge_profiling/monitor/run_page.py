@@ -178,7 +178,7 @@ def _over_time(record: RunRecord, first: RankRecord, standing: Standing, placing
     if lost.step > 2 * lost.counted + 1000:
         notes.append(f"The record keeps its newest part: what is before step {lost.step:,} was rotated out.")
     if marks:
-        notes.append("Grey and tinted: events, as in the lanes below, each before the moment that it was written.")
+        notes.append("Grey and tinted: events, as in the lanes below.")
     return _section(
         "over-time", "Over the run", f'<div class="telemetry">{"".join(rows)}</div>',
         f'<p id="telemetry-text" class="muted">{" ".join(notes)}</p>',

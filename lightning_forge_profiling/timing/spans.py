@@ -1,5 +1,6 @@
 """When the long parts of a run took place: a bounded list, whatever the length of the run."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +11,7 @@ _MOST: Final = 128
 """Spans of one name; a picture of the run is about ten times as many pixels wide."""
 _MOST_NAMES: Final = 32
 _FINEST_NS: Final = 1_000_000
+_LATEST: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class SpanLog:
         self._most = most
         self._stretches: dict[str, list[_Stretch]] = {}
         self._resolution_ns: dict[str, int] = {}
+        self._latest: deque[tuple[str, _Stretch]] = deque(maxlen=_LATEST)
 
     def add(self, part: str, began_ns: int, ended_ns: int, step: int | None = None) -> None:
         """Add a span that has ended.
@@ -73,6 +76,7 @@ class SpanLog:
                 return
             stretches = self._stretches[part] = []
         stretches.append(_stretch(began_ns, ended_ns, step))
+        self._latest.append((part, _stretch(began_ns, ended_ns, step)))
         if len(stretches) > self._most:
             resolution_ns = self._resolution_ns.get(part, _FINEST_NS)
             stretches[:] = _merged(stretches, resolution_ns)
@@ -80,6 +84,16 @@ class SpanLog:
                 resolution_ns *= 2
                 stretches[:] = _merged(stretches, resolution_ns)
             self._resolution_ns[part] = resolution_ns
+
+    def take_latest(self, origin_ns: int) -> tuple[Span, ...]:
+        """The spans that were added since the last call, the latest 256 of them.
+
+        Args:
+            origin_ns: when the run began.
+        """
+        latest = tuple(_span(part, one, origin_ns) for part, one in self._latest)
+        self._latest.clear()
+        return latest
 
     def read(self, origin_ns: int, still_open: Iterable[tuple[str, int, int, int | None]] = ()) -> tuple[Span, ...]:
         """All spans, by their beginning.
@@ -90,18 +104,19 @@ class SpanLog:
         """
         ended = ((part, one) for part, stretches in self._stretches.items() for one in stretches)
         opened = ((part, _stretch(began_ns, now_ns, step)) for part, began_ns, now_ns, step in still_open)
-        found = (
-            Span(
-                part,
-                (one.began_ns - origin_ns) / 1e9,
-                (one.ended_ns - origin_ns) / 1e9,
-                one.inside_ns / 1e9,
-                one.count,
-                one.step,
-            )
-            for part, one in (*ended, *opened)
-        )
+        found = (_span(part, one, origin_ns) for part, one in (*ended, *opened))
         return tuple(sorted(found, key=lambda span: (span.start_s, -span.end_s)))
+
+
+def _span(part: str, one: _Stretch, origin_ns: int) -> Span:
+    return Span(
+        part,
+        (one.began_ns - origin_ns) / 1e9,
+        (one.ended_ns - origin_ns) / 1e9,
+        one.inside_ns / 1e9,
+        one.count,
+        one.step,
+    )
 
 
 def _stretch(began_ns: int, ended_ns: int, step: int | None) -> _Stretch:

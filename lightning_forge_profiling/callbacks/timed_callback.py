@@ -25,8 +25,8 @@ from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import REGIONS, STARTUP_PROCESS
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.report.run_output import print_run
-from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport

@@ -114,6 +114,7 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """What costs at least `NAMED_FROM_PCT` of the fit outside the steps, or in a hook inside them.
 
     Example:
+        >>> from lightning_forge_profiling.results.analysis import RunLedger
         >>> from lightning_forge_profiling.results.rank import Distribution
         >>> ledger = RunLedger(
         ...     wall_s=10.0, parts={"checkpoint": 7.6, "steps": 2.4}, unexplained_s=0.0, counts={"checkpoint": 20}

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import statistics
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from itertools import pairwise
@@ -374,3 +375,37 @@ def test_the_run_alone_tells_what_bounds_it(tmp_path, module, options, verdict, 
     print(f"{analysis.verdict_text} Drained at {analysis.run.drained_pct:.0f} % of {analysis.run.steps} batch ends.")
     assert analysis.verdict == verdict
     assert drained[0] <= analysis.run.drained_pct <= drained[1]
+
+
+class ReadsLoss(Callback):
+    """Waits each step for what the GPU has queued, as a progress bar that shows the loss; `idle_s` longer than that."""
+
+    idle_s = 0.0
+
+    def on_train_batch_end(self, trainer, module, outputs, *_):
+        outputs["loss"].item()
+        time.sleep(self.idle_s)
+
+
+class LeavesIdle(ReadsLoss):
+    idle_s = 0.02
+
+
+@pytest.mark.parametrize("reads", [ReadsLoss, LeavesIdle])
+def test_a_callback_that_waits_for_queued_work_costs_what_the_gpu_idles(tmp_path, reads):
+    ours = ThroughputCallback(warmup_steps=12)
+    train(tmp_path, GPT(), random_tokens(70, **TWICE), 60, [ours, reads()], precision="bf16-true")
+    run, part = ours.analysis().run, f"callback/{reads.__name__}.on_train_batch_end"
+    in_loop_s = run.ledger.parts["steps"] + run.ledger.parts[part]
+    idled_s = in_loop_s - run.ledger.goodput * run.ledger.wall_s
+    print(
+        f"{part} {run.ledger.parts[part]:.2f} of {in_loop_s:.2f} s in the loop, of which the GPU idled {idled_s:.2f} s"
+    )
+    named = {found.evidence.get("part"): found.saves.ms_per_step for found in ours.analysis().findings}
+    if reads.idle_s:
+        assert 60 * reads.idle_s <= idled_s < 60 * reads.idle_s + 0.2 * in_loop_s
+        assert named[part] == pytest.approx(1e3 * reads.idle_s, rel=0.3)
+    else:
+        assert run.ledger.parts[part] > 0.3 * in_loop_s, "the host waits there"
+        assert idled_s < 0.2 * in_loop_s
+        assert part not in named

@@ -31,6 +31,7 @@ from lightning_forge_profiling.record.segments import Segments
 from lightning_forge_profiling.record.writer import RecordWriter
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork
 from tests.models import Classifier, Fails, Manual, every_step, loader
 from tests.outcomes import logged
@@ -393,7 +394,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
         timer,
         report=lambda: report_so_far(trainer, timer, ()),
         metrics=lambda: timer.totals.steady().metrics(),
-        ledger=lambda: None,
+        ledger=LedgerClock(time.perf_counter_ns()),
     )
     timer.start()
     for step in range(100_000):

@@ -1,15 +1,17 @@
-"""The end of a run: collect its figures, analyse run and trace, rewrite the reports, print the table."""
+"""The end of a run: collect its figures, analyse run and trace, rewrite the reports, print the table, publish it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings, restarted_workers
+from lightning_forge_profiling.callbacks.published_results import PUBLISH_S, Result, publish
 from lightning_forge_profiling.callbacks.rank_clocks import rank_clock, read_clocks, write_clock
 from lightning_forge_profiling.callbacks.run_analysis import analysis_of, recorded_analysis, run_compute, run_evidence
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis, RankClock
@@ -19,7 +21,7 @@ from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["Reporting", "leave_clock", "report_run"]
+__all__ = ["Reporting", "leave_clock", "publish_run", "report_run"]
 
 
 class Reporting(Protocol):
@@ -35,6 +37,9 @@ class Reporting(Protocol):
         self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
     ) -> tuple[Compute, ...]:
         """The run's compute rates."""
+
+    def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Copy what belongs to a remote folder."""
 
 
 def leave_clock(trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Reporting]) -> None:
@@ -81,21 +86,52 @@ def report_run(
         loader=loader_settings(trainer),
         ledger=ledger,
     )
-    analysis = analysis_of(trace, recorded, evidence)
+    analysis = analysis_of(trace, recorded, evidence, lightning_api.tracked_runs(trainer))
+    for callback in callbacks:
+        callback.copy_files(trainer, interrupted=interrupted)
+    folder = lightning_api.logger_folder(trainer)
     print_run(
         RunReport(
             run,
-            trace,
+            _trace(callbacks),
             device=lightning_api.device_name(trainer),
             on_device=on_device,
             replicas=lightning_api.replicas(trainer),
-            log_folder=lightning_api.logger_folder(trainer),
+            log_folder=None if folder is None else folder.path,
             analysis=analysis,
             compute=compute,
             gpu=gpu,
         )
     )
     return analysis
+
+
+def publish_run(
+    trainer: Trainer,
+    analysis: Analysis,
+    means: Mapping[str, float],
+    callbacks: Sequence[Reporting],
+    *,
+    interrupted: bool,
+) -> None:
+    """Give the result to the Trainer's loggers that hold more than scalars. Called on rank 0, after the table.
+
+    Args:
+        trainer: of the fit.
+        analysis: of the run.
+        means: the logged metrics over all steps that count.
+        callbacks: the callbacks of this package.
+        interrupted: whether the fit ended by an exception, after which there is little time.
+    """
+    trace = _trace(callbacks)
+    result = Result(
+        analysis,
+        means,
+        step=lightning_api.last_logger_step(trainer),
+        trace=trace.url or str(trace.path.parent) if trace is not None and trace.path is not None else "",
+        reports=trace.report_path.parent if trace is not None and trace.report_path is not None else None,
+    )
+    publish(trainer.loggers, result, limit_s=patience_s(trainer.world_size) if interrupted else PUBLISH_S)
 
 
 def _trace(callbacks: Sequence[Reporting]) -> TraceReport | None:

@@ -16,6 +16,7 @@ from lightning_forge_profiling.callbacks.arguments import (
 from lightning_forge_profiling.callbacks.device_peak import run_peak
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
+from lightning_forge_profiling.callbacks.run_report import publish_run
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.timed_callback import DEFAULT_WARMUP_STEPS, TimedCallback
 from lightning_forge_profiling.callbacks.window_flops import (
@@ -52,7 +53,7 @@ _LOWEST_SHARE: Final = 1e-6
 class ThroughputCallback(TimedCallback):
     """Logs samples, tokens and steps per second and milliseconds per region, without waiting for the GPU.
 
-    Logged are `throughput/NAME_per_sec` for the whole job and `throughput/device/NAME_per_sec` for one device,
+    Logged are `throughput/NAME_per_sec` for the whole job, `throughput/device/NAME_per_sec` for one of several devices,
     `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
     and with a known peak `throughput/mfu`, a fraction; `gpu/...` for the GPU of rank 0. Rates are over device time
     between events, host time without a GPU. Warm-up steps, recorded steps, validation and checkpoints do not count.
@@ -82,6 +83,8 @@ class ThroughputCallback(TimedCallback):
         overhead: the share of a step that timing may cost, 0.005 for half a percent. If splitting every step into
             regions would cost more, only some steps are split, spread evenly: `time/REGION_ms` is then estimated from
             those, while the step's time and all rates are over every step. None splits every step.
+        publish: also give the result at the end of fit to the Trainer's loggers that hold more than scalars:
+            TensorBoard, W&B, MLflow, Comet.
 
     Raises:
         ConfigurationError: a negative or non-integer number of steps, a function that cannot be called, FLOPs that are
@@ -107,6 +110,7 @@ class ThroughputCallback(TimedCallback):
         measured_peak: MeasuredPeak | None = None,
         telemetry_period_s: float | None = DEFAULT_PERIOD_S,
         overhead: float | None = DEFAULT_SHARE,
+        publish: bool = True,
     ) -> None:
         super().__init__()
         refuse_unless_integer("warmup_steps", warmup_steps)
@@ -143,6 +147,7 @@ class ThroughputCallback(TimedCallback):
         self.peak_flops = peak_flops
         self.measured_peak = measured_peak
         self.telemetry_period_s = telemetry_period_s
+        self.publish = publish
         self._summary: dict[str, float] = {}
         self._replicas = self._devices_per_batch = 1
         self._peak: Peak | None = None
@@ -263,6 +268,11 @@ class ThroughputCallback(TimedCallback):
         self._loggers.close()
         if self._telemetry is not None:
             self._telemetry.stop()
+
+    def concluded(self, trainer: Trainer, analysis: Analysis | None, *, interrupted: bool) -> None:
+        """Give the result to the loggers that hold more than scalars."""
+        if self.publish and analysis is not None:
+            publish_run(trainer, analysis, self._summary, self._peers, interrupted=interrupted)
 
     def pause(self) -> None:
         """Validation is not what the steps' telemetry is of."""

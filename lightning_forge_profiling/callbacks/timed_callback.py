@@ -177,6 +177,12 @@ class TimedCallback(Callback):
         """
         return ()
 
+    def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Called on every rank once its files are complete, before the table: copy them to a remote folder."""
+
+    def concluded(self, trainer: Trainer, analysis: Analysis | None, *, interrupted: bool) -> None:
+        """Called on rank 0 once the table is printed."""
+
     def pause(self) -> None:
         """Validation begins, which is no part of a step."""
 
@@ -440,6 +446,10 @@ class TimedCallback(Callback):
                 analysis = report_run(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
                 for peer in peers:
                     peer._analysis = analysis  # noqa: SLF001  (one of us)
+                    peer.concluded(trainer, analysis, interrupted=interrupted)
+            elif step_timer is not None:
+                for peer in peers:
+                    peer.copy_files(trainer, interrupted=interrupted)
         finally:
             ledger = self.ledger()
             for peer in peers:

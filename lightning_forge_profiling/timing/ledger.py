@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
 
+from lightning_forge_profiling.notebook import ShownInNotebook
+
 __all__ = ["Ledger", "LedgerClock"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(ShownInNotebook):
     """Where the wall time of a run went, on one rank.
 
     Attributes:

@@ -9,6 +9,7 @@ from tempfile import gettempdir
 from typing import Final, NamedTuple
 
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.paths import local_folder
 from lightning_forge_profiling.profiler.timeouts import problems_within
 
 __all__ = ["UPLOAD_S", "Folder", "finished_files", "folder_of", "remote_problem", "upload"]
@@ -55,11 +56,10 @@ def folder_of(name: str | os.PathLike[str]) -> Folder:
         >>> (folder_of("s3://bucket/runs/") / "gpt").url
         's3://bucket/runs/gpt'
     """
-    text = re.sub(r"^(file|local):(//)?(?=/)|^(file|local)://", "", os.fspath(name))
-    if "://" not in text:
-        return Folder(Path(text).expanduser().absolute())
-    parts = (part for part in re.split(r"[:/\\]+", text) if part.strip("."))
-    return Folder(Path(gettempdir(), _STAGING, *parts), text.rstrip("/"))
+    path, url = local_folder(name), os.fspath(name).rstrip("/")
+    if path is not None:
+        return Folder(path)
+    return Folder(Path(gettempdir(), _STAGING, *(part for part in re.split(r"[:/\\]+", url) if part.strip("."))), url)
 
 
 def remote_problem(url: str) -> str:

@@ -156,7 +156,8 @@ class Rates:
             `throughput/...` per second, with several devices also `throughput/device/...`, `time/NAME_ms` and
             `time_host/NAME_ms` in milliseconds per step, and `profiling/overhead_us`, the microseconds per step that
             timing took. Unknown rates are left out, and so are regions if no typical step was split into them. With
-            FLOPs `throughput/tflops_per_device`, and with a peak `throughput/mfu`, a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix B).
+            FLOPs `throughput/tflops_per_device`, and with a peak `throughput/mfu`, a fraction: model FLOPs utilization
+            as in PaLM (Chowdhery et al. 2022, appendix B).
 
         Example:
             >>> times = {"forward": 30.0, "backward": 50.0}

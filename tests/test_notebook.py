@@ -16,6 +16,7 @@ from tests.samples import sample_analysis
 CHECKOUT = Path(__file__).parents[1]
 CELLS = (
     f"""
+import sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 import lightning as L
 from lightning_forge_profiling import ForgeProfilerCallback

@@ -44,7 +44,7 @@ def required_local_folder(name: str | os.PathLike[str]) -> Path:
     folder = local_folder(name)
     if folder is None:
         raise ConfigurationError(
-            f"trace_dir {os.fspath(name)!r} is not on this machine. Give a local folder, and copy it when it is complete."
+            f"trace_dir {os.fspath(name)!r} is not on this machine. Give a local folder, and copy it afterwards."
         )
     return folder
 

@@ -62,6 +62,9 @@ _HOMES = {
     "write_reports": "report.files",
 }
 
+_SHOWN_IN_NOTEBOOKS = frozenset({"Analysis", "analyze"})
+"""Whoever uses one of these gets an analysis, which a notebook shows by what `report` makes of it."""
+
 __all__ = [
     "Analysis",
     "BenchmarkResult",
@@ -92,6 +95,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _SHOWN_IN_NOTEBOOKS:
+        import_module(f"{__name__}.report.notebook")
     globals()[name] = value
     return value
 

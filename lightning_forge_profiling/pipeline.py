@@ -53,6 +53,9 @@ class AnalysisResult:
     analysis: Analysis
     timelines: tuple[Timeline, ...]
 
+    def _repr_html_(self) -> str | None:
+        return self.analysis._repr_html_()
+
 
 @dataclass(frozen=True, slots=True)
 class _Rank:

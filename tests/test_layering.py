@@ -16,7 +16,7 @@ ROOT = Path(lightning_forge_profiling.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
 # Any module may import these, and they import nothing of ours.
-COMMON = {"errors", "names", "plain_text", "safe_files"}
+COMMON = {"errors", "names", "notebook", "plain_text", "safe_files"}
 
 # What each room may import besides the standard library, COMMON and itself, lowest first: no room imports a later one.
 MAY_IMPORT = {
@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "finish": {"kineto", "pipeline", "report"},
     "profiler": {"torch", "results", "pipeline", "report", "finish"},
     "callbacks": {
-        "torch", "msgspec", "lightning", "pytorch_lightning",
+        "torch", "msgspec", "fsspec", "lightning", "pytorch_lightning",
         "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "record", "profiler",
     },
     "entry_point": {"callbacks"},

@@ -47,8 +47,6 @@ def test_the_page_has_the_whole_run(tmp_path):
     assert "Give the DataLoader more num_workers" in said["verdict"]
     head = "Where a step goes: 42.6 ms, mean of 1195 of 1200 steps on NVIDIA H200, longest 63.1 ms data forward"
     assert said["step"].startswith(head)
-        "Where a step goes: 42.6 ms, mean of 1195 of 1200 steps on NVIDIA H200, longest 63.1 ms data forward"
-    )
     assert "throughput 1,50" in said["step"]
     assert "startup/fit" in said["ledger"]
     for chart in ("Step time , ms", "Samples , per second", "GPU power , W", "GPU temperature , °C"):

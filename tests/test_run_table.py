@@ -258,7 +258,7 @@ class Texts(HTMLParser):
 
 @pytest.fixture
 def outputs(monkeypatch):
-    """What the cell of a notebook shows: IPython is not installed here, so this has the two functions that are used."""
+    """What the cell of a notebook shows; tests/test_notebook.py runs a real one, in another process."""
     shown = []
     display = SimpleNamespace(display=lambda data, raw: shown.append(data))
     shell = SimpleNamespace(kernel=object())

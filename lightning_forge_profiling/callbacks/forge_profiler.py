@@ -13,6 +13,14 @@ from typing import Any, Literal
 from torch.profiler import supported_activities
 
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.folders import (
+    UPLOAD_S,
+    Folder,
+    finished_files,
+    folder_of,
+    remote_problem,
+    upload,
+)
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings
@@ -24,6 +32,7 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfig
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
+from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
@@ -148,15 +157,18 @@ class ForgeProfilerCallback(TimedCallback):
         """
         if self._session is None:
             return self._report
+        report = replace(self._session.report, url=self._copied_to)
         if self._memory is None:
-            return replace(self._session.report, memory_message=self._no_memory)
-        return replace(self._session.report, memory_path=self._memory.written, memory_message=self._memory.problem)
+            return replace(report, memory_message=self._no_memory)
+        return replace(report, memory_path=self._memory.written, memory_message=self._memory.problem)
 
     def _let_go(self) -> None:
         super()._let_go()
         self._report = self.trace_report()
         self._session, self._deferred = None, False
         self._memory, self._no_memory, self._ended_steps = None, "", 0
+        self._folder: Folder | None = None
+        self._copied_to = ""
 
     def prepare(self, trainer: Trainer) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
@@ -167,15 +179,14 @@ class ForgeProfilerCallback(TimedCallback):
         if lightning_api.uses_pytorch_profiler(trainer):
             self._stand_aside('Trainer(profiler="pytorch") records already, and only one torch profiler can')
             return
-        root = Path(self.config.trace_dir)
-        if self._default_dir:
-            root = lightning_api.log_folder(trainer) / root
-        root = root.absolute()  # the working directory may be another one by the time of the window
+        run = lightning_api.run_folder(trainer)
+        root = run / self.config.trace_dir if self._default_dir else folder_of(self.config.trace_dir)
         # the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(self.config.window).replace(' ', '_')}"
-        problem = self._unrecordable() or writable_folder_problem(root) if trainer.is_global_zero else ""
-        name, problem = trainer.strategy.broadcast((name, problem))
+        problem = self._unrecordable() or _folder_problem(root) if trainer.is_global_zero else ""
+        root, name, problem = trainer.strategy.broadcast((root, name, problem))
+        self._folder = folder = root / name
         if problem and self.added:
             self._stand_aside(problem)
             return
@@ -188,13 +199,13 @@ class ForgeProfilerCallback(TimedCallback):
         can_be_recorded = device != "cpu" and device in ACTIVITIES  # an Apple GPU, for one, cannot
         self._session = TraceSession(
             self.config,
-            [root / name],
+            [folder.path],
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             expected_ranks=sorted(rank for rank in expected if rank < trainer.world_size),
             accelerator=device if can_be_recorded else None,
         )
-        self._memory = self._memory_of(device, memory_path(root / name, trainer.global_rank))
+        self._memory = self._memory_of(device, memory_path(folder.path, trainer.global_rank))
         if self._memory is not None:
             self._memory.start()
 
@@ -265,6 +276,20 @@ class ForgeProfilerCallback(TimedCallback):
             self._session.stop()  # again, for a fit that had nothing to train
             self._session.finish(interrupted=interrupted)
 
+    def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Copy this rank's files of the window, and on the lowest rank the reports, if the folder is remote."""
+        session, folder = self._session, self._folder
+        if session is None or folder is None or not folder.url or not folder.path.is_dir():
+            return
+        lowest = 0 if self.ranks == "all" else min(self.ranks)
+        files = finished_files(folder.path, trainer.global_rank, others=trainer.global_rank == lowest)
+        if session.report.pending:
+            what = "The run failed before its trace was complete, so that it is not in %s but in %s"
+            _log.warning(what, folder.url, folder.path)
+        elif files:
+            limit_s = patience_s(trainer.world_size) if interrupted else UPLOAD_S
+            self._copied_to = folder.url if upload(folder.path, folder.url, files, limit_s=limit_s) else ""
+
     def _memory_of(self, device: str, path: Path) -> MemorySnapshot | None:
         if self.memory_snapshot is None:
             return None
@@ -326,6 +351,10 @@ def _mark_window(ledger: LedgerClock, session: TraceSession, began_ns: int) -> N
         ledger.open_span(WINDOW)
     else:
         ledger.close_span(WINDOW, began_ns)
+
+
+def _folder_problem(folder: Folder) -> str:
+    return (folder.url and remote_problem(folder.url)) or writable_folder_problem(folder.path)
 
 
 def _refuse_unless_list(what: str, value: object) -> None:

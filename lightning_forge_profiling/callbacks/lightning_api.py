@@ -3,18 +3,20 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from contextlib import AbstractContextManager, suppress
+from functools import partial, reduce
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
+from operator import truediv
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from lightning_forge_profiling.callbacks.folders import Folder, folder_of
 from lightning_forge_profiling.flops.precision import dtype_name, parameter_dtype
+from lightning_forge_profiling.results.analysis import TrackedRun
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
@@ -55,17 +57,18 @@ __all__ = [
     "is_pass_through",
     "is_trial_run",
     "last_logger_step",
-    "log_folder",
     "logger_folder",
     "logger_step",
     "logs_now",
     "may_be_last",
     "replicas",
+    "run_folder",
     "set_hook",
     "show_in_progress_bar",
     "step_progress",
     "timed_logging",
     "timed_restoring",
+    "tracked_runs",
     "training_loaders",
     "uses_pytorch_profiler",
 ]
@@ -479,29 +482,51 @@ def device_name(trainer: Trainer) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
-def log_folder(trainer: Trainer) -> Path:
-    """The folder of TensorBoard's logger, else of the Trainer's first logger, else the Trainer's default folder.
+def run_folder(trainer: Trainer) -> Folder:
+    """The folder of this run and of no other: of TensorBoard's logger, else of the Trainer's first logger with one.
+
+    A logger without a folder for each run has the one that Lightning puts its checkpoints into, so that the files of a
+    run lie together and outside of what belongs to the tracker. Without a logger it is the Trainer's default folder.
 
     This is a collective: call it on every rank.
     """
-    boards = (logger.log_dir for logger in trainer.loggers if _is_tensorboard(logger))
-    board = next(boards, None)
-    if board is not None:
-        return Path(trainer.strategy.broadcast(board))
-    return Path(trainer.log_dir or trainer.default_root_dir)
+    found = logger_folder(trainer) or folder_of(trainer.default_root_dir) if trainer.is_global_zero else None
+    folder: Folder = trainer.strategy.broadcast(found)
+    return folder
 
 
-def logger_folder(trainer: Trainer) -> Path | None:
-    """The folder of TensorBoard's logger, else of the first with files; None without one. For rank 0; no collective."""
+def logger_folder(trainer: Trainer) -> Folder | None:
+    """The folder of this run that its loggers give it; None without a logger. For rank 0; no collective."""
     loggers = sorted(trainer.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
-    return next((Path(folder).absolute() for folder in map(_folder, loggers) if folder), None)
+    return next(filter(None, (_folder(logger, trainer.default_root_dir) for logger in loggers)), None)
 
 
-def _folder(logger: Any) -> Any:
+def _folder(logger: Any, root: str) -> Folder | None:
     try:
-        return getattr(logger, "log_dir", None) or logger.save_dir
+        if own := getattr(logger, "log_dir", None):
+            return folder_of(own)
+        run, saved = tracked_run(logger), logger.save_dir
+        version = f"version_{run.version}" if isinstance(logger.version, int) else run.version
+        if not (saved or run.name or version):
+            return None
+        return reduce(truediv, filter(None, (run.name, version)), folder_of(saved or root))
     except Exception:  # a server's, which may be gone by the end of the fit
         return None
+
+
+def tracked_runs(trainer: Trainer) -> tuple[TrackedRun, ...]:
+    """What each logger calls this run. For rank 0."""
+    runs = []
+    for logger in trainer.loggers:
+        with suppress(Exception):  # a server's, as above
+            runs.append(tracked_run(logger))
+    return tuple(runs)
+
+
+def tracked_run(logger: Any) -> TrackedRun:
+    """What a logger calls this run."""
+    name, version = ("" if said is None else str(said) for said in (logger.name, logger.version))
+    return TrackedRun(logger=type(logger).__name__, name=name, version=version)
 
 
 def _is_tensorboard(logger: Any) -> bool:

@@ -1,7 +1,7 @@
 """Builds `RunEvidence` from the run's totals, and merges it with the analysis of the trace."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import msgspec
 
@@ -19,6 +19,7 @@ from lightning_forge_profiling.results.analysis import (
     RunEvidence,
     RunLedger,
     RunRegion,
+    TrackedRun,
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
@@ -189,21 +190,27 @@ def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
         return None
 
 
-def analysis_of(trace: TraceReport | None, recorded: Analysis | None, evidence: RunEvidence | None) -> Analysis | None:
+def analysis_of(
+    trace: TraceReport | None,
+    recorded: Analysis | None,
+    evidence: RunEvidence | None,
+    tracked: tuple[TrackedRun, ...] = (),
+) -> Analysis | None:
     """The analysis of run and trace together; the reports beside the trace are rewritten with both.
 
     Args:
         trace: the report on the window.
         recorded: the analysis of the trace.
         evidence: the run's figures.
+        tracked: what the loggers call the run.
 
     Returns:
         None if there is neither.
     """
     if recorded is None and evidence is None:
         return None
-    analysis = combine(recorded, evidence)
-    if recorded is not None and evidence is not None and trace is not None and trace.summary_path is not None:
+    analysis = replace(combine(recorded, evidence), tracked=tracked)
+    if recorded is not None and trace is not None and trace.summary_path is not None:
         try:
             write_reports(analysis, None, trace.summary_path.parent)
         except (OSError, ValueError) as exc:

@@ -48,10 +48,12 @@ class RecordPlace(NamedTuple):
     Attributes:
         folder: the folder of the record.
         run: identifies the run.
+        url: what the folder is copied to at the end; "" if it stays where it is.
     """
 
     folder: Path
     run: str
+    url: str = ""
 
 
 def claim_place(trainer: Trainer) -> RecordPlace | None:
@@ -62,15 +64,16 @@ def claim_place(trainer: Trainer) -> RecordPlace | None:
     Args:
         trainer: of the fit, in `setup`.
     """
-    log_folder = lightning_api.log_folder(trainer).absolute()  # the working directory may change
+    run = lightning_api.run_folder(trainer)
     place = None
     if trainer.is_global_zero:
         try:
-            place = str(_new_folder(log_folder / RECORD_FOLDER)), token_hex(8)
+            folder = _new_folder(run.path.absolute() / RECORD_FOLDER)  # the working directory may change
+            place = RecordPlace(folder, token_hex(8), (run / folder.name).url)
         except OSError as exc:
             _log.warning("This run will have no record: %s", exc)
-    place = trainer.strategy.broadcast(place)
-    return None if place is None else RecordPlace(Path(place[0]), place[1])
+    found: RecordPlace | None = trainer.strategy.broadcast(place)
+    return found
 
 
 def _new_folder(first: Path) -> Path:

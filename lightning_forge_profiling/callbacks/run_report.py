@@ -1,12 +1,14 @@
 """The report on a run: collects its figures and analyses run and trace; at its end, rewrites the trace's reports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings, restarted_workers
+from lightning_forge_profiling.callbacks.published_results import PUBLISH_S, Result, publish
 from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, rank_clock, read_figures, write_figures
 from lightning_forge_profiling.callbacks.run_analysis import (
     analysis_of,
@@ -17,6 +19,7 @@ from lightning_forge_profiling.callbacks.run_analysis import (
 )
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.ledger_ranks import ledger_differences
+from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -25,7 +28,7 @@ from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["Reporting", "leave_figures", "report_so_far", "run_report", "trace_of"]
+__all__ = ["Reporting", "leave_figures", "publish_run", "report_so_far", "run_report", "trace_of"]
 
 
 class Reporting(Protocol):
@@ -41,6 +44,9 @@ class Reporting(Protocol):
         self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
     ) -> tuple[Compute, ...]:
         """The run's compute rates."""
+
+    def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Copy what belongs to a remote folder."""
 
 
 def leave_figures(
@@ -72,7 +78,7 @@ def run_report(
     continues_from: int = 0,
     interrupted: bool,
 ) -> RunReport:
-    """The report at the end of a fit; the reports beside its trace are rewritten.
+    """The report at the end of a fit; the reports beside its trace are rewritten, and copied to a remote folder.
 
     Args:
         trainer: of the fit.
@@ -87,9 +93,12 @@ def run_report(
     ranks: tuple[RankFigures, ...] = ()
     if trace is not None and trace.path is not None and recorded is not None and not interrupted:
         ranks = read_figures(trace.path.parent, [rank.rank for rank in recorded.ranks])
-    return _report(
+    report = _report(
         trainer, step_timer, callbacks, ledger, recorded=recorded, ranks=ranks, continues_from=continues_from
     )
+    for callback in callbacks:
+        callback.copy_files(trainer, interrupted=interrupted)
+    return replace(report, trace=trace_of(callbacks))  # with the place that it was copied to
 
 
 def report_so_far(
@@ -140,17 +149,46 @@ def _report(
         differences=ledger_differences({each.clock.rank: each.ledger for each in ranks if each.ledger is not None}),
         continues_from=continues_from,
     )
+    folder = lightning_api.logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(
         run,
         trace,
         device=lightning_api.device_name(trainer),
         on_device=on_device,
         replicas=lightning_api.replicas(trainer),
-        log_folder=lightning_api.logger_folder(trainer) if trainer.is_global_zero else None,
-        analysis=analysis_of(trace, recorded, evidence),
+        log_folder=None if folder is None else folder.path,
+        analysis=analysis_of(trace, recorded, evidence, lightning_api.tracked_runs(trainer)),
         compute=compute,
         gpu=gpu,
     )
+
+
+def publish_run(
+    trainer: Trainer,
+    analysis: Analysis,
+    means: Mapping[str, float],
+    callbacks: Sequence[Reporting],
+    *,
+    interrupted: bool,
+) -> None:
+    """Give the result to the Trainer's loggers that hold more than scalars. Called on rank 0, after the table.
+
+    Args:
+        trainer: of the fit.
+        analysis: of the run.
+        means: the logged metrics over all steps that count.
+        callbacks: the callbacks of this package.
+        interrupted: whether the fit ended by an exception, after which there is little time.
+    """
+    trace = trace_of(callbacks)
+    result = Result(
+        analysis,
+        means,
+        step=lightning_api.last_logger_step(trainer),
+        trace=trace.url or str(trace.path.parent) if trace is not None and trace.path is not None else "",
+        reports=trace.report_path.parent if trace is not None and trace.report_path is not None else None,
+    )
+    publish(trainer.loggers, result, limit_s=patience_s(trainer.world_size) if interrupted else PUBLISH_S)
 
 
 def trace_of(callbacks: Sequence[Reporting]) -> TraceReport | None:

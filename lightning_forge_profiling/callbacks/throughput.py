@@ -15,11 +15,12 @@ from lightning_forge_profiling.callbacks.arguments import (
     refuse_unless_operations,
 )
 from lightning_forge_profiling.callbacks.device_peak import run_peak
+from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.run_begin import RecordPlace, claim_place
 from lightning_forge_profiling.callbacks.run_record import RunRecord
-from lightning_forge_profiling.callbacks.run_report import report_so_far, trace_of
+from lightning_forge_profiling.callbacks.run_report import publish_run, report_so_far, trace_of
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.timed_callback import DEFAULT_WARMUP_STEPS, TimedCallback
 from lightning_forge_profiling.callbacks.window_flops import (
@@ -35,6 +36,7 @@ from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP_MS, TFLOPS, per_second
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -58,7 +60,7 @@ _LOWEST_SHARE: Final = 1e-6
 class ThroughputCallback(TimedCallback):
     """Logs samples, tokens and steps per second and milliseconds per region, without waiting for the GPU.
 
-    Logged are `throughput/NAME_per_sec` for the whole job and `throughput/device/NAME_per_sec` for one device,
+    Logged are `throughput/NAME_per_sec` for the whole job, `throughput/device/NAME_per_sec` for one of several devices,
     `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
     and with a known peak `throughput/mfu`, a fraction; `gpu/...` for the GPU of rank 0; `run/goodput`, a fraction, and
     `run/KIND_pct`, what steps, validation, checkpoints, ... took of the run's wall time up to then. Rates are over
@@ -92,6 +94,8 @@ class ThroughputCallback(TimedCallback):
             those, while the step's time and all rates are over every step. None splits every step.
         record: write the run's record, `forge_record/` in the log folder: rates, totals and events as they come, to be
             read while it runs and after a crash.
+        publish: also give the result at the end of fit to the Trainer's loggers that hold more than scalars:
+            TensorBoard, W&B, MLflow, Comet.
 
     Raises:
         ConfigurationError: a negative or non-integer number of steps, a function that cannot be called, FLOPs that are
@@ -118,6 +122,7 @@ class ThroughputCallback(TimedCallback):
         telemetry_period_s: float | None = DEFAULT_PERIOD_S,
         overhead: float | None = DEFAULT_SHARE,
         record: bool = True,
+        publish: bool = True,
     ) -> None:
         super().__init__()
         refuse_unless_integer("warmup_steps", warmup_steps)
@@ -155,6 +160,7 @@ class ThroughputCallback(TimedCallback):
         self.measured_peak = measured_peak
         self.telemetry_period_s = telemetry_period_s
         self.record = record
+        self.publish = publish
         self._summary: dict[str, float] = {}
         self._replicas = self._devices_per_batch = 1
         self._peak: Peak | None = None
@@ -317,15 +323,24 @@ class ThroughputCallback(TimedCallback):
         if self._telemetry is not None:
             self._telemetry.stop()
 
-    def concluded(self, report: RunReport | None) -> None:
-        """Close the record; one that never began leaves no folder."""
+    def concluded(self, trainer: Trainer, report: RunReport | None, *, interrupted: bool) -> None:
+        """Close the record, and copy it to a remote folder; one that never began leaves no folder."""
         record, self._run_record = self._run_record, None
         place, self._place = self._place, None
         if record is not None:
             record.close(report)
+            if place is not None and place.url:
+                files = finished_files(place.folder, trainer.global_rank, others=False)
+                limit_s = patience_s(trainer.world_size) if interrupted else UPLOAD_S
+                upload(place.folder, place.url, files, limit_s=limit_s)
         elif place is not None:
             with suppress(OSError):
                 place.folder.rmdir()
+
+    def publish_result(self, trainer: Trainer, analysis: Analysis, *, interrupted: bool) -> None:
+        """Give the result to the loggers that hold more than scalars."""
+        if self.publish:
+            publish_run(trainer, analysis, self._summary, self._peers, interrupted=interrupted)
 
     def pause(self) -> None:
         """Validation is not what the steps' telemetry is of."""

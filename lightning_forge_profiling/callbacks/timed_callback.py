@@ -210,11 +210,19 @@ class TimedCallback(Callback):
         """
         return ()
 
-    def concluded(self, report: RunReport | None) -> None:
-        """Called last, once the table is printed; must not raise.
+    def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Called on every rank once its files are complete, before the table: copy them to a remote folder."""
+
+    def publish_result(self, trainer: Trainer, analysis: Analysis, *, interrupted: bool) -> None:
+        """Called on rank 0 once the table is printed."""
+
+    def concluded(self, trainer: Trainer, report: RunReport | None, *, interrupted: bool) -> None:
+        """Called last, on every rank; must not raise.
 
         Args:
+            trainer: of the fit.
             report: the content of the table, also on ranks that print none; None if there is none.
+            interrupted: whether the fit ended by an exception.
         """
 
     def pause(self) -> None:
@@ -477,7 +485,7 @@ class TimedCallback(Callback):
         """Close a fit that ended without calling any hook."""
         self._step_back(trainer, wait=False)
         self.finish(interrupted=True)
-        self.concluded(None)
+        self.concluded(trainer, None, interrupted=True)
 
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
         for watched in self._watched:
@@ -502,27 +510,41 @@ class TimedCallback(Callback):
             return
         report = None
         try:
-            wanted = trainer.is_global_zero or any(peer.record for peer in peers)
-            if wanted and step_timer is not None and step_timer.began:
-                report = run_report(
-                    trainer,
-                    step_timer,
-                    peers,
-                    ledger=self.ledger(),
-                    continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
-                    interrupted=interrupted,
-                )
+            report = self._final_report(trainer, step_timer, interrupted=interrupted)
             if report is not None and trainer.is_global_zero:
-                # standard output belongs to a script that knows nothing of us
-                print_run(report, Screen(sys.stderr, wrap=True) if all(peer.added for peer in peers) else None)
-                for peer in peers:
-                    peer._analysis = report.analysis  # noqa: SLF001  (one of us)
+                self._show(trainer, report, interrupted=interrupted)
         finally:
             ledger = self.ledger()
             for peer in peers:
-                peer.concluded(report)
+                peer.concluded(trainer, report, interrupted=interrupted)
                 peer._let_go()  # noqa: SLF001  (one of us)
                 peer._ledger = ledger  # noqa: SLF001  (one of us)
+
+    def _final_report(self, trainer: Trainer, step_timer: StepTimer | None, *, interrupted: bool) -> RunReport | None:
+        peers = self._peers
+        if step_timer is None:
+            return None
+        if not step_timer.began or not (trainer.is_global_zero or any(peer.record for peer in peers)):
+            for peer in peers:
+                peer.copy_files(trainer, interrupted=interrupted)
+            return None
+        return run_report(
+            trainer,
+            step_timer,
+            peers,
+            ledger=self.ledger(),
+            continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
+            interrupted=interrupted,
+        )
+
+    def _show(self, trainer: Trainer, report: RunReport, *, interrupted: bool) -> None:
+        peers = self._peers
+        # standard output belongs to a script that knows nothing of us
+        print_run(report, Screen(sys.stderr, wrap=True) if all(peer.added for peer in peers) else None)
+        for peer in peers:
+            peer._analysis = report.analysis  # noqa: SLF001  (one of us)
+            if report.analysis is not None:
+                peer.publish_result(trainer, report.analysis, interrupted=interrupted)
 
     def _work_counter(self, module: LightningModule) -> WorkCounter:
         first, last = self._peers[0], self._peers[-1]  # one of each kind at most

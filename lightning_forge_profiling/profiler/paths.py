@@ -2,22 +2,51 @@
 
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryFile
 
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import TENSORBOARD_FOLDER, plugin_name, raw_folder, trace_name
 from lightning_forge_profiling.safe_files import make_own_folder
 
 __all__ = [
     "claim",
+    "local_folder",
     "numbered_folders",
     "plugin_path",
+    "required_local_folder",
     "trace_path",
     "window_folder",
     "writable_folder_problem",
 ]
+
+
+def local_folder(name: str | os.PathLike[str]) -> Path | None:
+    """The absolute path of a folder that a user names, as `~/runs` or `file:///runs`; None for one that is remote.
+
+    Example:
+        >>> local_folder("file:///data/runs"), local_folder("s3://bucket/runs")
+        (PosixPath('/data/runs'), None)
+    """
+    text = re.sub(r"^(file|local):(//)?(?=/)|^(file|local)://", "", os.fspath(name))
+    return None if "://" in text else Path(text).expanduser().absolute()
+
+
+def required_local_folder(name: str | os.PathLike[str]) -> Path:
+    """The same where nothing is copied to a remote place.
+
+    Raises:
+        ConfigurationError: it is remote.
+    """
+    folder = local_folder(name)
+    if folder is None:
+        raise ConfigurationError(
+            f"trace_dir {os.fspath(name)!r} is not on this machine. Give a local folder, and copy it afterwards."
+        )
+    return folder
 
 
 def trace_path(folder: Path, rank: int) -> Path:

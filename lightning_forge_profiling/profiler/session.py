@@ -25,6 +25,7 @@ from lightning_forge_profiling.profiler.paths import (
     claim,
     numbered_folders,
     plugin_path,
+    required_local_folder,
     trace_path,
     window_folder,
     writable_folder_problem,
@@ -329,7 +330,7 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
         A context manager with `step()`, to be called at the end of each step; None if `config.enable` is False.
 
     Raises:
-        ConfigurationError: `config.trace_dir` is a file or cannot be written.
+        ConfigurationError: `config.trace_dir` is a file, cannot be written, or is remote.
 
     Example:
         >>> import tempfile
@@ -344,7 +345,7 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
     """
     if not config.enable:
         return None
-    root = Path(config.trace_dir).absolute()  # os.chdir() may come before the window
+    root = required_local_folder(config.trace_dir)  # os.chdir() may come before the window
     if problem := writable_folder_problem(root):
         raise ConfigurationError(problem)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,12 +1,11 @@
 """`print_profiler_summary`: the analysis of a `torch.profiler` that the user runs."""
 
 import os
-from pathlib import Path
 from typing import Protocol
 
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.profiler.paths import trace_path, writable_folder_problem
+from lightning_forge_profiling.profiler.paths import required_local_folder, trace_path, writable_folder_problem
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.screen import Screen
@@ -59,7 +58,7 @@ def print_profiler_summary(
     """
     rank = int(os.environ.get("RANK", "0")) if rank is None else rank
     try:
-        folder = Path(trace_dir)
+        folder = required_local_folder(trace_dir)
     except TypeError as exc:
         raise ConfigurationError(f"trace_dir must be a path, got {trace_dir!r}.") from exc
     if problem := writable_folder_problem(folder):

@@ -1,12 +1,13 @@
-"""Limits every wait of ours while a run fails."""
+"""Limits every wait of ours while a run ends or fails."""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Final
 
-__all__ = ["PATIENCE_S", "ctrl_c_ends", "patience_s"]
+__all__ = ["PATIENCE_S", "ctrl_c_ends", "patience_s", "problems_within"]
 
 PATIENCE_S: Final = 4.0
 
@@ -34,3 +35,41 @@ def ctrl_c_ends() -> Iterator[None]:
     finally:
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> list[Exception | None]:
+    """Do several things at once, each in a thread, and say what became of each.
+
+    A thread that does not end in time is left alone; it does not keep the process alive.
+
+    Args:
+        limit_s: how long to wait for all of them, in seconds; 0 or less starts none.
+        works: what may block, as what talks to a server.
+
+    Returns:
+        For each None if it is done, what it raised, or a TimeoutError.
+
+    Example:
+        >>> problems_within(60.0, [lambda: 1, lambda: 1 // 0])
+        [None, ZeroDivisionError('integer division or modulo by zero')]
+    """
+    late: list[Exception | None] = [TimeoutError(f"not done within {max(limit_s, 0):g} s")] * len(works)
+    if limit_s <= 0:
+        return late
+    found = list(late)
+
+    def run(place: int, work: Callable[[], object]) -> None:
+        try:
+            work()
+            found[place] = None
+        except Exception as exc:
+            found[place] = exc
+
+    threads = [threading.Thread(target=run, args=work, daemon=True) for work in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    deadline = monotonic() + limit_s
+    with ctrl_c_ends():
+        for thread in threads:
+            thread.join(max(deadline - monotonic(), 0.0))
+    return list(found)

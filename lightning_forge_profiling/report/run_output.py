@@ -7,7 +7,7 @@ from html import escape
 from importlib import import_module
 from typing import Final
 
-from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.report.notebook import escaped
 from lightning_forge_profiling.report.run_table import Line, Row, RunReport, RunTable, run_table
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text, clean, width_of
@@ -117,7 +117,7 @@ def _show_in_notebook(table: RunTable) -> None:
 
 def _html(table: RunTable) -> str:
     """The table as HTML; names of others cannot add markup."""
-    title = f'<p style="margin:0.6em 0 0.2em"><b>{_escaped(table.title)}</b></p>'
+    title = f'<p style="margin:0.6em 0 0.2em"><b>{escaped(table.title)}</b></p>'
     return f"<div>{_lines(table.verdict)}{title}{_rows(table)}{_lines(table.lines)}</div>"
 
 
@@ -125,21 +125,21 @@ def _rows(table: RunTable) -> str:
     if not table.rows:
         return ""
     first, *others = table.headings
-    head = "".join(f'<th style="{_RIGHT}">{_escaped(name)}</th>' for name in (first, "", *others))
+    head = "".join(f'<th style="{_RIGHT}">{escaped(name)}</th>' for name in (first, "", *others))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, table.rows))}</tbody></table>"
 
 
 def _row(row: Row) -> str:
-    name = _escaped(row.name)
+    name = escaped(row.name)
     bar = "" if row.pct is None else f'<span style="{_BAR.format(min(row.pct, 100.0))}"></span>'
-    cells = "".join(f'<td style="{_RIGHT}">{_escaped(text)}</td>' for text in (_share(row), *row.times))
+    cells = "".join(f'<td style="{_RIGHT}">{escaped(text)}</td>' for text in (_share(row), *row.times))
     first = f"<b>{name}</b>" if row.pct is None else name
     return f'<tr><td style="{_LEFT}">{first}</td><td style="{_BAR_CELL}">{bar}</td>{cells}</tr>'
 
 
 def _lines(lines: Sequence[Line]) -> str:
     rows = "".join(
-        f'<tr><td style="{_LEFT}"><b>{_escaped(line.name)}</b></td><td style="{_LEFT}">{_marked(line)}</td></tr>'
+        f'<tr><td style="{_LEFT}"><b>{escaped(line.name)}</b></td><td style="{_LEFT}">{_marked(line)}</td></tr>'
         for line in lines
     )
     return f"<table>{rows}</table>" if rows else ""
@@ -150,7 +150,3 @@ def _marked(line: Line) -> str:
     before, marked, after = text.text.partition(text.marked) if text.marked else (text.text, "", "")
     html = escape(before) + (f"<b>{escape(marked)}</b>" if marked else "") + escape(after)
     return f"<code>{html}</code>" if line.whole else html
-
-
-def _escaped(text: str) -> str:
-    return escape(plain(text))

@@ -333,6 +333,8 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
     yield Line(
         "trace", Text(f"{path} ({steps}, {size}; its export blocked training for {trace.stall_ms:.0f} ms)"), whole=True
     )
+    if trace.url:
+        yield Line("copied to", Text(trace.url), whole=True)
     if trace.plugin_path is not None:
         folder = log_folder if log_folder is not None and log_folder in path.parents else path.parent
         command = f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"

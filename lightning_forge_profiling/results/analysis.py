@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
@@ -28,6 +29,7 @@ __all__ = [
     "RunLedger",
     "RunRegion",
     "StepDrift",
+    "TrackedRun",
     "WindowEffect",
     "WorkerRestarts",
 ]
@@ -337,7 +339,22 @@ class RunEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
+class TrackedRun:
+    """What one of the Trainer's loggers calls the run.
+
+    Attributes:
+        logger: class of the logger, such as `WandbLogger`.
+        name: its name: the project of W&B, the id of MLflow's experiment, the folder of TensorBoard; "" without one.
+        version: the run in it: the id of W&B's or MLflow's run, the number of TensorBoard's version; "" without one.
+    """
+
+    logger: str
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis(ShownInNotebook):
     """Verdict, findings and figures of a trace, a run, or both.
 
     Attributes:
@@ -356,6 +373,7 @@ class Analysis:
         differences: where the trace and the whole run disagree.
         cut_off: for each rank whose file is cut off, where it ends and which of its steps are whole.
         warnings: what could not be read, of all files.
+        tracked: what the Trainer's loggers call the run; empty for a trace alone.
     """
 
     schema_version: Literal[1] = 1
@@ -372,3 +390,4 @@ class Analysis:
     differences: tuple[str, ...] = ()
     cut_off: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    tracked: tuple[TrackedRun, ...] = ()

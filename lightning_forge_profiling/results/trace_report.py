@@ -30,6 +30,7 @@ class TraceReport:
         memory_message: why there is no snapshot, if one was requested and due.
         pending: whether the run failed before trace, copy and reports were complete; a process beside it finishes
             them.
+        url: the remote folder that the files were copied to; "" if they were not.
     """
 
     status: Status = "waiting"
@@ -45,3 +46,4 @@ class TraceReport:
     memory_path: Path | None = None
     memory_message: str = ""
     pending: bool = False
+    url: str = ""

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import Final
 
 from lightning_forge_profiling.names import EXCLUDED
+from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.timing.spans import Span, SpanLog
 
 __all__ = ["Ledger", "LedgerClock"]
@@ -21,7 +22,7 @@ _CANDIDATES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(ShownInNotebook):
     """Where the wall time of a run went, on one rank.
 
     Attributes:

@@ -157,10 +157,11 @@ class Rates:
             peak_flops: peak FLOP/s of a device; None if unknown.
 
         Returns:
-            `throughput/...` per second, `time/NAME_ms` and `time_host/NAME_ms` in milliseconds per step, and
-            `profiling/overhead_us`, the microseconds per step that timing took. Unknown rates are left out, and so are
-            regions if no typical step was split into them. With FLOPs `throughput/tflops_per_device`, and with a peak
-            `throughput/mfu`, a fraction: model FLOPs utilization as in PaLM (Chowdhery et al. 2022, appendix B).
+            `throughput/...` per second, with several devices also `throughput/device/...`, `time/NAME_ms` and
+            `time_host/NAME_ms` in milliseconds per step, and `profiling/overhead_us`, the microseconds per step that
+            timing took. Unknown rates are left out, and so are regions if no typical step was split into them. With
+            FLOPs `throughput/tflops_per_device`, and with a peak `throughput/mfu`, a fraction: model FLOPs utilization
+            as in PaLM (Chowdhery et al. 2022, appendix B).
 
         Example:
             >>> times = {"forward": 30.0, "backward": 50.0}
@@ -182,7 +183,8 @@ class Rates:
             if rate is not None:
                 # every replica works on its own samples; the steps are the same steps
                 metrics[per_second(name)] = rate * (replicas if name in {"samples", "tokens"} else 1)
-                metrics[per_second(name, device=True)] = rate
+                if replicas * devices_per_batch > 1:
+                    metrics[per_second(name, device=True)] = rate
         flops_per_second = self.per_second(self.flops)
         if flops_per_second is not None:
             metrics[TFLOPS] = flops_per_second / devices_per_batch / 1e12

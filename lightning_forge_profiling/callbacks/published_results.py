@@ -1,0 +1,141 @@
+"""Gives a run's result to the Trainer's own loggers that hold more than scalars, once its table is printed."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any, Final
+
+from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.timeouts import problems_within
+from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.markdown_tables import table
+from lightning_forge_profiling.report.text import code_cell
+from lightning_forge_profiling.results.analysis import Analysis
+
+__all__ = ["PUBLISH_S", "Result", "publish"]
+
+_log = plain_logger(__name__)
+
+PUBLISH_S: Final = 30.0
+"""How long the end of a fit waits for the loggers together. A client retries for minutes where its server is gone."""
+
+_NAME: Final = "profile"
+"""What stands before each name, so that a tracker shows them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run has to show.
+
+    Attributes:
+        analysis: of the run, and of the trace if there is one.
+        means: the logged metrics over all steps that count.
+        step: of the last row, the x-axis.
+        trace: the folder or URL of the trace; "" without one.
+        reports: a folder with the three reports, None to write them for the loggers.
+    """
+
+    analysis: Analysis
+    means: Mapping[str, float]
+    step: int
+    trace: str = ""
+    reports: Path | None = None
+
+
+def publish(loggers: Iterable[Any], result: Result, *, limit_s: float = PUBLISH_S) -> None:
+    """Give the result to each logger that can hold it. Never raises: a failure is one warning for its logger.
+
+    Args:
+        loggers: the Trainer's, on rank 0.
+        result: of the run.
+        limit_s: how long to wait for all of them together, in seconds; 0 for no attempt.
+    """
+    found = [(logger, kind) for logger in loggers if (kind := _kind(logger)) is not None]
+    if not found or limit_s <= 0:
+        return
+    problems = problems_within(limit_s, [partial(_publish, kind, logger, result) for logger, kind in found])
+    for (logger, _), problem in zip(found, problems, strict=True):
+        if problem is not None:
+            what = f"{type(problem).__name__}: {problem}"
+            _log.warning("The logger %s did not take the result of the run: %s", type(logger).__name__, what)
+            _log.debug("", exc_info=problem)
+
+
+def _publish(kind: "_Kind", logger: Any, result: Result) -> None:
+    if result.reports is not None:
+        kind(logger, result, result.reports)
+        return
+    with TemporaryDirectory(prefix="forge-profiling-") as folder:
+        write_reports(result.analysis, (), folder)
+        kind(logger, result, Path(folder))
+
+
+def _tensorboard(logger: Any, result: Result, _reports: Path) -> None:
+    """The summary in the tab TEXT. Not as hparams: a run without any would get an empty row in that tab."""
+    logger.experiment.add_text(_NAME, _text(result), global_step=result.step)
+
+
+def _wandb(logger: Any, result: Result, reports: Path) -> None:
+    """The page as a panel, and the means in the run's summary, where the last row would stand else."""
+    html: Any = import_module("wandb").Html  # its logger has imported it
+    with (reports / REPORT_HTML).open(encoding="utf-8") as page:
+        logger.log_metrics({f"{_NAME}/report": html(page, inject=False)}, step=result.step)
+    prefix = f"{logger._prefix}-" if logger._prefix else ""  # noqa: SLF001  (Lightning puts it before every name)
+    shown = {**result.means, **_tags(result)}
+    logger.experiment.summary.update({f"{prefix}{name}": value for name, value in shown.items()})
+
+
+def _mlflow(logger: Any, result: Result, reports: Path) -> None:
+    """The reports as artifacts, and the means under names of their own: MLflow shows the last value of each metric."""
+    logger.log_metrics(_means(result), step=result.step)
+    for name, value in _tags(result).items():
+        logger.experiment.set_tag(logger.run_id, name.replace("/", "."), value)
+    for report in _files(reports):
+        logger.experiment.log_artifact(logger.run_id, str(report), artifact_path=_NAME)
+
+
+def _comet(logger: Any, result: Result, reports: Path) -> None:
+    """The page in the tab HTML, the reports as assets, and the means under names of their own, as for MLflow."""
+    experiment = logger.experiment
+    logger.log_metrics(_means(result), step=result.step)
+    experiment.log_others(_tags(result))
+    experiment.log_html((reports / REPORT_HTML).read_text(encoding="utf-8"))
+    for report in _files(reports):
+        experiment.log_asset(str(report), file_name=f"{_NAME}/{report.name}")
+
+
+_Kind = Callable[[Any, Result, Path], None]
+
+_KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
+    {"TensorBoardLogger": _tensorboard, "WandbLogger": _wandb, "MLFlowLogger": _mlflow, "CometLogger": _comet}
+)
+"""By name, so that no client is imported for a logger that is not there."""
+
+
+def _kind(logger: Any) -> _Kind | None:
+    return next((_KINDS[base.__name__] for base in type(logger).__mro__ if base.__name__ in _KINDS), None)
+
+
+def _means(result: Result) -> dict[str, float]:
+    return {f"run/{name}": value for name, value in result.means.items()}
+
+
+def _tags(result: Result) -> dict[str, str]:
+    tags = {f"{_NAME}/verdict": result.analysis.verdict, f"{_NAME}/trace": result.trace}
+    return {name: value for name, value in tags.items() if value}
+
+
+def _files(reports: Path) -> Iterator[Path]:
+    return (path for name in (REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN) if (path := reports / name).is_file())
+
+
+def _text(result: Result) -> str:
+    rows = ((code_cell(name), f"{value:.6g}") for name, value in result.means.items())
+    means = "\n".join(table(("metric", "mean of the run"), rows)) if result.means else ""
+    return markdown(result.analysis) + means

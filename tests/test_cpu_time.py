@@ -152,6 +152,15 @@ class TestWithTheWholeRun:
         assert found(both)["slow-optimizer"].source == "trace", "which knows how the update is computed"
         assert both.verdict == "slow-optimizer"
 
+    def test_an_update_that_takes_less_in_the_run_than_recorded_is_judged_by_the_run(self, tmp_path):
+        traced = analyze(training().write(tmp_path)).analysis
+        both = combine(traced, run(98.0, data=9.0, optimizer=12.0))
+        update = found(both)["slow-optimizer"]
+        assert update.title.startswith("AdamW's update takes 12.0 ms of each 98.0 ms live step on the CPU")
+        assert update.saves.ms_per_step == pytest.approx(12.0)
+        assert both.differences == ("slow-optimizer: 30 % of the recorded steps, 12 % of the run's 40 steps",)
+        assert sum(one.share_pct for one in both.findings) <= 100
+
     def test_what_recording_adds_is_taken_off_python(self, tmp_path):
         traced = analyze(training().write(tmp_path)).analysis
         both = combine(traced, run(85.0, data=10.0, optimizer=25.0))

@@ -67,6 +67,22 @@ def test_a_bound_holds_for_the_run_and_not_for_the_recorded_steps_alone():
     assert f"at most {longer:.1f} ms" in found.remedy
 
 
+def test_the_optimizer_s_fix_saves_no_more_than_its_region_in_the_run_and_its_work_on_the_gpu():
+    evidence, trace = live("slow_optimizer"), analyze(TRACES / "slow_optimizer").analysis
+    region = RunRegion(device_ms=0.8, host_ms=0.9)
+    evidence = replace(evidence, regions={**evidence.regions, "optimizer": region})
+    found = the("slow-optimizer", combine(trace, evidence))
+    assert found.saves.at_most
+    assert found.saves.ms_per_step == pytest.approx(0.9 + found.evidence["gpu_busy_ms_per_step"])
+    assert found.share_pct == pytest.approx(100 * 0.8 / evidence.step_ms.mean), "of the run, which was not slowed"
+    assert found.title.startswith("the optimizer takes 0.80 ms of each 5.26 ms step. Recorded, which slows the host: ")
+
+
+def test_what_ends_waits_alone_saves_what_the_finding_costs_in_a_live_step():
+    found = the("launch-bound", combine(analyze(TRACES / "slow_optimizer").analysis, live("slow_optimizer")))
+    assert found.saves.pct == pytest.approx(found.share_pct)
+
+
 @pytest.mark.parametrize("case", ["input_bound", "slow_rank_gpu", "slow_rank_host"])
 def test_a_wait_that_goes_away_is_expected_to_be_saved(case):
     first = analyze(TRACES / case).analysis.findings[0]

@@ -37,6 +37,9 @@ _SMALL_PCT: Final = 10.0
 _DIFFER_BY_PCT: Final = 5.0
 """Shares of a step that lie further apart are reported as a difference: a window of few steps varies by less."""
 
+_ROUNDING: Final = 1 + 1e-6
+_SLOW_OPTIMIZER: Final = "slow-optimizer"
+
 _MEASURED: Final = {"input-bound": "data", "transfer-bound": "transfer"}
 """What the run measures by itself, and the region it shows in."""
 
@@ -161,7 +164,10 @@ def _of_blind(
 def _of_cpu(
     traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
 ) -> tuple[list[Finding], list[str]]:
-    """Findings on operators and Python: those of the trace, or where recording changed the step, of the live step."""
+    """Findings on operators and Python: those of the trace, or of the live step where that is another.
+
+    It is where recording changed the step's length, or the run's region `optimizer` does not have the trace's share.
+    """
     if recorded is None or recorded.cpu is None or evidence.on_device:
         return [], []
     mine = {
@@ -171,18 +177,24 @@ def _of_cpu(
     }
     step, live = recorded.step_ms, evidence.step_ms
     slowed = step.mean > SLOWED_FROM * live.mean and step.p50 > SLOWED_FROM * live.p50
-    if not slowed and step.mean * SLOWED_FROM >= live.mean:
+    changed = slowed or step.mean * SLOWED_FROM < live.mean
+    update = [mine[_SLOW_OPTIMIZER]] if _SLOW_OPTIMIZER in mine else []
+    in_run_pct = share_pct(evidence, "optimizer")
+    of_update = "optimizer" in evidence.regions and update and abs(update[0].share_pct - in_run_pct) > _DIFFER_BY_PCT
+    if not changed and not of_update:
         return [*mine.values()], []
     context = _live_cpu(recorded, recorded.cpu, evidence)
     several = evidence.world_size > 1
     findings = []
     for rule in CPU_RULES:
-        share_pct = context.pct(rule.cost(context))
-        if rule.code in mine and share_pct >= NAMED_FROM_PCT:
+        pct = context.pct(rule.cost(context))
+        if rule.code in mine and pct >= NAMED_FROM_PCT:
             rank = recorded.rank if several else mine[rule.code].rank
-            found = finding(rule, context, step_ms=live.mean, share_pct=share_pct, source="trace", rank=rank)
+            found = finding(rule, context, step_ms=live.mean, share_pct=pct, source="trace", rank=rank)
             recorded_pct = round(mine[rule.code].share_pct, 3)
             findings.append(replace(found, evidence={**found.evidence, "share_of_recorded_step_pct": recorded_pct}))
+    if not changed:
+        return findings, [_disagreement(_SLOW_OPTIMIZER, update, in_run_pct, evidence)]
     return findings, [(_recorded_slower if slowed else _recorded_shorter)(step.mean, evidence)]
 
 
@@ -280,7 +292,7 @@ def _merge(
             if after.share_pct < NAMED_FROM_PCT
         ]
         traced = tuple(found for found in converted if found.share_pct >= NAMED_FROM_PCT)
-    findings = [found for found in traced if found.code not in _MEASURED]
+    findings = [_bounded_by_region(found, evidence) for found in traced if found.code not in _MEASURED]
     restarts = live.get(WORKER_RESTARTS)
     findings += [] if restarts is None else [restarts]
     if BETWEEN_REGIONS in live and all(found.code != "launch-bound" for found in findings):  # of which it would be part
@@ -317,6 +329,27 @@ def _bounded_by_run(found: Finding, of_run: Finding | None, evidence: RunEvidenc
     if recorded is None or run is None or not recorded.at_most or run.ms_per_step <= recorded.ms_per_step:
         return found
     return replace(found, saves=saving(run.ms_per_step, evidence.step_ms.mean, at_most=True))
+
+
+def _bounded_by_region(found: Finding, evidence: RunEvidence) -> Finding:
+    """The optimizer's fix takes away no more than the GPU's work in it and the time that the host spends in it.
+
+    The step is a chain of work on host and GPU. Without the update the chain still has all of its other links, so it
+    gets shorter by no more than those of the update, on either side. The run timed the host's without recording.
+    """
+    region, saves = evidence.regions.get("optimizer"), found.saves
+    if found.code != _SLOW_OPTIMIZER or region is None or saves is None:
+        return found
+    most_ms = max(region.host_ms, region.device_ms) + _gpu_ms(found)
+    if saves.ms_per_step <= most_ms:
+        return found
+    cost_ms = found.share_pct * evidence.step_ms.mean / 100
+    return replace(found, saves=saving(most_ms, evidence.step_ms.mean, at_most=True, cost_ms=cost_ms))
+
+
+def _gpu_ms(found: Finding) -> float:
+    """The GPU's own work in an optimizer's update; 0 for other findings, whose fixes only end waits."""
+    return float(found.evidence["gpu_busy_ms_per_step"]) if found.code == _SLOW_OPTIMIZER else 0.0
 
 
 def _disagreement(
@@ -357,14 +390,19 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
     if found.code in HOST_WAITS and live_ms <= recorded_ms * SLOWED_FROM:
         idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
         share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
-        if saves_ms <= cost_ms:  # its own waits alone
-            saves_ms = share * live_ms / 100
-        else:  # what is saved of the GPU's own work stays, and of the waits no more than there are in a live step
-            saves_ms = min(saves_ms, idle_live) + max(saves_ms - idle_recorded, 0.0)
-        title = (
-            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host{averaged}. "
-            f"Recorded, which slows the host: {found.title}"
+        words = (
+            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host{averaged}"
         )
+        if found.code == _SLOW_OPTIMIZER and "optimizer" in evidence.regions:  # which the run has timed
+            share = share_pct(evidence, "optimizer")
+            words = f"the optimizer takes {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step"
+        title = f"{words}. Recorded, which slows the host: {found.title}"
+        own_ms = _gpu_ms(found)
+        # no more of the waits than there are in a live step; the GPU's own work stays
+        if own_ms or saves_ms > _ROUNDING * cost_ms:
+            saves_ms = min(saves_ms - own_ms, idle_live) + own_ms
+        else:  # its own waits alone
+            saves_ms = share * live_ms / 100
     at_most = found.saves is not None and found.saves.at_most
     saves = saving(saves_ms, live_ms, at_most=at_most, cost_ms=share * live_ms / 100)
     return replace(

@@ -180,9 +180,14 @@ def _optimizer(context: RuleContext) -> Explanation:
 
 
 def _optimizer_saving(context: RuleContext) -> float:
-    """Its GPU work, and all waiting for the host: once the update is a few launches, the host runs ahead."""
+    """Its GPU work, and waiting for the host, which runs ahead once the update is a few launches.
+
+    The host gains no more lead than the update takes it, so waits of more than that stay.
+    """
     region = _optimizer_region(context)
-    return _waits_for_host(context) + (region.gpu_ms_per_step if region else 0.0)
+    if region is None:
+        return 0.0
+    return region.gpu_ms_per_step + min(_waits_for_host(context), region.host_ms_per_step)
 
 
 def _waits_for_host(context: RuleContext) -> float:

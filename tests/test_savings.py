@@ -134,10 +134,10 @@ def test_what_has_no_fix_predicts_nothing():
 
 def test_a_saving_is_in_the_verdict_with_its_share():
     analysis = analyze(TRACES / "input_bound").analysis
-    assert analysis.verdict_text.endswith(" That saves about 25.3 ms of each 40.2 ms step (63 %).")
+    assert analysis.verdict_text.endswith(" That saves about 25.3 ms a step (63 %).")
 
 
 def test_no_more_is_saved_than_there_is():
-    assert saving(12.0, 10.0, at_most=True).text == "That saves at most 10.0 ms of each 10.0 ms step (100 %)."
+    assert saving(12.0, 10.0, at_most=True).text == "That saves at most 10.0 ms a step (100 %)."
     assert saving(0.0, 10.0, at_most=True) is None
     assert saving(None, 10.0, at_most=True) is None

@@ -124,8 +124,8 @@ def _discard_unwritten(stream: TextIO) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="forge-profiling",
-        description="Find what bounds a PyTorch run, from traces of torch.profiler, "
-        "and from which size on a GPU is faster than the CPU.",
+        description="Find what bounds a PyTorch run from traces of torch.profiler, "
+        "and the size from which a GPU is faster than the CPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

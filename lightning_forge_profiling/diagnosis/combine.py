@@ -224,8 +224,8 @@ def _recorded_shorter(recorded_ms: float, evidence: RunEvidence) -> str:
     """The difference where recorded steps lack something that others have."""
     live_ms = evidence.step_ms.mean
     return (
-        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: what happens in some steps alone is "
-        "missing from the window or rare in it; the findings' shares are of the live step"
+        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: the window lacks what happens only in "
+        "some steps; shares are of live steps"
     )
 
 
@@ -234,8 +234,7 @@ def _recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
     live_ms = evidence.step_ms.mean
     return (
         f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms "
-        f"({100 * (recorded_ms / live_ms - 1):+.0f} %): recording slows the host, so "
-        "launch and host figures of the trace are inflated; the findings' shares are of the live step"
+        f"({100 * (recorded_ms / live_ms - 1):+.0f} %): recording slows the host; shares are of live steps"
     )
 
 
@@ -287,7 +286,7 @@ def _merge(
         converted = [_of_live_step(found, judged, evidence, late_ms) for found in traced]
         differences += [
             f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
-            "live ones, too little to be named"
+            "live ones, below the threshold of a finding"
             for before, after in zip(traced, converted, strict=True)
             if after.share_pct < NAMED_FROM_PCT
         ]

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Final
 
 __all__ = [
+    "EPOCH",
     "EXCLUDED",
     "FETCH_MARK",
+    "GOODPUT",
+    "LOGGED_KINDS",
     "MARK_PREFIX",
     "METADATA_KEY",
     "MFU",
@@ -22,14 +25,19 @@ __all__ = [
     "SUMMARY_MARKDOWN",
     "TENSORBOARD_FOLDER",
     "TFLOPS",
+    "WINDOW",
     "clock_path",
+    "hook_region",
     "memory_path",
+    "part_kind",
+    "part_pct",
     "per_second",
     "plugin_name",
     "raw_folder",
     "record_name",
     "record_rank",
     "region_ms",
+    "segment_name",
     "trace_name",
 ]
 
@@ -43,8 +51,55 @@ and exporting a trace blocked the training loop."""
 STEPS: Final = "steps"
 """The part of the ledger that is the training loop, without what is a part of its own."""
 
+EPOCH: Final = "epoch"
+WINDOW: Final = "window"
+"""Spans of the ledger that are no parts: a training epoch, and the recorded window."""
+
 STARTUP_PROCESS: Final = "startup/process"
 """The part of the ledger from the start of the process to the callbacks' `setup`."""
+
+_KINDS: Final = {"callback": "callbacks", "module": "hooks", "datamodule": "hooks", "logger": "loggers"}
+
+_HOOK_REGIONS: Final = {
+    **dict.fromkeys(("on_train_batch_start", "on_train_batch_end", "lr_scheduler_step"), "other"),
+    **dict.fromkeys(("on_train_epoch_start", "on_train_epoch_end"), "other"),
+    **dict.fromkeys(("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"), "transfer"),
+    **dict.fromkeys(("on_before_backward", "on_after_backward"), "backward"),
+    **dict.fromkeys(("on_before_zero_grad", "optimizer_zero_grad"), "optimizer"),
+    **dict.fromkeys(("on_before_optimizer_step", "configure_gradient_clipping"), "optimizer"),
+}
+
+
+LOGGED_KINDS: Final = (
+    *("steps", "validation", "checkpoint", "data_loader", "callbacks", "hooks", "loggers", "compile", "profiler"),
+    *("startup", "other"),
+)
+"""Kinds of parts that are logged; the sanity check is in `startup`, what is left in `other`."""
+
+
+def part_kind(part: str) -> str:
+    """What a part of the ledger is one of: `callbacks`, `hooks`, `loggers`, `startup`, or itself.
+
+    Example:
+        >>> part_kind("callback/EMA.on_train_batch_end"), part_kind("startup/fit"), part_kind("validation")
+        ('callbacks', 'startup', 'validation')
+    """
+    first = part.partition("/")[0]
+    return _KINDS.get(first, first)
+
+
+def hook_region(part: str) -> str:
+    """The region that contains a part of the ledger: a hook within a step, or a logger; "" for any other part.
+
+    Example:
+        >>> hook_region("module/on_before_optimizer_step"), hook_region("logger/CSVLogger"), hook_region("validation")
+        ('optimizer', 'other', '')
+    """
+    kind = part_kind(part)
+    if kind == "loggers":
+        return "other"
+    return _HOOK_REGIONS.get(re.split(r"[./]", part)[-1], "") if kind in {"callbacks", "hooks"} else ""
+
 
 MARK_PREFIX: Final = "forge."
 """A region's `record_function` range in a trace is this and the region's name."""
@@ -95,17 +150,28 @@ def record_name(rank: int) -> str:
     return f"rank{rank}.jsonl"
 
 
+def segment_name(rank: int, number: int) -> str:
+    """A segment of a rank's record that was rotated out, the first one number 1."""
+    return f"rank{rank}.{number}.jsonl"
+
+
 def record_rank(name: str) -> int | None:
     """The rank of a record by its file's name; None for a rotated segment or another file."""
     found = re.fullmatch(r"rank(\d+)\.jsonl", name)
     return int(found[1]) if found else None
 
 
+GOODPUT: Final = "run/goodput"
 STEP_MS: Final = "time/step_ms"
 MFU: Final = "throughput/mfu"
 MFU_MEASURED: Final = "throughput/mfu_measured"
 TFLOPS: Final = "throughput/tflops_per_device"
 PEAK_TFLOPS: Final = "throughput/peak_tflops"
+
+
+def part_pct(kind: str) -> str:
+    """The metric for what parts of the ledger of one kind are of the run's wall time."""
+    return f"run/{kind}_pct"
 
 
 def region_ms(region: str) -> str:

@@ -94,7 +94,8 @@ def test_work_that_does_not_wait_is_not_said_to(vector):
     layer = torch.nn.Linear(1024, 1024, device="cuda")
     rows = vector.view(1024, 1024)
     found = benchmark(lambda: layer(rows).sum().backward(), flush_l2=False, **QUICK)
-    assert (found.method, found.warnings) == ("kernels", ())
+    assert found.method == "kernels"
+    assert not any("waits for the GPU" in warning for warning in found.warnings)
 
 
 def test_memory_that_is_kept_and_cudamalloc_are_noticed(vector):

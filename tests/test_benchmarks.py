@@ -1,6 +1,7 @@
 """The benchmarks that run contenders in fresh processes: each prints its table, and a crash is shown."""
 
 import json
+import re
 import sys
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks import after_window, fresh, overhead, recording
+from benchmarks import after_window, compare_false_alarms, fresh, ledger, overhead, recording, short_run
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from tests.models import Classifier, loader
@@ -33,6 +34,20 @@ def test_steps_after_a_window_are_compared_with_those_before(capsys):
     control, window = rows(capsys.readouterr().out, ["no window", "window"])
     assert "| 1.0000 (1.0000 to 1.0000) |" in control
     assert window.endswith("| 0, 0 |"), "two traces without kernels on a CPU"
+
+
+def test_false_alarms_of_compare_are_counted_on_simulated_and_on_real_runs(capsys, tmp_path):
+    compare_false_alarms.simulate(5)
+    equal, power = re.findall(r"(?m)^\| (?:10 %|5,000) \|.*$", capsys.readouterr().out)[-2:]
+    assert equal.startswith("| 10 % | 5 | 5 | ")
+    assert len(re.findall(r"\d+ %", power)) == 5
+
+    for number in range(4):
+        short_run.record(tmp_path / f"{number:03}", 100)
+    compare_false_alarms.measure(2, tmp_path)
+    text = capsys.readouterr().out
+    assert re.search(r"Equal real runs of 100 steps.*\nNeighbouring runs scatter by \d+\.\d %", text)
+    assert re.findall(r"(?m)^\| (?:step|median) \| (\d) \| (\d) \|", text) == [("1", "2")] * 2 + [("2", "1")] * 2
 
 
 def test_overhead_is_compared_with_no_callback(capsys):
@@ -123,3 +138,12 @@ def test_every_other_turn_is_in_reverse_order(capsys):
     fresh.in_turns({name: python("print({})") for name in "ab"}, 2)
     order = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert order == ["turn 1, a", "turn 1, b", "turn 2, b", "turn 2, a"]
+
+
+def test_a_ledger_sums_to_the_wall_time_of_its_process(capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert ledger.main(["--quick", "--turns", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert {"| `steps`", "| `validation`", "| `checkpoint`"} <= {line.split(" |")[0] for line in printed.splitlines()}
+    remainder = float(printed.rpartition("wall time")[0].rpartition("turn: ")[2].removesuffix(" % of its "))
+    assert remainder < 0.5

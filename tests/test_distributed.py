@@ -130,6 +130,19 @@ def test_the_clocks_of_both_ranks_come_to_rank_0(finished):
     assert not list(path.parent.glob(".*")), "they were handed over in files, which are gone"
 
 
+def test_a_rank_whose_ledger_differs_is_named(tmp_path):
+    done = run(tmp_path, "ddp", "validates")
+    assert done.returncode == 0, done.stderr
+    [first] = traces(tmp_path, 0)
+    summary = json.loads((first.parent / "summary.json").read_text())
+    longest = summary["run"]["ledger_differences"][0]
+    assert (longest["rank"], longest["part"]) == (1, "validation")
+    assert longest["seconds"] > 0.5
+    said = f"rank 1 spends {longest['seconds']:.1f} s more in validation than rank 0"
+    assert said in " ".join(done.stdout.split())
+    assert said in (first.parent / "summary.md").read_text()
+
+
 def test_one_rank_alone_may_record(tmp_path):
     done = run(tmp_path, "ddp", "rank0")
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -195,12 +196,21 @@ def report(make_trainer, monkeypatch, tmp_path):
     )
     make_trainer(*callbacks).fit(Waiting(gpu), loader(2 * AGAIN))
     [page] = (tmp_path / "traces").glob("*/report.html")
-    return page, json.loads(page.with_name("summary.json").read_text(encoding="utf-8"))["run"]["telemetry"]["series"]
+    run = json.loads(page.with_name("summary.json").read_text(encoding="utf-8"))["run"]
+    return page, run["telemetry"]["series"], run["ledger"]
+
+
+def part_of_axis(ledger, series, second):
+    """Where a second of the telemetry, which begins with training, lies on the axis of the run."""
+    fit_s = next(span["end_s"] for span in ledger["spans"] if span["part"] == "startup/process")
+    training_s = next(span["start_s"] for span in ledger["spans"] if span["part"] == "steps") - fit_s
+    return (training_s + second) / max(ledger["wall_s"] - fit_s, training_s + series["seconds"][-1])
 
 
 def test_a_fit_leaves_a_page_that_draws_what_the_sensors_said(report, browser):
-    path, series = report
+    path, series, ledger = report
     page = TelemetryPage.of_file(browser, path)
+    on_axis = partial(part_of_axis, ledger, series)
     assert page.texts("#telemetry h2") == ["GPU over the run"]
     assert page.texts("#telemetry .facts dd")[0] == "NVIDIA H200 <b>"
     assert page.titles() == ["Utilization", "Memory", "Power", "Clock", "Temperature"], "no video engine was used"
@@ -213,7 +223,7 @@ def test_a_fit_leaves_a_page_that_draws_what_the_sensors_said(report, browser):
     powers, throttled = series["values"]["power_w"], series["throttled_by_pct"]["power cap"]
     assert (powers[0], powers[-1], None in powers) == (120, 690, True)
     for index in (throttled.index(100.0), powers.index(None), len(powers) - 1):
-        page.hover_part(series["seconds"][index] / series["seconds"][-1])
+        page.hover_part(on_axis(series["seconds"][index]))
         read = page.readings()
         assert read["Power"]["board"] == (NOTHING if powers[index] is None else "690")
         assert read[""]["throttled: power cap"] == ("yes" if throttled[index] else "no")
@@ -221,10 +231,10 @@ def test_a_fit_leaves_a_page_that_draws_what_the_sensors_said(report, browser):
     assert page.segments(chart=2) == page.segments(chart=0) + 1, "the line of power has a gap"
 
     [(begin, end)] = page.shades("throttled")
-    assert begin < series["seconds"][throttled.index(100.0)] / series["seconds"][-1] < end
+    assert begin < on_axis(series["seconds"][throttled.index(100.0)]) < end
     assert 0 < end - begin < 1
     left_out = page.shades("left-out")
-    assert left_out[0][0] == pytest.approx(0, abs=0.05), "the warm-up"
+    assert left_out[0][0] == pytest.approx(on_axis(0), abs=0.05), "the warm-up"
     assert "Grey: not in the means" in page.notes()
     assert "A line is broken where there was no reading." in page.notes()
     assert page.complaints() == []

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.callbacks.rank_clocks import read_clocks, write_clock
+from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, read_figures, write_figures
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.late_rank import late_host, work_ms
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.analysis import RankClock, RunEvidence, RunRegion
+from lightning_forge_profiling.results.analysis import RankClock, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
 
 CASE = Path(__file__).parent / "data/traces/slow_rank_host"  # two H200s, rank 1 is busy in Python for 15 ms a step
@@ -108,9 +108,13 @@ def test_what_recording_added_to_a_wait_for_the_host_is_taken_off(recorded, late
 
 
 def test_clocks_are_handed_over_through_the_folder_and_waited_for_briefly(tmp_path):
-    clocks = [RankClock(rank=rank, step_ms=5.0, host_ms=1.0 + rank, between_ms=4.0 - rank) for rank in range(3)]
-    for clock in (clocks[0], clocks[2]):
-        write_clock(tmp_path, clock)
-    assert read_clocks(tmp_path, [0, 1, 2], patience_s=0.0) == (clocks[0], clocks[2]), "one may be on another node"
+    ledger = RunLedger(wall_s=2.0, parts={"steps": 2.0}, unexplained_s=0.0, counts={"steps": 1})
+    ranks = [
+        RankFigures(RankClock(rank=rank, step_ms=5.0, host_ms=1.0 + rank, between_ms=4.0 - rank), ledger)
+        for rank in range(3)
+    ]
+    for figures in (ranks[0], ranks[2]):
+        write_figures(tmp_path, figures)
+    assert read_figures(tmp_path, [0, 1, 2], patience_s=0.0) == (ranks[0], ranks[2]), "one may be on another node"
     assert list(tmp_path.iterdir()) == []
-    assert read_clocks(tmp_path, [0], patience_s=60) == (), "alone there is nothing to compare, nor to wait for"
+    assert read_figures(tmp_path, [0], patience_s=60) == (), "alone there is nothing to compare, nor to wait for"

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "pipeline": {"numpy", "host", "results", "kineto", "analysis", "diagnosis"},
     "report": {"msgspec", "timing", "results", "diagnosis"},
     "record": {"msgspec", "results", "report"},
+    "monitor": {"msgspec", "timing", "results", "diagnosis", "report", "record"},
     "bench": {"torch", "numpy", "timing", "gpu"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
     "finish": {"kineto", "pipeline", "report"},
@@ -39,9 +40,13 @@ MAY_IMPORT = {
         "torch", "msgspec", "lightning", "pytorch_lightning",
         "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "record", "profiler",
     },
+    "entry_point": {"callbacks"},
     "compat": {"timing"},
     "result_types": {"timing", "flops", "results", "pipeline", "report", "bench", "profiler"},
-    "cli": {"msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "crossover"},
+    "cli": {
+        "msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "monitor", "crossover",
+        "entry_point",
+    },
     "__main__": {"cli"},
     # Only on first use of a name; test_wheel.py shows that `import` alone loads none of it.
     "__init__": {

@@ -105,11 +105,89 @@ def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
     assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
 
 
+class SlowAround(Callback):
+    def __init__(self, planted):
+        self.planted = planted
+
+    def on_fit_start(self, *_):
+        self.planted("startup/callback.SlowAround.on_fit_start", 5 * SLOW_S)
+
+    def on_train_end(self, *_):
+        self.planted("callback/SlowAround.on_train_end", 5 * SLOW_S)
+
+    def on_fit_end(self, *_):
+        self.planted("callback/SlowAround.on_fit_end", 5 * SLOW_S)
+
+    def teardown(self, *_, **__):
+        self.planted("callback/SlowAround.teardown", 5 * SLOW_S)
+
+
+class SlowAroundModule(Classifier):
+    def __init__(self, planted):
+        super().__init__()
+        self.planted = planted
+
+    def setup(self, stage):
+        self.planted("startup/module.setup", 5 * SLOW_S)
+
+    def configure_model(self):
+        self.planted("startup/module.configure_model", 5 * SLOW_S)
+
+    def configure_optimizers(self):
+        self.planted("startup/module.configure_optimizers", 5 * SLOW_S)
+        return super().configure_optimizers()
+
+    def load_state_dict(self, *args, **kwargs):
+        self.planted("startup/restore", 5 * SLOW_S)
+        return super().load_state_dict(*args, **kwargs)
+
+    def train_dataloader(self):
+        self.planted("module/train_dataloader", 5 * SLOW_S)
+        return loader(32)
+
+    def on_train_start(self):
+        self.planted("module/on_train_start", 5 * SLOW_S)
+
+
+@pytest.mark.parametrize("profiler", [None, "simple"])
+def test_what_is_planted_before_and_after_the_loop_is_found_in_its_part(make_trainer, tmp_path, profiler):
+    first = make_trainer(max_epochs=1)
+    first.fit(Classifier(), loader(8))
+    first.save_checkpoint(tmp_path / "resumed.ckpt")
+    planted, ours = Planted(), ThroughputCallback(overhead=None, warmup_steps=0)
+    trainer = make_trainer(
+        SlowAround(planted), ours, max_epochs=3, reload_dataloaders_every_n_epochs=1, profiler=profiler
+    )
+
+    trainer.fit(SlowAroundModule(planted), ckpt_path=tmp_path / "resumed.ckpt")
+
+    ledger = ours.ledger()
+    assert {*planted.took_s} <= {*ledger.parts}
+    for part, took_s in planted.took_s.items():
+        assert ledger.parts[part] == pytest.approx(took_s, rel=0.1, abs=0.05), part
+    assert ledger.counts["module/train_dataloader"] == 2, "once for each of the epochs that were left"
+    assert sums_up(ledger)
+    assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
+
+
+def test_a_set_up_that_fails_leaves_nothing(make_trainer):
+    class Raises(Classifier):
+        def configure_optimizers(self):
+            raise RuntimeError("no optimizer")
+
+    trainer = make_trainer(ThroughputCallback())
+    before = trainer.profiler
+    with pytest.raises(RuntimeError, match="no optimizer"):
+        trainer.fit(Raises(), loader(8))
+    assert trainer.profiler is before
+    assert not {"_restore_modules_and_callbacks", "restore_training_state"} & {*vars(trainer._checkpoint_connector)}
+
+
 def test_rare_work_in_a_hook_of_each_batch_is_counted_and_not_estimated(make_trainer, tmp_path):
     class Rarely(Callback):
         def on_train_batch_end(self, trainer, *_):
             if trainer.global_step % 20 == 0:
-                planted("callback/Rarely.on_train_batch_end")
+                planted("callback/Rarely.on_train_batch_end", 5 * SLOW_S)
 
     planted = Planted()
     forge = ForgeProfilerCallback(20, 23, trace_dir=tmp_path / "t")

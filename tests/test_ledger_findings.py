@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
@@ -145,3 +145,127 @@ def test_a_planted_cost_is_the_verdict_of_a_real_fit(make_trainer, tmp_path, *, 
         ours.ledger().parts[next(iter(p for p in ours.ledger().parts if p not in {"startup/process", "steps"}))],
         rel=0.3,
     )
+
+
+# -- hooks within a step ---------------------------------------------------------------------------------------------
+
+
+def stepping(*, parts, counts=None, other_ms=1.0, optimizer_ms=0.5, on_device=False, **options):
+    """A run of `STEPS` steps of 5 ms, with its regions."""
+    ledger = {"steps": STEPS * 5.0 / 1e3, **parts}
+    regions = dict.fromkeys(("data", "transfer", "forward", "backward"), RunRegion(device_ms=0.1, host_ms=0.1))
+    regions["other"] = RunRegion(device_ms=other_ms, host_ms=max(other_ms, 4.0))
+    regions["optimizer"] = RunRegion(device_ms=optimizer_ms, host_ms=optimizer_ms)
+    return RunEvidence(
+        steps=STEPS - 20,
+        all_steps=STEPS,
+        on_device=on_device,
+        step_ms=Distribution(mean=5.0, p50=5.0, min=5.0, max=5.0),
+        regions=regions,
+        ledger=RunLedger(
+            wall_s=sum(ledger.values()),
+            parts=ledger,
+            unexplained_s=0.0,
+            counts=dict.fromkeys(ledger, STEPS) | (counts or {}),
+            first_s=options.pop("first_s", {}),
+        ),
+        **options,
+    )
+
+
+LOGS = {"logger/CSVLogger": STEPS * 1.0 / 1e3}
+
+
+def test_the_recording_of_a_short_run_does_not_hide_a_logger_of_each_step():
+    recorded = stepping(parts={**LOGS, "profiler": 8.0, "startup/fit": 3.0, "teardown": 1.0}, other_ms=1.2)
+    analysis = combine(None, recorded)
+    assert analysis.verdict == "slow-logger"
+    assert [found.code for found in analysis.findings] == ["slow-logger"]
+    assert analysis.findings[0].saves.ms_per_step == pytest.approx(1.0)
+    assert "200 ms of the fit's 1.2 s (200 calls, 1.00 ms each)" in analysis.verdict_text
+
+
+def test_a_logger_of_each_step_is_judged_by_the_step_where_the_fit_is_mostly_elsewhere():
+    validates = stepping(parts={**LOGS, "validation": 30.0}, counts={"validation": 20}, other_ms=1.2)
+    first, second = combine(None, validates).findings
+    assert first.code == "validation-bound"
+    assert (second.code, second.of, second.share_pct) == ("slow-logger", "step", pytest.approx(20))
+    assert second.title == "the logger CSVLogger takes 1.00 ms of each 5.00 ms step"
+
+
+def test_what_comes_once_an_epoch_is_never_called_a_part_of_each_step():
+    rare = stepping(
+        parts={"module/on_train_epoch_end": 0.6, "validation": 1.0},
+        counts={"module/on_train_epoch_end": 10, "validation": 10},
+        other_ms=3.5,
+    )
+    findings = combine(None, rare).findings
+    assert {"slow-hook", "validation-bound"} <= {found.code for found in findings}
+    for found in findings:
+        if found.code in {"slow-hook", "validation-bound"}:
+            assert "of each" not in found.title
+            assert "of each" not in found.saves.text
+
+
+def test_what_an_epochs_hook_takes_is_not_between_regions_too():
+    rare = stepping(
+        parts={"module/on_train_epoch_end": 0.6}, counts={"module/on_train_epoch_end": 10}, other_ms=3.4
+    )  # of the 3.4 ms, 3.0 are the hook's
+    assert [found.code for found in combine(None, rare).findings] == ["slow-hook"]
+
+
+@pytest.mark.parametrize("part", ["callback/EMA.on_before_optimizer_step", "module/on_before_zero_grad"])
+def test_a_hook_within_the_update_is_not_the_optimizers(part):
+    hooked = stepping(parts={part: STEPS * 2.0 / 1e3}, optimizer_ms=2.3, other_ms=0.2)
+    codes = [found.code for found in combine(None, hooked).findings]
+    assert codes == ["slow-callback" if part.startswith("callback") else "slow-hook"]
+    without = stepping(parts={}, optimizer_ms=2.3, other_ms=0.2)
+    assert [found.code for found in combine(None, without).findings] == ["slow-optimizer"]
+
+
+def test_on_a_gpu_a_hook_costs_no_more_than_the_gpu_waits():
+    prints = {"callback/Bar.on_train_batch_end": STEPS * 3.5 / 1e3}
+    waits = stepping(parts=prints, other_ms=1.0, on_device=True)
+    found = next(found for found in combine(None, waits).findings if found.code == "slow-callback")
+    assert found.saves.ms_per_step == pytest.approx(1.0)
+    assert found.title.endswith("(200 calls, 3.50 ms each), of which the GPU waits 200 ms")
+    hidden = stepping(parts=prints, other_ms=0.05, on_device=True)
+    assert "slow-callback" not in {found.code for found in combine(None, hidden).findings}, "behind queued work"
+
+
+def test_workers_that_start_once_are_no_cost_of_each_epoch():
+    parts, counts = {"data_loader": 0.130}, {"data_loader": 11}
+    persistent = stepping(parts=parts, counts=counts, first_s={"data_loader": 0.110})
+    assert "loader-startup" not in {found.code for found in combine(None, persistent).findings}
+    each = stepping(parts=parts, counts=counts, first_s={"data_loader": 0.012})
+    [found] = [found for found in combine(None, each).findings if found.code == "loader-startup"]
+    assert found.title.endswith("(11 times, 12 ms each)")
+
+
+class SleepsInUpdate(Classifier):
+    def on_before_optimizer_step(self, optimizer):
+        time.sleep(0.02)
+
+
+def test_a_sleep_within_the_update_is_blamed_once(make_trainer, tmp_path):
+    ours, forge = ThroughputCallback(warmup_steps=2, overhead=None), ForgeProfilerCallback(20, 23, trace_dir=tmp_path)
+    make_trainer(ours, forge, logger=False).fit(SleepsInUpdate(), loader(4 * 40))
+    analysis = ours.analysis()
+    assert analysis.verdict == "slow-hook"
+    assert analysis.findings[0].evidence["part"] == "module/on_before_optimizer_step"
+    assert "slow-optimizer" not in {found.code for found in analysis.findings}
+    assert sum(found.share_pct for found in analysis.findings[1:]) < 50, "and of what is left, the sleep is no part"
+
+
+class LogsSlowly(CSVLogger):
+    def log_metrics(self, metrics, step=None):
+        time.sleep(0.01)
+        super().log_metrics(metrics, step)
+
+
+def test_a_recorded_run_of_few_steps_names_the_logger(make_trainer, tmp_path):
+    ours, forge = ThroughputCallback(warmup_steps=2), ForgeProfilerCallback(20, 23, trace_dir=tmp_path)
+    make_trainer(ours, forge, logger=LogsSlowly(tmp_path), log_every_n_steps=1).fit(Classifier(), loader(4 * 40))
+    analysis = ours.analysis()
+    assert analysis.verdict == "slow-logger", analysis.verdict_text
+    assert analysis.findings[0].saves.ms_per_step > 10

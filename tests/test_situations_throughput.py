@@ -18,6 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 RATES = {f"throughput/{kind}_per_sec" for kind in ("samples", "steps", "optimizer_steps")}
 RATES |= {name.replace("/", "/device/", 1) for name in RATES}
 TIMES = {f"time/{region}_ms" for region in ("step", "attention", *PARTITION)} | {"profiling/overhead_us"}
+WHOLE_RUN = {"run/goodput", "run/steps_pct", "run/validation_pct", "run/checkpoint_pct", "run/data_loader_pct",
+             "run/callbacks_pct", "run/hooks_pct", "run/loggers_pct", "run/compile_pct", "run/profiler_pct",
+             "run/startup_pct", "run/other_pct"}  # fmt: skip
 
 
 def samples_of(row, steps=1):
@@ -38,7 +41,7 @@ def scalars(folder):
 def test_the_names_are_these(tmp_path, make_trainer):
     make_trainer(every_step(warmup_steps=2)).fit(Classifier(), loader())
     for row in logged(tmp_path):
-        assert row.keys() == RATES | TIMES | {"step"}
+        assert row.keys() == RATES | TIMES | WHOLE_RUN | {"step"}
         assert row["throughput/samples_per_sec"] == row["throughput/device/samples_per_sec"]
         assert all(math.isfinite(value) and value >= 0 for value in row.values())
 
@@ -158,7 +161,7 @@ def test_tensorboard_alone(tmp_path, make_trainer):
 def test_without_a_logger_the_table_and_the_summary_are_there(make_trainer, capsys):
     throughput = every_step(warmup_steps=1)
     make_trainer(throughput, logger=False).fit(Classifier(), loader())
-    assert throughput.summary().keys() == RATES | TIMES
+    assert throughput.summary().keys() == RATES | TIMES | WHOLE_RUN
     out = capsys.readouterr().out
     assert tables(out) == 1
     assert "samples/s" in out

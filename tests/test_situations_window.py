@@ -49,7 +49,7 @@ def test_the_default_window_is_three_steps_under_the_loggers_folder(tmp_path, ma
     assert (report.summary_path, report.report_path) == (path.parent / "summary.json", path.parent / "report.html")
     out = capsys.readouterr().out
     assert tables(out) == 1
-    assert f"{path} (3 steps" in out
+    assert f"{path.name} beside it: 3 steps, " in out
     assert f"tensorboard --logdir {tmp_path / 'csv' / 'version_0'}" in out
     assert f"report      {report.report_path}" in out
 

@@ -35,6 +35,7 @@ from lightning_forge_profiling.results.table_rows import Kernel
 
 __all__ = ["summarize"]
 
+_FEWEST_FOR_P95: Final = 20
 _LOADER: Final = re.compile(r"enumerate\(DataLoader\)#(\w+)\.__next__")
 
 
@@ -110,7 +111,13 @@ class _PerStep:
 
 def _distribution(length: Ints) -> Distribution:
     ms = length / 1e6
-    return Distribution(mean=float(ms.mean()), p50=float(np.median(ms)), min=float(ms.min()), max=float(ms.max()))
+    return Distribution(
+        mean=float(ms.mean()),
+        p50=float(np.median(ms)),
+        min=float(ms.min()),
+        max=float(ms.max()),
+        p95=float(np.percentile(ms, 95)) if len(ms) >= _FEWEST_FOR_P95 else None,
+    )
 
 
 def _kinds(recording: Recording, busy: BusyTime, share: _PerStep) -> dict[str, Kind]:

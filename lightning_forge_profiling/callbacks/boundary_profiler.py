@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.names import EPOCH
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import LOADER_START
 
@@ -64,6 +65,10 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
     found |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.exit, LOADER_START), _nothing))
     found |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation, _nothing))
     found |= dict.fromkeys(actions.validation_ends, _Boundary(_nothing, step_timer.exit_validation))
+    ledger = step_timer.ledger
+    if ledger is not None:
+        epoch = _Boundary(partial(ledger.open_span, EPOCH), partial(ledger.close_span, EPOCH))
+        found |= {name: _inside(epoch, found.get(name, _IDLE)) for name in actions.epochs}
     return found
 
 
@@ -94,6 +99,13 @@ class _Checkpoint:
 
 def _nothing() -> None:
     pass
+
+
+_IDLE: Final = _Boundary(_nothing, _nothing)
+
+
+def _inside(outer: _Boundary, inner: _Boundary) -> _Boundary:
+    return _Boundary(partial(_both, outer.before, inner.before), partial(_both, inner.after, outer.after))
 
 
 def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
@@ -161,7 +173,7 @@ class BoundaryProfiler:
         parts: of the ledger, by the names of their actions.
     """
 
-    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_may_save"})
+    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_loader_starts", "_both"})
 
     def __init__(
         self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
@@ -169,7 +181,8 @@ class BoundaryProfiler:
         self.inner = inner
         self.step_timer = step_timer
         self._parts = parts
-        self._may_save = frozenset(actions.may_save)
+        self._loader_starts = frozenset(actions.loader_starts)
+        self._both = self._loader_starts.union(actions.may_save)
         self._boundaries = _boundaries(step_timer, actions)
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
@@ -182,12 +195,12 @@ class BoundaryProfiler:
         """The functions to call at the boundaries of an action: for its region, and for its part of the ledger."""
         boundary = self._boundaries.get(action_name)
         ledger, part = self.step_timer.ledger, self._parts.get(action_name)
-        if ledger is None or part is None or (boundary is not None and action_name not in self._may_save):
+        if ledger is None or part is None or (boundary is not None and action_name not in self._both):
             return boundary
-        enter, leave = partial(ledger.enter, part), partial(ledger.exit, part)
+        of_part = _Boundary(partial(ledger.enter, part), partial(ledger.exit, part))
         if boundary is None:
-            return _Boundary(enter, leave)
-        return _Boundary(partial(_both, enter, boundary.before), partial(_both, boundary.after, leave))
+            return of_part
+        return _inside(boundary, of_part) if action_name in self._loader_starts else _inside(of_part, boundary)
 
     def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any, Literal
 
 from torch.profiler import supported_activities
@@ -18,12 +19,13 @@ from lightning_forge_profiling.callbacks.loader import loader_settings
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot, refuse_unless_moment
-from lightning_forge_profiling.names import REGIONS, memory_path
+from lightning_forge_profiling.names import REGIONS, WINDOW, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfig
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.ledger import LedgerClock
 
 __all__ = ["ForgeProfilerCallback"]
 
@@ -174,6 +176,9 @@ class ForgeProfilerCallback(TimedCallback):
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(self.config.window).replace(' ', '_')}"
         problem = self._unrecordable() or writable_folder_problem(root) if trainer.is_global_zero else ""
         name, problem = trainer.strategy.broadcast((name, problem))
+        if problem and self.added:
+            self._skip(problem)
+            return
         if problem:
             raise ConfigurationError(problem)
         expected = range(trainer.world_size) if self.ranks == "all" else self.ranks
@@ -242,7 +247,10 @@ class ForgeProfilerCallback(TimedCallback):
         if self._step_timer is not None:
             self._step_timer.tracing = False
         if self._session is not None:
+            began_ns = perf_counter_ns()
             self._session.stop(interrupted=interrupted)
+            if self._step_timer is not None and self._step_timer.ledger is not None:
+                _mark_window(self._step_timer.ledger, self._session, began_ns)
 
     def failing(self, exception: BaseException) -> None:
         """Write the memory snapshot of an out-of-memory error, before anything else frees or allocates memory."""
@@ -292,6 +300,7 @@ class ForgeProfilerCallback(TimedCallback):
             session.step()
             return
         step_timer.tracing = False
+        began_ns = perf_counter_ns()
         step_timer.enter("profiler")
         if start:
             session.start()
@@ -299,6 +308,8 @@ class ForgeProfilerCallback(TimedCallback):
             session.step()
         step_timer.exit("profiler")
         step_timer.tracing = session.recording
+        if step_timer.ledger is not None:
+            _mark_window(step_timer.ledger, session, began_ns)
         if session.running:
             step_timer.split()  # a trace shows the regions of each of its steps
 
@@ -307,6 +318,14 @@ class ForgeProfilerCallback(TimedCallback):
         self._report = TraceReport("skipped", reason, memory_message=no_memory)
         what = "trace" if self.memory_snapshot is None else "trace and no memory snapshot"
         _log.warning("No %s will be recorded: %s.", what, reason)
+
+
+def _mark_window(ledger: LedgerClock, session: TraceSession, began_ns: int) -> None:
+    """Enter into the ledger when the window was recorded, without the time that stopping takes."""
+    if session.recording:
+        ledger.open_span(WINDOW)
+    else:
+        ledger.close_span(WINDOW, began_ns)
 
 
 def _refuse_unless_list(what: str, value: object) -> None:

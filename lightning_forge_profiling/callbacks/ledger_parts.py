@@ -1,20 +1,33 @@
 """Feeds the ledger of a fit: which part each announced hook is, and the loggers' calls and compilation."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, Final
 
+from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler, StandIn
 from lightning_forge_profiling.callbacks.lightning_api import (
+    Actions,
     LightningModule,
-    TimedLogging,
     Trainer,
     implemented_hooks,
+    timed_logging,
+    timed_restoring,
 )
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
-__all__ = ["LedgerParts", "hook_parts"]
+__all__ = ["LedgerParts", "SetUpParts", "hook_parts", "set_up_parts", "tear_down"]
+
+_OF_SET_UP: Final = (
+    *("setup", "configure_model", "configure_sharded_model", "configure_optimizers", "on_load_checkpoint"),
+    *("on_fit_start", "val_dataloader"),
+)
+"""Hooks between the callbacks' `setup` and the training loop, which are called once or twice."""
+_BEFORE_THE_LOOP: Final = ("train_dataloader", "on_train_start")
+"""Hooks of the training loop, of which the first is called before it, too."""
 
 
 def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object]) -> dict[str, str]:
@@ -42,6 +55,69 @@ def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object
     return parts
 
 
+def set_up_parts(parts: Mapping[str, str]) -> dict[str, str]:
+    """The parts for the hooks of the set-up, by the name that Lightning announces.
+
+    Args:
+        parts: of `hook_parts`.
+
+    Example:
+        >>> set_up_parts({"[LightningModule]GPT.configure_optimizers": "module/configure_optimizers"})
+        {'[LightningModule]GPT.configure_optimizers': 'startup/module.configure_optimizers'}
+    """
+    found = {}
+    for action, part in parts.items():
+        hook = action.rpartition(".")[2]
+        if hook in _OF_SET_UP:
+            found[action] = part if part == "profiler" else f"startup/{part.replace('/', '.', 1)}"
+        elif hook in _BEFORE_THE_LOOP:
+            found[action] = part
+    return found
+
+
+class SetUpParts:
+    """Enters the hooks of a fit's set-up into the ledger, from the callbacks' `setup` to the training loop.
+
+    Args:
+        clock: the ledger.
+        step_timer: of the fit, which has not begun.
+        trainer: of the fit.
+        parts: of `set_up_parts`.
+    """
+
+    def __init__(self, clock: LedgerClock, step_timer: StepTimer, trainer: Trainer, parts: Mapping[str, str]) -> None:
+        self._trainer = trainer
+        trainer.profiler = BoundaryProfiler(trainer.profiler, step_timer, Actions(), parts)
+        self._methods = timed_restoring(trainer, partial(_inside, clock, "startup/restore"))
+
+    def close(self) -> None:
+        """Restore everything."""
+        for method in self._methods:
+            method.release()
+        StandIn.leave(self._trainer)
+
+
+def tear_down(step_timer: StepTimer, trainer: Trainer, parts: Mapping[str, str]) -> None:
+    """Enter the hooks that follow the training loop into the ledger, until `StandIn.leave`.
+
+    Args:
+        step_timer: of the fit, which has ended.
+        trainer: of the fit.
+        parts: of `hook_parts`.
+    """
+    parts = {**parts, "save_checkpoint": "checkpoint"}
+    trainer.profiler = BoundaryProfiler(trainer.profiler, step_timer, Actions(), parts)
+
+
+@contextmanager
+def _inside(clock: LedgerClock, part: str) -> Iterator[None]:
+    clock.enter(part)
+    try:
+        yield
+    finally:
+        clock.exit(part)
+
+
 class LedgerParts:
     """Enters into the ledger what Lightning does not announce, while a training loop runs.
 
@@ -61,7 +137,7 @@ class LedgerParts:
         self._compiling = ""
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
         self._logger_part = f"logger/{names}"
-        self._logging = TimedLogging(trainer, self.logging)
+        self._logging = timed_logging(trainer, self.logging)
         dynamo = sys.modules.get("torch._dynamo.callback")  # not imported for this
         self._compiler = None if dynamo is None else dynamo.callback_handler
         if self._compiler is not None:
@@ -83,14 +159,8 @@ class LedgerParts:
     @contextmanager
     def logging(self) -> Iterator[None]:
         """The loggers are given a row."""
-        mine = get_ident() == self._thread
-        if mine:
-            self._clock.enter(self._logger_part)
-        try:
+        with _inside(self._clock, self._logger_part) if get_ident() == self._thread else nullcontext():
             yield
-        finally:
-            if mine:
-                self._clock.exit(self._logger_part)
 
     def end_step(self) -> None:
         """A batch has ended, and with it any compilation of which the end was in another thread."""

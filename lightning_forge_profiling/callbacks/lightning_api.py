@@ -38,7 +38,7 @@ __all__ = [
     "Callback",
     "LightningModule",
     "StepProgress",
-    "TimedLogging",
+    "TimedMethod",
     "Trainer",
     "WatchedLoop",
     "actions",
@@ -64,6 +64,8 @@ __all__ = [
     "set_hook",
     "show_in_progress_bar",
     "step_progress",
+    "timed_logging",
+    "timed_restoring",
     "training_loaders",
     "uses_pytorch_profiler",
 ]
@@ -99,6 +101,8 @@ class Actions(NamedTuple):
     """After each of them the loop creates its loader or the loader's iterator."""
     loader_started: Collection[str] = ()
     """The first action after that which is not a region."""
+    epochs: Collection[str] = ()
+    """Each is one training epoch, from its beginning to its end."""
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
 
@@ -126,6 +130,7 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
             for hook in ("on_train_batch_end", "on_train_epoch_end", "on_validation_end")
         ),
         # an epoch begins with the loader's iterator; with reload_dataloaders_every_n_epochs another is made before
+        epochs=("run_training_epoch",),
         loader_starts=("run_training_epoch", f"{of_module}train_dataloader", f"{of_data}train_dataloader"),
         loader_started=(f"[Callback]{trainer.callbacks[0].state_key}.on_train_epoch_start",),
         # the second where gradients go on being accumulated, which the first would delete
@@ -151,32 +156,73 @@ def implemented_hooks(owner: object) -> list[str]:
     return sorted(name for name in hooks & own if not name.startswith("_"))
 
 
-class TimedLogging:
+class TimedMethod:
+    """Wraps a method of one of Lightning's objects, which has no hook around it.
+
+    Args:
+        owner: the object.
+        name: the method's name; nothing is wrapped if there is none, or if somebody else has wrapped it.
+        around: makes a context manager for each call.
+        when: whether a call, by its arguments, is one to wrap.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        around: Callable[[], AbstractContextManager[None]],
+        when: Callable[..., bool] = lambda *_, **__: True,
+    ) -> None:
+        self._owner, self._name, self._around, self._when = owner, name, around, when
+        if hasattr(type(owner), name) and name not in vars(owner):
+            setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method."""
+        method = getattr(type(self._owner), self._name)
+        if not self._when(*args, **kwargs):
+            return method(self._owner, *args, **kwargs)
+        with self._around():
+            return method(self._owner, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the object has its own method."""
+        return partial, (getattr(type(self._owner), self._name), self._owner)
+
+    def release(self) -> None:
+        """Restore the object's own method."""
+        if vars(self._owner).get(self._name) is self:
+            delattr(self._owner, self._name)
+
+
+def timed_logging(trainer: Trainer, around: Callable[[], AbstractContextManager[None]]) -> TimedMethod:
     """Wraps the Trainer's own way to give a row to its loggers, `self.log` and the end of an epoch included.
 
     Args:
         trainer: of the fit.
         around: makes a context manager for each row.
     """
+    return TimedMethod(trainer._logger_connector, "log_metrics", around)  # noqa: SLF001
 
-    def __init__(self, trainer: Trainer, around: Callable[[], AbstractContextManager[None]]) -> None:
-        self._connector, self._around = trainer._logger_connector, around  # noqa: SLF001
-        if "log_metrics" not in vars(self._connector):
-            self._connector.log_metrics = self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Log a row."""
-        with self._around():
-            return type(self._connector).log_metrics(self._connector, *args, **kwargs)
+def timed_restoring(
+    trainer: Trainer, around: Callable[[], AbstractContextManager[None]]
+) -> tuple[TimedMethod, TimedMethod]:
+    """Wraps the Trainer's ways to restore a checkpoint: weights and callbacks, then loops and optimizers.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the connector logs by itself."""
-        return partial, (type(self._connector).log_metrics, self._connector)
+    Args:
+        trainer: of the fit.
+        around: makes a context manager for each of them, if there is a checkpoint to restore.
+    """
+    connector = trainer._checkpoint_connector  # noqa: SLF001
 
-    def release(self) -> None:
-        """Restore the connector's own method."""
-        if vars(self._connector).get("log_metrics") is self:
-            del self._connector.log_metrics
+    def restores(path: object = None, *_: Any, **__: Any) -> bool:
+        return bool(path or connector._loaded_checkpoint)  # noqa: SLF001
+
+    return (
+        TimedMethod(connector, "_restore_modules_and_callbacks", around, restores),
+        TimedMethod(connector, "restore_training_state", around, restores),
+    )
 
 
 def is_own_action(name: str) -> bool:

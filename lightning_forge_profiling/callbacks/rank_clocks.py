@@ -1,10 +1,11 @@
-"""Each rank's step times by its own clock, passed to rank 0 through files in the window's folder.
+"""Each rank's step times by its own clock, and its ledger, passed to rank 0 through files in the window's folder.
 
 There is no collective: on a path that not every rank takes it would hang the others.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
@@ -12,14 +13,27 @@ from typing import Final
 import msgspec
 
 from lightning_forge_profiling.names import clock_path
-from lightning_forge_profiling.results.analysis import RankClock
+from lightning_forge_profiling.results.analysis import RankClock, RunLedger
 from lightning_forge_profiling.safe_files import write_whole
 from lightning_forge_profiling.timing.rates import Rates
 
-__all__ = ["rank_clock", "read_clocks", "write_clock"]
+__all__ = ["RankFigures", "rank_clock", "read_figures", "write_figures"]
 
 _PATIENCE_S: Final = 1.0
 """The ranks of a run come to its end together; one on another node may write where this one cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """What rank 0 is told of a rank, as it leaves the training loop.
+
+    Attributes:
+        clock: its step times.
+        ledger: where its wall time went up to then.
+    """
+
+    clock: RankClock
+    ledger: RunLedger | None = None
 
 
 def rank_clock(rank: int, rates: Rates) -> RankClock:
@@ -38,21 +52,21 @@ def rank_clock(rank: int, rates: Rates) -> RankClock:
     )
 
 
-def write_clock(folder: Path, clock: RankClock) -> None:
-    """Write this rank's clock for `read_clocks`. May raise OSError."""
-    write_whole(clock_path(folder, clock.rank), msgspec.json.encode(clock))
+def write_figures(folder: Path, figures: RankFigures) -> None:
+    """Write this rank's figures for `read_figures`. May raise OSError."""
+    write_whole(clock_path(folder, figures.clock.rank), msgspec.json.encode(figures))
 
 
-def read_clocks(folder: Path, ranks: Sequence[int], *, patience_s: float = _PATIENCE_S) -> tuple[RankClock, ...]:
-    """Read and remove the clocks that the ranks have written.
+def read_figures(folder: Path, ranks: Sequence[int], *, patience_s: float = _PATIENCE_S) -> tuple[RankFigures, ...]:
+    """Read and remove the figures that the ranks have written.
 
     Args:
         folder: the window's folder.
         ranks: the ranks to expect; a single one has nothing to be compared with.
-        patience_s: how long to wait for clocks that are missing.
+        patience_s: how long to wait for those that are missing.
 
     Returns:
-        The clocks found, in order of rank.
+        The figures found, in order of rank.
     """
     if not ranks[1:]:
         return ()
@@ -60,9 +74,9 @@ def read_clocks(folder: Path, ranks: Sequence[int], *, patience_s: float = _PATI
     paths = [clock_path(folder, rank) for rank in ranks]
     while not all(path.is_file() for path in paths) and monotonic() < deadline:
         sleep(0.01)
-    clocks = []
+    found = []
     for path in filter(Path.is_file, paths):
         with suppress(OSError, msgspec.MsgspecError):
-            clocks.append(msgspec.json.decode(path.read_bytes(), type=RankClock))
+            found.append(msgspec.json.decode(path.read_bytes(), type=RankFigures))
             path.unlink()
-    return tuple(clocks)
+    return tuple(found)

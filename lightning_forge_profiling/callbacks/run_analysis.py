@@ -6,12 +6,15 @@ from dataclasses import asdict
 import msgspec
 
 from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.step_drift import step_drift
 from lightning_forge_profiling.diagnosis.window_effect import window_effect
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.results.analysis import (
     Analysis,
     RankClock,
+    RankDifference,
     RunCompute,
     RunEvidence,
     RunLedger,
@@ -19,15 +22,19 @@ from lightning_forge_profiling.results.analysis import (
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.goodput import goodput
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.slowest import TimedStep
+from lightning_forge_profiling.timing.steps import LOADER_START
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence"]
+__all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence", "run_ledger"]
 
 _log = plain_logger(__name__)
 
@@ -60,6 +67,8 @@ def run_evidence(
     workers: int = 0,
     loader: LoaderSettings | None = None,
     ledger: Ledger | None = None,
+    differences: Sequence[RankDifference] = (),
+    continues_from: int = 0,
 ) -> RunEvidence | None:
     """The run's figures for rules and reports; None if no step counts.
 
@@ -73,6 +82,8 @@ def run_evidence(
         workers: how many processes the training loaders stop and start between epochs.
         loader: the training loader's settings.
         ledger: where the run's wall time went.
+        differences: where other ranks' ledgers differ.
+        continues_from: the optimizer step that the fit began with.
     """
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
@@ -80,7 +91,9 @@ def run_evidence(
     return RunEvidence(
         steps=steady.steps,
         on_device=on_device,
-        step_ms=Distribution(mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max),
+        step_ms=Distribution(
+            mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max, p95=spread.p95
+        ),
         regions={
             name: _region(run, name) for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
         },
@@ -96,7 +109,44 @@ def run_evidence(
         worker_restarts=_worker_restarts(steady, workers),
         like_ms=spread.like,
         loader=loader,
-        ledger=None if ledger is None else RunLedger(**asdict(ledger)),
+        ledger=None if ledger is None else run_ledger(ledger, steady if on_device else None),
+        all_steps=run.steps,
+        drift=step_drift([*run.first_ms], [*run.first_ms.values()]),
+        ledger_differences=tuple(differences),
+        continues_from=continues_from,
+        slowest=tuple(_slow_step(slow, ledger) for slow in run.slowest),
+    )
+
+
+def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:
+    parts = {} if ledger is None else ledger.in_steps.get(slow.step, {})
+    regions = {name: slow.device_ms[name] for name in REGIONS if name in slow.device_ms}
+    if LOADER_START in slow.device_ms:
+        regions["data"] = regions.get("data", 0.0) + slow.device_ms[LOADER_START]
+    return SlowStep(
+        step=slow.step,
+        ms=slow.ms,
+        end_s=None if ledger is None or not slow.ended_ns else (slow.ended_ns - ledger.began_ns) / 1e9,
+        parts_ms={name: 1e3 * seconds for name, seconds in parts.items()},
+        regions_ms=regions,
+    )
+
+
+def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
+    """A ledger in the form of the reports.
+
+    Args:
+        ledger: of a rank.
+        on_device: on a GPU, the counted steps.
+    """
+    return RunLedger(
+        wall_s=ledger.wall_s,
+        parts=ledger.parts,
+        unexplained_s=ledger.unexplained_s,
+        counts=ledger.counts,
+        first_s=ledger.first_s,
+        goodput=goodput(ledger, on_device),
+        spans=tuple(RunSpan(**asdict(span)) for span in ledger.spans),
     )
 
 

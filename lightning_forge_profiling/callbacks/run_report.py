@@ -1,4 +1,4 @@
-"""The end of a run: collect its figures, analyse run and trace, rewrite the reports, print the table."""
+"""The report on a run: collects its figures and analyses run and trace; at its end, rewrites the trace's reports."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,19 +7,25 @@ from typing import Protocol
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings, restarted_workers
-from lightning_forge_profiling.callbacks.rank_clocks import rank_clock, read_clocks, write_clock
-from lightning_forge_profiling.callbacks.run_analysis import analysis_of, recorded_analysis, run_compute, run_evidence
+from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, rank_clock, read_figures, write_figures
+from lightning_forge_profiling.callbacks.run_analysis import (
+    analysis_of,
+    recorded_analysis,
+    run_compute,
+    run_evidence,
+    run_ledger,
+)
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.diagnosis.ledger_ranks import ledger_differences
 from lightning_forge_profiling.report.run_table import RunReport
-from lightning_forge_profiling.results.analysis import Analysis, RankClock
+from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["Reporting", "leave_clock", "report_run"]
+__all__ = ["Reporting", "leave_figures", "report_so_far", "run_report", "trace_of"]
 
 
 class Reporting(Protocol):
@@ -37,66 +43,116 @@ class Reporting(Protocol):
         """The run's compute rates."""
 
 
-def leave_clock(trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Reporting]) -> None:
-    """Write this rank's step times for rank 0: only live steps, which no profiler slowed, show which rank is late."""
-    run, trace = step_timer.summary(), _trace(callbacks)
+def leave_figures(
+    trainer: Trainer, step_timer: StepTimer, callbacks: Sequence[Reporting], ledger: Ledger | None
+) -> None:
+    """Write this rank's step times and ledger for rank 0.
+
+    Only live steps, which no profiler slowed, show which rank is late.
+
+    Args:
+        trainer: of the fit.
+        step_timer: has the run's totals.
+        callbacks: the callbacks of this package.
+        ledger: where this rank's wall time went up to now.
+    """
+    run, trace = step_timer.summary(), trace_of(callbacks)
     if trainer.world_size > 1 and not run.only_warmup and trace is not None and trace.path is not None:
         with suppress(OSError):  # without it the trace alone says who is late
-            write_clock(trace.path.parent, rank_clock(trainer.global_rank, run.steady))
+            clock = rank_clock(trainer.global_rank, run.steady)
+            write_figures(trace.path.parent, RankFigures(clock, None if ledger is None else run_ledger(ledger)))
 
 
-def report_run(
+def run_report(
     trainer: Trainer,
     step_timer: StepTimer,
     callbacks: Sequence[Reporting],
     *,
     ledger: Ledger | None = None,
+    continues_from: int = 0,
     interrupted: bool,
-) -> Analysis | None:
-    """Analyse the run, rewrite the reports and print the table. Called on rank 0.
+) -> RunReport:
+    """The report at the end of a fit; the reports beside its trace are rewritten.
 
     Args:
         trainer: of the fit.
         step_timer: has the run's totals.
         callbacks: the callbacks of this package.
         ledger: where the run's wall time went.
+        continues_from: the optimizer step that the fit began with.
         interrupted: whether the fit ended by an exception, after which other ranks may write nothing.
     """
-    run, trace, on_device = step_timer.summary(), _trace(callbacks), step_timer.timers.on_device
-    gpu = next((said for callback in callbacks if (said := callback.telemetry(run)) is not None), None)
+    trace = trace_of(callbacks)
     recorded = recorded_analysis(trace)
+    ranks: tuple[RankFigures, ...] = ()
+    if trace is not None and trace.path is not None and recorded is not None and not interrupted:
+        ranks = read_figures(trace.path.parent, [rank.rank for rank in recorded.ranks])
+    return _report(
+        trainer, step_timer, callbacks, ledger, recorded=recorded, ranks=ranks, continues_from=continues_from
+    )
+
+
+def report_so_far(
+    trainer: Trainer,
+    step_timer: StepTimer,
+    callbacks: Sequence[Reporting],
+    *,
+    ledger: Ledger | None = None,
+    continues_from: int = 0,
+) -> RunReport:
+    """The report on a fit that goes on: its steps up to now, without the analysis of its trace.
+
+    Args:
+        trainer: of the fit.
+        step_timer: has the run's totals.
+        callbacks: the callbacks of this package.
+        ledger: where the run's wall time went.
+        continues_from: the optimizer step that the fit began with.
+    """
+    return _report(trainer, step_timer, callbacks, ledger, continues_from=continues_from)
+
+
+def _report(
+    trainer: Trainer,
+    step_timer: StepTimer,
+    callbacks: Sequence[Reporting],
+    ledger: Ledger | None,
+    *,
+    recorded: Analysis | None = None,
+    ranks: Sequence[RankFigures] = (),
+    continues_from: int = 0,
+) -> RunReport:
+    trace = trace_of(callbacks)
+    run, on_device = step_timer.summary(), step_timer.timers.on_device
+    gpu = next((said for callback in callbacks if (said := callback.telemetry(run)) is not None), None)
     rates = [found for callback in callbacks for found in callback.compute(trainer, run, trace, recorded)]
     compute = tuple(run_compute(found) for found in rates)
-    clocks: tuple[RankClock, ...] = ()
-    if trace is not None and trace.path is not None and recorded is not None and not interrupted:
-        clocks = read_clocks(trace.path.parent, [rank.rank for rank in recorded.ranks])
     evidence = run_evidence(
         run,
         on_device=on_device,
         world_size=trainer.world_size,
         telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
         compute=compute,
-        clocks=clocks,
+        clocks=[each.clock for each in ranks],
         workers=restarted_workers(trainer),
         loader=loader_settings(trainer),
         ledger=ledger,
+        differences=ledger_differences({each.clock.rank: each.ledger for each in ranks if each.ledger is not None}),
+        continues_from=continues_from,
     )
-    analysis = analysis_of(trace, recorded, evidence)
-    print_run(
-        RunReport(
-            run,
-            trace,
-            device=lightning_api.device_name(trainer),
-            on_device=on_device,
-            replicas=lightning_api.replicas(trainer),
-            log_folder=lightning_api.logger_folder(trainer),
-            analysis=analysis,
-            compute=compute,
-            gpu=gpu,
-        )
+    return RunReport(
+        run,
+        trace,
+        device=lightning_api.device_name(trainer),
+        on_device=on_device,
+        replicas=lightning_api.replicas(trainer),
+        log_folder=lightning_api.logger_folder(trainer) if trainer.is_global_zero else None,
+        analysis=analysis_of(trace, recorded, evidence),
+        compute=compute,
+        gpu=gpu,
     )
-    return analysis
 
 
-def _trace(callbacks: Sequence[Reporting]) -> TraceReport | None:
+def trace_of(callbacks: Sequence[Reporting]) -> TraceReport | None:
+    """The report on the window, if one of the callbacks records one."""
     return next((report for callback in callbacks if (report := callback.trace_report()) is not None), None)

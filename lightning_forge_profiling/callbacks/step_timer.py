@@ -59,6 +59,7 @@ class StepTimer:
         warmup_steps: how many steps at the start of the fit do not count. All of them are split into regions.
         budget: chooses which of the later steps are split into regions; None splits all.
         ledger: also gets what lies between steps.
+        bucket: gives the bucket of a step's time in the histograms of the totals; None for none.
         clock_ns: the host clock.
     """
 
@@ -70,6 +71,7 @@ class StepTimer:
         warmup_steps: int = 0,
         budget: TimingBudget | None = None,
         ledger: LedgerClock | None = None,
+        bucket: Callable[[float], int] | None = None,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.timers = timers
@@ -101,7 +103,7 @@ class StepTimer:
         self._open_parts: list[str] = []
         self._depth: dict[str, int] = {}
         self._user_regions = Lock()  # autograd has a thread for each device
-        self.totals = RunTotals(tuple(name for name in REGIONS if name in timed))
+        self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
         self._completed = CompletedSteps(self.totals)
         self._plain: list[StepWork] = []
         self._plain_ended_ns: list[int] = []
@@ -131,6 +133,7 @@ class StepTimer:
         self.timers.start("other", at=self._since)
         if self.ledger is not None:
             self.ledger.enter(STEPS)
+            self.ledger.begin_step(0, last_counts=False)
 
     @property
     def _base(self) -> str:
@@ -283,7 +286,7 @@ class StepTimer:
             else:
                 timers.relabel("other", self._base)
             self._be_in(self._base)
-            timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all)
+            timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
             self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, before))
             if left_out != "recorded":
@@ -292,6 +295,8 @@ class StepTimer:
             self._own_ns = self._before_fetch_ns = 0
             self._disturbed = False
             self.step = timers.tag = self.step + 1
+            if self.ledger is not None:
+                self.ledger.begin_step(self.step, last_counts=left_out is None)
             if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
@@ -326,6 +331,8 @@ class StepTimer:
         self._plain_ended_ns.append(began_ns)
         self.step += 1
         self.saw_training = False
+        if self.ledger is not None:
+            self.ledger.begin_step(self.step)
         self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
         self._own_ns = 0
 
@@ -339,7 +346,7 @@ class StepTimer:
         own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
         self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
         self._stepped_ns = ended_ns[-1]
-        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3)
+        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3, ended_ns)
 
     def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
         # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's

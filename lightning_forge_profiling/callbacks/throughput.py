@@ -1,6 +1,7 @@
 """`ThroughputCallback`: logs throughput and the time of each region of a step."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ from lightning_forge_profiling.callbacks.arguments import (
 from lightning_forge_profiling.callbacks.device_peak import run_peak
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
+from lightning_forge_profiling.callbacks.run_begin import RecordPlace, claim_place
+from lightning_forge_profiling.callbacks.run_record import RunRecord
+from lightning_forge_profiling.callbacks.run_report import report_so_far, trace_of
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.timed_callback import DEFAULT_WARMUP_STEPS, TimedCallback
 from lightning_forge_profiling.callbacks.window_flops import (
@@ -31,10 +35,12 @@ from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP_MS, TFLOPS, per_second
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.goodput import run_metrics
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
@@ -54,8 +60,10 @@ class ThroughputCallback(TimedCallback):
 
     Logged are `throughput/NAME_per_sec` for the whole job and `throughput/device/NAME_per_sec` for one device,
     `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
-    and with a known peak `throughput/mfu`, a fraction; `gpu/...` for the GPU of rank 0. Rates are over device time
-    between events, host time without a GPU. Warm-up steps, recorded steps, validation and checkpoints do not count.
+    and with a known peak `throughput/mfu`, a fraction; `gpu/...` for the GPU of rank 0; `run/goodput`, a fraction, and
+    `run/KIND_pct`, what steps, validation, checkpoints, ... took of the run's wall time up to then. Rates are over
+    device time between events, host time without a GPU. Warm-up steps, recorded steps, validation and checkpoints do
+    not count.
 
     A row covers the accumulation cycles that have completed since the row before; on a GPU the last step or two come
     with the next row. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an
@@ -82,6 +90,8 @@ class ThroughputCallback(TimedCallback):
         overhead: the share of a step that timing may cost, 0.005 for half a percent. If splitting every step into
             regions would cost more, only some steps are split, spread evenly: `time/REGION_ms` is then estimated from
             those, while the step's time and all rates are over every step. None splits every step.
+        record: write the run's record, `forge_record/` in the log folder: rates, totals and events as they come, to be
+            read while it runs and after a crash.
 
     Raises:
         ConfigurationError: a negative or non-integer number of steps, a function that cannot be called, FLOPs that are
@@ -107,6 +117,7 @@ class ThroughputCallback(TimedCallback):
         measured_peak: MeasuredPeak | None = None,
         telemetry_period_s: float | None = DEFAULT_PERIOD_S,
         overhead: float | None = DEFAULT_SHARE,
+        record: bool = True,
     ) -> None:
         super().__init__()
         refuse_unless_integer("warmup_steps", warmup_steps)
@@ -143,6 +154,7 @@ class ThroughputCallback(TimedCallback):
         self.peak_flops = peak_flops
         self.measured_peak = measured_peak
         self.telemetry_period_s = telemetry_period_s
+        self.record = record
         self._summary: dict[str, float] = {}
         self._replicas = self._devices_per_batch = 1
         self._peak: Peak | None = None
@@ -154,6 +166,8 @@ class ThroughputCallback(TimedCallback):
         self._telemetry: RunTelemetry | None = None
         self._no_telemetry = ""
         self._loggers = Loggers()
+        self._place: RecordPlace | None = None
+        self._run_record: RunRecord | None = None
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, of the run under way or else the last one; {} before any.
@@ -168,7 +182,7 @@ class ThroughputCallback(TimedCallback):
         return dict(self._summary)
 
     def prepare(self, trainer: Trainer) -> None:
-        """Forget the last fit."""
+        """Forget the last fit, and agree with the other ranks on a folder for the record."""
         self._replicas, self._devices_per_batch = (
             lightning_api.replicas(trainer),
             lightning_api.devices_per_batch(trainer),
@@ -177,13 +191,39 @@ class ThroughputCallback(TimedCallback):
         self._peak = None
         self._sought_peak = self._logged_peak = self._advised = False
         self._logged_at = -1
+        if self.record and not lightning_api.is_trial_run(trainer):
+            self._place = claim_place(trainer)
 
     def begin(self, trainer: Trainer) -> None:
-        """Start to read the GPU's sensors, and find what the run's rate is compared with."""
+        """Start the record, start to read the GPU's sensors, and find what the run's rate is compared with."""
+        if self._place is not None:
+            self._start_record(trainer, self._place)
         if self.telemetry_period_s is not None and trainer.is_global_zero:
             self._start_telemetry(trainer.strategy.root_device, self.telemetry_period_s)
         if self._may_count or self._compares:
             self._find_peak(trainer)
+
+    def _start_record(self, trainer: Trainer, place: RecordPlace) -> None:
+        step_timer, peers = self._step_timer, self._peers
+        assert step_timer is not None  # noqa: S101
+        try:
+            self._run_record = RunRecord(
+                trainer,
+                place,
+                step_timer,
+                report=lambda: report_so_far(
+                    trainer,
+                    step_timer,
+                    peers,
+                    ledger=self.ledger(),
+                    continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
+                ),
+                metrics=self.summary,
+                ledger=self.ledger,
+            )
+        except Exception as exc:
+            _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
+            _log.debug("", exc_info=exc)
 
     @property
     def _compares(self) -> bool:
@@ -228,6 +268,8 @@ class ThroughputCallback(TimedCallback):
         if self._step_timer is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
             self._step_timer.deliver()
             self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer))
+        if self._run_record is not None:
+            self._run_record.step_ended()
 
     def idle_steps(self, trainer: Trainer) -> int:
         """Until the next row."""
@@ -242,6 +284,13 @@ class ThroughputCallback(TimedCallback):
                 self._telemetry.pause()
             else:
                 self._telemetry.resume()
+        if self._run_record is not None:
+            self._run_record.window(trace_of(self._peers))
+
+    def failing(self, exception: BaseException) -> None:
+        """Put the exception on record."""
+        if self._run_record is not None:
+            self._run_record.failing(exception)
 
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
         """Log the steps since the last row, unless they are few: else a run that logged nothing logs what it has."""
@@ -257,12 +306,24 @@ class ThroughputCallback(TimedCallback):
                 rates = Rates()
             self._log(trainer, rates, step)
             self._summary = self._run_metrics(run.steady)
+        if self._run_record is not None:
+            self._run_record.loop_ended()
 
     def finish(self, *, interrupted: bool) -> None:
         """Nothing is left running, whatever became of the rest."""
         self._loggers.close()
         if self._telemetry is not None:
             self._telemetry.stop()
+
+    def concluded(self, report: RunReport | None) -> None:
+        """Close the record; one that never began leaves no folder."""
+        record, self._run_record = self._run_record, None
+        place, self._place = self._place, None
+        if record is not None:
+            record.close(report)
+        elif place is not None:
+            with suppress(OSError):
+                place.folder.rmdir()
 
     def pause(self) -> None:
         """Validation is not what the steps' telemetry is of."""
@@ -346,7 +407,13 @@ class ThroughputCallback(TimedCallback):
         metrics = self._metrics(steady)
         if self._telemetry is not None:
             metrics |= self._telemetry.run_metrics(steady.per_second(steady.samples))
-        return metrics
+        return metrics | self._ledger_metrics()
+
+    def _ledger_metrics(self) -> dict[str, float]:
+        ledger, step_timer = self.ledger(), self._step_timer
+        if ledger is None or step_timer is None:
+            return {}
+        return run_metrics(ledger, step_timer.totals.steady() if step_timer.timers.on_device else None)
 
     def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
         if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth
@@ -356,6 +423,7 @@ class ThroughputCallback(TimedCallback):
             metrics |= self._telemetry.metrics(rates.per_second(rates.samples))
         if not metrics:
             return
+        metrics |= self._ledger_metrics()
         self._logged_at = step
         if self.prog_bar:
             shown = (per_second("samples"), per_second("steps"))
@@ -367,3 +435,5 @@ class ThroughputCallback(TimedCallback):
         if trainer.is_global_zero:
             with self.logging():
                 self._loggers.log(trainer.loggers, metrics, step)
+        if self._run_record is not None:
+            self._run_record.row(metrics, step)

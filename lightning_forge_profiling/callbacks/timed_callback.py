@@ -1,7 +1,7 @@
 """The base class of both callbacks: one step timer for the two of them, driven by the first in the Trainer's list."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
@@ -15,14 +15,24 @@ from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
 from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
 from lightning_forge_profiling.callbacks.guard import guarded
-from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
+from lightning_forge_profiling.callbacks.ledger_parts import (
+    LedgerParts,
+    SetUpParts,
+    hook_parts,
+    set_up_parts,
+    tear_down,
+)
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
-from lightning_forge_profiling.callbacks.run_report import leave_clock, report_run
+from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import REGIONS, STARTUP_PROCESS
+from lightning_forge_profiling.record.histogram import bucket
+from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -57,6 +67,23 @@ def _run_began_ns() -> int:
     return perf_counter_ns() - int((age_s or 0.0) * 1e9)
 
 
+def _are_twins(one: "TimedCallback", other: "TimedCallback") -> bool:
+    return isinstance(one, type(other)) or isinstance(other, type(one))
+
+
+def _taking_part(callbacks: Iterable[Callback]) -> "tuple[TimedCallback, ...]":
+    """Those of ours that are enabled; of one kind those of the script, else the first of those that `run` added.
+
+    A script that gives one list to two Trainers has what was added to the first in the second, too.
+    """
+    ours = [callback for callback in callbacks if isinstance(callback, TimedCallback) and callback.enabled]
+    chosen = [callback for callback in ours if not callback.added]
+    for callback in ours:
+        if callback.added and not any(_are_twins(callback, other) for other in chosen):
+            chosen.append(callback)
+    return tuple(callback for callback in ours if callback in chosen)
+
+
 class TimedCallback(Callback):
     """Drives the step timer that the callbacks of this package share within one Trainer.
 
@@ -70,7 +97,10 @@ class TimedCallback(Callback):
     tokens_fn: Callable[[Any], int] | None = None
     flops_per_batch: FlopsPerBatch = None
     overhead: float | None = DEFAULT_SHARE
+    record: bool = False
     enabled: bool = True
+    added: bool = False
+    """Whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,9 +118,12 @@ class TimedCallback(Callback):
         self._counter: WorkCounter | None = None
         self._ledger_clock: LedgerClock | None = None
         self._ledger_parts: LedgerParts | None = None
+        self._set_up_parts: SetUpParts | None = None
+        self._hook_parts: Mapping[str, str] = {}
         self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
         self._plain_steps: PlainSteps | None = None
         self._kind_of_step = (False, True)
+        self._continues_from = 0
         self._failed = False
         for name in lightning_api.BATCH_HOOKS:
             self.__dict__.pop(name, None)
@@ -177,6 +210,13 @@ class TimedCallback(Callback):
         """
         return ()
 
+    def concluded(self, report: RunReport | None) -> None:
+        """Called last, once the table is printed; must not raise.
+
+        Args:
+            report: the content of the table, also on ranks that print none; None if there is none.
+        """
+
     def pause(self) -> None:
         """Validation begins, which is no part of a step."""
 
@@ -198,8 +238,10 @@ class TimedCallback(Callback):
         self._abandon(trainer)
         self._let_go()
         self._analysis = self._ledger = None
-        peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, TimedCallback) and peer.enabled)
-        twins = [peer for peer in peers if isinstance(peer, type(self)) or isinstance(self, type(peer))]
+        peers = _taking_part(trainer.callbacks)
+        if self not in peers:
+            return
+        twins = [peer for peer in peers if _are_twins(peer, self)]
         if len(twins) > 1:
             raise ConfigurationError(f"The Trainer has {len(twins)} {type(self).__name__} callbacks; pass one.")
         self._peers = peers
@@ -215,6 +257,7 @@ class TimedCallback(Callback):
                 warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
                 budget=TimingBudget(overhead),
                 ledger=self._ledger_clock,
+                bucket=bucket if any(peer.record for peer in peers) else None,
             )
             self._watched = (
                 lightning_api.WatchedLoop(trainer.fit_loop, failed=partial(self._loop_failed, trainer)),
@@ -223,6 +266,15 @@ class TimedCallback(Callback):
         else:
             self._step_timer = peers[0]._step_timer  # noqa: SLF001  (one of us)
         self.prepare(trainer)
+        if peers[-1] is self:  # from here on none of us looks at the user's profiler
+            peers[0]._watch_set_up(trainer, pl_module)  # noqa: SLF001  (one of us)
+
+    @guarded
+    def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
+        assert self._step_timer is not None  # noqa: S101  (setup made both)
+        assert self._ledger_clock is not None  # noqa: S101
+        parts = set_up_parts(hook_parts(trainer, module, self._peers))
+        self._set_up_parts = SetUpParts(self._ledger_clock, self._step_timer, trainer, parts)
 
     @guarded
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -230,11 +282,13 @@ class TimedCallback(Callback):
         step_timer = self._step_timer
         assert step_timer is not None  # noqa: S101
         if self._leads:
+            self._continues_from = int(trainer.global_step)
             self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
             self._counter = self._work_counter(pl_module)
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
-            parts = hook_parts(trainer, pl_module, self._peers)
-            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module), parts)
+            self._leave_set_up()
+            self._hook_parts = hook_parts(trainer, pl_module, self._peers)
+            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module), self._hook_parts)
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:
@@ -390,10 +444,17 @@ class TimedCallback(Callback):
         self._step_back(trainer, wait=not interrupted)
         self.end(trainer, interrupted=interrupted)
         if self._peers[-1] is self and not interrupted and self._step_timer is not None:
-            leave_clock(trainer, self._step_timer, self._peers)
+            leave_figures(trainer, self._step_timer, self._peers, self.ledger())
+
+    def _leave_set_up(self) -> None:
+        """Restore what was replaced in `setup`."""
+        watching, self._set_up_parts = self._set_up_parts, None
+        if watching is not None:
+            watching.close()
 
     def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
         """Stop timing, and restore what the leader replaced when the training loop began."""
+        self._leave_set_up()
         standing, self._stand_in = self._stand_in, None
         if standing is None or self._step_timer is None:
             return
@@ -408,12 +469,15 @@ class TimedCallback(Callback):
         self._step_timer.finish(wait=wait)  # last: Ctrl-C may end the wait
         if self._ledger_clock is not None:
             self._ledger_clock.enter(_TEAR_DOWN)
+            if wait:  # no hooks follow an exception
+                tear_down(self._step_timer, trainer, self._hook_parts)
 
     @guarded
     def _abandon(self, trainer: Trainer) -> None:
         """Close a fit that ended without calling any hook."""
         self._step_back(trainer, wait=False)
         self.finish(interrupted=True)
+        self.concluded(None)
 
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
         for watched in self._watched:
@@ -425,6 +489,7 @@ class TimedCallback(Callback):
 
     @guarded
     def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
+        self._leave_set_up()
         StandIn.leave(trainer)  # again: who kept ours may have assigned it since
         clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
         if clock is not None:
@@ -435,14 +500,27 @@ class TimedCallback(Callback):
         step_timer, peers, self._step_timer = self._step_timer, self._peers, None
         if peers[-1:] != (self,):
             return
+        report = None
         try:
-            if step_timer is not None and trainer.is_global_zero and step_timer.began:
-                analysis = report_run(trainer, step_timer, peers, ledger=self.ledger(), interrupted=interrupted)
+            wanted = trainer.is_global_zero or any(peer.record for peer in peers)
+            if wanted and step_timer is not None and step_timer.began:
+                report = run_report(
+                    trainer,
+                    step_timer,
+                    peers,
+                    ledger=self.ledger(),
+                    continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
+                    interrupted=interrupted,
+                )
+            if report is not None and trainer.is_global_zero:
+                # standard output belongs to a script that knows nothing of us
+                print_run(report, Screen(sys.stderr, wrap=True) if all(peer.added for peer in peers) else None)
                 for peer in peers:
-                    peer._analysis = analysis  # noqa: SLF001  (one of us)
+                    peer._analysis = report.analysis  # noqa: SLF001  (one of us)
         finally:
             ledger = self.ledger()
             for peer in peers:
+                peer.concluded(report)
                 peer._let_go()  # noqa: SLF001  (one of us)
                 peer._ledger = ledger  # noqa: SLF001  (one of us)
 

@@ -1,12 +1,13 @@
-"""Argument types for `argparse`: whole numbers, percentages, ports, step ranges."""
+"""Argument types for `argparse`: whole numbers, percentages, shares, ports, seconds, step ranges."""
 
 import argparse
 import math
 from collections.abc import Callable
 
-__all__ = ["at_least", "percentage", "port", "step_range"]
+__all__ = ["at_least", "percentage", "port", "seconds", "share", "step_range"]
 
 _LAST_PORT = 65_535
+_SHORTEST_S = 0.1
 
 
 def at_least(lowest: int) -> Callable[[str], int]:
@@ -40,6 +41,22 @@ def percentage(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A share between 0 and 1, neither included.
+
+    Example:
+        >>> share("0.005")
+        0.005
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, as 0.005 for half a percent")
+    return value
+
+
 def port(text: str) -> int:
     """A TCP port; 0 for any free one.
 
@@ -50,6 +67,22 @@ def port(text: str) -> int:
     value = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_PORT)) else -1
     if not 0 <= value <= _LAST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to {_LAST_PORT}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, at least 0.1.
+
+    Example:
+        >>> seconds("0.5")
+        0.5
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not _SHORTEST_S <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_SHORTEST_S}")
     return value
 
 

@@ -10,6 +10,8 @@
 | 70 | internal error, with a traceback |
 | 130 | interrupted |
 | 141 | the reader of the output closed it |
+
+From the moment that `run` starts the script, the exit code is the script's.
 """
 
 import argparse
@@ -21,7 +23,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn, TextIO
 
-from lightning_forge_profiling.cli import analyze, anonymize, compare, crossover, schema, tensorboard, view
+from lightning_forge_profiling.cli import (
+    analyze,
+    anonymize,
+    compare,
+    crossover,
+    report,
+    run,
+    schema,
+    summary,
+    tensorboard,
+    view,
+    watch,
+)
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
@@ -37,6 +51,9 @@ _BROKEN_PIPE = 141
 
 _EXAMPLES = """\
 examples:
+  forge-profiling run train.py --lr 0.1
+  forge-profiling watch lightning_logs/
+  forge-profiling summary lightning_logs/version_3 --json
   forge-profiling analyze lightning_logs/version_0/profiler_traces
   forge-profiling analyze rank0.trace.json.gz --html report.html
   forge-profiling compare before/ after/ --fail-over 5
@@ -124,13 +141,13 @@ def _discard_unwritten(stream: TextIO) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="forge-profiling",
-        description="Find what bounds a PyTorch run from traces of torch.profiler, "
+        description="Find what bounds a PyTorch run, from its record or from traces of torch.profiler, "
         "and the size from which a GPU is faster than the CPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (analyze, compare, tensorboard, view, anonymize, crossover, schema):
+    for command in (run, summary, watch, report, analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)
     return parser

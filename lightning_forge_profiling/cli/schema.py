@@ -1,4 +1,4 @@
-"""`forge-profiling schema`: the JSON Schema of `summary.json`."""
+"""`forge-profiling schema`: the JSON Schema of `summary.json`, or of a record's lines."""
 
 import argparse
 from importlib.resources import files
@@ -12,14 +12,18 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     """Add the command to the parser."""
     parser = commands.add_parser(
         "schema",
-        help="print the JSON Schema of summary.json",
+        help="print the JSON Schema of summary.json, or of a record's lines",
         description="Print the JSON Schema (2020-12) of summary.json, which is also what analyze --json prints.",
-        epilog="example:\n  forge-profiling schema > summary.schema.json",
+        epilog="examples:\n  forge-profiling schema > summary.schema.json\n"
+        "  forge-profiling schema --record > record.schema.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--record", action="store_true", help="that of a line of forge_record/rankN.jsonl instead")
     parser.set_defaults(run=_run)
 
 
-def _run(_: argparse.Namespace) -> int:
-    write_json(files("lightning_forge_profiling.report").joinpath("summary.schema.json").read_bytes())
+def _run(arguments: argparse.Namespace) -> int:
+    room = "record" if arguments.record else "report"
+    name = "record.schema.json" if arguments.record else "summary.schema.json"
+    write_json(files("lightning_forge_profiling").joinpath(room, name).read_bytes())
     return 0

@@ -13,7 +13,12 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES, PYTHON_BOUND
 from lightning_forge_profiling.diagnosis.findings import HOST_WAITS, rank_causes
 from lightning_forge_profiling.diagnosis.late_rank import late_host, work_ms
-from lightning_forge_profiling.diagnosis.ledger_rules import in_steps_pct, ledger_findings, together
+from lightning_forge_profiling.diagnosis.ledger_rules import (
+    hooks_pct,
+    in_steps_pct,
+    ledger_findings,
+    together,
+)
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, finding, in_ms, saving
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
@@ -142,8 +147,10 @@ def _of_blind(
     mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
     of_cpu, differences = _of_cpu(traced, recorded, evidence)
     python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
-    if python is not None and BETWEEN_REGIONS in live:  # which is a part of it: the one that says more
-        mostly = live[BETWEEN_REGIONS].share_pct > python.share_pct / 2
+    hooks = hooks_pct(ledger_findings(evidence), evidence, "other")
+    if python is not None and (hooks or BETWEEN_REGIONS in live):  # parts of it: the one that says more
+        between = live[BETWEEN_REGIONS].share_pct if BETWEEN_REGIONS in live else 0.0
+        mostly = between + hooks > python.share_pct / 2
         of_cpu = [found for found in of_cpu if found is not python or not mostly]
         live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
     for found in of_cpu:

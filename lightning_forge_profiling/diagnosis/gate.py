@@ -31,12 +31,15 @@ class Gate:
             below the limit, `faster` where it lies below zero, `inconclusive` where it contains the limit, or where
             the steps are too few for an interval.
         text: why, with the numbers.
+        missing: of runs, what would decide an inconclusive outcome; "" for a decided one, and of traces, where `text`
+            says it.
     """
 
     metric: str
     limit_pct: float
     outcome: Outcome
     text: str
+    missing: str = ""
 
 
 def gate(comparison: Comparison, metric: str, limit_pct: float) -> Gate:

@@ -1,61 +1,21 @@
 """Causes of lost time outside the step, from the ledger of the run: checkpoints, validation, hooks, loggers, ..."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Explanation, Rule
-from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunLedger
+from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_s
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Explanation, Rule, saving
+from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS, hook_region
+from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.saving import Saving
 
-__all__ = ["LEDGER_RULES", "in_steps_pct", "ledger_findings", "together"]
+__all__ = ["LEDGER_RULES", "hooks_pct", "in_steps_pct", "ledger_findings", "together", "without_hooks"]
 
 STARTUP_BOUND: Final = "startup-bound"
 
-_LONG_RUN_S: Final = 600.0
-"""Startup, and what happens once, is a cause in a run that is at least so long; a shorter one is a trial of one that is
-longer, in which it would not grow."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The fit's part of a ledger."""
-
-    ledger: RunLedger
-    workers: int = 0
-
-    @property
-    def fit_s(self) -> float:
-        """Wall time without what came before the fit, which may be a long-lived script."""
-        return self.ledger.wall_s - self.ledger.parts.get(STARTUP_PROCESS, 0.0)
-
-    def seconds(self, part: str) -> float:
-        """The seconds of a part that grows with the run; 0 for one that was entered once in a short run."""
-        once = self.ledger.counts.get(part, 0) <= 1 and self.ledger.wall_s < _LONG_RUN_S
-        return 0.0 if once else self.ledger.parts.get(part, 0.0)
-
-    def largest(self, prefix: str) -> str:
-        """The largest part whose name begins so; "" without one."""
-        return max((name for name in self.ledger.parts if name.startswith(prefix)), key=self.seconds, default="")
-
-    def times(self, part: str) -> dict[str, float | str]:
-        """How often a part was entered, as evidence."""
-        return {"times": self.ledger.counts.get(part, 0)}
-
-    def takes(self, part: str, events: str) -> str:
-        """A part's time in words: of the fit, and of each of its events."""
-        seconds, count = self.ledger.parts[part], self.ledger.counts.get(part, 0)
-        took = f"takes {in_s(seconds)} of the fit's {in_s(self.fit_s)}"
-        return f"{took} ({count} {events}, {in_s(seconds / count)} each)" if count > 1 else took
-
-
-def in_s(seconds: float) -> str:
-    """A time with two or three digits."""
-    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"  # noqa: PLR2004
-
-
-def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> Rule[_Run]:
+def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> Rule[LedgerCosts]:
     """The rule for one part of the ledger."""
     return Rule(
         code,
@@ -64,35 +24,39 @@ def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> 
     )
 
 
-def _largest_rule(code: str, prefix: str, subject: str, advice: str) -> Rule[_Run]:
+def _largest_rule(code: str, prefix: str, subject: str, advice: str) -> Rule[LedgerCosts]:
     """The rule for the largest of the parts whose names begin with `prefix`."""
 
-    def explain(run: _Run) -> Explanation:
+    def explain(run: LedgerCosts) -> Explanation:
         part = run.largest(prefix)
         return Explanation(f"{subject} {part.removeprefix(prefix)} {run.takes(part, 'calls')}", run.times(part), advice)
 
     return Rule(code, lambda run: run.seconds(run.largest(prefix)), explain)
 
 
-def _loader(run: _Run) -> Explanation:
-    if not run.workers:
-        return Explanation(
-            f"creating the DataLoader and its iterator {run.takes('data_loader', 'times')}",
-            advice="Do less in train_dataloader and in the dataset's or sampler's __iter__, or make epochs longer.",
+def _loader(run: LedgerCosts) -> Explanation:
+    settings = run.evidence.loader
+    if settings is None or not settings.num_workers:
+        what = "creating the DataLoader and its iterator"
+        advice = "Do less in train_dataloader and in the dataset's or sampler's __iter__, or make epochs longer."
+    elif settings.persistent_workers:
+        what = "a new pass over the DataLoader, until its first batch,"
+        advice = "Make epochs longer, by several passes over the data set in its sampler, or a first batch cheaper."
+    else:
+        what = "creating the DataLoader's iterator and its workers"
+        advice = (
+            "Set persistent_workers=True in the DataLoader, use fewer workers, make the dataset object smaller (each "
+            "worker gets a copy), or make epochs longer."
         )
-    return Explanation(
-        f"creating the DataLoader's iterator and its workers {run.takes('data_loader', 'times')}",
-        advice="Set persistent_workers=True in the DataLoader if it is not set, use fewer workers, make the dataset "
-        "object smaller (each worker gets a copy), or make epochs longer.",
-    )
+    return Explanation(f"{what} {run.takes('data_loader', 'times')}", run.times("data_loader"), advice)
 
 
-def _startup_s(run: _Run) -> float:
+def _startup_s(run: LedgerCosts) -> float:
     startup = sum(s for name, s in run.ledger.parts.items() if name.startswith("startup/"))
-    return startup if run.ledger.wall_s >= _LONG_RUN_S else 0.0
+    return 0.0 if run.is_trial or run.of == "step" else startup
 
 
-def _startup(run: _Run) -> Explanation:
+def _startup(run: LedgerCosts) -> Explanation:
     before_s = run.ledger.parts.get(STARTUP_PROCESS, 0.0)
     return Explanation(
         f"{in_s(_startup_s(run))} pass before the first batch, {in_s(before_s)} of them before the fit",
@@ -106,7 +70,7 @@ _HOOK: Final = (
     "queued work; collect values and read them every few steps."
 )
 
-LEDGER_RULES: Final[tuple[Rule[_Run], ...]] = (
+LEDGER_RULES: Final[tuple[Rule[LedgerCosts], ...]] = (
     _part_rule(
         "checkpoint-bound",
         "checkpoint",
@@ -150,6 +114,7 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """What costs at least `NAMED_FROM_PCT` of the fit outside the steps, or in a hook inside them.
 
     Example:
+        >>> from lightning_forge_profiling.results.analysis import RunLedger
         >>> from lightning_forge_profiling.results.rank import Distribution
         >>> ledger = RunLedger(
         ...     wall_s=10.0, parts={"checkpoint": 7.6, "steps": 2.4}, unexplained_s=0.0, counts={"checkpoint": 20}
@@ -161,40 +126,41 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """
     if evidence.ledger is None:
         return ()
-    run = _Run(evidence.ledger, (evidence.loader.num_workers or 0) if evidence.loader is not None else 0)
-    if run.fit_s <= 0:
-        return ()
-    return tuple(
-        _finding(rule, run, evidence)
+    bases = [LedgerCosts(evidence, evidence.ledger, of) for of in ("run", "step")]
+    named = (
+        next((base for base in bases if 100 * rule.cost(base) >= NAMED_FROM_PCT * _whole(rule, base)[1] > 0), None)
         for rule in LEDGER_RULES
-        if 100 * rule.cost(run) >= NAMED_FROM_PCT * _whole(rule, run)[1]
     )
+    return tuple(_finding(rule, base) for rule, base in zip(LEDGER_RULES, named, strict=True) if base is not None)
 
 
-def _whole(rule: Rule[_Run], run: _Run) -> tuple[str, float]:
+def _whole(rule: Rule[LedgerCosts], run: LedgerCosts) -> tuple[str, float]:
     """What a rule's cost is a part of, in words and seconds: startup is, but for the rest of it, no part of the fit."""
-    return ("run", run.ledger.wall_s) if rule.code == STARTUP_BOUND else ("fit", run.fit_s)
+    return ("run", run.ledger.wall_s) if rule.code == STARTUP_BOUND else ("fit", run.whole_s)
 
 
-def _finding(rule: Rule[_Run], run: _Run, evidence: RunEvidence) -> Finding:
-    seconds, explained = rule.cost(run), rule.explain(run)
+def _finding(rule: Rule[LedgerCosts], run: LedgerCosts) -> Finding:
+    seconds, explained, evidence = rule.cost(run), rule.explain(run), run.evidence
     whole, whole_s = _whole(rule, run)
-    pct = 100 * seconds / whole_s
+    pct, ms_per_step = 100 * seconds / whole_s, 1e3 * seconds / run.steps
+    if run.of == "step":
+        step_ms = evidence.step_ms.mean
+        numbers = {"ms_per_step": round(ms_per_step, 3), "step_ms": round(step_ms, 3)}
+        saves = saving(ms_per_step, step_ms, at_most=True)
+    else:
+        numbers = {"seconds": round(seconds, 3), f"{whole}_s": round(whole_s, 3)}
+        text = f"That saves at most {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %)."
+        saves = Saving(ms_per_step=ms_per_step, pct=pct, at_most=True, text=text)
     return Finding(
         code=rule.code,
         share_pct=pct,
-        of="run",
+        of=run.of,
         rank=0 if evidence.world_size > 1 else None,
         source="run",
         title=explained.title,
-        evidence={"seconds": round(seconds, 3), f"{whole}_s": round(whole_s, 3), **explained.evidence},
+        evidence={**numbers, **explained.evidence},
         advice=explained.advice,
-        saves=Saving(
-            ms_per_step=1e3 * seconds / max(evidence.steps, 1),
-            pct=pct,
-            at_most=True,
-            text=f"That saves at most {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %).",
-        ),
+        saves=saves,
     )
 
 
@@ -202,19 +168,37 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
     """How much of the fit its steps take, in percent: the basis of a share of the step; 100 if unknown."""
     if evidence is None or evidence.ledger is None:
         return 100.0
-    run = _Run(evidence.ledger)
-    in_step = [s for name, s in run.ledger.parts.items() if name in {STEPS, "profiler"} or _per_batch(name, evidence)]
-    return min(100 * sum(in_step) / run.fit_s, 100.0) if run.fit_s > 0 else 100.0
+    run = LedgerCosts(evidence, evidence.ledger)
+    in_step = [s for name, s in run.ledger.parts.items() if name == STEPS or run.per_batch(name)]
+    return min(100 * sum(in_step) / run.whole_s, 100.0) if run.whole_s > 0 else 100.0
 
 
-def _per_batch(part: str, evidence: RunEvidence) -> bool:
-    """Whether a part comes in most steps, so that it is in the step's own times too."""
-    hook = part.startswith(("callback/", "module/", "datamodule/", "logger/"))
-    return hook and evidence.ledger is not None and _often(evidence.ledger.counts.get(part, 0), evidence)
+def without_hooks(evidence: RunEvidence) -> RunEvidence:
+    """The run's regions without the hooks and loggers that have a finding of their own, so that no time has two."""
+    named = [found for found in ledger_findings(evidence) if _region(found, evidence)]
+    regions = dict(evidence.regions)
+    for found in named:
+        name, ms = _region(found, evidence), found.saves.ms_per_step if found.saves else 0.0
+        if (region := regions.get(name)) is not None:
+            regions[name] = RunRegion(
+                device_ms=max(region.device_ms - ms, 0.0), host_ms=max(region.host_ms - ms, 0.0),
+                p50_ms=region.p50_ms, p95_ms=region.p95_ms,
+            )  # fmt: skip
+    return replace(evidence, regions=regions) if named else evidence
 
 
-def _often(times: float, evidence: RunEvidence) -> bool:
-    return times >= evidence.steps / 2
+def hooks_pct(outside: Sequence[Finding], evidence: RunEvidence, region: str) -> float:
+    """What the hooks and loggers that are named take of a region, in percent of the mean step."""
+    named = sum(found.saves.ms_per_step for found in outside if found.saves and _region(found, evidence) == region)
+    return 100 * named / evidence.step_ms.mean if evidence.step_ms.mean > 0 else 0.0
+
+
+def _region(found: Finding, evidence: RunEvidence) -> str:
+    """The region that contains what a finding of the ledger names; "" for what is no part of a step."""
+    part = str(found.evidence.get("part", ""))
+    if part == "data_loader":  # restarts of workers are taken out of it already
+        return "data" if evidence.worker_restarts is None else ""
+    return hook_region(part)
 
 
 def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: RunEvidence) -> list[Finding]:
@@ -226,9 +210,14 @@ def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: 
         evidence: what they are from.
     """
     hidden = set()
-    hooks = [found for found in outside if found.code in {"slow-callback", "slow-hook", "slow-logger"}]
-    if any(_often(float(found.evidence.get("times", 0)), evidence) for found in hooks):
+    often = max(evidence.all_steps or evidence.steps, 1) / 2
+    in_other = [found for found in outside if _region(found, evidence) == "other"]
+    if any(float(found.evidence["times"]) > often for found in in_other):  # the rest is mostly Lightning's own loop
         hidden.add("between-regions")
     if any(found.code == "worker-restarts" for found in findings):
         hidden.add("loader-startup")
+    in_update = hooks_pct(outside, evidence, "optimizer")
+    of_trace = [found for found in findings if found.code == "slow-optimizer" and found.source == "trace"]
+    if any(found.share_pct < 2 * in_update for found in of_trace):  # its region contains the hooks
+        hidden.add("slow-optimizer")
     return [found for found in (*findings, *outside) if found.code not in hidden]

@@ -8,6 +8,8 @@ say which ones they cannot distinguish.
 from dataclasses import replace
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.ledger_costs import in_s
+from lightning_forge_profiling.diagnosis.ledger_rules import without_hooks
 from lightning_forge_profiling.diagnosis.loader_advice import (
     LoaderWait,
     accumulating,
@@ -65,7 +67,7 @@ _OTHER_PCT: Final = 10.0
 
 
 def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
-    """What costs at least `NAMED_FROM_PCT` of a step. No two findings count the same time.
+    """What costs at least `NAMED_FROM_PCT` of a step. No two findings count the same time, those of hooks included.
 
     Args:
         evidence: what the callbacks measured.
@@ -86,6 +88,7 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """
     if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
         return ()
+    evidence = without_hooks(evidence)
     rules = RUN_RULES if evidence.on_device else _CPU_RULES
     costs = [(rule, 100 * rule.cost(evidence) / evidence.step_ms.mean) for rule in rules]
     return tuple(_finding(rule, evidence, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)
@@ -98,6 +101,10 @@ def _finding(rule: Rule[RunEvidence], evidence: RunEvidence, share_pct: float) -
     numbers = {**found.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": evidence.steps}
     if evidence.drained_pct is not None:
         numbers["drained_pct"] = evidence.drained_pct
+    if found.code == WORKER_RESTARTS and found.saves is not None:  # which do not come in each step
+        saved, steps = (in_s(ms * evidence.steps / 1e3) for ms in (found.saves.ms_per_step, step.mean))
+        text = f"That saves about {saved} of the {steps} that the steps take ({found.saves.pct:.0f} %)."
+        found = replace(found, saves=replace(found.saves, text=text))
     rounded = {name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()}
     return replace(found, evidence=rounded)
 
@@ -140,10 +147,11 @@ def _restarts(evidence: RunEvidence) -> Explanation:
     if restarts is None:
         raise ValueError("a run without restarts")
     each_ms = restarts.host_ms * evidence.steps / restarts.count
+    exposed, steps = (in_s(ms * evidence.steps / 1e3) for ms in (restarts.device_ms, evidence.step_ms.mean))
     workers, new = (f"{restarts.workers} workers", "new ones") if restarts.workers > 1 else ("worker", "a new one")
     return Explanation(
         f"the DataLoader ends its {workers} and starts {new} each epoch: {in_ms(each_ms)} each time until the first "
-        f"batch, {_of_step(evidence, restarts.device_ms)}",
+        f"batch, {exposed} of the {steps} that {evidence.steps} steps take",
         {
             "restarts": restarts.count,
             "workers": restarts.workers,

@@ -68,10 +68,11 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag=
         samples: samples of the counted steps on this rank; None if unknown.
         tokens: tokens of them; None if not counted.
         device_ms: device time of the counted steps by region, summed; host time without a GPU. Its sum is their time.
-        host_ms: host time likewise.
+            Steps without timed regions are one region, `step`.
+        host_ms: host time likewise; empty without a GPU, where `device_ms` is that.
         steps_us: histogram of the counted steps' times (see `record.histogram`): number of steps by bucket.
         ledger_s: seconds of wall time by part of the ledger since the interval before.
-        metrics: what the loggers got, rates and telemetry, by name.
+        metrics: what the loggers got last, rates and telemetry, by name.
     """
 
     at: float

@@ -1,6 +1,8 @@
 """Reads records: of one rank with its rotated segments, and of all ranks of a run."""
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -8,10 +10,21 @@ from typing import TypeVar
 import msgspec
 
 from lightning_forge_profiling.errors import ForgeProfilingError
-from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_rank
+from lightning_forge_profiling.names import RECORD_FOLDER, record_rank
 from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
 
-__all__ = ["RankRecord", "RecordError", "RunRecord", "newest_record", "read_rank", "read_run"]
+__all__ = [
+    "RankRecord",
+    "RecordError",
+    "RunRecord",
+    "newest_record",
+    "of_newest_run",
+    "older_segments",
+    "rank_files",
+    "read_rank",
+    "read_run",
+    "records_at",
+]
 
 
 class RecordError(ForgeProfilingError):
@@ -88,14 +101,13 @@ def read_rank(path: Path) -> RankRecord:
     Raises:
         RecordError: it cannot be read, or its first line is no `begin` of a known layout.
     """
-    rank, segments = record_rank(path.name), []
-    if rank is not None:
-        older = (found for found in path.parent.glob(f"rank{rank}.*.jsonl"))
-        segments = sorted(older, key=lambda found: int(found.suffixes[0][1:]) if found.suffixes[0][1:].isdigit() else 0)
     begin: Begin | None = None
     lines: list[Line] = []
     problems: list[str] = []
-    for segment in (*segments, path):
+    older = older_segments(path)
+    for segment in (*older, path):
+        if older and not segment.exists():
+            continue  # it is being rotated, or the process was killed meanwhile
         for found in _lines(segment, problems):
             if not isinstance(found, Begin):
                 lines.append(found)
@@ -106,6 +118,15 @@ def read_rank(path: Path) -> RankRecord:
     if begin is None:
         raise RecordError(f"{path} is no record of a run: {problems[0] if problems else 'it is empty'}")
     return RankRecord(path, begin, tuple(lines), tuple(problems))
+
+
+def older_segments(path: Path) -> list[Path]:
+    """The segments that were rotated out of a rank's record, the oldest first."""
+    rank = record_rank(path.name)
+    if rank is None:
+        return []
+    numbers = {found: found.suffixes[0][1:] for found in path.parent.glob(f"rank{rank}.*.jsonl")}
+    return sorted((found for found, number in numbers.items() if number.isdigit()), key=lambda one: int(numbers[one]))
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[Line]:
@@ -132,13 +153,33 @@ def read_run(folder: Path) -> RunRecord:
         RecordError: it has no readable record.
     """
     ranks, problems = [], []
-    for path in sorted(folder.glob("rank*.jsonl")):
-        if record_rank(path.name) is None:
-            continue  # an older segment
+    for path in rank_files(folder):
         try:
             ranks.append(read_rank(path))
         except RecordError as exc:
             problems.append(str(exc))
+    return of_newest_run(folder, ranks, problems)
+
+
+def rank_files(folder: Path) -> list[Path]:
+    """The records in a folder, one for each rank, without older segments."""
+    # also of a rank that was killed while it rotated its newest segment
+    names = {re.sub(r"\.\d+(?=\.jsonl$)", "", path.name) for path in folder.glob("rank*.jsonl")}
+    return [folder / name for name in sorted(names) if record_rank(name) is not None]
+
+
+def of_newest_run(folder: Path, ranks: Iterable[RankRecord], problems: Iterable[str] = ()) -> RunRecord:
+    """The ranks of the newest run among `ranks`.
+
+    Args:
+        folder: where they are.
+        ranks: what was read.
+        problems: what could not be read.
+
+    Raises:
+        RecordError: there is no rank.
+    """
+    ranks, problems = list(ranks), list(problems)
     if not ranks:
         raise RecordError(problems[0] if problems else f"{folder} has no record of a run")
     newest = max(ranks, key=lambda rank: rank.begin.at).begin.run
@@ -151,14 +192,50 @@ def newest_record(path: Path) -> Path:
 
     Raises:
         RecordError: there is none.
+        OSError: the folder cannot be listed.
+    """
+    return records_at(path)[0]
+
+
+def records_at(path: Path) -> tuple[Path, ...]:
+    """The folders of all records at `path`, the newest first.
+
+    Args:
+        path: a record, its folder, or any folder above it.
+
+    Returns:
+        At least one folder.
+
+    Raises:
+        RecordError: there is none.
+        OSError: the folder cannot be listed.
     """
     if path.is_file():
-        return path.parent
+        if not _is_record(path.name):
+            raise RecordError(
+                f"{path} is no record of a run ({RECORD_FOLDER}/rankN.jsonl); forge-profiling analyze reads traces"
+            )
+        return (path.parent,)
     if not path.exists():
         raise RecordError(f"{path} does not exist")
-    found = [rank0 for rank0 in path.rglob(record_name(0)) if rank0.parent.name.startswith(RECORD_FOLDER)]
-    if not found and (path / record_name(0)).exists():
-        return path
+    os.scandir(path).close()  # a folder below that cannot be listed is passed over, this one not
+    found: dict[Path, float] = {}
+    for folder, _, names in os.walk(path):
+        records = [Path(folder, name) for name in names if _is_record(name)]
+        if records and (Path(folder) == path or Path(folder).name.startswith(RECORD_FOLDER)):
+            found[Path(folder)] = max(_written_at(record) for record in records)
     if not found:
         raise RecordError(f"no record of a run in {path} (a run with ThroughputCallback writes {RECORD_FOLDER}/)")
-    return max(found, key=lambda rank0: rank0.stat().st_mtime).parent
+    return tuple(sorted(found, key=found.__getitem__, reverse=True))
+
+
+def _is_record(name: str) -> bool:
+    """Whether it is named as a rank's record or one of its older segments."""
+    return re.fullmatch(r"rank\d+(\.\d+)?\.jsonl", name) is not None
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # rotated out since it was listed
+        return 0.0

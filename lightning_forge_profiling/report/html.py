@@ -9,12 +9,14 @@ import msgspec
 
 from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.slow_steps import slowest_rows
 from lightning_forge_profiling.report.wording import (
     compute_lines,
     cpu_threads,
     findings_note,
     findings_remarks,
     ledger_rows,
+    run_notes,
     share_of,
 )
 from lightning_forge_profiling.results.analysis import Analysis
@@ -23,9 +25,10 @@ from lightning_forge_profiling.results.timeline import Timeline
 __all__ = ["html_report", "timelines_of"]
 
 _SCRIPTS: Final = (
-    *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "readings", "telemetry"),
-    *("breakdown", "sections", "main"),
+    *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "axis", "breakdown", "sections", "main"),
 )
+_OF_LEDGER: Final = ("run",)
+_OF_TELEMETRY: Final = ("readings", "telemetry")
 _FOR_READERS: Final = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
 """Lines of comments, and indentation: for whoever changes a script. Each page would have 16 kB of them."""
 
@@ -58,7 +61,7 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
         >>> page.splitlines()[0]
         '<!DOCTYPE html>'
     """
-    scripts = (_FOR_READERS.sub("", asset(f"{name}.js")) for name in _SCRIPTS)
+    scripts = (_FOR_READERS.sub("", asset(f"{name}.js")) for name in _scripts(analysis))
     style, script = asset("report.css"), "\n".join(["'use strict';", *scripts])
     values = {
         "policy": f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; "
@@ -69,6 +72,16 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
         "timeline": _block("timeline", timelines),
     }
     return filled(asset("report.html"), values)
+
+
+def _scripts(analysis: Analysis) -> tuple[str, ...]:
+    """The names of the scripts that a page needs, the one that draws it last."""
+    run = analysis.run
+    needed = (
+        *(_OF_LEDGER if run is not None and run.ledger is not None else ()),
+        *(_OF_TELEMETRY if run is not None and run.telemetry is not None else ()),
+    )
+    return (*_SCRIPTS[:-1], *needed, _SCRIPTS[-1])
 
 
 def timelines_of(html: str) -> tuple[Timeline, ...]:
@@ -106,7 +119,12 @@ def _summary(analysis: Analysis) -> str:
             {"part": name, "seconds": s, "times": count}
             for name, s, count in ledger_rows(analysis.run.ledger if analysis.run else None)
         ],
+        "slowest": [
+            {"step": step, "ms": ms, "times": times, "cause": why}
+            for step, ms, times, why in (slowest_rows(analysis.run) if analysis.run else ())
+        ],
         "labels": _labels(analysis),
+        "run": list(run_notes(analysis.run) if analysis.run else ()),
         "remarks": list(findings_remarks(analysis)),
         "shares": [share_of(analysis, finding) for finding in analysis.findings],
         "threads": cpu_threads(analysis.ranks[0]) if analysis.ranks else "",

@@ -7,13 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from lightning_forge_profiling.results import analysis as results
-from lightning_forge_profiling.results import flops, loader_settings, saving
-from lightning_forge_profiling.results import host as host_summary
-from lightning_forge_profiling.results import rank as rank_summary
-from lightning_forge_profiling.results import telemetry as telemetry_summary
+from lightning_forge_profiling.results.analysis import Analysis
 
-__all__ = ["SHIPPED", "schema_json"]
+__all__ = ["SHIPPED", "schema_json", "schema_of"]
 
 SHIPPED: Final = Path(__file__).with_name("summary.schema.json")
 """The copy in the package. `python -m lightning_forge_profiling.report.json_schema > FILE` renews it."""
@@ -23,18 +19,31 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def schema_json() -> bytes:
-    """The schema, indented, in the dialect of 2020-12; what fields mean is taken from the docstrings."""
-    (schema,), definitions = msgspec.json.schema_components([results.Analysis], ref_template="#/$defs/{name}")
-    for name, definition in definitions.items():
-        homes = (results, rank_summary, host_summary, flops, loader_settings, saving, telemetry_summary)
-        _describe(definition, next(getattr(home, name) for home in homes if hasattr(home, name)))
-    document = {"$schema": _DIALECT, "title": "forge-profiling summary.json", **schema, "$defs": definitions}
+    """The schema of `summary.json`."""
+    return schema_of(Analysis, "forge-profiling summary.json")
+
+
+def schema_of(kind: Any, title: str) -> bytes:
+    """The schema of a type, indented, in the dialect of 2020-12; what fields mean is taken from the docstrings.
+
+    Args:
+        kind: a dataclass, a struct, or a union of structs.
+        title: what the schema is of.
+    """
+    (schema,), definitions = msgspec.json.schema_components(
+        [kind],
+        ref_template="#/$defs/{name}",
+        schema_hook=lambda _: {"type": "string"},  # paths
+    )
+    for definition in definitions.values():
+        _describe(definition)
+    document = {"$schema": _DIALECT, "title": title, **schema, "$defs": definitions}
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def _describe(definition: dict[str, Any], described: type) -> None:
+def _describe(definition: dict[str, Any]) -> None:
     """Put the docstring's attributes to the fields, and leave the rest of it as the description of the whole."""
-    summary, _, attributes = inspect.cleandoc(described.__doc__ or "").partition("\n\nAttributes:\n")
+    summary, _, attributes = inspect.cleandoc(definition.get("description", "")).partition("\n\nAttributes:\n")
     definition["description"] = " ".join(summary.split())
     for field, text in _ATTRIBUTE.findall(attributes):
         definition["properties"][field]["description"] = " ".join(text.split())

@@ -5,6 +5,7 @@ from shlex import quote
 
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.markdown_tables import host_tables, kernel_table, operator_table, table
+from lightning_forge_profiling.report.slow_steps import slowest_rows
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
 from lightning_forge_profiling.report.text import code, code_cell, prose
 from lightning_forge_profiling.report.wording import (
@@ -16,9 +17,11 @@ from lightning_forge_profiling.report.wording import (
     efficiency,
     findings_note,
     findings_remarks,
+    goodput_words,
     ledger_rows,
     linked,
     rank_name,
+    run_notes,
     share_of,
     slowest,
     slowest_rank,
@@ -200,21 +203,36 @@ def _run(analysis: Analysis) -> Iterator[str]:
     run = analysis.run
     if run is None:
         return
-    yield from ("", "## The whole run", "", f"{run.steps} steps, median {run.step_ms.p50:.3f} ms.")
-    yield from (text for line in (*timing_lines(run), *compute_lines(run.compute)) for text in ("", f"{prose(line)}."))
+    steps = run.step_ms
+    p95 = "" if steps.p95 is None else f", 95th percentile {steps.p95:.3f} ms"
+    yield from ("", "## The whole run", "")
+    yield f"{run.steps} steps, median {steps.p50:.3f} ms{p95}, longest {steps.max:.3f} ms."
+    yield from (
+        text
+        for line in (*timing_lines(run), *run_notes(run), *compute_lines(run.compute))
+        for text in ("", f"{prose(line)}.")
+    )
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
     columns = ("region", "device ms per step", "host ms per step") if run.on_device else ("region", "ms per step")
     rows = ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
     yield from table(columns, (row[: len(columns)] for row in rows))
+    if run.slowest:
+        yield from ("", "Slowest steps:")
+        found = slowest_rows(run)
+        cells = (
+            (str(step), code_cell(why) if why else "", f"{ms:.3f}", f"{times:.1f}") for step, ms, times, why in found
+        )
+        yield from table(("step", "what took long", "ms", "times the median"), cells, texts=2)
     yield from _ledger(run.ledger)
 
 
 def _ledger(ledger: RunLedger | None) -> Iterator[str]:
     if ledger is None:
         return
-    yield from ("", f"Wall time of the run: {ledger.wall_s:.2f} s.", "")
+    goodput = goodput_words(ledger)
+    yield from ("", f"Wall time of the run: {ledger.wall_s:.2f} s{goodput and f', {goodput}'}.", "")
     cells = (
         (code_cell(name), f"{s:.3f}", f"{100 * s / ledger.wall_s:.1f} %", "" if count is None else str(count))
         for name, s, count in ledger_rows(ledger)

@@ -12,9 +12,10 @@ from lightning_forge_profiling.report.run_table import Line, Row, RunReport, Run
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text, clean, width_of
 
-__all__ = ["print_run"]
+__all__ = ["NAMES_WIDTH", "print_run", "step_table"]
 
-_NAMES_WIDTH: Final = 11
+NAMES_WIDTH: Final = 11
+"""Of the names before lines of text."""
 _BAR_WIDTH: Final = 24
 _SHORTEST_BAR: Final = 6
 _GAP: Final = 3
@@ -50,7 +51,7 @@ def _print(table: RunTable, screen: Screen) -> None:
         screen.line()
     screen.line(Text(table.title, "bold"))
     if table.rows:
-        screen.table(_step_table(table, screen.width))
+        screen.table(step_table(table, screen.width))
     if table.lines:
         screen.line()
     _print_lines(table.lines, screen)
@@ -60,10 +61,16 @@ def _print(table: RunTable, screen: Screen) -> None:
 
 def _print_lines(lines: Sequence[Line], screen: Screen) -> None:
     for line in lines:
-        screen.line(line.text, name=Text(line.name, "bold"), column=_NAMES_WIDTH, whole=line.whole)
+        screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH, whole=line.whole)
 
 
-def _step_table(table: RunTable, width: int) -> Table:
+def step_table(table: RunTable, width: int) -> Table:
+    """The rows of a table with a bar for each share, as far as there is room for bars.
+
+    Args:
+        table: the content.
+        width: columns of the terminal.
+    """
     first, *columns = table.headings
     names = (first, *(row.name for row in table.rows))
     shares = [_share(row) for row in table.rows]

@@ -9,12 +9,15 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
+from lightning_forge_profiling.report.slow_steps import slowest_line
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
 from lightning_forge_profiling.report.wording import (
     by_text,
     compute_lines,
     digits,
+    goodput_words,
+    run_notes,
     slower_after,
     verdict,
     window_effect_words,
@@ -164,7 +167,8 @@ def _title(report: RunReport) -> str:
     if not rates.steps:
         return "Where a step goes: unknown, no step was timed"
     mean = digits(rates.mean_ms("step"))
-    return f"Where a step goes: {mean} ms, mean of {rates.steps} of {steps} steps on {report.device}"
+    longest = f", longest {digits(report.run.step_ms.max)} ms" if rates.steps > 1 else ""
+    return f"Where a step goes: {mean} ms, mean of {rates.steps} of {steps} steps on {report.device}{longest}"
 
 
 def _sampled(rates: Rates) -> str:
@@ -236,6 +240,9 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         yield Line("gpu", Text(f"no telemetry: {report.gpu}"))
     elif report.gpu is not None:
         yield Line("gpu", Text(", ".join(telemetry_words(report.gpu, short=True))))
+    evidence = report.analysis.run if report.analysis is not None else None
+    if evidence is not None and (slowest := slowest_line(evidence)):
+        yield Line("slowest", Text(slowest))
     yield from _whole_fit_lines(report)
 
 
@@ -244,13 +251,17 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
     if run.steps and run.wall_s > 0:
         yield Line("end to end", Text(_end_to_end(report)))
     evidence = report.analysis.run if report.analysis is not None else None
-    parts = "" if evidence is None or evidence.ledger is None else _parts(evidence.ledger)
+    parts: tuple[str, ...] = ()
+    if evidence is not None and evidence.ledger is not None:
+        parts = tuple(filter(None, (_parts(evidence.ledger), goodput_words(evidence.ledger))))
     if parts:
-        yield Line("whole fit", Text(parts))
+        yield Line("whole fit", Text("; ".join(parts)))
     if left_out := _left_out(run, with_times=not parts):
         yield Line("left out", Text(", ".join(left_out)))
     if evidence is not None and evidence.window_effect is not None and slower_after(evidence.window_effect):
         yield Line("window", Text(window_effect_words(evidence.window_effect)))
+    for note in () if evidence is None else run_notes(evidence):
+        yield Line("note", Text(note))
 
 
 def _throughput(report: RunReport) -> str:

@@ -13,7 +13,7 @@ __all__ = ["Screen"]
 
 _NARROWEST: Final = 20
 _STYLE: Final = re.compile(r"\x1b\[[\d;]*m")
-_ASCII: Final = str.maketrans("─µ…█▉▊▋▌▍▎▏", "-u~#####   ")
+_ASCII: Final = str.maketrans("─µ…█▉▊▋▌▍▎▏▁▂▃▄▅▆▇", "-u~#####   __..-=+")
 
 
 class Screen:
@@ -51,6 +51,11 @@ class Screen:
     def width(self) -> int:
         """In columns."""
         return self._width
+
+    @property
+    def colours(self) -> bool:
+        """Whether it uses them."""
+        return self._colours
 
     def line(self, text: str | Text = "", *, name: str | Text = "", column: int = 0, whole: bool = False) -> None:
         """Print a line. Where sentences wrap, they wrap beside its name.

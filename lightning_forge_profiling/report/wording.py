@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import floor, log10
+from math import ceil, floor, log10
 from types import MappingProxyType
 from typing import Final
 
@@ -15,6 +15,7 @@ from lightning_forge_profiling.results.analysis import (
     RunCompute,
     RunEvidence,
     RunLedger,
+    StepDrift,
     WindowEffect,
 )
 from lightning_forge_profiling.results.rank import RankSummary, Region
@@ -31,10 +32,12 @@ __all__ = [
     "efficiency",
     "findings_note",
     "findings_remarks",
+    "goodput_words",
     "ledger_rows",
     "linked",
     "operator_columns",
     "rank_name",
+    "run_notes",
     "share_of",
     "slower_after",
     "slowest",
@@ -108,6 +111,35 @@ def window_effect_words(effect: WindowEffect) -> str:
         f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
     )
     return f"{words}; slower since then, by the profiler or by the machine" if slower_after(effect) else words
+
+
+def run_notes(run: RunEvidence) -> Iterator[str]:
+    """What a run's figures do not show: where it began, whether its steps were steady, how other ranks differ."""
+    if run.continues_from:
+        yield f"training continues from optimizer step {run.continues_from}: the ledger and all figures are of this fit"
+    if run.drift is not None:
+        yield _drift_words(run.drift)
+    for each in run.ledger_differences:
+        more = "more" if each.seconds > 0 else "less"
+        yield f"rank {each.rank} spends {abs(each.seconds):.1f} s {more} in {each.part} than rank 0"
+
+
+def _drift_words(drift: StepDrift) -> str:
+    first, steady = digits(drift.first_ms), digits(drift.steady_ms)
+    moved = f"step time still {'fell' if drift.first_ms > drift.steady_ms else 'rose'} from {first} to {steady} ms"
+    if drift.until_step is None:
+        return f"{moved} after the warm-up, and was not steady within the steps that were compared"
+    return f"{moved} until step {drift.until_step}; warmup_steps={10 * ceil(drift.until_step / 10)} leaves that out"
+
+
+def goodput_words(ledger: RunLedger) -> str:
+    """The goodput of a run in words; "" if unknown.
+
+    Example:
+        >>> goodput_words(RunLedger(wall_s=12.8, parts={}, unexplained_s=0.0, counts={}, goodput=0.72))
+        "goodput 72 % of the run's 12.8 s"
+    """
+    return "" if ledger.goodput is None else f"goodput {100 * ledger.goodput:.0f} % of the run's {ledger.wall_s:.1f} s"
 
 
 def slower_after(effect: WindowEffect) -> bool:

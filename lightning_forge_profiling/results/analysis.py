@@ -4,10 +4,11 @@ Names end in the unit. Percentages are of the step unless the name says otherwis
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.saving import Saving
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -20,11 +21,13 @@ __all__ = [
     "Finding",
     "Hint",
     "RankClock",
+    "RankDifference",
     "RankWait",
     "RunCompute",
     "RunEvidence",
     "RunLedger",
     "RunRegion",
+    "StepDrift",
     "WindowEffect",
     "WorkerRestarts",
 ]
@@ -199,6 +202,22 @@ class WindowEffect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepDrift:
+    """Step time that still drifted when the warm-up ended.
+
+    Attributes:
+        first_ms: median of the first counted steps.
+        steady_ms: median of the later ones.
+        until_step: number of the step from which it was steady; None if it was not by the middle of the steps compared,
+            the first 512 that count.
+    """
+
+    first_ms: float
+    steady_ms: float
+    until_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRestarts:
     """Restarts of the DataLoader's workers between epochs, each until its first batch arrives.
 
@@ -223,17 +242,38 @@ class RunLedger:
         wall_s: the whole run in seconds, to the end of the fit: from the start of the process, or of the fit if the
             process is interactive or had another fit before.
         parts: seconds by part, the largest first; each without the parts inside it. `startup/process`, `startup/fit`,
-            `startup/compile`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`,
-            `checkpoint`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `profiler`
-            (this package), `teardown`.
+            `startup/module.hook`, `startup/callback.NAME.hook`, `startup/restore`, `startup/compile`, `sanity_check`,
+            `steps`, `data_loader` (iterators and workers), `validation`, `checkpoint`, `callback/NAME.hook`,
+            `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `profiler` (this package), `teardown`.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
+        first_s: seconds of the first time of each part, which may include what later ones need not do.
+        goodput: productive step time as a fraction of `wall_s`: `steps`, and on a GPU what it computed during hooks.
+        spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
     """
 
     wall_s: float
     parts: Mapping[str, float]
     unexplained_s: float
     counts: Mapping[str, int]
+    first_s: Mapping[str, float] = field(default_factory=dict)
+    goodput: float | None = None
+    spans: tuple[RunSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDifference:
+    """A part of the ledger that takes another rank longer or shorter than rank 0, by at least 5 % of the fit.
+
+    Attributes:
+        rank: the other rank.
+        part: the part.
+        seconds: what it takes that rank longer than rank 0; negative if shorter.
+    """
+
+    rank: int
+    part: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +302,14 @@ class RunEvidence:
             unknown.
         loader: settings of the DataLoader on rank 0; None if unknown.
         ledger: wall time of the whole run by parts; None if unknown.
+        all_steps: number of all steps of the fit, those that do not count included; None if unknown.
+        drift: how the step time still drifted at the end of the warm-up; None if it did not, or if fewer than 100 steps
+            count.
+        ledger_differences: parts of other ranks' ledgers that differ from rank 0's; known if several ranks recorded a
+            window.
+        continues_from: the optimizer step from which this fit continues, as one that is resumed from a checkpoint; 0
+            for a fit from the beginning. The ledger and all figures are of this fit alone.
+        slowest: the five slowest counted steps, the slowest first.
     """
 
     steps: int
@@ -281,6 +329,11 @@ class RunEvidence:
     like_ms: float | None = None
     loader: LoaderSettings | None = None
     ledger: RunLedger | None = None
+    all_steps: int | None = None
+    drift: StepDrift | None = None
+    ledger_differences: tuple[RankDifference, ...] = ()
+    continues_from: int = 0
+    slowest: tuple[SlowStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

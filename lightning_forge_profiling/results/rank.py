@@ -63,12 +63,21 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Distribution of a time over the steps, in milliseconds."""
+    """Distribution of a time over the steps, in milliseconds.
+
+    Attributes:
+        mean: arithmetic mean.
+        p50: median.
+        min: the shortest.
+        max: the longest.
+        p95: 95th percentile; None for fewer than 20 steps.
+    """
 
     mean: float
     p50: float
     min: float
     max: float
+    p95: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """A completed interval of a region, and the marks at its ends."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from lightning_forge_profiling.timing.events import Event
+if TYPE_CHECKING:  # loads torch, and whoever reads a record has no use for it
+    from lightning_forge_profiling.timing.events import Event
 
 __all__ = ["Interval", "Mark"]
 
@@ -24,7 +25,7 @@ class Mark:
 
     __slots__ = ("event", "host_ns", "stream", "users")
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: "Event") -> None:
         self.event = event
         self.host_ns = 0
         self.stream = 0

@@ -2,10 +2,22 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heappush, heapreplace
 from time import perf_counter_ns
+from typing import Final
+
+from lightning_forge_profiling.names import EXCLUDED
+from lightning_forge_profiling.timing.spans import Span, SpanLog
 
 __all__ = ["Ledger", "LedgerClock"]
+
+_LONG_NS: Final = 100_000
+"""What is shorter explains no slow step."""
+_SPAN_NS: Final = 1_000_000
+"""What is shorter has no span."""
+_CANDIDATES: Final = 32
+"""So many steps keep what took long in them: which are the slowest is known once the GPU has completed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +30,22 @@ class Ledger:
             it.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
+        first_s: what the first time of each part took, which may include what later ones need not do.
+        spans: when parts of 1 ms and more took place, and the epochs and the recorded window. Each includes what ran
+            inside it.
+        in_steps: by the number of a step, the parts that took long in it, in seconds, the largest first; of the counted
+            steps that had most of it.
+        began_ns: when the run began, by `time.perf_counter_ns`.
     """
 
     wall_s: float
     parts: Mapping[str, float]
     unexplained_s: float
     counts: Mapping[str, int]
+    first_s: Mapping[str, float] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    in_steps: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    began_ns: int = 0
 
 
 class LedgerClock:
@@ -50,7 +72,14 @@ class LedgerClock:
         self._clock_ns = clock_ns
         self._ns: defaultdict[str, int] = defaultdict(int)
         self._counts: Counter[str] = Counter([part] if part else [])
+        self._first_ns: dict[str, int] = {}
         self._stack = [part] if part else []
+        self._entered_ns = [began_ns] if part else []
+        self._spans = SpanLog()
+        self._open_spans: dict[str, int] = {}
+        self._step: int | None = None
+        self._in_step: defaultdict[str, int] = defaultdict(int)
+        self._in_steps: list[tuple[int, int, dict[str, int]]] = []  # a heap: how long, number, parts
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """Begin a part, inside the current one.
@@ -61,9 +90,13 @@ class LedgerClock:
         """
         now_ns, stack = self._clock_ns(), self._stack
         if stack:
-            self._ns[stack[-1]] += now_ns - self._since_ns
+            took_ns = now_ns - self._since_ns
+            self._ns[stack[-1]] += took_ns
+            if took_ns >= _LONG_NS and len(stack) > 1:
+                self._took_long(took_ns)
         self._since_ns = now_ns
         stack.append(part)
+        self._entered_ns.append(now_ns)
         self._counts[part] += counts
 
     def exit(self, part: str) -> None:
@@ -71,10 +104,65 @@ class LedgerClock:
         stack = self._stack
         if part in stack:
             now_ns = self._clock_ns()
-            self._ns[stack[-1]] += now_ns - self._since_ns
+            took_ns = now_ns - self._since_ns
+            self._ns[stack[-1]] += took_ns
             self._since_ns = now_ns
-            while stack.pop() != part:
-                pass
+            if stack[-1] == part and now_ns - self._entered_ns[-1] < _LONG_NS:
+                stack.pop()
+                self._entered_ns.pop()
+            else:
+                self._end_long(part, now_ns, took_ns)
+            if part not in self._first_ns:
+                self._first_ns[part] = self._ns[part]
+
+    def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
+        if took_ns >= _LONG_NS and len(self._stack) > 1:
+            self._took_long(took_ns)
+        ended = ""
+        while ended != part:
+            ended, entered_ns = self._stack.pop(), self._entered_ns.pop()
+            if now_ns - entered_ns >= _SPAN_NS:
+                self._spans.add(ended, entered_ns, now_ns, self._step)
+
+    def _took_long(self, took_ns: int) -> None:
+        """Note the time of the innermost part as one that may explain a slow step."""
+        if _OUTSIDE_STEPS.isdisjoint(self._stack):
+            self._in_step[self._stack[-1]] += took_ns
+
+    def begin_step(self, step: int, *, last_counts: bool = True) -> None:
+        """A step begins, and the one before it ends.
+
+        Args:
+            step: its number.
+            last_counts: whether the one before it counts.
+        """
+        self._step = step
+        parts = self._in_step
+        if not parts:
+            return
+        if last_counts:
+            total_ns, heap = sum(parts.values()), self._in_steps
+            if len(heap) < _CANDIDATES:
+                heappush(heap, (total_ns, step - 1, dict(parts)))
+            elif total_ns > heap[0][0]:
+                heapreplace(heap, (total_ns, step - 1, dict(parts)))
+        parts.clear()
+
+    def open_span(self, name: str) -> None:
+        """Begin a span that is no part, as an epoch or the recorded window; does nothing if it has begun."""
+        if name not in self._open_spans:
+            self._open_spans[name] = self._clock_ns()
+
+    def close_span(self, name: str, at_ns: int | None = None) -> None:
+        """End such a span; does nothing if it has not begun.
+
+        Args:
+            name: its name.
+            at_ns: when it ended; None for now.
+        """
+        opened_ns = self._open_spans.pop(name, None)
+        if opened_ns is not None:
+            self._spans.add(name, opened_ns, self._clock_ns() if at_ns is None else at_ns, self._step)
 
     def read(self) -> Ledger:
         """The ledger up to now; the run goes on."""
@@ -82,10 +170,26 @@ class LedgerClock:
         if self._stack:
             parts[self._stack[-1]] = parts.get(self._stack[-1], 0) + now_ns - self._since_ns
         wall_ns = now_ns - self._began_ns
-        ordered = sorted(parts.items(), key=lambda item: -item[1])
+        opened = (*zip(self._stack, self._entered_ns, strict=True), *self._open_spans.items())
         return Ledger(
             wall_s=wall_ns / 1e9,
-            parts={part: ns / 1e9 for part, ns in ordered},
+            parts={part: ns / 1e9 for part, ns in _largest_first(parts)},
             unexplained_s=(wall_ns - sum(parts.values())) / 1e9,
             counts=dict(self._counts),
+            first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
+            spans=self._spans.read(
+                self._began_ns,
+                [(part, began_ns, now_ns, self._step) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS],
+            ),
+            in_steps={
+                step: {part: ns / 1e9 for part, ns in _largest_first(inside)} for _, step, inside in self._in_steps
+            },
+            began_ns=self._began_ns,
         )
+
+
+_OUTSIDE_STEPS: Final = frozenset(EXCLUDED)
+
+
+def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(parts.items(), key=lambda item: -item[1])

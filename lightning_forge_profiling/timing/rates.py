@@ -43,6 +43,7 @@ class StepTiming(NamedTuple):
         own_us: host time in microseconds that timing it took.
         before_fetch_ms: host time from its beginning to its fetch, if its regions were timed.
         saw_all: whether all of its boundaries were announced; otherwise only the whole step is valid.
+        ended_ns: when it ended, by the host's clock; 0 if unknown.
     """
 
     drained: bool | None = None
@@ -50,6 +51,7 @@ class StepTiming(NamedTuple):
     own_us: float = 0.0
     before_fetch_ms: float = 0.0
     saw_all: bool = True
+    ended_ns: int = 0
 
 
 class PlainSteps(NamedTuple):
@@ -60,12 +62,14 @@ class PlainSteps(NamedTuple):
         works: samples, tokens and FLOPs of each.
         host_ms: host time of each.
         own_us: mean host time in microseconds that timing each of them took.
+        ended_ns: when each ended, by the host's clock; empty if unknown.
     """
 
     first: int
     works: Sequence[StepWork]
     host_ms: Sequence[float]
     own_us: float
+    ended_ns: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """The totals of a run: which steps count, which are left out and why, and their sums."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.rates import Percentiles, PlainSteps, Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.slowest import SlowestSteps, TimedStep
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
@@ -18,6 +20,10 @@ _SETTLED: Final = 5
 """Steps at the start of a fit, and right after a window, that say nothing about the others' pace."""
 _BESIDE_WINDOW: Final = 256
 """How many steps before a window and after it are kept, to compare them."""
+_FIRST: Final = 512
+"""How many of the first counted steps are kept, to see whether their time drifts."""
+_FIRST_ENOUGH: Final = 128
+"""A window ends that; if there were fewer, it begins anew behind the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,9 @@ class RunSummary:
         recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
         before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
         after_window_ms: times of the first steps after it, once they are settled.
+        first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
+            those of the more frequent kind, with or without an optimizer update.
+        slowest: the slowest steps that count, the slowest first.
     """
 
     steps: int
@@ -62,6 +71,8 @@ class RunSummary:
     recorded_tokens: Mapping[int, float] = field(default_factory=dict)
     before_window_ms: tuple[float, ...] = ()
     after_window_ms: tuple[float, ...] = ()
+    first_ms: Mapping[int, float] = field(default_factory=dict)
+    slowest: tuple[TimedStep, ...] = ()
 
 
 class RunTotals:
@@ -69,24 +80,29 @@ class RunTotals:
 
     Args:
         regions: the built-in regions that are timed.
+        bucket: gives the bucket of a step's time in histograms; None if nobody calls `take_interval`.
     """
 
-    def __init__(self, regions: tuple[str, ...] = REGIONS) -> None:
-        self._regions = regions
-        self._steady = StepSums(regions)
-        self._untaken = StepSums(regions)
-        self._cycle = StepSums(regions)
+    def __init__(self, regions: tuple[str, ...] = REGIONS, bucket: Callable[[float], int] | None = None) -> None:
+        self._sums = partial(StepSums, regions, bucket)
+        self._steady = self._sums()
+        self._unwritten = self._steady if bucket is None else self._sums()
+        self._untaken = self._sums()
+        self._cycle = self._sums()
         self._cycle_is_broken = False
-        self._warmup = StepSums(regions)
-        self._first = StepSums(regions)
+        self._warmup = self._sums()
+        self._first = self._sums()
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
         self._recorded_tokens: dict[int, float] = {}
+        self._first_ms: tuple[dict[int, float], dict[int, float]] = {}, {}  # accumulating, changing the weights
+        self._first_left = _FIRST
         self._window_ended = 0
         self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
         self._after_window: list[float] = []
+        self._slowest = SlowestSteps()
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
         """Enter one step.
@@ -109,12 +125,20 @@ class RunTotals:
         if left_out != "recorded":
             self._add_beside_window(times.step, took_ms)
         if left_out is None:
+            self._add_first(times.step, took_ms, work)
+            if took_ms > self._slowest.least_ms:
+                by_region = times.device_ms if times.split else {}
+                self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
             self._count(times, took_ms, work, timing)
             return
         self._break_cycle(work)
         self._left_out[left_out] += 1
         if left_out == "recorded":
             self._window_ended = times.step + 1
+            enough = _FIRST - self._first_left >= _FIRST_ENOUGH
+            self._first_left = 0 if enough else _FIRST
+            if not enough:
+                self._first_ms = {}, {}
             if work.tokens is not None:
                 self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
@@ -130,6 +154,10 @@ class RunTotals:
         for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
             self._samples = added(self._samples, work.samples)
             self._add_beside_window(number, ms)
+            self._add_first(number, ms, work)
+            if ms > self._slowest.least_ms:
+                ended_ns = steps.ended_ns[number - steps.first] if steps.ended_ns else 0
+                self._slowest.add(TimedStep(ms, number, ended_ns, {}))
         if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
             timing = StepTiming(own_us=steps.own_us)
             for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):
@@ -145,7 +173,7 @@ class RunTotals:
         """Enter a step that counts, with the others of its accumulation cycle if all of them count."""
         cycle = self._cycle
         if self._cycle_is_broken:
-            self._steady.add(times, took_ms, work, timing)
+            self._unwritten.add(times, took_ms, work, timing)
             self._cycle_is_broken = not work.ends_cycle
         elif work.ends_cycle and not cycle.steps:  # as every step does without accumulation
             self._untaken.add(times, took_ms, work, timing)
@@ -153,14 +181,14 @@ class RunTotals:
             cycle.add(times, took_ms, work, timing)
             if work.ends_cycle:
                 self._untaken.merge(cycle)
-                self._cycle = StepSums(self._regions)
+                self._cycle = self._sums()
 
     def _break_cycle(self, work: StepWork) -> None:
         """Drop the accumulation cycle of a step that does not count from the rows that are logged."""
         self._cycle_is_broken = not work.ends_cycle
         if self._cycle.steps:
-            self._steady.merge(self._cycle)
-            self._cycle = StepSums(self._regions)
+            self._unwritten.merge(self._cycle)
+            self._cycle = self._sums()
 
     def _add_beside_window(self, step: int, took_ms: float) -> None:
         if not self._window_ended:
@@ -168,6 +196,11 @@ class RunTotals:
                 self._before_window.append(took_ms)
         elif step >= self._window_ended + _SETTLED and len(self._after_window) < _BESIDE_WINDOW:
             self._after_window.append(took_ms)
+
+    def _add_first(self, step: int, took_ms: float, work: StepWork) -> None:
+        if self._first_left and step >= (self._window_ended and self._window_ended + _SETTLED):
+            self._first_left -= 1
+            self._first_ms[work.optimizer_steps > 0][step] = took_ms
 
     def add_excluded(self, times: StepTimes) -> None:
         """Enter validation, checkpoints and the profiler's stalls, which are not part of a step."""
@@ -177,19 +210,48 @@ class RunTotals:
 
     def take(self) -> Rates:
         """Sums over the counted steps since the last call, in whole accumulation cycles."""
-        taken, self._untaken = self._untaken, StepSums(self._regions)
-        self._steady.merge(taken)
+        taken, self._untaken = self._untaken, self._sums()
+        self._unwritten.merge(taken)
         return taken.read()
+
+    def take_interval(self, *, last: bool = False) -> tuple[Rates, dict[int, int]]:
+        """Sums over the counted steps since the last call but for those that `take` has still to return.
+
+        Together these are all counted steps, those of broken accumulation cycles included.
+
+        Args:
+            last: the run is over: include those, and a cycle that never ended.
+
+        Returns:
+            The sums, and the histogram of the steps' times.
+        """
+        taken, self._unwritten = self._unwritten, self._sums()
+        if last:
+            taken.merge(self._untaken)
+            taken.merge(self._cycle)
+            self._untaken, self._cycle = self._sums(), self._sums()
+        self._steady.merge(taken)
+        return taken.read(), dict(taken.histogram)
+
+    def histogram(self) -> dict[int, int]:
+        """The histogram of the times of all steps that count."""
+        return dict(self._all().histogram)
+
+    def add_own(self, us: float) -> None:
+        """Add host time in microseconds that timing and recording took between steps."""
+        self._untaken.own_us += us
 
     def steady(self) -> Rates:
         """Sums over all steps that count."""
         return self._all().read()
 
     def _all(self) -> StepSums:
-        later = [sums for sums in (self._untaken, self._cycle) if sums.steps]
+        later = [
+            sums for sums in (self._unwritten, self._untaken, self._cycle) if sums.steps and sums is not self._steady
+        ]
         if not later:
             return self._steady
-        all_ = StepSums(self._regions)
+        all_ = self._sums()
         for sums in (self._steady, *later):
             all_.merge(sums)
         return all_
@@ -207,6 +269,7 @@ class RunTotals:
         only_warmup = not counted
         warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
         shown = next((sums for sums in (steady, self._warmup) if sums.steps), self._first)
+        accumulating, changing = self._first_ms
         return RunSummary(
             steps=steps,
             steady=shown.read(),
@@ -224,4 +287,6 @@ class RunTotals:
             recorded_tokens=dict(self._recorded_tokens),
             before_window_ms=tuple(self._before_window) if self._window_ended else (),
             after_window_ms=tuple(self._after_window),
+            first_ms=dict(accumulating if len(accumulating) > len(changing) else changing),
+            slowest=self._slowest.read(),
         )

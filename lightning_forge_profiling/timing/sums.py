@@ -1,7 +1,7 @@
 """Sums over the steps of a run, from which its rates follow."""
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -54,10 +54,16 @@ class StepSums:
     whose regions are estimated from the chosen ones; and those that had to be split, as the first after a validation
     run, which stand for themselves only. Steps that change the weights and steps that accumulate gradients are summed
     apart, since their regions differ most.
+
+    Args:
+        regions: the built-in regions that are timed.
+        bucket: gives the bucket of a step's time in `histogram`; None for no histogram.
     """
 
-    def __init__(self, regions: tuple[str, ...]) -> None:
+    def __init__(self, regions: tuple[str, ...], bucket: Callable[[float], int] | None = None) -> None:
         self.regions = regions
+        self._bucket = bucket
+        self.histogram: Counter[int] = Counter()
         self.steps = 0
         self.latest: deque[tuple[float, bool]] = deque(maxlen=MEDIAN_OVER)  # how long, and whether weights changed
         self.latest_split: deque[tuple[Mapping[str, float], bool]] = deque(maxlen=REGIONS_OVER)  # and whether chosen
@@ -85,12 +91,14 @@ class StepSums:
     def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         """Add a step with its time."""
         samples, tokens, optimizer_steps, flops, _ = work
-        drained, chosen, own_us, before_fetch_ms, _ = timing
+        drained, chosen, own_us, before_fetch_ms, _, _ = timing
         changes = optimizer_steps > 0
         self.steps += 1
         self.latest.append((took_ms, changes))
         self.shortest_ms = min(self.shortest_ms, took_ms)
         self.longest_ms = max(self.longest_ms, took_ms)
+        if self._bucket is not None:
+            self.histogram[self._bucket(took_ms)] += 1
         if drained is not None:
             self.drained += drained
             self.asked += 1
@@ -114,6 +122,8 @@ class StepSums:
         self.latest.extend(zip(took_ms, map(bool, optimizer_steps), strict=True))
         self.shortest_ms = min(self.shortest_ms, *took_ms)
         self.longest_ms = max(self.longest_ms, *took_ms)
+        if self._bucket is not None:
+            self.histogram.update(map(self._bucket, took_ms))
         self.optimizer_steps += sum(optimizer_steps)
         self.samples = added(self.samples, _total(samples))
         self.tokens = added(self.tokens, _total(tokens))
@@ -136,6 +146,7 @@ class StepSums:
         self.latest_split.extend(other.latest_split)
         self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
         self.longest_ms = max(self.longest_ms, other.longest_ms)
+        self.histogram.update(other.histogram)
         self.drained += other.drained
         self.asked += other.asked
         self.optimizer_steps += other.optimizer_steps

@@ -1,9 +1,13 @@
-"""Train with two CPU processes: STRATEGY, the folder, and any of `plain`, `rank0`, `fails=RANK`, `file`, `stopped`."""
+"""Train with two CPU processes.
+
+STRATEGY, the folder, and any of `plain`, `rank0`, `fails=RANK`, `file`, `stopped`, `validates`.
+"""
 
 import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -38,6 +42,13 @@ class FailsOnOneRank(Classifier):
         return super().training_step(batch)
 
 
+class ValidatesSlowly(Classifier):
+    """Validates for longer on rank 1."""
+
+    def validation_step(self, batch):
+        time.sleep(0.4 if self.global_rank == 1 else 0.01)
+
+
 def main(strategy, folder, *options):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     chosen = dict(option.partition("=")[::2] for option in options)
@@ -57,6 +68,9 @@ def main(strategy, folder, *options):
         enable_model_summary=False,
         callbacks=[] if "plain" in chosen else [forge, ThroughputCallback(warmup_steps=1)],
     )
+    if "validates" in chosen:
+        trainer.fit(ValidatesSlowly(), loader(80), loader(16))
+        return
     trainer.fit(FailsOnOneRank(int(chosen.get("fails", -1)), stopped="stopped" in chosen), loader(80))
     print("done")  # noqa: T201
 

@@ -38,7 +38,7 @@ function partsOf(rank) {
 
 function segment(part, pct) {
   const made = element("div", {
-    class: part.idle ? "segment hatched" : "segment", title: `${part.name}: ${number(part.ms, 3)} ms, ${percent(part.pct)}`,
+    class: part.idle ? "segment hatched" : "segment", title: part.title ?? `${part.name}: ${number(part.ms, 3)} ms, ${percent(part.pct)}`,
   }, pct >= 7 ? element("span", null, part.name.replace("idle: ", "")) : null);
   made.style.width = `${pct}%`;
   made.style.setProperty("--colour", `var(${part.colour})`);

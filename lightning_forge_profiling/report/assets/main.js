@@ -80,6 +80,7 @@ function build(summary, timelines) {
     timeline && section("timeline", "Step timeline", timeline.element),
     breakdown.length > 0 && section("breakdown", "Breakdown of the step", [...breakdown, steps]),
     findings.length > 0 && section("findings", "Findings", findingsSection(findings, summary.words)),
+    run?.ledger && section("course", "Where the run's time went", courseSection(run, summary.words)),
     run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run)),
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
     (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),

@@ -15,29 +15,23 @@ const GAP = 3; // so many times the usual distance between two points is a gap,
 const SHORTEST_GAP_S = 0.5; // if it is as long as this: in less the sensors have little new
 const WORTH_SHOWING = 0.25; // how much of a limit has to be reached for the limit to be on the scale
 
-const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-
-// Where the points lie: each reaches half way to its neighbours, but not over a gap.
-class RunTime {
-  constructor({ seconds, samples_per_point: samples }) {
-    this.seconds = seconds;
+// Where the points lie: each reaches half way to its neighbours, but not over a gap. On the axis of a run training
+// begins later than the axis.
+class RunTime extends TimeAxis {
+  constructor({ seconds: sinceTraining, samples_per_point: samples }, run = null) {
+    const seconds = run === null ? sinceTraining : sinceTraining.map((second) => second + run.training);
     const steps = seconds.slice(1).map((second, index) => second - seconds[index]).sort((a, b) => a - b);
-    this.step = steps[steps.length >> 1] || 0;
-    this.averaged = samples > 1;
-    this.samples = samples;
-    const last = seconds[seconds.length - 1];
-    this.length = Math.max(last + (this.averaged ? this.step / 2 : 0), 0.1);
-    this.each = this.step < 120 ? `${Number(this.step.toPrecision(3))} s` : `${short(this.step / 60)} min`;
-    [this.unit, this.divisor] = this.length < 300 ? ["s", 1] : this.length < 3 * 3600 ? ["min", 60] : ["h", 3600];
+    const step = steps[steps.length >> 1] || 0;
+    const averaged = samples > 1;
+    super(run === null ? Math.max(seconds[seconds.length - 1] + (averaged ? step / 2 : 0), 0.1) : run.length);
+    Object.assign(this, { seconds, step, averaged, samples });
+    this.each = step < 120 ? `${Number(step.toPrecision(3))} s` : `${short(step / 60)} min`;
+    this.since = run === null ? "since training began" : "since the fit began";
     this.digits = Math.min(4, Math.max(0, Math.ceil(-Math.log10((this.step || 1) / this.divisor))));
   }
 
   follows(index) {
     return index > 0 && this.seconds[index] - this.seconds[index - 1] <= Math.max(GAP * this.step, SHORTEST_GAP_S);
-  }
-
-  part(second) {
-    return Math.min(1, Math.max(0, second / this.length));
   }
 
   begin(index) {
@@ -55,19 +49,6 @@ class RunTime {
     if (after === 0) return 0;
     if (after === this.seconds.length) return after - 1;
     return part * this.length - this.seconds[after - 1] < this.seconds[after] - part * this.length ? after - 1 : after;
-  }
-
-  write(second, digits = this.digits) {
-    return `${number(second / this.divisor, digits)} ${this.unit}`;
-  }
-
-  ticks() {
-    const step = tickStep(this.length / this.divisor, 8);
-    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-    return Array.from({ length: Math.floor(this.length / this.divisor / step) + 1 }, (_, index) => {
-      const second = index * step * this.divisor;
-      return { part: this.part(second), text: this.write(second, digits), minor: index % 2 === 1, last: this.part(second) > 0.96 };
-    });
   }
 }
 

@@ -64,8 +64,8 @@ function overview({ ranks, run }) {
   ];
 }
 
-function stepTime({ mean, p50, min, max }) {
-  return `${milliseconds(mean)} (p50 ${short(p50)}, ${short(min)} to ${short(max)})`;
+function stepTime({ mean, p50, p95, min, max }) {
+  return `${milliseconds(mean)} (p50 ${short(p50)}, ${p95 === null ? "" : `p95 ${short(p95)}, `}${short(min)} to ${short(max)})`;
 }
 
 function remedy(finding) {
@@ -240,8 +240,10 @@ function runSection(run, words) {
     facts([
       ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
       ...words.compute.map((line) => ["Compute", line]),
+      ...(run.ledger?.goodput == null ? [] : [["Goodput", `${percent(100 * run.ledger.goodput)} of the run's wall time`]]),
       ...(run.drained_pct === null ? [] : [["GPU had caught up at the batch's end", `${percent(run.drained_pct)} of the steps`]]),
     ]),
+    ...words.run.map((line) => element("p", { class: "muted" }, `${line}.`)),
     rows.length > 0 && smallTable("Regions of the whole run", [
       column.text("Region", (row) => row.name, (name, row) => element("span", { class: "part" },
         element("span", { class: "name" }, name), row.user && element("span", { class: "muted" }, "yours"))),

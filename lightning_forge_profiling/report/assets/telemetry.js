@@ -2,24 +2,11 @@
 //
 // Each chart is drawn once and stretched to its place, so that neither a narrow window nor a print needs it redrawn.
 
-const WIDE = 1000; // of a drawing, whose height is 100
-
-function drawn(tag, attributes, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-  made.append(...children);
-  return made;
-}
-
 function spanRects(spans, style) {
   return spans.map(({ begin, end, share }) => drawn("rect", {
     class: style, x: (WIDE * begin).toFixed(2), width: (WIDE * Math.max(end - begin, 0.0005)).toFixed(2), y: 0, height: 100,
     opacity: Math.max(FAINTEST, share / 100).toFixed(2),
   }));
-}
-
-function plot(style, label, shapes) {
-  return drawn("svg", { class: style, viewBox: `0 0 ${WIDE} 100`, preserveAspectRatio: "none", role: "img", "aria-label": visible(label) }, ...shapes);
 }
 
 // The stretches of points between gaps, each as a list of numbers.
@@ -71,15 +58,9 @@ function chartPlot(chart, time, states) {
   return made;
 }
 
-// An element at so many percent from the left or the top of where it is.
-function placed(made, places) {
-  for (const [side, pct] of Object.entries(places)) made.style[side] = `${pct}%`;
-  return made;
-}
-
 class TelemetryView {
-  constructor(telemetry) {
-    this.time = new RunTime(telemetry.series);
+  constructor(telemetry, axis) {
+    this.time = new RunTime(telemetry.series, axis);
     this.charts = chartsOf(telemetry);
     this.states = statesOf(telemetry.series).map((state) => ({ ...state, spans: spansOf(state.shares, this.time) }));
     this.heading = element("span", { class: "muted reading" });
@@ -116,10 +97,7 @@ class TelemetryView {
   }
 
   axis() {
-    const ticks = this.time.ticks().map(({ part, text, minor, last }) =>
-      placed(element("span", { class: `tick${minor ? " minor" : ""}${last ? " last" : ""}` }, text), { left: 100 * part }));
-    return element("div", { class: "chart-row axis" }, element("div", { class: "chart-label" }, this.heading),
-      element("div", { class: "chart-plot", "aria-hidden": "true" }, ticks, this.moment));
+    return axisRow(this.time, this.heading, this.moment);
   }
 
   chart(chart) {
@@ -225,7 +203,7 @@ function telemetryNotes(telemetry, run, view) {
 
 function telemetryTable({ time, charts, states }) {
   const columns = [
-    { label: time.unit, value: (index) => time.seconds[index], write: (second) => number(second / time.divisor, time.digits), numeric: true, title: "since training began" },
+    { label: time.unit, value: (index) => time.seconds[index], write: (second) => number(second / time.divisor, time.digits), numeric: true, title: time.since },
     ...charts.flatMap((chart) => chart.lines.map((line) => ({
       label: `${chart.title.toLowerCase()}, ${line.name}, ${chart.unit}`, value: (index) => line.means[index], write: (value) => (isNumber(value) ? reading(chart, value) : "\u2013"), numeric: true,
     }))),
@@ -235,7 +213,7 @@ function telemetryTable({ time, charts, states }) {
 }
 
 function telemetrySection(telemetry, run) {
-  const view = new TelemetryView(telemetry);
+  const view = new TelemetryView(telemetry, run.ledger ? runAxis(run) : null);
   const table = element("details", null, element("summary", null, "The readings as a table"));
   table.addEventListener("toggle", () => table.append(telemetryTable(view)), { once: true });
   return [telemetryFacts(telemetry), view.charts.length > 0 && view.element, element("p", { id: "telemetry-text", class: "muted" }, telemetryNotes(telemetry, run, view)), view.charts.length > 0 && table];

@@ -1,0 +1,266 @@
+"""`RunRecord`: what a fit writes to its record, and when; lines are made here, and written by a thread."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import inf, isfinite
+from time import perf_counter
+from typing import Final, Literal
+
+from lightning_forge_profiling.callbacks.guard import guarded
+from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.run_begin import RecordPlace, begin_line
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends
+from lightning_forge_profiling.record.lines import End, Event, Interval, State
+from lightning_forge_profiling.record.writer import RecordWriter
+from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.timing.rates import Rates
+
+__all__ = ["RunRecord"]
+
+_log = plain_logger(__name__)
+
+_INTERVAL_S: Final = 0.05
+"""Rows that are logged sooner after each other share a line."""
+
+_STATE_S: Final = 5.0
+_STATE_SHARE: Final = 0.01
+"""Of the run's time: the longer it has gone on, the less its totals change."""
+
+_COST: Final = 0.001
+"""The largest share of the run that making states takes of the training thread, at some milliseconds each, and again
+that making intervals takes, at some 0.1 ms each."""
+
+_CLOSE_S: Final = 3.0
+_CLOSE_WITH_PEERS_S: Final = 1.0
+"""Lightning kills ranks that have not ended within 5 s of the first one that failed."""
+
+_LONGEST_TEXT: Final = 2000
+
+_COUNTED_PARTS: Final = ("validation", "checkpoint")
+
+
+class RunRecord:
+    """The record of one fit on this rank. Nothing here raises: a failure is logged once and ends the record.
+
+    Args:
+        trainer: of the fit, once its training loop has begun.
+        place: where the ranks write.
+        step_timer: has the run's totals.
+        report: makes the report on the run up to now.
+        metrics: returns the metrics over all steps so far.
+        ledger: returns the ledger up to now.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        place: RecordPlace,
+        step_timer: StepTimer,
+        *,
+        report: Callable[[], RunReport],
+        metrics: Callable[[], Mapping[str, float]],
+        ledger: Callable[[], Ledger | None],
+    ) -> None:
+        self._failed = False
+        self._step_timer = step_timer
+        self._report, self._metrics, self._ledger = report, metrics, ledger
+        self._logged: Mapping[str, float] = {}
+        self._logger_step = 0
+        self._ledger_before: Ledger | None = None
+        self._trace_status = "waiting"
+        self._exception = ""
+        self._loop_ended = False
+        self._alone = trainer.world_size == 1
+        self._segments = 1
+        self._began_s = perf_counter()
+        self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
+        self._writer = RecordWriter.to(place.folder, begin_line(trainer, place))
+
+    @guarded
+    def row(self, metrics: Mapping[str, float], logger_step: int) -> None:
+        """The loggers got a row.
+
+        Args:
+            metrics: its values.
+            logger_step: its x-axis.
+        """
+        self._logged, self._logger_step = metrics, logger_step
+        began_s = perf_counter()
+        if began_s < self._next_interval_s or not self._writer.takes:
+            return  # its steps will be in the next interval
+        if not self._next_interval_s or self._writer.segments > self._segments:
+            self._next_state_s = began_s
+        self._write_interval()
+        self._next_interval_s = self._after_pause(began_s, _INTERVAL_S)
+
+    def step_ended(self) -> None:
+        """Write a state, when it is time to."""
+        if perf_counter() >= self._next_state_s:  # this runs in each step
+            self._write_due_state()
+
+    @guarded
+    def _write_due_state(self) -> None:
+        began_s = perf_counter()
+        self._write_state(self._report())
+        self._next_state_s = self._after_pause(began_s, max(_STATE_S, _STATE_SHARE * (began_s - self._began_s)))
+
+    def _after_pause(self, began_s: float, pause_s: float) -> float:
+        """Charge what has been written since an instant to the run's timing; returns when more may be written."""
+        ended_s = perf_counter()
+        self._step_timer.totals.add_own((ended_s - began_s) * 1e6)
+        return ended_s + max(pause_s, (ended_s - began_s) / _COST)
+
+    @guarded
+    def window(self, trace: TraceReport | None) -> None:
+        """The profiler may have started or stopped.
+
+        Args:
+            trace: the report on the window.
+        """
+        if trace is None or trace.status == self._trace_status:
+            return
+        self._trace_status = trace.status
+        if trace.status == "recording":
+            self._write_event("window", "the profiler started", trace.start_stall_ms / 1e3)
+        elif trace.status == "written":
+            steps = ", ".join(map(str, trace.steps))
+            self._write_event("window", f"steps {steps} were recorded to {trace.path}", trace.stall_ms / 1e3)
+        else:
+            self._write_event("window", f"{trace.status}: {trace.message}")
+
+    @guarded
+    def failing(self, exception: BaseException) -> None:
+        """The run fails: what is known is written before anything else is tried."""
+        self._exception = _words(exception)
+        self._write_event("exception", self._exception)
+        self._writer.sync()
+
+    @guarded
+    def loop_ended(self) -> None:
+        """The training loop is over; what follows may take a while, or fail."""
+        self._loop_ended = True
+        self._write_interval(last=True)
+        self._write_state(self._report())
+        self._writer.sync()
+
+    def close(self, report: RunReport | None) -> None:
+        """Write the end and stop the thread.
+
+        Args:
+            report: the final report; None if there is none.
+        """
+        self._write_end(report)
+        with ctrl_c_ends():
+            ended = self._writer.close(_CLOSE_S if self._alone or not self._exception else _CLOSE_WITH_PEERS_S)
+        if not ended:
+            _log.warning("The disk takes long to write the run's record, whose end may be missing.")
+
+    @guarded
+    def _write_end(self, report: RunReport | None) -> None:
+        if report is not None:
+            self.window(report.trace)
+            self._write_state(report, final=True)
+        outcome: Literal["finished", "failed"] = "finished" if self._loop_ended and not self._exception else "failed"
+        step = self._step_timer.step
+        self._writer.write(End(at=time.time(), step=step, outcome=outcome, exception=self._exception))
+
+    def _write_interval(self, *, last: bool = False) -> None:
+        rates, histogram = self._step_timer.totals.take_interval(last=last)
+        ledger = self._ledger()
+        spent, counts = _since(self._ledger_before, ledger)
+        self._ledger_before = ledger
+        for part in _COUNTED_PARTS:
+            if counts.get(part):
+                self._write_event(part, "" if counts[part] == 1 else f"{counts[part]} times", spent.get(part, 0.0))
+        if not rates.steps:
+            return
+        line = Interval(
+            at=time.time(),
+            step=self._step_timer.step,
+            logger_step=self._logger_step,
+            counted=rates.steps,
+            optimizer_steps=rates.optimizer_steps,
+            samples=rates.samples,
+            tokens=rates.tokens,
+            device_ms=_rounded(_within_step(rates, rates.device_ms)),
+            host_ms=_rounded(_within_step(rates, rates.host_ms)) if self._step_timer.timers.on_device else {},
+            steps_us=histogram,
+            ledger_s=_rounded(spent),
+            metrics=_rounded(self._logged),
+        )
+        self._writer.write(line)
+
+    def _write_state(self, report: RunReport, *, final: bool = False) -> None:
+        self._segments = self._writer.segments
+        state = State(
+            at=time.time(),
+            step=self._step_timer.step,
+            report=_slim(report, final=final),
+            metrics={name: value for name, value in self._metrics().items() if isfinite(value)},
+            steps_us=self._step_timer.totals.histogram(),
+        )
+        self._writer.write(state)
+
+    def _write_event(self, kind: str, text: str, seconds: float = 0.0) -> None:
+        self._writer.write(Event(at=time.time(), step=self._step_timer.step, kind=kind, text=text, seconds=seconds))
+
+
+def _within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:
+    """Without the user's regions, which lie over the built-in ones."""
+    return {name: ms for name, ms in by_region.items() if name not in rates.user_regions}
+
+
+def _since(before: Ledger | None, now: Ledger | None) -> tuple[dict[str, float], dict[str, int]]:
+    """Seconds and entries by part of the ledger between two readings of it; parts without any are left out."""
+    if now is None:
+        return {}, {}
+    parts, counts = (before.parts, before.counts) if before is not None else ({}, {})
+    spent = {name: s - parts.get(name, 0.0) for name, s in now.parts.items()}
+    entered = {name: count - counts.get(name, 0) for name, count in now.counts.items()}
+    return {name: s for name, s in spent.items() if s > 0}, entered
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """To six digits, a third of a float's: most of a record is such numbers. JSON has no infinity and no NaN."""
+    return {name: float(f"{value:.6g}") for name, value in values.items() if -inf < value < inf}
+
+
+def _slim(report: RunReport, *, final: bool) -> RunReport:
+    """The report without what is large: each rank's figures of a trace, times of single steps, the sensors' curves.
+
+    The last state keeps the curves.
+    """
+    run = replace(report.run, before_window_ms=(), after_window_ms=())
+    return replace(
+        report, run=run, analysis=_slim_analysis(report.analysis, final=final), gpu=_without_curves(report.gpu)
+    )
+
+
+def _slim_analysis(analysis: Analysis | None, *, final: bool) -> Analysis | None:
+    if analysis is None:
+        return None
+    run = analysis.run
+    if run is not None and run.telemetry is not None and not final:
+        run = replace(run, telemetry=replace(run.telemetry, series=TelemetrySeries()))
+    return replace(analysis, ranks=(), run=run)
+
+
+def _without_curves(gpu: TelemetrySummary | str | None) -> TelemetrySummary | str | None:
+    return replace(gpu, series=TelemetrySeries()) if isinstance(gpu, TelemetrySummary) else gpu
+
+
+def _words(exception: BaseException) -> str:
+    """Type and message of an exception, in limits."""
+    message = ""
+    with suppress(Exception):
+        message = str(exception)
+    name = type(exception).__name__
+    return (f"{name}: {message}" if message else name)[:_LONGEST_TEXT]

@@ -1,0 +1,99 @@
+"""`forge-profiling compare` on records of runs: which they are, the comparison, its output and exit code."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_forge_profiling.cli.output import Progress, write_json
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_rank
+
+if TYPE_CHECKING:
+    from lightning_forge_profiling.results.run_samples import RunSamples
+
+__all__ = ["compare_records", "has_record", "has_trace"]
+
+
+def has_record(path: Path) -> bool:
+    """Whether `path` is a record, its folder, or a folder above one."""
+    return bool(_records(path)) if path.is_dir() else record_rank(path.name) is not None
+
+
+def has_trace(path: Path) -> bool:
+    """Whether there is a trace at `path`, or in a folder there."""
+    from lightning_forge_profiling.kineto.files import find_traces  # noqa: PLC0415
+
+    try:
+        return path.is_dir() and bool(find_traces(path)[0])
+    except TraceError:
+        return False
+
+
+def _records(folder: Path) -> list[Path]:
+    """The folders of the records in a folder."""
+    if (folder / record_name(0)).exists():
+        return [folder]
+    found = (path.parent for path in folder.rglob(record_name(0)))
+    return [record for record in found if record.name.startswith(RECORD_FOLDER)]
+
+
+def compare_records(
+    before: Sequence[Path],
+    after: Sequence[Path],
+    *,
+    fail_over: float | None,
+    metrics: Sequence[str],
+    scatter_pct: float,
+    anyway: bool,
+    as_json: bool,
+) -> "str | None":
+    """Compare and print.
+
+    Args:
+        before: the runs of one side.
+        after: those of the other.
+        fail_over: the limit in percent; None for none.
+        metrics: what the limit is on.
+        scatter_pct: the scatter between processes to allow for with one run a side.
+        anyway: whether to compare runs of different hardware, batch size, precision or world size.
+        as_json: whether to print JSON.
+
+    Returns:
+        The outcome; None without a limit.
+    """
+    from lightning_forge_profiling.diagnosis.gate import overall  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.diagnosis.run_comparison import compare_runs, differences  # noqa: PLC0415
+    from lightning_forge_profiling.diagnosis.run_gate import run_gate  # noqa: PLC0415
+
+    with Progress() as progress:
+        sides = [[_samples(path, progress) for path in paths] for paths in (before, after)]
+        differs = differences(*sides)
+        if differs and not anyway:
+            raise ConfigurationError(f"not comparable: {'; '.join(differs)} (--anyway compares them all the same)")
+        progress("resampling")
+        comparison = compare_runs(*sides, scatter_pct=scatter_pct, limit_pct=fail_over)
+    gates = [] if fail_over is None else [run_gate(comparison, metric, fail_over) for metric in metrics]
+    outcome = overall(gates)
+    if as_json:
+        import msgspec  # noqa: PLC0415
+
+        content = {"outcome": outcome, "gates": gates, "comparison": comparison}
+        write_json(msgspec.json.format(msgspec.json.encode(content), indent=2))
+    else:
+        from lightning_forge_profiling.report.run_comparison import print_run_comparison  # noqa: PLC0415
+
+        print_run_comparison(comparison, gates)
+    return outcome
+
+
+def _samples(path: Path, progress: Progress) -> "RunSamples":
+    from lightning_forge_profiling.record.reader import newest_record, read_run  # noqa: PLC0415
+    from lightning_forge_profiling.record.run_samples import run_samples  # noqa: PLC0415
+
+    progress(f"reading {path}")
+    samples = run_samples(read_run(newest_record(path)))
+    count = len(_records(path)) if path.is_dir() else 1
+    if count < 2:  # noqa: PLR2004
+        return samples
+    return replace(samples, problems=(f"the newest of {count} records in the folder", *samples.problems))

@@ -1,0 +1,91 @@
+"""The terminal while a command redraws it: the alternate screen, given back however the command ends."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Final, TextIO
+
+__all__ = ["LiveScreen", "live_screen"]
+
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # the other screen, no cursor, lines that are cut instead of wrapped
+_LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_ENDING: Final = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+_SLICE_S: Final = 0.1
+"""A resized terminal is drawn anew this soon."""
+
+
+class LiveScreen:
+    """A terminal that shows one frame at a time. `live_screen` makes it.
+
+    Nothing but the screen and the cursor is changed: the terminal's attributes stay as they are.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._size = self.size
+
+    @property
+    def size(self) -> os.terminal_size:
+        """Columns and lines, now."""
+        return shutil.get_terminal_size()
+
+    def draw(self, text: str) -> None:
+        """Replace the frame. Lines below the end of the screen are cut off, with their number in the last one."""
+        self._size = self.size
+        lines = text.rstrip("\n").split("\n")
+        room = max(self._size.lines, 2)
+        if len(lines) > room:
+            lines[room - 1 :] = [f"… {len(lines) - room + 1} more lines"]
+        # in place, line by line: clearing the screen first would flicker
+        self._stream.write("\x1b[H" + "\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J")
+        self._stream.flush()
+
+    def wait(self, seconds: float) -> None:
+        """Return after some seconds, or at once when the terminal is resized."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and self.size == self._size:
+            time.sleep(min(left, _SLICE_S))
+
+    def enter(self) -> None:
+        """Switch to the alternate screen."""
+        self._stream.write(_ENTER)
+        self._stream.flush()
+
+    def leave(self) -> None:
+        """Switch back."""
+        with suppress(OSError, ValueError):  # the terminal may be gone
+            self._stream.write(_LEAVE)
+            self._stream.flush()
+
+
+@contextmanager
+def live_screen(stream: TextIO) -> Iterator[LiveScreen]:
+    """A terminal to draw frames on. It is as before afterwards, also by an exception, a signal and while stopped.
+
+    Args:
+        stream: a terminal.
+    """
+    screen = LiveScreen(stream)
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    def stop(_: int, __: FrameType | None) -> None:  # Ctrl-Z: the shell gets its screen
+        screen.leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        screen.enter()
+
+    handlers = dict.fromkeys(_ENDING, end) | {"SIGTSTP": stop}
+    numbers = {getattr(signal, name): handler for name, handler in handlers.items() if hasattr(signal, name)}
+    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+    try:
+        screen.enter()
+        yield screen
+    finally:
+        screen.leave()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,140 @@
+"""`forge-profiling run`: runs a training script, unchanged, with both callbacks in each of its Trainers."""
+
+import argparse
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from lightning_forge_profiling import entry_point
+from lightning_forge_profiling.cli.arguments import at_least, share, step_range
+from lightning_forge_profiling.cli.output import warn
+from lightning_forge_profiling.errors import ConfigurationError
+
+__all__ = ["add_to"]
+
+_EXAMPLES = """\
+examples:
+  forge-profiling run train.py --lr 0.1
+  forge-profiling run --window 20:25 -m my_package.train --config config.yaml
+  forge-profiling run -m torch.distributed.run --nproc-per-node 2 train.py     one line instead of torchrun
+  torchrun --nproc-per-node 2 --no-python forge-profiling run train.py         the same
+  srun forge-profiling run train.py
+
+Options of this command come before the script; all that follows is the script's. It takes the place of this process:
+exit code, signals, input and output are its own. The table at the end of a fit goes to standard error.
+"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "run",
+        help="profile a training script without changing it",
+        usage="forge-profiling run [options] (SCRIPT | -m MODULE) [arguments ...]",
+        description="Run a training script with ForgeProfilerCallback and ThroughputCallback in every Lightning\n"
+        "Trainer that it builds. Where it has a callback of such a kind itself, none is added beside it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    window = parser.add_mutually_exclusive_group()
+    window.add_argument("--window", type=step_range, metavar="A:B", help="record steps A to B-1 (default: 5:8)")
+    window.add_argument(
+        "--no-window", action="store_true", help="record no steps: time them all, with ThroughputCallback"
+    )
+    parser.add_argument(
+        "--trace-dir",
+        type=Path,
+        metavar="DIR",
+        help="the folder of the traces (default: profiler_traces in the logger's folder)",
+    )
+    parser.add_argument(
+        "--warmup-steps", type=at_least(0), metavar="N", help="steps at the start that do not count (default: 10)"
+    )
+    parser.add_argument(
+        "--overhead", type=share, metavar="SHARE", help="the share of a step that timing may cost (default: 0.005)"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`")
+    parser.add_argument(
+        "command",
+        nargs=argparse.PARSER,  # one word at least, and whatever comes behind it, "--" included
+        metavar="SCRIPT",
+        help="the script, as in `python SCRIPT`, and its own arguments",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    script, module = args.command[0], ["-m"] if args.module else []
+    if not args.module:
+        _refuse_unless_readable(script)
+    _refuse_unless_installed()
+    chosen = _chosen(args)
+    if _is_first_rank(os.environ):
+        warn(f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {script}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(  # noqa: S606  (the script's process is this one)
+        sys.executable,
+        [sys.executable, *_interpreter_options(), *module, *args.command],
+        {**os.environ, entry_point.RUN_OPTIONS: json.dumps(chosen)},
+    )
+
+
+def _chosen(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The arguments of each callback, as far as they were given."""
+    start, end = args.window or (None, None)
+    profiler = {"start_step": start, "end_step": end, "trace_dir": args.trace_dir and str(args.trace_dir.absolute())}
+    throughput = {"warmup_steps": args.warmup_steps, "overhead": args.overhead}
+    if args.no_window and args.trace_dir:
+        raise ConfigurationError("--trace-dir is the folder of recorded steps, and --no-window records none")
+    kinds = {"ThroughputCallback": throughput}
+    if not args.no_window:
+        kinds = {"ForgeProfilerCallback": profiler, **kinds}
+    return {
+        kind: {name: value for name, value in arguments.items() if value is not None}
+        for kind, arguments in kinds.items()
+    }
+
+
+def _calls(chosen: Mapping[str, Mapping[str, object]]) -> list[str]:
+    return [
+        f"{kind}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+        for kind, arguments in chosen.items()
+    ]
+
+
+def _is_first_rank(environment: Mapping[str, str]) -> bool:
+    """Whether this is rank 0 of those that a launcher has started, or there is no launcher."""
+    return all(environment.get(name, "0") == "0" for name in ("RANK", "SLURM_PROCID"))
+
+
+def _interpreter_options() -> list[str]:
+    """Those that this interpreter was started with, as `torchrun -m` gives it `-u`."""
+    unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
+    return [*subprocess._args_from_interpreter_flags(), *unbuffered]  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _refuse_unless_readable(script: str) -> None:
+    """Refuse what is no file, such as the name of a program; whether it is a Python program is Python's to say."""
+    if not Path(script).exists():
+        raise ConfigurationError(
+            f"{script}: no such file. Name the script alone, without `python`; `-m` comes before the name of a module"
+        )
+    if not os.access(script, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), script)
+
+
+def _refuse_unless_installed() -> None:
+    """Refuse a package that Python can import and Lightning cannot find."""
+    ours = f"{entry_point.__name__}:{entry_point.callbacks.__name__}"
+    if all(found.value != ours for found in entry_points(group="lightning.pytorch.callbacks_factory")):
+        raise ConfigurationError(
+            "Lightning does not find the callbacks: this package is on the path but not installed, or an older version "
+            "is. `pip install .` in its checkout mends that"
+        )

@@ -1,0 +1,49 @@
+"""`forge-profiling summary`: the table at the end of a run, of one that is running, has ended or was killed."""
+
+import argparse
+import time
+from pathlib import Path
+
+from lightning_forge_profiling.cli.output import write_json
+
+__all__ = ["add_to"]
+
+_EXAMPLES = """\
+examples:
+  forge-profiling summary lightning_logs/
+  forge-profiling summary lightning_logs/version_3 --json | jq '.metrics["time/step_ms"]'
+"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "summary",
+        help="print the table of a run that is running, has ended or was killed",
+        description="Print how a run stands and the table of its end, from the record that it writes while it trains.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
+    parser.add_argument("--json", action="store_true", help="print the same as JSON and nothing else")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from lightning_forge_profiling.cli.records import find_record, warn_of_problems  # noqa: PLC0415  (loads msgspec)
+    from lightning_forge_profiling.monitor.run_summary import print_summary, run_summary  # noqa: PLC0415
+    from lightning_forge_profiling.record.reader import read_run  # noqa: PLC0415
+
+    folder, where = find_record(args.run_path)
+    record = read_run(folder)
+    if args.json:
+        import msgspec  # noqa: PLC0415
+
+        content = msgspec.json.encode(run_summary(record, time.time()), enc_hook=dict)
+        write_json(msgspec.json.format(content, indent=2))
+    else:
+        from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
+
+        print_summary(record, where, time.time(), Screen())
+    warn_of_problems(record)
+    return 0

@@ -1,0 +1,125 @@
+"""The parts of a run's ledger as costs: what grows with the run, and what the GPU waits for of hooks within a step."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from lightning_forge_profiling.diagnosis.rule import in_ms
+from lightning_forge_profiling.names import STARTUP_PROCESS, hook_region, part_kind
+from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger
+
+__all__ = ["ONCE", "LedgerCosts", "in_s"]
+
+_LONG_RUN_S: Final = 600.0
+"""What happens once, as startup, is a cause in a run that is at least so long; a shorter one is a trial of one that is
+longer, in which it would not grow."""
+
+ONCE: Final = frozenset({"startup", "sanity_check", "profiler", "teardown"})
+"""Kinds of parts that come once in a run, however long it is."""
+
+_UNLIKE: Final = 2.0
+"""The first time is not like the others where it takes so many times longer: it creates files, workers, buffers."""
+
+_MATTERS: Final = 0.1
+"""The first of many is left in where it is a smaller part of them."""
+
+_HIDDEN: Final = 0.9
+"""A hook whose time the GPU waits for less than this part of it hides behind queued work."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCosts:
+    """What the parts of a ledger cost, on one of two bases.
+
+    Attributes:
+        evidence: of the run.
+        ledger: its ledger.
+        of: the basis. The `run` is the fit's wall time. The `step` is the mean step, and only hooks and loggers that
+            come in most steps cost anything on it: a run that spends most of its time elsewhere still has them.
+    """
+
+    evidence: RunEvidence
+    ledger: RunLedger
+    of: Literal["run", "step"] = "run"
+
+    @property
+    def steps(self) -> int:
+        """All steps of the fit."""
+        return max(self.evidence.all_steps or self.evidence.steps, 1)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the run is a short one, in which what happens once counts too much."""
+        return self.ledger.wall_s < _LONG_RUN_S
+
+    @property
+    def whole_s(self) -> float:
+        """What costs are a share of.
+
+        The fit is without what came before it, which may be a long-lived script. A trial is also without what comes
+        once: setup, the sanity check, recording a window.
+        """
+        if self.of == "step":
+            return self.evidence.step_ms.mean * self.steps / 1e3
+        if not self.is_trial:
+            return self.ledger.wall_s - self.ledger.parts.get(STARTUP_PROCESS, 0.0)
+        return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
+
+    def largest(self, prefix: str) -> str:
+        """The part whose name begins so and that costs most; "" without one."""
+        return max((name for name in self.ledger.parts if name.startswith(prefix)), key=self.seconds, default="")
+
+    def seconds(self, part: str) -> float:
+        """What a part costs: on a GPU, a hook within a step no more than the GPU waits in the region around it."""
+        seconds, _ = self._recurring(part)
+        region = self.evidence.regions.get(hook_region(part))
+        if region is None or not self.evidence.on_device:
+            return seconds
+        return min(seconds, region.device_ms * self.steps / 1e3)
+
+    def per_batch(self, part: str) -> bool:
+        """Whether a part is a hook or a logger that comes in most steps."""
+        return bool(hook_region(part)) and self.ledger.counts.get(part, 0) > self.steps / 2
+
+    def _recurring(self, part: str) -> tuple[float, int]:
+        """A part's seconds and count; in a trial without a first time that is not like the others."""
+        seconds, count = self.ledger.parts.get(part, 0.0), self.ledger.counts.get(part, 0)
+        if self.of == "step" and not self.per_batch(part):
+            return 0.0, 0
+        if not self.is_trial:
+            return seconds, count
+        if count <= 1:
+            return 0.0, 0
+        first_s = self.ledger.first_s.get(part, 0.0)
+        later_s = seconds - first_s
+        is_other = first_s > max(_UNLIKE * later_s / (count - 1), _MATTERS * seconds)
+        return (later_s, count - 1) if is_other else (seconds, count)
+
+    def times(self, part: str) -> dict[str, float | str]:
+        """A part and how often it was entered, as evidence."""
+        return {"part": part, "times": self.ledger.counts.get(part, 0)}
+
+    def takes(self, part: str, events: str) -> str:
+        """A part's time in words: of the fit and of each of its events, or of the step."""
+        seconds, count = self._recurring(part)
+        exposed_s = self.seconds(part)
+        if self.of == "step":
+            each_ms, exposed_ms = 1e3 * seconds / self.steps, 1e3 * exposed_s / self.steps
+            took, waits = f"takes {in_ms(each_ms)} of each {in_ms(self.evidence.step_ms.mean)} step", in_ms(exposed_ms)
+        else:
+            took, waits = f"takes {in_s(seconds)} of the fit's {in_s(self.whole_s)}", in_s(exposed_s)
+            if count > 1:
+                after = " after the first" if count < self.ledger.counts[part] else ""
+                took += f" ({count} {events}{after}, {in_s(seconds / count)} each)"
+        return took if exposed_s >= _HIDDEN * seconds else f"{took}, of which the GPU waits {waits}"
+
+
+def in_s(seconds: float) -> str:
+    """A time with two or three digits.
+
+    Example:
+        >>> in_s(130.2), in_s(7.61), in_s(0.38), in_s(0.00094)
+        ('130 s', '7.6 s', '380 ms', '0.94 ms')
+    """
+    if seconds >= 1:
+        return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s"  # noqa: PLR2004
+    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else in_ms(1e3 * seconds)  # noqa: PLR2004

@@ -1,0 +1,64 @@
+"""Whether the step time still drifted when the warm-up ended, and until which step."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from lightning_forge_profiling.results.analysis import StepDrift
+
+__all__ = ["FEWEST_STEPS", "step_drift"]
+
+FEWEST_STEPS: Final = 100
+"""With fewer, a shared machine's slow moments look like a warm-up."""
+
+_BLOCK_STEPS: Final = (32, 16, 8, 4)
+"""Long blocks show a slow drift despite noise, short ones a warm-up of a dozen steps."""
+_FEWEST_BLOCKS: Final = 16
+
+_BEYOND: Final = 2.5
+"""The first block has to be so many times further from the later level than any later one. Noise alone gets there in
+under 5 % of runs: simulated for an autocorrelation of up to 0.9 from step to step (`tests/test_step_drift.py`)."""
+
+_LEAST: Final = 0.05
+"""A smaller part of the step is not worth a longer warm-up."""
+
+_STEADY: Final = 0.02
+
+
+def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | None:
+    """The drift at the beginning of the counted steps.
+
+    The later half of the steps is the reference: its median is the level, and the largest distance of a block's median
+    from it the noise. There is a drift if the median of the first block lies at least 5 % and 2.5 times the noise away
+    from that level; it lasts as long as the following blocks lie on the same side, further away than the noise and 2 %
+    of the level.
+
+    Args:
+        steps: numbers of the first counted steps.
+        times_ms: their times.
+
+    Returns:
+        None without a drift, and for fewer than `FEWEST_STEPS` steps.
+
+    Example:
+        >>> times = [12.0 - step // 8 if step < 40 else 8.0 for step in range(200)]
+        >>> step_drift(range(10, 210), times)
+        StepDrift(first_ms=12.0, steady_ms=8.0, until_step=42)
+    """
+    if len(times_ms) < FEWEST_STEPS:
+        return None
+    level = median(times_ms[len(times_ms) // 2 :])
+    for size in _BLOCK_STEPS:
+        blocks = [median(times_ms[at : at + size]) for at in range(0, len(times_ms) - size + 1, size)]
+        if len(blocks) < _FEWEST_BLOCKS:
+            continue
+        half = (len(blocks) + 1) // 2
+        noise = max(abs(block - level) for block in blocks[half:])
+        side = 1 if blocks[0] > level else -1
+        above = [side * (block - level) for block in blocks]
+        if above[0] <= max(_BEYOND * noise, _LEAST * level):
+            continue
+        steady = max(noise, _STEADY * level)
+        lasts = next((place for place in range(half) if above[place] <= steady), half)
+        return StepDrift(first_ms=blocks[0], steady_ms=level, until_step=steps[lasts * size] if lasts < half else None)
+    return None

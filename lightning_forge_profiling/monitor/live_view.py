@@ -1,0 +1,230 @@
+"""What `forge-profiling watch` shows: one frame of a run, from the newest lines of its record."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, rates_of, split, spread_of
+from lightning_forge_profiling.monitor.standing import Outcome, duration, run_standing
+from lightning_forge_profiling.names import MFU, per_second
+from lightning_forge_profiling.record.histogram import percentile_ms
+from lightning_forge_profiling.record.lines import Event, Interval
+from lightning_forge_profiling.record.reader import RankRecord, RunRecord
+from lightning_forge_profiling.report.run_output import NAMES_WIDTH, step_table
+from lightning_forge_profiling.report.run_table import Line, Row, RunReport, RunTable, run_table
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.table import Table, Text, width_of
+from lightning_forge_profiling.report.wording import digits
+
+__all__ = ["print_frame", "print_pace", "regions_table", "setting_words", "sparkline"]
+
+_STYLES: Final[Mapping[Outcome, str]] = {
+    "running": "bold green",
+    "finished": "bold green",
+    "failed": "bold red",
+    "silent": "bold yellow",
+}
+_WIDE: Final = 60
+"""Columns of a terminal that has room for the means of the whole run."""
+_FINDINGS, _EVENTS, _RANKS = 3, 5, 8
+_OF_RUN: Final = ("compute", "whole fit")
+_LEVELS: Final = "▁▂▃▄▅▆▇█"
+_LEAST_RANGE: Final = 0.1
+"""A sparkline reaches over at least this share of its lowest value, so that noise does not look like a change."""
+_MOST_TIMES: Final = 60
+
+_GPU: Final = (
+    ("gpu/utilization_pct", "{:.0f} % utilized"),
+    ("gpu/memory_used_gib", "{:.1f} GiB used"),
+    ("gpu/power_w", "{:.0f} W"),
+    ("gpu/temperature_c", "{:.0f} °C"),
+    ("gpu/sm_mhz", "{:.0f} MHz"),
+)
+
+
+def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> None:
+    """Print one frame: how the run stands, its pace, its causes of lost time, its ranks and its latest events.
+
+    Args:
+        record: the run's.
+        where: what to call it.
+        now: the time, in seconds since 1970.
+        screen: where to.
+    """
+    first, standing = record.ranks[0], run_standing(record, now)
+    screen.line(Text(f"{where}: {standing.text}", _STYLES[standing.outcome], marked=standing.text))
+    screen.line(Text(setting_words(first), "dim"))
+    screen.line()
+    print_pace(first, screen)
+    for line in _of_run(record):
+        screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH)
+    if len(record.ranks) > 1:
+        screen.line()
+        paces = rank_paces(record, now)
+        screen.table(_ranks(paces, now))
+        for line in _remarks(paces):
+            screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH)
+    events = list(_events(record, now))
+    if events:
+        screen.line()
+    for place, text in enumerate(events):
+        screen.line(text, name=Text("" if place else "events", "bold"), column=NAMES_WIDTH)
+
+
+def setting_words(rank: RankRecord) -> str:
+    """What a rank trains on, and how."""
+    begin = rank.begin
+    names = ("precision", "strategy", "max_steps", "max_epochs")
+    said = {name: begin.settings.get(name) for name in names}
+    chosen = [f"{name} {value}" for name, value in said.items() if value not in {None, -1, ""}]
+    ranks = f"{begin.world_size} ranks" if begin.world_size > 1 else ""
+    return ", ".join(filter(None, (f"{begin.device} on {begin.host}", ranks, *chosen)))
+
+
+# -- pace ------------------------------------------------------------------------------------------------------------
+
+
+def print_pace(rank: RankRecord, screen: Screen) -> None:
+    """Print step time, regions, rates and GPU over the latest intervals of a rank.
+
+    Args:
+        rank: the rank that logs.
+        screen: where to.
+    """
+    intervals = counted(rank)
+    if not intervals:
+        waiting = "no step was timed yet" if rank.end is None else "no step was timed"
+        screen.line(waiting, name=Text("step", "bold"), column=NAMES_WIDTH)
+        return
+    latest = intervals[-1]
+    medians = [percentile_ms(interval.steps_us, 50) for interval in intervals if interval.steps_us]
+    spread = spread_of([latest])
+    times = f"{digits(spread.p50)} ms, p95 {digits(spread.p95 or 0.0)} ms " if medians else ""
+    room = min(_MOST_TIMES, screen.width - NAMES_WIDTH - 1 - width_of(times))
+    screen.line(Text(times + sparkline(medians, max(room, 1))), name=Text("step", "bold"), column=NAMES_WIDTH)
+    by_region = split(intervals)
+    if by_region:
+        screen.table(step_table(regions_table(by_region, beside_run=screen.width >= _WIDE), screen.width))
+    for name, parts in (("throughput", _throughput(latest)), ("gpu", _gpu(latest))):
+        if parts:
+            screen.line(", ".join(parts), name=Text(name, "bold"), column=NAMES_WIDTH)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The latest values as bars of eight heights.
+
+    Args:
+        values: the oldest first.
+        width: number of bars at most.
+
+    Example:
+        >>> sparkline([36.0, 36.1, 36.0, 41.5, 36.2], width=60)
+        '▁▁▁█▁'
+    """
+    shown = values[-width:]
+    low = min(shown, default=0.0)
+    span = max(max(shown, default=0.0) - low, _LEAST_RANGE * low)
+    return "".join(_LEVELS[min(int(8 * (value - low) / span), 7) if span else 0] for value in shown)
+
+
+def regions_table(intervals: Sequence[Interval], *, beside_run: bool) -> RunTable:
+    """The regions of the latest interval as rows.
+
+    Args:
+        intervals: with regions; at least one.
+        beside_run: whether to give the means over all of them, too.
+    """
+    latest, run, columns = rates_of(intervals[-1:]), rates_of(intervals), 2 if beside_run else 1
+    step_ms = latest.mean_ms("step")
+
+    def row(name: str, shown: str, pct: float | None) -> Row:
+        return Row(shown, pct, (f"{latest.mean_ms(name):.2f}", f"{run.mean_ms(name):.2f}")[:columns])
+
+    regions = [name for name in latest.regions if latest.mean_ms(name) or run.mean_ms(name)]
+    rows = [row(name, name, 100 * latest.mean_ms(name) / step_ms if step_ms else 0.0) for name in regions]
+    steps = f"{latest.steps} steps" if latest.steps > 1 else "1 step"
+    headings = (f"{steps} to {intervals[-1].step:,}", "share of mean", "mean ms", f"of {run.steps:,}")
+    return RunTable((), "", headings[: 2 + columns], (*rows, row("step", "step", None)))
+
+
+def _throughput(latest: Interval) -> list[str]:
+    metrics = latest.metrics
+    units = ["samples", "tokens", "steps"]
+    if metrics.get(per_second("optimizer_steps")) != metrics.get(per_second("steps")):
+        units.append("optimizer_steps")
+    rates = ((unit.replace("_", " "), metrics.get(per_second(unit))) for unit in units)
+    words = [f"{digits(rate)} {unit}/s" for unit, rate in rates if rate]
+    return words + ([f"MFU {100 * metrics[MFU]:.1f} %"] if MFU in metrics else [])
+
+
+def _gpu(latest: Interval) -> list[str]:
+    words = [form.format(latest.metrics[name]) for name, form in _GPU if name in latest.metrics]
+    throttled = latest.metrics.get("gpu/throttled_pct", 0.0)
+    return words + ([f"throttled {throttled:.0f} % of the time"] if throttled >= 1 else [])
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+def _of_run(record: RunRecord) -> Iterator[Line]:
+    """Lines about the run as a whole, from its latest totals."""
+    state = next((rank.state for rank in record.ranks if rank.state is not None), None)
+    if state is None:
+        return
+    yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
+    yield from _findings(state.report)
+
+
+def _findings(report: RunReport) -> Iterator[Line]:
+    analysis = report.analysis
+    if analysis is None:
+        return
+    if not analysis.findings:
+        yield Line("verdict", Text(analysis.verdict, "bold"))
+    names = ["verdict", *(_FINDINGS - 1) * ["also"]]
+    for name, found in zip(names, analysis.findings, strict=False):
+        whole = "fit" if found.of == "run" else "step"
+        text = f"{found.code}, {found.share_pct:.0f} % of the {whole}: {found.title}"
+        yield Line(name, Text(text, "bold yellow", marked=found.code))
+
+
+def _events(record: RunRecord, now: float) -> Iterator[str]:
+    """The latest events; one that several ranks saw is one."""
+    found: dict[tuple[int, str, str], list[tuple[int, Event]]] = {}
+    for rank in record.ranks:
+        for event in rank.events:
+            found.setdefault((event.step, event.kind, event.text), []).append((rank.begin.rank, event))
+    for seen in sorted(found.values(), key=lambda each: -each[0][1].at)[:_EVENTS]:
+        number, event = seen[0]
+        on = f" on rank {number}" if len(seen) == 1 < len(record.ranks) else ""
+        took = f", {_length(event.seconds)}" if event.seconds else ""
+        said = f": {event.text}" if event.text else ""
+        yield f"{duration(now - event.at)} ago, step {event.step:,}: {event.kind}{on}{took}{said}"
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
+
+
+def _ranks(paces: Sequence[RankPace], now: float) -> Table:
+    """The ranks that stand out, then the others by number."""
+    table = Table("rank", "step", "ms", "to backward", "last line")
+    ordered = sorted(paces, key=lambda pace: (pace.late_ms is None, pace.outcome != "silent", pace.rank))
+    for pace in ordered[:_RANKS]:
+        table.row(
+            f"{pace.rank}",
+            f"{pace.step:,}",
+            "" if pace.step_ms is None else f"{pace.step_ms:.2f}",
+            "" if pace.before_backward_ms is None else f"{pace.before_backward_ms:.2f}",
+            f"{duration(now - pace.at)} ago",
+            style="yellow" if pace.late_ms is not None or pace.outcome in {"silent", "failed"} else "",
+        )
+    if len(ordered) > _RANKS:
+        table.row(f"{len(ordered) - _RANKS} more")
+    return table
+
+
+def _remarks(paces: Sequence[RankPace]) -> Iterator[Line]:
+    for pace in paces:
+        if pace.late_ms is not None and pace.step_ms is not None:
+            text = f"rank {pace.rank}: {pace.late_ms:.2f} ms longer before backward, where the others wait for it"
+            yield Line("late", Text(text, "bold yellow", marked=f"rank {pace.rank}"))

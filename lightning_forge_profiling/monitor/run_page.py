@@ -1,0 +1,271 @@
+"""A run as one web page, from its record: verdict, split of step and run, curves over its time, ranks, events."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import Final
+
+from lightning_forge_profiling.monitor.charts import Mark, Placing, TimeAxis, axis_row, chart_row, mark_row
+from lightning_forge_profiling.monitor.curves import curves, points
+from lightning_forge_profiling.monitor.live_view import regions_table, setting_words
+from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, split
+from lightning_forge_profiling.monitor.run_summary import totals
+from lightning_forge_profiling.monitor.standing import Standing, duration, run_standing
+from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.record.lines import Event
+from lightning_forge_profiling.record.reader import RankRecord, RunRecord
+from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
+from lightning_forge_profiling.report.wording import ledger_rows
+from lightning_forge_profiling.results.analysis import Analysis, RunLedger
+
+__all__ = ["run_page"]
+
+_PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation"})
+_SHOWN_EVENTS: Final = 100
+_COLOURED: Final = 6
+_WORTH_A_NAME_PCT: Final = 7.0
+
+
+def run_page(record: RunRecord, now: float) -> str:
+    """A run as a web page.
+
+    It is one file without scripts; its content security policy blocks every request.
+
+    Args:
+        record: the run's.
+        now: the time, in seconds since 1970.
+
+    Returns:
+        The text of the file.
+    """
+    standing, (first, state) = run_standing(record, now), totals(record)
+    analysis = None if state is None else state.report.analysis
+    ledger = analysis.run.ledger if analysis is not None and analysis.run is not None else None
+    table = _pace_table(first) if state is None else run_table(state.report)
+    placing = Placing()
+    sections = [
+        _verdict(standing, first, analysis),
+        _step(table, placing),
+        _ledger(ledger, placing),
+        _over_time(record, first, standing, placing),
+        _ranks(rank_paces(record, now)),
+        _findings(analysis),
+        _events(record, standing),
+        _setting(first, record.problems),
+    ]
+    style = asset("report.css") + asset("run.css") + placing.rules()
+    values = {
+        "policy": f"default-src 'none'; style-src {source(style)}; img-src data:; base-uri 'none'; form-action 'none'",
+        "style": style,
+        "title": _text(f"{standing.outcome} · {record.folder}"),
+        "source": _text(str(record.folder)),
+        "sections": "\n".join(filter(None, sections)),
+    }
+    return filled(asset("run.html"), values)
+
+
+def _pace_table(first: RankRecord) -> RunTable:
+    """What can be said of the step before the first totals."""
+    by_region = split(counted(first))
+    return regions_table(by_region, beside_run=True) if by_region else RunTable((), "")
+
+
+# -- sections --------------------------------------------------------------------------------------------------------
+
+
+def _section(name: str, heading: str, *parts: str) -> str:
+    title = f"<h2>{heading}</h2>" if heading else ""
+    return f'<section id="{name}">{title}{"".join(parts)}</section>' if any(parts) else ""
+
+
+def _verdict(standing: Standing, first: RankRecord, analysis: Analysis | None) -> str:
+    found = next((one for one in analysis.findings if one.code == analysis.verdict), None) if analysis else None
+    code = analysis.verdict if analysis else "no verdict yet"
+    title = found.title if found is not None else code
+    advice = f'<p class="advice">{_text(found.remedy)}</p>' if found is not None else ""
+    begin = first.begin
+    facts = {
+        "Device": begin.device,
+        "Host": begin.host,
+        "Ranks": f"{begin.world_size:,}",
+        "Steps": f"{standing.step:,}",
+        "Time": duration(standing.at - standing.began),
+    }
+    shown = "".join(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
+    badges = f'<span class="badge">{_text(code)}</span><span class="badge quiet">{standing.outcome}</span>'
+    return _section(
+        "verdict",
+        "",
+        f'<div class="badges">{badges}<span class="muted">{_text(standing.text)}</span></div>',
+        f"<h1>{_text(title)}</h1>{advice}",
+        f'<dl class="facts">{shown}</dl>',
+    )
+
+
+def _step(table: RunTable, placing: Placing) -> str:
+    if not table.rows:
+        return _section("step", "Where a step goes", '<p class="empty">No step was timed.</p>')
+    first, share, *others = table.headings
+    head = f"<th>{_text(first)}</th>" + "".join(f'<th class="number">{_text(name)}</th>' for name in (share, *others))
+    parts = [(row.name, row.pct, f"region-{row.name}") for row in table.rows if row.pct and row.name in REGIONS]
+    rows = "".join(_row(row, placing) for row in table.rows)
+    return _section(
+        "step",
+        _text(table.title or "Where a step goes"),
+        _bar(parts, placing),
+        _scrolling(head, rows),
+        _lines(table.lines),
+    )
+
+
+def _row(row: Row, placing: Placing) -> str:
+    style = ' class="whole"' if row.pct is None else ""
+    pct = row.pct or 0.0
+    share = "" if row.pct is None else f"{pct:.1f} %"
+    times = "".join(map(_number, row.times))
+    bar = f"number bar {placing.at('--part', pct)}"
+    return f'<tr{style}><th scope="row">{_text(row.name)}</th><td class="{bar}">{share}</td>{times}</tr>'
+
+
+def _bar(parts: Sequence[tuple[str, float, str]], placing: Placing) -> str:
+    """Parts of a whole side by side: name, share in percent and class of the colour."""
+    said = ", ".join(f"{name} {pct:.0f} %" for name, pct, _ in parts)
+    segments = "".join(
+        f'<div class="segment {colour} {placing.at("--part", pct)}" title="{_text(name)} {pct:.1f} %">'
+        f"<span>{_text(name) if pct >= _WORTH_A_NAME_PCT else ''}</span></div>"
+        for name, pct, colour in parts
+    )
+    return f'<div class="stack" role="img" aria-label="{_text(said)}">{segments}</div>' if parts else ""
+
+
+def _lines(lines: Iterable[Line]) -> str:
+    rows = "".join(f"<dt>{_text(line.name)}</dt><dd>{_text(line.text.text)}</dd>" for line in lines)
+    return f'<dl class="lines">{rows}</dl>' if rows else ""
+
+
+def _ledger(ledger: RunLedger | None, placing: Placing) -> str:
+    if ledger is None or ledger.wall_s <= 0:
+        return ""
+    rows = [(name, s, count) for name, s, count in ledger_rows(ledger) if s > 0]
+    shares = [100 * s / ledger.wall_s for _, s, _ in rows]
+    colours = [f"part-{place}" if place < _COLOURED else "part-rest" for place in range(len(rows))]
+    parts = [(name, pct, colour) for (name, _, _), pct, colour in zip(rows, shares, colours, strict=True)]
+    cells = "".join(
+        f'<tr><th scope="row"><span class="part"><span class="swatch {colour}"></span>{_text(name)}</span></th>'
+        f'<td class="number bar {placing.at("--part", pct)}">{pct:.1f} %</td>'
+        f"{_number(f'{seconds:,.2f}')}{_number('' if count is None else f'{count:,}')}</tr>"
+        for (name, seconds, count), pct, colour in zip(rows, shares, colours, strict=True)
+    )
+    head = "<th>part</th>" + "".join(f'<th class="number">{name}</th>' for name in ("% of the run", "seconds", "times"))
+    return _section("ledger", "Where the run went", _bar(parts, placing), _scrolling(head, cells))
+
+
+def _over_time(record: RunRecord, first: RankRecord, standing: Standing, placing: Placing) -> str:
+    found = points(counted(first), standing.began)
+    if not found:
+        return ""
+    axis = TimeAxis(standing.at - standing.began)
+    marks = [_mark(event, standing.began) for event in _seen_once(record)]
+    rows = [axis_row(axis, placing), *(chart_row(chart, axis, marks, placing) for chart in curves(found))]
+    kinds = dict.fromkeys(mark.kind for mark in marks)
+    rows += [mark_row(kind, [mark for mark in marks if mark.kind == kind], axis) for kind in kinds]
+    notes = [
+        "Each point covers the steps since the one before; the band reaches from their median to the 95th percentile."
+    ]
+    notes += [f"Curves are of rank {first.begin.rank}."] if len(record.ranks) > 1 else []
+    lost = counted(first)[0]
+    if lost.step > 2 * lost.counted + 1000:
+        notes.append(f"The record keeps its newest part: what is before step {lost.step:,} was rotated out.")
+    if marks:
+        notes.append("Grey and tinted: events, as in the lanes below, each before the moment that it was written.")
+    return _section(
+        "over-time", "Over the run", f'<div class="telemetry">{"".join(rows)}</div>',
+        f'<p id="telemetry-text" class="muted">{" ".join(notes)}</p>',
+    )  # fmt: skip
+
+
+def _mark(event: Event, began: float) -> Mark:
+    """An event is written when it is over."""
+    return Mark(event.at - event.seconds - began, event.seconds, event.kind, is_problem=event.kind in _PROBLEMS)
+
+
+def _ranks(paces: Sequence[RankPace]) -> str:
+    if len(paces) < 2:  # noqa: PLR2004
+        return ""
+    names = ("step", "step ms", "ms before backward", "late by, ms", "")
+    head = "<th>rank</th><th>host</th>" + "".join(f'<th class="number">{name}</th>' for name in names)
+    rows = ""
+    for pace in paces:
+        numbers = (pace.step_ms, pace.before_backward_ms, pace.late_ms)
+        cells = (f"{pace.step:,}", *("" if ms is None else f"{ms:.2f}" for ms in numbers), pace.outcome)
+        style = "" if pace.late_ms is None else ' class="late"'
+        rows += (
+            f'<tr{style}><th scope="row">{pace.rank}</th><td>{_text(pace.host)}</td>{"".join(map(_number, cells))}</tr>'
+        )
+    note = (
+        "Over the latest intervals. Data-parallel ranks wait for each other in backward: "
+        "the rank that needs longest before it is the late one."
+    )
+    return _section("ranks", "Ranks", _scrolling(head, rows), f'<p class="muted">{note}</p>')
+
+
+def _findings(analysis: Analysis | None) -> str:
+    others = [found for found in analysis.findings if found.code != analysis.verdict] if analysis else []
+    said = "".join(
+        f'<div class="finding"><div class="badges"><span class="badge quiet">{_text(found.code)}</span>'
+        f'<span class="muted">{found.share_pct:.0f} % of the {"fit" if found.of == "run" else "step"}</span></div>'
+        f'<h3>{_text(found.title)}</h3><p class="advice">{_text(found.remedy)}</p></div>'
+        for found in others
+    )
+    hints = "".join(f"<li>{_text(hint.text)}</li>" for hint in analysis.hints) if analysis else ""
+    return _section("findings", "Other findings", said, f'<ul class="hints">{hints}</ul>' if hints else "")
+
+
+def _seen_once(record: RunRecord) -> Iterator[Event]:
+    """The events in order of time; one that several ranks saw is one."""
+    found: dict[tuple[int, str, str], Event] = {}
+    for rank in record.ranks:
+        for event in rank.events:
+            found.setdefault((event.step, event.kind, event.text), event)
+    yield from sorted(found.values(), key=lambda event: event.at)
+
+
+def _events(record: RunRecord, standing: Standing) -> str:
+    events = list(_seen_once(record))
+    rows = "".join(
+        f"<tr>{_number(duration(event.at - standing.began))}{_number(f'{event.step:,}')}<td>{_text(event.kind)}</td>"
+        f"{_number(f'{event.seconds:.2f}' if event.seconds else '')}<td>{_text(event.text)}</td></tr>"
+        for event in reversed(events[-_SHOWN_EVENTS:])
+    )
+    after, step, seconds = (f'<th class="number">{name}</th>' for name in ("after", "step", "seconds"))
+    head = f"{after}{step}<th>event</th>{seconds}<th></th>"
+    more = f'<p class="muted">The newest {_SHOWN_EVENTS} of {len(events):,}.</p>' if len(events) > _SHOWN_EVENTS else ""
+    return _section("events", "Events", _scrolling(head, rows) if rows else "", more)
+
+
+def _setting(first: RankRecord, problems: Sequence[str]) -> str:
+    begin = first.begin
+    rows = {
+        "Trainer": setting_words(first),
+        "Versions": ", ".join(f"{name} {version}" for name, version in begin.versions.items()),
+        "Command": " ".join(begin.argv),
+        "Commit": begin.commit,
+        "Resumed from": begin.restored_from,
+        "Continues": begin.continues,
+        "Could not be read": "; ".join(problems),
+    }
+    said = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in rows.items() if value)
+    return _section("setting", "The run", f"<dl>{said}</dl>")
+
+
+def _scrolling(head: str, rows: str) -> str:
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _number(text: str) -> str:
+    return f'<td class="number">{text}</td>'
+
+
+def _text(text: str) -> str:
+    return escape(plain(text))

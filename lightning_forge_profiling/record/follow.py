@@ -1,0 +1,108 @@
+"""Follows a record while it is written: each look reads what is new, and keeps the newest lines."""
+
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
+from lightning_forge_profiling.record.reader import RankRecord, RunRecord, of_newest_run, older_segments, rank_files
+
+__all__ = ["Follower"]
+
+_INTERVALS: Final = 400
+"""A sparkline over the widest terminal shows no more."""
+_EVENTS: Final = 50
+
+
+class Follower:
+    """Reads the record of a run again and again, at the cost of what was written in between.
+
+    Args:
+        folder: a `forge_record` folder, which this process or another one, here or on another node, writes to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tails: dict[Path, _Tail] = {}
+
+    def look(self) -> RunRecord:
+        """The run up to now: of each rank its newest intervals and events, its last totals and its end.
+
+        Raises:
+            RecordError: there is no record, or none with a whole first line yet.
+        """
+        problems = []
+        for path in rank_files(self._folder):
+            tail = self._tails.setdefault(path, _Tail(path))
+            try:
+                tail.read()
+            except FileNotFoundError:
+                continue  # it is being rotated; what was read of it stays
+            except OSError as exc:
+                problems.append(f"{path.name} cannot be read: {exc.strerror}")
+        ranks = [found for tail in self._tails.values() if (found := tail.record()) is not None]
+        return of_newest_run(self._folder, ranks, problems)
+
+
+class _Tail:
+    """One rank's record, read up to the last whole line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = self._offset = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._begin: Begin | None = None
+        self._intervals: deque[Interval] = deque(maxlen=_INTERVALS)
+        self._events: deque[Event] = deque(maxlen=_EVENTS)
+        self._state: State | None = None
+        self._end: End | None = None
+        self._problems: list[str] = []
+
+    def read(self) -> None:
+        """Read what is new. A file that was rotated or replaced is read from its beginning, older segments first."""
+        with self.path.open("rb") as file:
+            found = self.path.stat()
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._forget()
+                for segment in older_segments(self.path):
+                    self._add(segment.read_bytes())
+                self._inode, self._offset = found.st_ino, 0
+            file.seek(self._offset)
+            self._offset += self._add(file.read())
+
+    def _add(self, content: bytes) -> int:
+        """Add the whole lines; returns how many bytes they are."""
+        whole = content[: content.rfind(b"\n") + 1]
+        for text in whole.splitlines():
+            try:
+                self._enter(decode_line(text))
+            except msgspec.DecodeError as exc:
+                self._problems = [f"{self.path.name}: a line cannot be read ({exc})"]
+        return len(whole)
+
+    def _enter(self, line: Line) -> None:
+        match line:
+            case Begin():
+                if self._begin is not None and line.run != self._begin.run:
+                    self._forget()
+                self._begin = self._begin or line
+            case Interval():
+                self._intervals.append(line)
+            case Event():
+                self._events.append(line)
+            case State():
+                self._state = line
+            case End():
+                self._end = line
+
+    def record(self) -> RankRecord | None:
+        """What is known; None before the first line is whole."""
+        if self._begin is None:
+            return None
+        last = (line for line in (self._state, self._end) if line is not None)
+        lines: list[Line] = sorted((*self._intervals, *self._events, *last), key=lambda line: line.at)
+        return RankRecord(self.path, self._begin, tuple(lines), tuple(self._problems))

@@ -1,0 +1,76 @@
+"""What two runs are compared by: one run's intervals as columns, what it ran on, and where its time went."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Conditions", "RunSamples"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What two runs must have in common for their step times to be comparable.
+
+    Attributes:
+        device: the device it trained on, in words.
+        world_size: number of training processes.
+        precision: of the Trainer; "" if unknown.
+        batch_size: samples per batch of one rank; None if unknown.
+    """
+
+    device: str
+    world_size: int
+    precision: str = ""
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSamples:
+    """One run on rank 0. Columns have an entry for each interval that has counted steps.
+
+    Attributes:
+        source: the folder of its record.
+        run: identifies it.
+        conditions: what it ran on.
+        host: name of the machine.
+        commit: the git commit of its code; "" if unknown.
+        versions: of the software, by name.
+        settings: of the Trainer and of the training DataLoader, by name.
+        ended: `finished`, `failed`, or `unfinished` for a run that is going on or was killed.
+        steps: steps so far, the left out ones included.
+        counted: number of counted steps.
+        step_ms: their time, summed.
+        region_ms: the part of it in each region; None for an interval without regions.
+        samples: samples of the counted steps; None if unknown.
+        tokens: their tokens; None if not counted.
+        steps_us: histogram of their times: number of steps by bucket. Bucket b ends at `bucket_ratio`^b microseconds.
+        bucket_ratio: end of a bucket over its beginning.
+        gpu: means of the GPU's sensors and of the allocator's figures over the run, by logged name.
+        ledger_s: seconds of the run so far, by part of the ledger; empty if unknown.
+        verdict: "" for none.
+        findings: share in percent by code of the finding.
+        of_run: the codes whose share is of the run, not of the step.
+        problems: what of the record could not be read.
+    """
+
+    source: str
+    run: str
+    conditions: Conditions
+    host: str = ""
+    commit: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    ended: str = "finished"
+    steps: int
+    counted: tuple[int, ...]
+    step_ms: tuple[float, ...]
+    region_ms: Mapping[str, tuple[float | None, ...]]
+    samples: tuple[float, ...] | None = None
+    tokens: tuple[float, ...] | None = None
+    steps_us: tuple[Mapping[int, int], ...] = ()
+    bucket_ratio: float = 1.0
+    gpu: Mapping[str, float] = field(default_factory=dict)
+    ledger_s: Mapping[str, float] = field(default_factory=dict)
+    verdict: str = ""
+    findings: Mapping[str, float] = field(default_factory=dict)
+    of_run: frozenset[str] = frozenset()
+    problems: tuple[str, ...] = ()

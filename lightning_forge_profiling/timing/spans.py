@@ -1,0 +1,121 @@
+"""When the long parts of a run took place: a bounded list, whatever the length of the run."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Span", "SpanLog"]
+
+_MOST: Final = 128
+"""Spans of one name; a picture of the run is about ten times as many pixels wide."""
+_MOST_NAMES: Final = 32
+_FINEST_NS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the run, or several near each other as one.
+
+    Attributes:
+        part: the part of the ledger, or `epoch` or `window`.
+        start_s: when it began, in seconds since the run began.
+        end_s: when it, or the last of several, ended.
+        seconds: time in it; of several less than `end_s - start_s`.
+        count: how many it stands for.
+        step: the step under way when it, or the last of several, ended; None before the first.
+    """
+
+    part: str
+    start_s: float
+    end_s: float
+    seconds: float
+    count: int = 1
+    step: int | None = None
+
+
+@dataclass(slots=True)
+class _Stretch:
+    began_ns: int
+    ended_ns: int
+    inside_ns: int
+    count: int
+    step: int | None
+
+
+class SpanLog:
+    """Keeps spans by name. Where one name has too many, those that fit into a short time together become one.
+
+    Example:
+        >>> log = SpanLog(most=5)
+        >>> for second in range(6):
+        ...     log.add("validation", second * 10**9, second * 10**9 + 10**8)
+        >>> [(span.start_s, span.end_s, span.seconds, span.count) for span in log.read(0)]
+        [(0.0, 3.1, 0.4, 4), (4.0, 5.1, 0.2, 2)]
+    """
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._stretches: dict[str, list[_Stretch]] = {}
+        self._resolution_ns: dict[str, int] = {}
+
+    def add(self, part: str, began_ns: int, ended_ns: int, step: int | None = None) -> None:
+        """Add a span that has ended.
+
+        Args:
+            part: its name; those of more than 32 names are not kept.
+            began_ns: when it began.
+            ended_ns: when it ended, after all of its name before it.
+            step: the step under way.
+        """
+        stretches = self._stretches.get(part)
+        if stretches is None:
+            if len(self._stretches) >= _MOST_NAMES:
+                return
+            stretches = self._stretches[part] = []
+        stretches.append(_stretch(began_ns, ended_ns, step))
+        if len(stretches) > self._most:
+            resolution_ns = self._resolution_ns.get(part, _FINEST_NS)
+            stretches[:] = _merged(stretches, resolution_ns)
+            while len(stretches) > self._most // 2:
+                resolution_ns *= 2
+                stretches[:] = _merged(stretches, resolution_ns)
+            self._resolution_ns[part] = resolution_ns
+
+    def read(self, origin_ns: int, still_open: Iterable[tuple[str, int, int, int | None]] = ()) -> tuple[Span, ...]:
+        """All spans, by their beginning.
+
+        Args:
+            origin_ns: when the run began.
+            still_open: arguments of `add` for spans that have not ended.
+        """
+        ended = ((part, one) for part, stretches in self._stretches.items() for one in stretches)
+        opened = ((part, _stretch(began_ns, now_ns, step)) for part, began_ns, now_ns, step in still_open)
+        found = (
+            Span(
+                part,
+                (one.began_ns - origin_ns) / 1e9,
+                (one.ended_ns - origin_ns) / 1e9,
+                one.inside_ns / 1e9,
+                one.count,
+                one.step,
+            )
+            for part, one in (*ended, *opened)
+        )
+        return tuple(sorted(found, key=lambda span: (span.start_s, -span.end_s)))
+
+
+def _stretch(began_ns: int, ended_ns: int, step: int | None) -> _Stretch:
+    return _Stretch(began_ns, ended_ns, ended_ns - began_ns, 1, step)
+
+
+def _merged(stretches: list[_Stretch], resolution_ns: int) -> list[_Stretch]:
+    merged: list[_Stretch] = []
+    for one in stretches:
+        last = merged[-1] if merged else None
+        if last is not None and one.ended_ns - last.began_ns <= resolution_ns:
+            last.ended_ns, last.step = one.ended_ns, one.step
+            last.inside_ns += one.inside_ns
+            last.count += one.count
+        else:
+            merged.append(one)
+    return merged

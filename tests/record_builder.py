@@ -1,0 +1,198 @@
+"""Records of made-up runs: consistent as real ones are, of several ranks, running, finished, failed, killed or torn."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lightning_forge_profiling.callbacks.run_analysis import analysis_of, run_evidence
+from lightning_forge_profiling.names import record_name
+from lightning_forge_profiling.record.histogram import histogram, merged
+from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, encode_line
+from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.timing.rates import Rates, StepWork
+from lightning_forge_profiling.timing.run_totals import RunTotals
+from lightning_forge_profiling.timing.steps import StepTimes
+
+# milliseconds of a step by region: the loader is slow
+REGIONS = {"data": 9.0, "transfer": 0.4, "forward": 8.0, "backward": 15.5, "optimizer": 2.4, "other": 0.5}
+BATCH, TOKENS = 16.0, 16 * 1024.0
+VALIDATION_S, CHECKPOINT_S, STARTUP_S = 4.0, 1.5, 12.0
+LATE_MS = 6.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeRun:
+    """What is made up.
+
+    Attributes:
+        ranks: number of ranks.
+        rows: number of logged rows, by each rank.
+        per_row: steps in a row.
+        began: when the fit began, in seconds since 1970; None for as long ago that the last line is new.
+        outcome: how it ended; None for a run without an end, as one that is running or was killed.
+        late: the rank whose loader is slower than the others'; None for none.
+        quiet: the rank that died half way; None for none.
+        gpu: whether it trains on GPUs, with telemetry.
+        states: whether totals were written.
+        run: its name.
+    """
+
+    ranks: int = 1
+    rows: int = 24
+    per_row: int = 50
+    began: float | None = None
+    outcome: Literal["finished", "failed"] | None = None
+    late: int | None = None
+    quiet: int | None = None
+    gpu: bool = True
+    states: bool = True
+    run: str = "made-up"
+
+    def write(self, folder: Path) -> Path:
+        """Write the records of all ranks; returns their folder."""
+        record = folder / "forge_record"
+        record.mkdir(parents=True)
+        for rank in range(self.ranks):
+            (record / record_name(rank)).write_bytes(b"".join(map(encode_line, self.lines(rank))))
+        return record
+
+    def lines(self, rank: int = 0) -> list[Line]:
+        """The lines of one rank."""
+        return list(_lines(self, rank))
+
+
+def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
+    dice = random.Random(rank)  # noqa: S311
+    step_s = (sum(REGIONS.values()) + (LATE_MS if run.late is not None else 0.0)) / 1e3
+    took_s = STARTUP_S + 1.02 * run.rows * run.per_row * step_s + (run.rows - 1) // 10 * (VALIDATION_S + CHECKPOINT_S)
+    began = time.time() - took_s if run.began is None else run.began
+    yield _begin(run, rank, began)
+    counts: dict[int, int] = {}
+    clock, totals = began + STARTUP_S, RunTotals()
+    spent = dict.fromkeys(("startup/fit", "steps", "validation", "checkpoint"), 0.0)
+    fresh, step = {**spent, "startup/fit": STARTUP_S}, 0
+    for row in range(run.rows // 2 if rank == run.quiet else run.rows):
+        times_ms, sums, hosts = [], dict.fromkeys(REGIONS, 0.0), dict.fromkeys(REGIONS, 0.0)
+        for _ in range(run.per_row):
+            times = _step_ms(dice, late=rank == run.late, waits=run.late not in {None, rank})
+            host = {**times, "backward": 3.0}
+            totals.add(StepTimes(step, times, host), StepWork(BATCH, TOKENS, 1), "warm-up" if step < 5 else None)
+            step += 1
+            if step > 5:
+                times_ms.append(sum(times.values()))
+                for name, ms in times.items():
+                    sums[name] += ms
+                    hosts[name] += host[name]
+            clock += sum(times.values()) / 1e3
+            fresh["steps"] += sum(times.values()) / 1e3
+        if row and row % 10 == 0:
+            for kind, seconds in (("validation", VALIDATION_S), ("checkpoint", CHECKPOINT_S)):
+                clock += seconds
+                fresh[kind] += seconds
+                yield Event(at=clock, step=step, kind=kind, seconds=seconds)
+        counted, counts = len(times_ms), merged([counts, histogram(times_ms)])
+        rates = Rates(
+            steps=counted,
+            optimizer_steps=counted,
+            samples=BATCH * counted,
+            tokens=TOKENS * counted,
+            device_ms=sums,
+            host_ms=hosts,
+            flops=None,
+            split_steps=counted,
+        )
+        yield Interval(
+            at=clock,
+            step=step,
+            logger_step=step - 1,
+            counted=counted,
+            optimizer_steps=counted,
+            samples=rates.samples,
+            tokens=rates.tokens,
+            device_ms=sums,
+            host_ms=hosts,
+            steps_us=histogram(times_ms),
+            ledger_s=fresh,
+            metrics={**rates.metrics(replicas=run.ranks, on_device=run.gpu), **(_gpu(dice) if run.gpu else {})},
+        )
+        spent = {name: spent[name] + s for name, s in fresh.items()}
+        fresh = dict.fromkeys(fresh, 0.0)
+        ends = row + 1 == run.rows and run.outcome is not None
+        if run.states and ((row + 1) % 5 == 0 or ends):
+            yield _state(run, clock, began, step, totals, spent, counts)
+    if run.outcome is not None and rank != run.quiet:
+        failed = run.outcome == "failed"
+        if failed:
+            yield Event(at=clock, step=step, kind="exception", text="ValueError: the loss is nan")
+        exception = "ValueError: the loss is nan" if failed else ""
+        yield End(at=clock + 0.5, step=step, outcome=run.outcome, exception=exception)
+
+
+def _begin(run: MadeRun, rank: int, began: float) -> Begin:
+    return Begin(
+        run=run.run,
+        rank=rank,
+        world_size=run.ranks,
+        at=began,
+        versions={"python": "3.12.3", "torch": "2.11.0", "lightning": "2.6.6", "lightning_forge_profiling": "0.1.0"},
+        host=f"node{rank // 8}",
+        device="NVIDIA H200" if run.gpu else "cpu",
+        settings={"precision": "bf16-mixed", "strategy": "ddp", "devices": run.ranks, "max_steps": 100_000},
+        argv=("train.py", "--lr", "3e-4"),
+        commit="0123456789abcdef0123456789abcdef01234567",
+    )
+
+
+def _step_ms(dice: random.Random, *, late: bool, waits: bool) -> dict[str, float]:
+    times = {name: ms * dice.uniform(0.97, 1.05) for name, ms in REGIONS.items()}
+    if dice.random() < 0.02:
+        times["data"] += 20.0
+    times["data"] += LATE_MS if late else 0.0
+    times["backward"] += LATE_MS if waits else 0.0
+    return times
+
+
+def _gpu(dice: random.Random) -> dict[str, float]:
+    return {
+        "gpu/utilization_pct": dice.uniform(70, 78),
+        "gpu/memory_used_gib": 61.2,
+        "gpu/power_w": dice.uniform(480, 510),
+        "gpu/power_pct_of_limit": 70.0,
+        "gpu/temperature_c": dice.uniform(55, 58),
+        "gpu/sm_mhz": 1755.0,
+        "gpu/throttled_pct": 0.0,
+    }
+
+
+def _state(  # noqa: PLR0917
+    run: MadeRun,
+    clock: float,
+    began: float,
+    step: int,
+    totals: RunTotals,
+    spent: dict[str, float],
+    counts: dict[int, int],
+) -> State:
+    summary = totals.summary(steps=step, before_first_s=STARTUP_S, wall_s=clock - began)
+    gpu = TelemetrySummary(device="NVIDIA H200", samples=100, utilization_pct=74.0, memory_peak_gib=61.2,
+        memory_total_gib=139.8, power_w=495.0, power_limit_w=700.0, temperature_peak_c=58.0,
+        sm_mhz=1755.0, throttled_pct=0.0) if run.gpu else None  # fmt: skip
+    ledger = Ledger(clock - began, dict(sorted(spent.items(), key=lambda part: -part[1])), 0.0, {"validation": 1})
+    evidence = run_evidence(summary, on_device=run.gpu, world_size=run.ranks, telemetry=gpu, ledger=ledger)
+    report = RunReport(
+        summary,
+        None,
+        device="NVIDIA H200" if run.gpu else "cpu",
+        on_device=run.gpu,
+        replicas=run.ranks,
+        log_folder=None,
+        analysis=analysis_of(None, None, evidence),
+        gpu=gpu,
+    )
+    metrics = summary.steady.metrics(replicas=run.ranks, on_device=run.gpu) if summary.steady.steps else {}
+    return State(at=clock, step=step, report=report, metrics=metrics, steps_us=counts)

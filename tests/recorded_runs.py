@@ -1,0 +1,104 @@
+"""Records of runs as they are on disk, with step times that wander as real ones do."""
+
+from pathlib import Path
+
+import numpy as np
+
+from lightning_forge_profiling.names import RECORD_FOLDER, record_name
+from lightning_forge_profiling.record.histogram import histogram
+from lightning_forge_profiling.record.lines import Begin, End, Interval, Line, State, encode_line
+from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence, RunLedger
+from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.timing.run_totals import RunTotals
+
+SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
+LASTS = 0.8
+"""Correlation of a step with the next one."""
+
+
+def step_times(mean_ms, *, noise=0.02, steps=1000, seed=0):
+    """Step times with noise that lasts for some ten steps."""
+    random = np.random.default_rng(seed)
+    wandering = random.normal(size=steps)
+    for step in range(1, steps):
+        wandering[step] = LASTS * wandering[step - 1] + np.sqrt(1 - LASTS**2) * wandering[step]
+    return mean_ms * (1 + noise * wandering)
+
+
+def write_record(
+    log_folder,
+    times_ms,
+    *,
+    every=50,
+    run=None,
+    device="NVIDIA H200",
+    world_size=1,
+    precision="bf16-mixed",
+    batch_size=16,
+    shares=SHARES,
+    metrics=(),
+    ledger=None,
+    findings=(),
+    end="finished",
+    settings=(),
+    host="node-1",
+    commit="",
+):
+    """Write a record and return its folder. `findings` are codes with their share, `ledger` parts in seconds."""
+    lines: list[Line] = [
+        Begin(
+            run=run or str(log_folder),
+            rank=0,
+            world_size=world_size,
+            at=1000.0,
+            versions={"torch": "2.13.0"},
+            host=host,
+            device=device,
+            settings={"precision": precision, **dict(settings)},
+            loader=LoaderSettings(batch_size=batch_size),
+            commit=commit,
+        )
+    ]
+    for first in range(0, len(times_ms), every):
+        times = times_ms[first : first + every]
+        lines.append(
+            Interval(
+                at=1000.0 + first,
+                step=first + len(times),
+                logger_step=first + len(times) - 1,
+                counted=len(times),
+                samples=float(batch_size or 0) * len(times) if batch_size else None,
+                device_ms={region: share * float(times.sum()) for region, share in shares.items()},
+                steps_us=histogram(map(float, times)),
+                metrics=dict(metrics),
+            )
+        )
+    if ledger is not None:
+        report = _report(device, ledger, findings, float(times_ms.mean()), len(times_ms))
+        lines.append(State(at=2000.0, step=len(times_ms), report=report, metrics=dict(metrics)))
+    if end:
+        lines.append(End(at=2000.0, step=len(times_ms), outcome=end))
+    folder = Path(log_folder) / RECORD_FOLDER
+    folder.mkdir(parents=True)
+    (folder / record_name(0)).write_bytes(b"".join(map(encode_line, lines)))
+    return folder
+
+
+def _report(device, ledger, findings, step_ms, steps):
+    found = tuple(
+        Finding(code=code, share_pct=share, rank=None, source="run", title="", evidence={}, advice="")
+        for code, share in findings
+    )
+    evidence = RunEvidence(
+        steps=steps,
+        on_device=True,
+        step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
+        regions={},
+        ledger=RunLedger(wall_s=sum(ledger.values()), parts=ledger, unexplained_s=0.0, counts={}),
+    )
+    verdict = found[0].code if found else "nothing stands out"
+    analysis = Analysis(source="run", verdict=verdict, verdict_text="", findings=found, run=evidence)
+    run = RunTotals().summary(steps=steps, before_first_s=0.5, wall_s=sum(ledger.values()))
+    return RunReport(run, None, device, on_device=True, replicas=1, log_folder=None, analysis=analysis)

@@ -1,0 +1,42 @@
+"""For each folder named on standard input: a process that writes a record there until it is killed. Prints its id."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from lightning_forge_profiling.record.lines import Begin, Interval, State
+from lightning_forge_profiling.record.segments import Segments
+from lightning_forge_profiling.record.writer import RecordWriter
+from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.timing.run_totals import RunTotals
+
+BEGIN = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={"torch": "2"}, host="h", device="cpu", settings={})
+TIMES = {"forward": 12.3456, "backward": 23.4567, "data": 0.123}
+
+
+def write(folder):
+    """Lines with their numbers as steps, in segments of 20 kB, as fast as they are taken."""
+    writer = RecordWriter(lambda: Segments(folder, BEGIN, segment_bytes=20_000), flush_s=0.001)
+    report = RunReport(RunTotals().summary(steps=0, before_first_s=0, wall_s=0), None, "cpu", False, 1, None)  # noqa: FBT003
+    for step in itertools.count(1):
+        interval = Interval(at=0.5, step=step, logger_step=step, counted=1, device_ms=TIMES, steps_us={415: 1})
+        line = interval if step % 40 else State(at=0.5, step=step, report=report, metrics={"time/step_ms": 4.5})
+        while not writer.write(line):
+            os.sched_yield()
+
+
+def main():
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            write(Path(line.strip()))
+        print(pid, flush=True)  # noqa: T201
+        os.waitpid(pid, 0)
+        print("ended", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Goodput: the share of the wall time in which a run trained, in its rows, its table and its summary."""
+
+import json
+import time
+
+import pytest
+from lightning.pytorch.callbacks import Callback
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.names import LOGGED_KINDS
+from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.timing.goodput import goodput, run_metrics
+from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.timing.rates import Rates
+from tests.models import Classifier, loader
+from tests.outcomes import logged
+
+
+class Slow(Callback):
+    def on_train_batch_end(self, *_):
+        time.sleep(0.02)
+
+
+class SlowValidation(Classifier):
+    def validation_step(self, batch):
+        time.sleep(0.1)
+
+
+def ledger(**parts):
+    parts = {name.replace("__", "/"): seconds for name, seconds in parts.items()}
+    return Ledger(wall_s=sum(parts.values()), parts=parts, unexplained_s=0.0, counts={})
+
+
+def test_each_row_has_the_run_up_to_then(make_trainer, tmp_path):
+    ours = ThroughputCallback(warmup_steps=0)
+    make_trainer(ours, Slow(), max_epochs=2, log_every_n_steps=4).fit(SlowValidation(), loader(32), loader(8))
+
+    rows, parts = logged(tmp_path), ours.ledger().parts
+    for row in rows:
+        assert sum(row[f"run/{kind}_pct"] for kind in LOGGED_KINDS) == pytest.approx(100)
+        assert row["run/goodput"] == pytest.approx(row["run/steps_pct"] / 100), "no GPU worked meanwhile"
+    assert rows[0]["run/validation_pct"] == 0 < rows[-1]["run/validation_pct"]
+    wall_s = ours.ledger().wall_s
+    assert ours.summary()["run/callbacks_pct"] == pytest.approx(
+        100 * sum(s for name, s in parts.items() if name.startswith("callback/")) / wall_s, rel=0.1
+    )
+
+
+def test_the_table_and_all_reports_have_it(make_trainer, tmp_path, capsys):
+    forge = ForgeProfilerCallback(2, 4, trace_dir=tmp_path)
+    ours = ThroughputCallback(warmup_steps=0)
+    make_trainer(ours, forge, Slow(), log_every_n_steps=4).fit(Classifier(), loader(32))
+
+    run = ours.analysis().run
+    words = f"goodput {100 * run.ledger.goodput:.0f} % of the run's {run.ledger.wall_s:.1f} s"
+    folder = forge.trace_report().path.parent
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in (folder / "summary.md").read_text()
+    assert json.loads((folder / "summary.json").read_text())["run"]["ledger"]["goodput"] == run.ledger.goodput
+    assert run.ledger.goodput == pytest.approx(run.ledger.parts["steps"] / run.ledger.wall_s)
+
+
+@pytest.mark.parametrize(
+    ("host_ms", "device_ms", "hook_s", "productive"),
+    [
+        (30.0, 0.3, 2.6, 0.8 + 0.2),  # the hook reads a value, and waits for what the GPU computes
+        (30.0, 30.0, 2.6, 0.8),  # the GPU waits for the hook
+        (30.0, 25.0, 2.6, 0.8 + 0.5 / 13),  # of which it computes 5 ms a step
+    ],
+)
+def test_on_a_gpu_a_hook_that_waits_for_its_work_is_productive(host_ms, device_ms, hook_s, productive):
+    whole = Ledger(
+        wall_s=13.0,
+        parts={"steps": 10.4, "callback/Bar.on_train_batch_end": hook_s},
+        unexplained_s=0.0,
+        counts={},
+    )
+    rates = Rates(steps=100, host_ms={"other": 100 * host_ms}, device_ms={"other": 100 * device_ms})
+    assert goodput(whole, rates) == pytest.approx(productive)
+    assert goodput(whole) == pytest.approx(0.8)
+
+
+def test_a_part_of_no_known_kind_is_in_other():
+    metrics = run_metrics(ledger(steps=3.0, invented__by_a_later_version=1.0))
+    assert metrics["run/other_pct"] == pytest.approx(25)
+    assert metrics.keys() == {"run/goodput", *(f"run/{kind}_pct" for kind in LOGGED_KINDS)}
+
+
+def test_before_any_time_has_passed_there_is_none():
+    assert run_metrics(Ledger(wall_s=0.0, parts={}, unexplained_s=0.0, counts={})) == {}
+
+
+def test_a_report_of_an_older_version_has_none():
+    steps = Distribution(mean=5.0, p50=5.0, min=5.0, max=5.0)
+    old = RunLedger(wall_s=2.0, parts={"steps": 2.0}, unexplained_s=0.0, counts={})
+    run = RunEvidence(steps=9, on_device=False, step_ms=steps, regions={}, ledger=old)
+    analysis = Analysis(source="run", verdict="x", verdict_text="", findings=(), run=run)
+    assert "Wall time of the run: 2.00 s." in markdown(analysis)

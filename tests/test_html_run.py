@@ -1,0 +1,135 @@
+"""The whole run in the web page: the bar of its parts, when they took place, and its slowest steps."""
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_forge_profiling.results.analysis import RunLedger
+from lightning_forge_profiling.results.moments import RunSpan, SlowStep
+from tests.browser import chromium
+from tests.report_page import Page
+from tests.test_html_report import HOSTILE, RUN, run_only
+
+pytestmark = pytest.mark.browser
+
+SPANS = (
+    RunSpan(part="startup/process", start_s=0.0, end_s=20.0, seconds=20.0),
+    RunSpan(part="startup/fit", start_s=20.0, end_s=30.0, seconds=10.0),
+    RunSpan(part="startup/module.configure_optimizers", start_s=21.0, end_s=25.0, seconds=4.0),
+    RunSpan(part="steps", start_s=30.0, end_s=110.0, seconds=80.0, step=400),
+    RunSpan(part="epoch", start_s=30.0, end_s=70.0, seconds=40.0, step=200),
+    RunSpan(part="callback/EMA.hook", start_s=31.0, end_s=51.0, seconds=10.0, count=100, step=90),
+    RunSpan(part="validation", start_s=60.0, end_s=70.0, seconds=10.0, step=200),
+    RunSpan(part="epoch", start_s=70.0, end_s=110.0, seconds=40.0, step=400),
+    RunSpan(part="module/hook", start_s=80.0, end_s=80.1, seconds=0.1, step=230),
+)
+PARTS = {"steps": 55.4, "startup/process": 20.0, "startup/fit": 10.0, "callback/EMA.hook": 10.0, "validation": 10.0,
+         "teardown": 0.5, "module/hook": 0.1}  # fmt: skip
+LEDGER = RunLedger(wall_s=110.0, parts=PARTS, unexplained_s=4.0, counts={}, spans=SPANS)
+SLOWEST = (
+    SlowStep(step=120, ms=812.0, end_s=40.0, parts_ms={"callback/EMA.hook": 640.0}),
+    SlowStep(step=121, ms=80.0, end_s=41.0),
+)
+
+
+def analysis(ledger=LEDGER, slowest=SLOWEST):
+    return replace(run_only(), run=replace(RUN, ledger=ledger, slowest=slowest))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Opens a page; whatever else the page does, it never complains."""
+
+    def open_page(found, **options):
+        return Page(browser, tmp_path, found, **options)
+
+    yield open_page
+    assert browser.get_log("browser") == []
+
+
+def lanes(page):
+    """Of each lane its texts of spans, and from where to where on the axis they reach, in percent."""
+    return dict(
+        page.run(  # a list: the driver sorts an object by its keys
+            """
+        return [...document.querySelectorAll("#course .chart-row.state")].map((row) => [
+          row.querySelector(".chart-line > :nth-child(2)").textContent,
+          [...row.querySelectorAll("rect")].map((rect) => [rect.textContent, Math.round(rect.getAttribute("x") / 10),
+            Math.round((Number(rect.getAttribute("x")) + Number(rect.getAttribute("width"))) / 10)]),
+        ]);
+        """
+        )
+    )
+
+
+def test_the_bar_is_the_whole_run_with_small_parts_folded_and_the_remainder_shown(show):
+    page = show(analysis())
+    legend = [text.replace("\N{NO-BREAK SPACE}", " ") for text in page.texts("#course .legend li")]
+    assert legend[:2] == ["steps 55.4 s, 50.4 %", "startup/process 20.0 s, 18.2 %"]
+    assert legend[-2:] == ["rest 0.600 s, 0.5 %", "unexplained 4.00 s, 3.6 %"]
+    widths = page.run("return [...document.querySelectorAll('#course .segment')].map((one) => one.style.width)")
+    assert len(widths) == len(legend)
+    assert sum(float(width.rstrip("%")) for width in widths) == pytest.approx(100)
+    colours = page.run(
+        "return [...document.querySelectorAll('#course .swatch')].slice(0, 6).map((one) => one.style.cssText)"
+    )
+    assert len({*colours}) == 6
+
+
+def test_a_negative_remainder_is_said_and_the_bar_stays_whole(show):
+    page = show(analysis(replace(LEDGER, unexplained_s=-2.0)))
+    assert page.texts("#course .legend li")[-1].endswith("-2.00 s, -1.8 %")
+    widths = page.run("return [...document.querySelectorAll('#course .segment')].map((one) => one.style.width)")
+    assert sum(float(width.rstrip("%")) for width in widths) == pytest.approx(100)
+    assert page.complaints() == []
+
+
+def test_lanes_show_when_the_parts_took_place_on_the_axis_of_the_fit(show):
+    seen = lanes(show(analysis()))
+    assert [*seen] == ["startup", "epochs", "validation", "slow steps", "callback/EMA.hook"], "and no trifle"
+    assert [(begin, end) for _, begin, end in seen["epochs"]] == [(11, 56), (56, 100)]
+    assert seen["validation"] == [["validation: 10.0 s, at 40.00 s, step 200", 44, 56]]
+    [[text, begin, _]] = seen["slow steps"]
+    assert (text, begin) == ("step 120: 812 ms, 640 of it callback/EMA.hook", 21)
+    assert seen["callback/EMA.hook"][0][0] == "callback/EMA.hook: 100 times, 10.0 s together, at 11.00 s, step 90"
+
+
+def test_spans_that_lie_in_others_count_once(show):
+    page = show(analysis())
+    assert page.texts("#course .chart-row.state .reading")[0] == "1 \N{MULTIPLICATION SIGN}, 10.0 s"
+
+
+def test_the_slowest_steps_and_the_spans_are_in_tables(show):
+    page = show(analysis())
+    assert page.column("course", 1) == ["step 120", "step 121"]
+    assert page.column("course", 4) == ["640 of it callback/EMA.hook", "\N{EN DASH}"]
+    page.one("#course summary").click()
+    page.run_until_done("setTimeout(done)")
+    assert len(page.column("course", 1)) == 2 + len(SPANS)
+
+
+def test_a_run_without_a_ledger_has_no_picture_and_one_without_spans_has_its_bar(show):
+    assert show(analysis(None)).all("#course") == []
+    page = show(analysis(replace(LEDGER, spans=()), ()))
+    assert page.all("#course .stack")
+    assert not page.all("#course .chart-row")
+
+
+def test_markup_in_names_is_text(show):
+    spans = (*SPANS, RunSpan(part=HOSTILE, start_s=90.0, end_s=100.0, seconds=10.0))
+    page = show(analysis(replace(LEDGER, spans=spans, parts={**PARTS, HOSTILE: 10.0})))
+    assert HOSTILE in lanes(page)
+    assert page.run("return window.hacked") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_has_contrast(show, scheme):
+    page = show(analysis(), width=400, scheme=scheme)
+    assert page.run("return document.documentElement.scrollWidth") == 400
+    assert page.faint_texts() == []

@@ -1,0 +1,168 @@
+"""The ledger in every kind of fit: its parts are counted, they sum to the run, and nothing of it is left behind."""
+
+import time
+
+import pytest
+from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.names import STEPS
+from tests import models
+from tests.models import Classifier, Manual, loader
+
+SLOW_S = 0.03
+
+
+def fit(trainer, model, batches=32, val=None):
+    trainer.fit(model, loader(batches), val or loader(8))
+    ours = next(callback for callback in trainer.callbacks if isinstance(callback, ThroughputCallback))
+    ledger = ours.ledger()
+    assert sum(ledger.parts.values()) + ledger.unexplained_s == pytest.approx(ledger.wall_s, abs=1e-8)
+    assert abs(ledger.unexplained_s) < 0.1, "a turn or two of a busy machine's scheduler"
+    assert all(seconds >= 0 for seconds in ledger.parts.values())
+    return ledger
+
+
+class Slow(Callback):
+    """Sleeps in the hook that comes once a batch in any kind of optimization."""
+
+    def __init__(self):
+        self.took_s, self.calls = 0.0, 0
+
+    def on_train_batch_end(self, *_):
+        began = time.perf_counter()
+        time.sleep(SLOW_S / 10)
+        self.took_s += time.perf_counter() - began
+        self.calls += 1
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (Manual, {}),
+        (models.GAN, {}),
+        (models.ManualClosure, {}),
+        (models.LBFGS, {}),
+        (models.FromIterator, {}),
+        (models.EndsEpochsEarly, {}),
+        (Classifier, {"accumulate_grad_batches": 4}),
+        (Classifier, {"val_check_interval": 3}),
+        (Classifier, {"val_check_interval": 3, "accumulate_grad_batches": 4}),
+        (Classifier, {"enable_progress_bar": True}),
+        (Classifier, {"reload_dataloaders_every_n_epochs": 1}),
+        (Classifier, {"profiler": "simple"}),
+    ],
+)
+def test_a_planted_time_is_found_in_every_kind_of_fit(make_trainer, model, options):
+    slow = Slow()
+    ledger = fit(make_trainer(ThroughputCallback(overhead=None), slow, max_epochs=2, **options), model())
+    part = "callback/Slow.on_train_batch_end"
+    assert ledger.counts[part] == slow.calls > 0
+    assert ledger.parts[part] == pytest.approx(slow.took_s, rel=0.1, abs=0.02)
+    assert ledger.counts[STEPS] == 1
+
+
+class SlowValidation(Classifier):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        time.sleep(SLOW_S)
+
+
+@pytest.mark.parametrize(("options", "runs"), [({}, 2), ({"val_check_interval": 2}, 8), ({"limit_val_batches": 0}, 0)])
+def test_validation_is_counted_by_its_runs_over_all_its_loaders(make_trainer, options, runs):
+    trainer = make_trainer(ThroughputCallback(), max_epochs=2, num_sanity_val_steps=0, **options)
+    ledger = fit(trainer, SlowValidation(), val=[loader(8), loader(4)])
+    assert ledger.counts.get("validation", 0) == runs
+    assert ledger.parts.get("validation", 0.0) >= runs * 3 * SLOW_S
+
+
+def test_each_checkpoint_of_some_steps_is_counted(make_trainer, tmp_path):
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    ledger = fit(make_trainer(ThroughputCallback(), saves, enable_checkpointing=True), Classifier())
+    assert ledger.counts["checkpoint"] == len(list(tmp_path.glob("*.ckpt"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("average", "options", "hook"),
+    [
+        ("StochasticWeightAveraging", {"swa_lrs": 1e-2, "swa_epoch_start": 1}, "on_train_epoch_start"),
+        ("EMAWeightAveraging", {"decay": 0.9}, "on_train_batch_end"),
+    ],
+)
+def test_averages_of_weights_are_parts_of_their_own(make_trainer, average, options, hook):
+    if not hasattr(callbacks, average):
+        pytest.skip(f"this Lightning has no {average}")
+    averages = getattr(callbacks, average)(**options)
+    ledger = fit(make_trainer(ThroughputCallback(), averages, max_epochs=3), Classifier())
+    assert ledger.counts[f"callback/{average}.{hook}"] >= 3
+
+
+def test_a_tuners_trials_are_not_the_fits(make_trainer, tmp_path):
+    ours = ThroughputCallback(warmup_steps=0)
+    trainer, model = make_trainer(ours, max_epochs=2), Classifier()
+    model.lr = 1e-2
+    Tuner(trainer).lr_find(model, loader(64), num_training=10, min_lr=1e-4)
+    ledger = fit(trainer, model)
+    assert ledger.counts[STEPS] == 1
+    assert ours.analysis().run.all_steps == 16
+    assert ours.analysis().run.continues_from == 0
+
+
+def test_validating_and_testing_leave_the_fits_ledger(make_trainer):
+    ours = ThroughputCallback()
+    trainer = make_trainer(ours)
+    ledger = fit(trainer, Classifier())
+    trainer.validate(Classifier(), loader(8), verbose=False)
+    trainer.test(Classifier(), loader(8), verbose=False)
+    assert ours.ledger() == ledger
+
+
+def test_a_resumed_fit_begins_anew_and_says_so(make_trainer, tmp_path, capsys):
+    first = make_trainer(ThroughputCallback(warmup_steps=0), max_epochs=1)
+    first.fit(Classifier(), loader(32))
+    assert "training continues" not in capsys.readouterr().out
+    first.save_checkpoint(tmp_path / "first.ckpt")
+
+    forge = ForgeProfilerCallback(2, 4, trace_dir=tmp_path / "t")
+    ours = ThroughputCallback(warmup_steps=0)
+    trainer = make_trainer(ours, forge, max_epochs=3)
+    trainer.fit(Classifier(), loader(32), ckpt_path=tmp_path / "first.ckpt")
+    said = "training continues from optimizer step 8: the ledger and all figures are of this fit"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert said in (forge.trace_report().path.parent / "summary.md").read_text()
+    assert (ours.analysis().run.continues_from, ours.analysis().run.all_steps) == (8, 16)
+
+
+class Raises(Classifier):
+    """Raises in one of its hooks."""
+
+    def __init__(self, hook):
+        super().__init__()
+        setattr(self, hook, self.fail)
+
+    def fail(self, *_, **__):
+        time.sleep(SLOW_S)
+        raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize(
+    ("hook", "part"),
+    [
+        ("on_train_epoch_end", "module/on_train_epoch_end"),
+        ("on_before_optimizer_step", "module/on_before_optimizer_step"),
+        ("validation_step", "validation"),
+        ("on_save_checkpoint", "module/on_save_checkpoint"),
+        ("training_step", STEPS),
+    ],
+)
+def test_after_an_exception_anywhere_the_parts_sum_up(make_trainer, tmp_path, hook, part):
+    ours = ThroughputCallback(warmup_steps=0)
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=4)
+    trainer = make_trainer(ours, saves, enable_checkpointing=True, num_sanity_val_steps=0, max_epochs=2)
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer.fit(Raises(hook), loader(32), loader(8))
+    ledger = ours.ledger()
+    assert ledger.parts[part] >= 0.9 * SLOW_S
+    assert sum(ledger.parts.values()) + ledger.unexplained_s == pytest.approx(ledger.wall_s, abs=1e-8)
+    assert ledger == ours.ledger(), "it is closed"

@@ -1,0 +1,478 @@
+"""`forge-profiling run`: a script runs as it does without, and each of its Trainers has our callbacks."""
+
+import importlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from inspect import signature
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.tuner import Tuner
+
+import lightning_forge_profiling
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
+from lightning_forge_profiling.entry_point import RUN_OPTIONS
+from tests.models import Classifier, loader
+from tests.outcomes import HANGS_S, SCRIPTS, recorded_steps, tables, the_trace, traces
+from tests.ports import free_port
+
+GROUPS = {
+    "lightning.pytorch": "lightning.pytorch.callbacks_factory",
+    "pytorch_lightning": "pytorch_lightning.callbacks_factory",
+}
+COMMAND = [sys.executable, "-m", "lightning_forge_profiling", "run"]
+INSTALLED = Path(sys.executable).with_name("forge-profiling")
+BOTH = [ForgeProfilerCallback, ThroughputCallback]
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
+    pytest.mark.usefixtures("_signals_act"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed():
+    """Lightning finds the callbacks by the installed package's metadata, which a PYTHONPATH does not bring."""
+    for group in GROUPS.values():
+        ours = [found for found in entry_points(group=group) if found.value.startswith("lightning_forge_profiling")]
+        assert len(ours) == 1, (
+            f"{len(ours)} entry points of this package in {group}: install it anew, "
+            "pip install --no-deps --no-build-isolation --editable ."
+        )
+
+
+def output_of(command, cwd, **options):
+    environment = {**os.environ, "COLUMNS": "80"}
+    return subprocess.run(
+        [str(part) for part in command],
+        **{"cwd": cwd, "capture_output": True, "timeout": HANGS_S, "env": environment, **options},
+        check=False,
+    )
+
+
+def forge_run(*arguments, cwd, **options):
+    return output_of([*COMMAND, *arguments], cwd, **{"text": True, **options})
+
+
+# --- the script is as it would be without ----------------------------------------------------------------------------
+
+TELLS = """
+import sys
+print(__name__, sys.argv, sys.path[0], sys.warnoptions, sys.stdout.write_through)
+sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1] + b"\\xff\\r\\n")
+sys.stderr.write("complains\\n")
+sys.exit(EXITS)
+"""
+
+
+@pytest.fixture
+def tells(tmp_path):
+    """Writes a script that tells how it was started."""
+
+    def write(exits="0"):
+        (tmp_path / "tells.py").write_text(TELLS.replace("EXITS", exits))
+
+    return write
+
+
+def without_and_with(interpreter, target, cwd, **options):
+    without = output_of([*interpreter, *target], cwd, **options)
+    command = [*interpreter, "-m", "lightning_forge_profiling", "run", *target]
+    return without, output_of(command, cwd, **options)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        ["tells.py"],
+        ["./tells.py", "--window", "1:2", "-m", "x", "--help", "--version", "--", "-1", "", "a b", "*", "é"],
+        ["tells.py", "--", "--window", "1:2"],
+        ["-m", "tells", "--trainer.max_epochs=1", "-m", "tells", "--no-window"],
+    ],
+    ids=["plain", "arguments", "dashes", "module"],
+)
+def test_the_script_gets_its_own_arguments_input_and_output(tmp_path, tells, target):
+    tells()
+    without, with_run = without_and_with([sys.executable], target, tmp_path, input=b"1\r\n\x00\xfe")
+    assert b"tells.py" in without.stdout
+    assert with_run.stdout == without.stdout
+    first, *others = with_run.stderr.splitlines()
+    assert first.startswith(b"forge-profiling: adding ForgeProfilerCallback() and ThroughputCallback() to every ")
+    assert others == without.stderr.splitlines()
+    assert with_run.returncode == without.returncode == 0
+
+
+def test_the_script_gets_the_options_of_the_interpreter(tmp_path, tells):
+    tells()
+    interpreter = [sys.executable, "-u", "-W", "error::UserWarning"]
+    without, with_run = without_and_with(interpreter, ["tells.py"], tmp_path, input=b"")
+    assert b"['error::UserWarning'] True" in without.stdout
+    assert with_run.stdout == without.stdout
+
+
+@pytest.mark.parametrize(("exits", "code"), [("3", 3), ("'so it goes'", 1), ("1 / 0", 1), ("None", 0)])
+def test_the_exit_code_is_the_scripts(tmp_path, tells, exits, code):
+    tells(exits)
+    without, with_run = without_and_with([sys.executable], ["tells.py"], tmp_path, input=b"")
+    assert with_run.returncode == without.returncode == code
+    assert with_run.stderr.splitlines()[1:] == without.stderr.splitlines()
+
+
+def test_the_installed_command_does_the_same(tmp_path, tells):
+    tells("3")
+    done = output_of([INSTALLED, "run", "tells.py"], tmp_path, input=b"x")
+    assert done.returncode == 3
+    assert done.stdout.endswith(b"x\xff\r\n")
+
+
+@contextmanager
+def started(command, cwd, **options):
+    process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+WAITS = """
+import signal, sys
+HANDLER
+print("here", flush=True)
+while True:
+    signal.pause()
+"""
+HANDLER = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
+
+
+@pytest.mark.parametrize(
+    ("sent", "handler", "code"),
+    [(signal.SIGINT, "", -signal.SIGINT), (signal.SIGTERM, "", -signal.SIGTERM), (signal.SIGTERM, HANDLER, 5)],
+    ids=["SIGINT", "SIGTERM", "handled"],
+)
+def test_signals_reach_the_script(tmp_path, sent, handler, code):
+    (tmp_path / "waits.py").write_text(WAITS.replace("HANDLER", handler))
+    with started([*COMMAND, "waits.py"], tmp_path) as process:
+        assert process.stdout.readline() == b"here\n"
+        process.send_signal(sent)
+        _, err = process.communicate(timeout=HANGS_S)
+    assert process.returncode == code, err
+
+
+def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
+    script = [str(SCRIPTS / "interrupted.py"), "without", "9", "unused"]
+    command = [*COMMAND, "--window", "2:5", "--trace-dir", "traces", *script]
+    with started(command, tmp_path, text=True) as process:
+        assert "here" in iter(lambda: process.stdout.readline().strip(), "")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=HANGS_S)
+    assert process.returncode == 1, err
+    assert "went on" not in out
+    assert tables(err) == 1
+    assert recorded_steps(the_trace(tmp_path / "traces")) == [2, 3, 4]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["missing.py"], "missing.py: no such file"),
+        (["python", "tells.py"], "Name the script alone, without `python`"),
+        (["--no-window", "--trace-dir", "x", "tells.py"], "--no-window records none"),
+        (["--no-window", "--window", "1:2", "tells.py"], "not allowed with argument"),
+        (["--window", "8:5", "tells.py"], "'8:5' is not a range of steps such as 5:8"),
+        (["--overhead", "5", "tells.py"], "'5' is not a share between 0 and 1"),
+        (["--overhead", "nan", "tells.py"], "'nan' is not a share"),
+        (["--warmup-steps", "-1", "tells.py"], "'-1' is not a whole number"),
+        (["--epochs", "3", "tells.py"], "unrecognized arguments: --epochs"),
+        ([], "required: SCRIPT"),
+        (["-m"], "required: SCRIPT"),
+    ],
+    ids=str,
+)
+def test_wrong_input_is_said_and_nothing_runs(tmp_path, tells, arguments, complaint):
+    tells()
+    done = forge_run(*arguments, cwd=tmp_path, input="")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert complaint in done.stderr
+    assert "adding" not in done.stderr
+
+
+@pytest.mark.parametrize("target", [["-m", "missing"], ["folder"], ["broken.py"]], ids=str)
+def test_what_python_refuses_it_refuses_in_its_own_words(tmp_path, target):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "broken.py").write_text("print(")
+    without, with_run = without_and_with([sys.executable], target, tmp_path)
+    assert with_run.returncode == without.returncode == 1
+    assert with_run.stderr.splitlines()[1:] == without.stderr.splitlines()
+
+
+def test_a_package_that_lightning_cannot_find_is_refused(tmp_path, tells):
+    tells()
+    package = Path(lightning_forge_profiling.__file__).parent
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / package.name).symlink_to(package)
+    program = (
+        f"import sys; sys.path.append({str(tmp_path / 'path')!r})\n"
+        f"from {package.name}.cli.main import main\nsys.exit(main(['run', 'tells.py']))"
+    )
+    done = output_of([sys.executable, "-I", "-S", "-c", program], tmp_path, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "not installed" in done.stderr
+
+
+def test_the_help_names_the_defaults_that_the_callbacks_have(tmp_path):
+    shown = " ".join(forge_run("--help", cwd=tmp_path).stdout.split())
+    profiler, throughput = (signature(kind).parameters for kind in BOTH)
+    window = f"{profiler['start_step'].default}:{profiler['end_step'].default}"
+    assert f"record steps A to B-1 (default: {window})" in shown
+    assert f"do not count (default: {throughput['warmup_steps'].default})" in shown
+    assert f"timing may cost (default: {throughput['overhead'].default})" in shown
+
+
+# --- without `run` the entry point costs nothing ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", GROUPS.values())
+def test_without_run_the_entry_point_imports_nothing_else(tmp_path, group):
+    program = (
+        "import sys\nfrom importlib.metadata import entry_points\n"
+        f"[found] = [each for each in entry_points(group={group!r}) if each.name == 'forge_profiling']\n"
+        "before = set(sys.modules)\nassert found.load()() == []\nprint(*sorted(set(sys.modules) - before))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != RUN_OPTIONS}
+    done = output_of([sys.executable, "-c", program], tmp_path, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= {"lightning_forge_profiling", "lightning_forge_profiling.entry_point"}
+
+
+def ours(trainer):
+    return [type(callback) for callback in trainer.callbacks if isinstance(callback, TimedCallback)]
+
+
+@pytest.mark.parametrize("package", GROUPS)
+def test_each_trainer_of_either_package_has_one_of_each(monkeypatch, tmp_path, package):
+    trainer_of = importlib.import_module(package).Trainer
+    options = {"accelerator": "cpu", "logger": False, "default_root_dir": tmp_path}
+    assert ours(trainer_of(**options)) == []
+    monkeypatch.setenv(RUN_OPTIONS, json.dumps({kind.__name__: {} for kind in BOTH}))
+    assert ours(trainer_of(**options)) == ours(trainer_of(**options)) == BOTH
+
+
+# --- what each Trainer does with them --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def under_run(monkeypatch):
+    """The environment of a script that `run` started."""
+
+    def set_options(**options):
+        window = {"start_step": 2, "end_step": 4}
+        chosen = {"ForgeProfilerCallback": window, "ThroughputCallback": {"warmup_steps": 1}, **options}
+        monkeypatch.setenv(RUN_OPTIONS, json.dumps(chosen))
+
+    set_options()
+    return set_options
+
+
+@pytest.mark.usefixtures("under_run")
+def test_the_table_is_on_standard_error_and_names_the_trace(tmp_path, make_trainer, capsys):
+    make_trainer().fit(Classifier(), loader(48))
+    out, err = capsys.readouterr()
+    assert tables(out) == 0
+    assert tables(err) == 1
+    [trace] = traces(tmp_path)
+    assert str(trace) in err
+    assert recorded_steps(the_trace(tmp_path)) == [2, 3]
+
+
+@pytest.mark.usefixtures("under_run")
+def test_the_scripts_own_callbacks_stay_and_print_where_they_always_do(tmp_path, make_trainer, capsys):
+    forge, throughput = ForgeProfilerCallback(5, 6), ThroughputCallback(warmup_steps=1)
+    make_trainer(forge, throughput).fit(Classifier(), loader(48))
+    out, err = capsys.readouterr()
+    assert (tables(out), tables(err)) == (1, 0)
+    assert recorded_steps(the_trace(tmp_path)) == [5]
+    assert throughput.summary()["throughput/steps_per_sec"] > 0
+
+
+@pytest.mark.usefixtures("under_run")
+@pytest.mark.parametrize(
+    ("own", "steps"),
+    [(ThroughputCallback(warmup_steps=3), [2, 3]), (ForgeProfilerCallback(5, 6), [5])],
+    ids=["throughput", "profiler"],
+)
+def test_what_the_script_lacks_is_added_to_what_it_has(tmp_path, make_trainer, capsys, own, steps):
+    make_trainer(own).fit(Classifier(), loader(48))
+    out, err = capsys.readouterr()
+    assert (tables(out), tables(err)) == (1, 0)
+    assert "throughput" in out
+    assert recorded_steps(the_trace(tmp_path)) == steps
+
+
+class Subclass(ForgeProfilerCallback):
+    pass
+
+
+@pytest.mark.usefixtures("under_run")
+@pytest.mark.parametrize(
+    ("own", "steps"),
+    [(Subclass(5, 6), [5]), (ForgeProfilerCallback(enabled=False), [2, 3])],
+    ids=["subclass", "disabled"],
+)
+def test_a_subclass_counts_and_a_disabled_callback_does_not(tmp_path, make_trainer, own, steps):
+    make_trainer(own).fit(Classifier(), loader(48))
+    assert recorded_steps(the_trace(tmp_path)) == steps
+
+
+@pytest.mark.usefixtures("under_run")
+def test_callbacks_that_the_module_configures_stay(tmp_path, make_trainer, capsys):
+    class Configures(Classifier):
+        def configure_callbacks(self):
+            return [ForgeProfilerCallback(5, 6), ThroughputCallback(warmup_steps=1)]
+
+    make_trainer().fit(Configures(), loader(48))
+    assert tables(capsys.readouterr().out) == 1
+    assert recorded_steps(the_trace(tmp_path)) == [5]
+
+
+@pytest.mark.usefixtures("under_run")
+def test_trainers_that_share_a_list_of_callbacks_each_have_one_table(tmp_path, capsys):
+    shared = []  # Lightning extends it in place
+    for run in range(2):
+        shared.append(L.Callback())
+        trainer = L.Trainer(
+            accelerator="cpu", logger=False, max_epochs=1, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=shared, default_root_dir=tmp_path / str(run),
+        )  # fmt: skip
+        trainer.fit(Classifier(), loader(48))
+        assert tables(capsys.readouterr().err) == 1
+        assert len(traces(tmp_path / str(run))) == 1
+    assert ours(trainer) == BOTH * 2
+
+
+@pytest.mark.usefixtures("under_run")
+def test_each_fit_of_each_trainer_has_its_table_and_trace(tmp_path, make_trainer, capsys):
+    first, second = make_trainer(), make_trainer()
+    for number, trainer in enumerate((first, second, first), 1):
+        trainer.fit_loop.max_epochs = trainer.current_epoch + 1
+        trainer.fit(Classifier(), loader(48))
+        assert tables(capsys.readouterr().err) == 1
+        assert len(traces(tmp_path)) == number
+
+
+@pytest.mark.usefixtures("under_run")
+@pytest.mark.parametrize("what", ["validate", "test", "predict"])
+def test_without_a_fit_there_is_nothing_to_show(tmp_path, make_trainer, capsys, what):
+    getattr(make_trainer(), what)(Classifier(), loader())
+    out, err = capsys.readouterr()
+    assert tables(out) == tables(err) == 0
+    assert traces(tmp_path) == []
+
+
+@pytest.mark.usefixtures("under_run")
+def test_a_trial_run_records_nothing(tmp_path, make_trainer):
+    trainer = make_trainer(fast_dev_run=True)
+    trainer.fit(Classifier(), loader())
+    assert trainer.global_step == 1
+    assert traces(tmp_path) == []
+
+
+@pytest.mark.usefixtures("under_run")
+def test_a_tuner_leaves_the_window_to_the_fit(tmp_path, make_trainer, capsys):
+    class Tunable(Classifier):
+        lr = 1e-2
+
+    trainer, model = make_trainer(), Tunable()
+    Tuner(trainer).lr_find(model, loader(48), num_training=8)
+    assert traces(tmp_path) == []
+    trainer.fit(model, loader(48))
+    assert tables(capsys.readouterr().err) == 1
+    assert recorded_steps(the_trace(tmp_path)) == [2, 3]
+
+
+def test_weights_and_checkpoint_are_those_without(tmp_path, make_trainer, monkeypatch, under_run):
+    saved = []
+    for options in (None, os.environ[RUN_OPTIONS]):
+        monkeypatch.delenv(RUN_OPTIONS) if options is None else monkeypatch.setenv(RUN_OPTIONS, options)
+        L.seed_everything(1)
+        trainer = make_trainer()
+        trainer.fit(Classifier(), loader(48))
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        saved.append(torch.load(tmp_path / "last.ckpt", weights_only=False))
+    without, with_run = saved
+    assert with_run.keys() == without.keys()
+    assert with_run["callbacks"] == without["callbacks"]
+    assert all(with_run["state_dict"][name].equal(weight) for name, weight in without["state_dict"].items())
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_the_script(make_trainer, under_run, capsys):
+    under_run(ForgeProfilerCallback={"start_step": 2, "end_step": 4, "trace_dir": "/dev/null"})
+    model = Classifier()
+    make_trainer().fit(model, loader(48))
+    assert model.seen == 12
+    err = capsys.readouterr().err
+    assert tables(err) == 1
+    assert "no trace" in err
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["not JSON", "[]", '{"ForgeProfilerCallback": {"start_step": 5, "end_step": 2}}', '{"Unknown": {}}', "{}"],
+)
+def test_options_of_another_version_do_not_stop_the_script(make_trainer, monkeypatch, caplog, options):
+    monkeypatch.setenv(RUN_OPTIONS, options)
+    with caplog.at_level(logging.WARNING, logger="lightning_forge_profiling"):
+        trainer = make_trainer()
+    assert ours(trainer) == []
+    assert ("Nothing will be profiled" in caplog.text) == (options != "{}")
+
+
+# --- several processes, and other ways to start them -----------------------------------------------------------------
+
+
+def test_it_changes_nothing_in_a_script_for_lightnings_command_line(tmp_path):
+    fit = [SCRIPTS / "cli.py", "fit", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
+    done = forge_run("--window", "2:4", "--warmup-steps", "1", *fit, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tables(done.stdout), tables(done.stderr)) == (0, 1)
+    assert recorded_steps(the_trace(tmp_path)) == [2, 3]
+    [config] = tmp_path.rglob("config.yaml")
+    assert "Forge" not in config.read_text()
+
+
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run"]
+TWO = ["--standalone", "--nproc-per-node", "2"]
+STARTS = {
+    "by Lightning": COMMAND,
+    "run, then the launcher": [*COMMAND, *LAUNCHER[1:], *TWO],
+    "the launcher, then run": [*LAUNCHER, *TWO, *COMMAND[1:]],
+    "the launcher, then the command": [*LAUNCHER, *TWO, "--no-python", INSTALLED, "run"],
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="starts processes that find each other with gloo")
+@pytest.mark.parametrize("start", STARTS)
+def test_every_rank_is_profiled_and_one_says_so(tmp_path, start):
+    training = [SCRIPTS / "distributed.py", "ddp", tmp_path, "plain"]
+    environment = {**os.environ, "MASTER_PORT": str(free_port())}
+    done = output_of([*STARTS[start], *training], tmp_path, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 2
+    assert done.stderr.count("forge-profiling: adding") == 1
+    assert (tables(done.stdout), tables(done.stderr)) == (0, 1)
+    for rank in range(2):
+        assert recorded_steps(the_trace(tmp_path, rank)) == [5, 6, 7]

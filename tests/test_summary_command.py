@@ -1,0 +1,214 @@
+"""`forge-profiling summary`: of runs that are running, have ended or were killed, and of what is no record."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lightning_forge_profiling.record.lines import Interval, encode_line
+from tests.outcomes import unwrapped
+from tests.record_builder import MadeRun
+from tests.terminals import CODES, terminal
+from tests.test_cli import ENVIRONMENT, INPUT_BOUND, fails, forge, loaded
+from tests.test_trace_files import bound_by_permissions
+
+LONG_AGO = 1.7e9
+
+
+def summary(path, *options, **kwargs):
+    done = forge("summary", path, *options, **kwargs)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def summary_json(path):
+    return json.loads(summary(path, "--json").stdout)
+
+
+# --- how a run stands ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (MadeRun(), "running: step 1,200, last written "),
+        (MadeRun(began=LONG_AGO, outcome="finished"), "finished after 1 min, 1,200 steps"),
+        (MadeRun(began=LONG_AGO, outcome="failed"), "failed after 1 min, step 1,200: ValueError: the loss is nan"),
+        (MadeRun(began=LONG_AGO), "killed or still writing: last line "),
+    ],
+    ids=["running", "finished", "failed", "killed"],
+)
+def test_the_first_line_says_which_run_it_is_and_how_it_stands_and_the_table_follows(tmp_path, run, says):
+    record = run.write(tmp_path)
+    done = summary(record)
+    first, *others = done.stdout.splitlines()
+    assert first.startswith(f"{record}: {says}")
+    text = "\n".join(others)
+    assert "verdict     input-bound: " in text
+    assert "Where a step goes: 36." in text
+    assert "whole fit   steps " in text
+    assert (done.stderr, "\x1b" in done.stdout) == ("", False)
+
+
+def test_a_run_that_was_killed_after_its_last_totals_has_a_table_of_the_steps_until_then(tmp_path):
+    text = summary(MadeRun(began=LONG_AGO, rows=24).write(tmp_path)).stdout
+    assert "step 1,200\nthe table is of the first 1,000 steps\n" in text
+
+
+def test_a_run_that_was_killed_before_its_first_totals_shows_the_pace_that_it_had(tmp_path):
+    record = MadeRun(began=LONG_AGO, rows=3, states=False).write(tmp_path)
+    text = summary(record).stdout
+    assert "step 150" in text
+    assert "forward " in text
+    assert "samples/s" in text
+    content = summary_json(record)
+    assert (content["metrics"], content["analysis"]) == ({}, None)
+
+
+def test_a_run_that_has_not_come_to_its_first_row_says_so(tmp_path):
+    text = summary(MadeRun(began=time.time() - 5, rows=0).write(tmp_path)).stdout
+    assert "running: step 0, last written " in text
+    assert "no step was timed yet" in text
+
+
+def test_a_rank_that_died_is_named_while_the_others_go_on(tmp_path):
+    run = MadeRun(ranks=3, quiet=1, rows=200)
+    text = summary(run.write(tmp_path)).stdout
+    assert "running: step 10,000" in text
+    assert "; rank 1 silent for " in text
+    assert ", step 5,000" in text
+
+
+def test_a_failure_of_any_rank_is_the_run_s(tmp_path):
+    record = MadeRun(ranks=2, began=LONG_AGO, outcome="failed", quiet=0).write(tmp_path)
+    assert "failed after " in summary(record).stdout
+    assert summary_json(record)["outcome"] == "failed"
+
+
+# --- json ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_the_logged_names_under_metrics_and_the_analysis_as_in_summary_json(tmp_path):
+    record = MadeRun(ranks=2, late=1, began=LONG_AGO, outcome="finished").write(tmp_path)
+    content = summary_json(record)
+    assert (content["outcome"], content["run"], content["step"]) == ("finished", "made-up", 1200)
+    assert content["record"] == str(record)
+    assert content["at"] > content["began"] == LONG_AGO
+    assert content["metrics"]["time/step_ms"] == pytest.approx(42.6, abs=0.5)
+    assert content["metrics"]["throughput/samples_per_sec"] == pytest.approx(2 * 16 / 0.0426, rel=0.02)
+    assert content["analysis"]["verdict"] == "input-bound"
+    assert content["analysis"]["run"]["ledger"]["parts"]["validation"] == pytest.approx(8.0)
+    assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
+    assert content["ranks"][0]["late_ms"] is None
+    assert content["ranks"][1]["late_ms"] == pytest.approx(6.0, abs=0.5)
+    assert content["problems"] == []
+
+
+def test_ranks_of_the_same_pace_have_none_that_is_late(tmp_path):
+    content = summary_json(MadeRun(ranks=3, began=LONG_AGO, outcome="finished").write(tmp_path))
+    assert [rank["late_ms"] for rank in content["ranks"]] == [None] * 3
+
+
+# --- which record ----------------------------------------------------------------------------------------------------
+
+
+def test_of_a_folder_with_several_records_the_newest_is_taken_and_said(tmp_path):
+    for age, name in enumerate(("version_0", "version_1")):
+        record = MadeRun(began=LONG_AGO + age, outcome="finished", run=name).write(tmp_path / name)
+        os.utime(record / "rank0.jsonl", (LONG_AGO + age, LONG_AGO + age))
+    assert summary_json(tmp_path)["run"] == "version_1"
+    assert summary(tmp_path).stdout.startswith(f"{record} (newest of 2 records): finished after ")
+    assert summary_json(tmp_path / "version_0")["run"] == "version_0"
+    assert summary_json(tmp_path / "version_0" / "forge_record" / "rank0.jsonl")["run"] == "version_0"
+
+
+def test_the_ranks_of_one_node_are_a_record_without_rank_0(tmp_path):
+    record = MadeRun(ranks=3, began=LONG_AGO, outcome="finished").write(tmp_path)
+    (record / "rank0.jsonl").unlink()
+    assert [rank["rank"] for rank in summary_json(tmp_path)["ranks"]] == [1, 2]
+
+
+def test_a_record_that_was_moved_elsewhere_is_read_under_its_new_name(tmp_path):
+    record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path / "before")
+    shutil.move(record, tmp_path / "kept")
+    assert summary_json(tmp_path / "kept")["outcome"] == "finished"
+
+
+# --- damage and wrong input -------------------------------------------------------------------------------------------
+
+
+def test_a_torn_last_line_is_one_line_on_stderr_and_the_rest_is_shown(tmp_path):
+    record = MadeRun(began=LONG_AGO).write(tmp_path)
+    path = record / "rank0.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in (1, len(lines[-1]) // 2, len(lines[-1]) - 2):
+        path.write_bytes(b"".join(lines[:-1]) + lines[-1][:kept])
+        done = summary(record)
+        [line] = done.stderr.splitlines()
+        assert line == "forge-profiling: rank0.jsonl: its last line is torn, as after a crash"
+        assert "step 1,150" in done.stdout
+        assert summary(record, "--json").stdout.startswith("{")
+
+
+def test_names_in_a_record_cannot_write_to_the_terminal(tmp_path):
+    run = MadeRun(began=LONG_AGO, run="\x1b[2Jevil")
+    record = run.write(tmp_path)
+    row = run.lines()[-1]
+    assert isinstance(row, Interval)
+    with (record / "rank0.jsonl").open("ab") as file:
+        file.write(encode_line(row).replace(b'"optimizer":', b'"\\u001b[2Jmine":'))
+    for options in ((), ("--json",)):
+        assert "\x1b" not in summary(record, *options).stdout
+
+
+def test_what_is_no_record_is_refused_with_what_to_do(tmp_path):
+    assert fails(forge("summary", tmp_path / "nothing"), "nothing does not exist")
+    assert fails(forge("summary", tmp_path), "no record of a run in ")
+    assert fails(
+        forge("summary", INPUT_BOUND), "is no record of a run (forge_record/rankN.jsonl); forge-profiling analyze"
+    )
+    empty = tmp_path / "forge_record"
+    empty.mkdir()
+    assert fails(forge("summary", empty), "no record of a run in ")
+    (empty / "rank0.jsonl").touch()
+    assert fails(forge("summary", empty), "rank0.jsonl is no record of a run: it is empty")
+    (empty / "rank0.jsonl").write_text('{"line": "begin"}\nnonsense\n')
+    assert fails(forge("summary", empty), "rank0.jsonl is no record of a run: ")
+
+
+def test_a_folder_without_permission_is_said(tmp_path):
+    closed = tmp_path / "closed"
+    MadeRun(rows=1).write(closed)
+    closed.chmod(0o000)
+    try:
+        listing = [sys.executable, "-c", "import os, sys; os.listdir(sys.argv[1])", str(closed)]
+        if not subprocess.run(listing, preexec_fn=bound_by_permissions, capture_output=True, check=False).returncode:
+            pytest.skip("permissions do not bind this user")
+        done = forge("summary", closed, preexec_fn=bound_by_permissions)
+        assert fails(done, f"{closed}: Permission denied")
+    finally:
+        closed.chmod(0o700)
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [("summary",), ("summary", "--json"), ("watch", "--once"), ("report", "--html")])
+def test_commands_on_records_load_neither_torch_nor_numpy(tmp_path, arguments):
+    record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
+    file = [tmp_path / "run.html"] if "--html" in arguments else []
+    assert loaded(arguments[0], record, *arguments[1:], *file) == {"msgspec"}
+    assert loaded(arguments[0], "--help") == set()
+
+
+def test_the_table_is_wrapped_in_a_narrow_terminal(tmp_path):
+    record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
+    with terminal("summary", record, columns=60, environment=ENVIRONMENT) as shown:
+        assert shown.ended() == 0
+    text = CODES.sub("", shown.output)
+    assert max(map(len, text.splitlines())) <= 60
+    assert "input-bound: the GPU waits" in unwrapped(text)

@@ -20,7 +20,7 @@ _FOLLOWED: Final = 8
 """How many of the sizes found there are read of every batch."""
 
 _FIRST_BATCHES: Final = 8
-"""A size that equals the batch size in so many batches by chance is a constant, as a number of channels."""
+"""A size that matches the batch size in this many batches by chance is a constant, such as a number of channels."""
 
 _Size = Callable[[Any], int]
 """Reads one size off a batch."""

@@ -108,7 +108,7 @@ def pin_memory_advice(settings: LoaderSettings | None) -> str:
     if settings is None or not settings.pin_memory:
         return "Set pin_memory=True in the DataLoader (only from pinned memory is a copy asynchronous)"
     return (
-        "The DataLoader has pin_memory=True: look for what is copied from pageable memory all the same, as a batch "
+        "The DataLoader has pin_memory=True: look for what is still copied from pageable memory, as a batch "
         "class without a method pin_memory(), or tensors made in on_before_batch_transfer or transfer_batch_to_device"
     )
 

@@ -18,7 +18,7 @@ NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
 
 _BEYOND: Final = 1.2
-"""A saving of so many times what its cause costs is more than rounding, and has to be explained."""
+"""From this multiple of the cause's cost on, a saving needs an explanation."""
 
 _ONE_DECIMAL_FROM_MS: Final = 10
 

@@ -61,7 +61,7 @@ class RunReport:
         log_folder: where TensorBoard should look, None without a logger.
         analysis: of the steps that count and of the trace, None where there is neither.
         compute: how fast a device computed; empty if unknown.
-        gpu: the GPU's sensors, or why they could not be read; None where nobody asked.
+        gpu: the GPU's sensors, or why they could not be read; None if telemetry is off.
     """
 
     run: RunSummary

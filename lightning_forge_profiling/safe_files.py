@@ -41,7 +41,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         >>> path.read_bytes()
         b'content'
     """
-    part = path.with_name(f".{token_hex(8)}.tmp")  # nobody can guess it
+    part = path.with_name(f".{token_hex(8)}.tmp")  # cannot be guessed
     before = _existing_file(path)
     try:
         # never readable by more users than the file it replaces, not even while it is written

@@ -76,13 +76,13 @@ def test_a_graph_of_a_function_that_waits_is_refused_before_the_capture(gpu):
 
 def broken_off(calls, count):
     del calls, count
-    raise ForgeProfilingError("CUDA broke the capture of a graph off: operation not permitted")
+    raise ForgeProfilingError("CUDA aborted the graph capture: operation not permitted")
 
 
 def test_a_graph_that_cuda_breaks_off_is_one_sentence(gpu):
     gpu.capture = broken_off
     with pytest.raises(
-        ForgeProfilingError, match=r"cannot be used: CUDA broke .* not permitted\. Leave method out"
+        ForgeProfilingError, match=r"cannot be used: CUDA aborted .* not permitted\. Leave method out"
     ) as found:
         timed(gpu, add(gpu), options("graph"))
     assert "\n" not in str(found.value)
@@ -107,7 +107,7 @@ def test_whether_there_is_work_on_other_streams_is_left_open_without_the_profile
 
 @pytest.mark.parametrize("method", ["graph", "saturated", "events"])
 def test_a_method_that_reads_one_stream_is_refused_where_nothing_is_on_it(gpu, method):
-    with pytest.raises(ConfigurationError, match="the function puts nothing there: leave method out"):
+    with pytest.raises(ConfigurationError, match="the function launches nothing there: leave method out"):
         timed(gpu, lambda: gpu.kernel_aside(20_000), options(method))
 
 

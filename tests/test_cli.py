@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -87,6 +88,17 @@ def test_analyze_reports_all_ranks_of_a_folder():
     assert done.returncode == 0, done.stderr
     assert "2 ranks" in done.stdout
     assert "waits for others" in done.stdout
+
+
+def test_analyze_says_first_which_window_of_a_folder_it_is_about(tmp_path):
+    for age, case in enumerate(("sync_item", "input_bound")):
+        window = tmp_path / "logs" / case
+        shutil.copytree(TRACES / case, window)
+        for file in window.iterdir():
+            os.utime(file, (1e9 - age, 1e9 - age))
+    done = forge("analyze", tmp_path / "logs")
+    assert done.stdout.startswith(f"window     {tmp_path / 'logs' / 'sync_item'}\nsync-bound: ")
+    assert forge("analyze", tmp_path / "logs" / "input_bound").stdout.startswith("input-bound: ")
 
 
 def test_json_is_alone_on_stdout_and_follows_the_shipped_schema():

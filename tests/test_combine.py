@@ -322,4 +322,4 @@ def test_without_a_gpu_what_comes_between_epochs_is_no_share_of_the_recorded_ste
     assert told["input-bound"] == pytest.approx(100 * 2 / 3, abs=1)
     assert told["slow-optimizer"] == pytest.approx(100 * update / (3 * step), abs=1)
     assert sum(told.values()) <= 101
-    assert any("what happens in some steps alone" in said for said in both.differences)
+    assert any("lacks what happens only in some steps" in said for said in both.differences)

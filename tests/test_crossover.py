@@ -80,7 +80,7 @@ def test_what_counts_is_from_where_on_it_is_faster_for_good(gpu, size, said):
     [
         (8.0, 0.01, "faster from about 180 on"),
         (8.0, 0.2, "faster from about 180 on (between 150 and 220)"),
-        (63.0, 0.1, "faster from about 510 on (within the noise, from no size on)"),
+        (63.0, 0.1, "faster from about 510 on (within the noise, at no size)"),
         (65.0, 0.1, "not faster at any size, 64 to 512 (within the noise, faster from about 470 on)"),
         (0.9, 0.3, "faster at every size, 64 to 512 (between 64 and 83)"),
     ],

@@ -474,7 +474,7 @@ INSIDE = r"count the network inside: count_flops\(module.net, inputs\)\.$"
         (WithALock, r"WithALock cannot be counted, because its attribute 0\.lock cannot be copied .*lock' object\)\.$"),
         (lambda: nn.LazyLinear(D), "has parameters without a shape yet. Run it once with a batch"),
         (lambda: nn.LazyBatchNorm1d(affine=False), "has parameters without a shape yet"),
-        (lambda: UsesAGlobal(D, D), "neither the module's nor the batch's.* a buffer"),
+        (lambda: UsesAGlobal(D, D), "neither the module nor the batch.* a buffer"),
         (Flex, "flex_attention cannot be counted: use scaled_dot_product_attention instead"),
         (lambda: Flex().requires_grad_(requires_grad=False), "flex_attention cannot be counted"),
         (lambda: NestsInside(D, D), "Nested tensors cannot be counted: .* a padded batch"),
@@ -623,7 +623,7 @@ def test_what_a_hook_keeps_is_told(caplog):
     net[0].register_forward_hook(lambda *given: kept.update(out=given[-1]))
     count_flops(net, batch()[0])
     (message,) = logged(caplog)
-    assert "something outside of the module" in message
+    assert "an object outside the module" in message
     assert str((B, S, D)) in message
     del kept["out"]
     caplog.clear()

@@ -48,7 +48,7 @@ def test_the_host_that_works_longest_on_a_step_is_late_by_what_it_works_longer(r
     assert found.rank == 1
     assert found.evidence["late_ms_per_step"] == pytest.approx(15)
     assert found.share_pct == pytest.approx(100 * 15 / STEP_MS, abs=6)
-    assert "its host is late, and works 20.6 ms on a step where the others work 5.58 ms" in found.title
+    assert "its host is late: it takes 20.6 ms a step, the others' 5.58 ms" in found.title
 
 
 def test_it_costs_no_more_than_the_others_gpus_have_left(recorded):

@@ -96,7 +96,7 @@ def test_an_iterable_dataset_is_said_to_share_its_samples_out(make_trainer):
     analysis = trained(make_trainer, DataLoader(slow, 4))
     assert analysis.run.loader.iterable
     advice = the("input-bound", analysis).advice
-    assert "IterableDataset has to share its samples out" in advice
+    assert "IterableDataset must split its samples" in advice
 
 
 def test_what_is_no_torch_dataloader_gets_other_advice(make_trainer):
@@ -204,7 +204,7 @@ def test_without_the_settings_the_words_are_right_for_all():
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True)
     advice = loader_advice(wait, None)
     assert "more num_workers than now" in advice
-    assert "No more workers than usable cores, those of all ranks on the host together." in advice
+    assert "Use no more workers than usable cores, counting all ranks on the host." in advice
 
 
 @pytest.mark.parametrize(("cores", "on_gpu", "bounded"), [(16, True, False), (2, True, True), (16, False, True)])

@@ -114,7 +114,7 @@ def test_a_step_that_is_never_reached_writes_nothing(tmp_path):
     history = FakeHistory()
     train(snapshot := MemorySnapshot(5, tmp_path / "snapshot", history), history, steps=5)
     assert (snapshot.written, history.switched) == (None, ["on", "off"])
-    assert snapshot.problem == "step 5 never came to its end"
+    assert snapshot.problem == "step 5 did not complete"
 
 
 def test_an_exception_within_the_step_puts_recording_back(tmp_path):
@@ -207,7 +207,7 @@ def test_a_fit_without_such_an_error_leaves_no_snapshot(make_trainer, history, t
 
 def test_the_table_says_that_the_step_never_came(make_trainer, history, tmp_path, capsys):
     make_trainer(callback_in(tmp_path / "traces", memory_snapshot=50)).fit(Allocating(history), loader(12))
-    assert "snapshot: step 50 never came to its end" in capsys.readouterr().out
+    assert "snapshot: step 50 did not complete" in capsys.readouterr().out
     assert history.switched == []
 
 
@@ -229,7 +229,7 @@ def test_on_a_cpu_the_table_and_the_report_say_so(make_trainer, tmp_path, capsys
 def test_where_the_callback_stands_aside_the_report_says_why_there_is_no_snapshot(make_trainer, tmp_path):
     callback = callback_in(tmp_path / "traces", memory_snapshot=1)
     make_trainer(callback, fast_dev_run=True).fit(Classifier(), loader(12))
-    assert callback.trace_report().memory_message == "fast_dev_run is only a trial"
+    assert callback.trace_report().memory_message == "fast_dev_run is a trial run"
 
 
 def test_the_callback_refuses_what_is_neither_a_step_nor_oom():

@@ -99,7 +99,7 @@ def the(code, run):
 def test_a_finding_has_its_numbers_and_names_the_setting():
     found = the("input-bound", MEASURED["slow loader"])
     assert found.title == (
-        "the GPU waits 9.14 ms of each 53.3 ms step for the data loader (the host 40.3 ms, of which 31.1 ms are hidden)"
+        "the GPU waits 9.14 ms of each 53.3 ms step for the data loader (host wait 40.3 ms, 31.1 ms of it hidden)"
     )
     assert found.share_pct == pytest.approx(100 * 9.14 / 53.28)
     assert found.evidence["exposed_wait_ms_per_step"] == 9.14
@@ -425,7 +425,7 @@ def test_a_slow_callback_is_the_verdict_and_not_the_short_wait_for_data(make_tra
 
 def test_a_short_run_says_why_there_is_no_verdict(make_trainer, capsys):
     make_trainer(ThroughputCallback(), logger=False).fit(Classifier(), loader(16))
-    assert "verdict     none: 0 steady steps, at least 5 needed" in capsys.readouterr().out
+    assert "verdict     not enough steps: 0 after warm-up, at least 5 needed" in capsys.readouterr().out
 
 
 def test_both_callbacks_give_one_verdict_also_where_no_trace_is_recorded(make_trainer, capsys, tmp_path):

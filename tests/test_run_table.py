@@ -15,8 +15,10 @@ from lightning_forge_profiling.report import run_output
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport, run_table
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.wording import compute_lines
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence, RunLedger
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
@@ -88,6 +90,59 @@ def test_an_ordinary_table_is_short_and_whole_in_80_columns():
     assert lines[1].startswith("verdict     input-bound: ")
 
 
+def test_the_table_of_a_recorded_run_has_some_twenty_lines(tmp_path):
+    path = tmp_path / "rank0.trace.json.gz"
+    path.write_bytes(b"x" * 400_000)
+    trace = TraceReport(
+        "written", "", (5, 6, 7), path, tmp_path / "tensorboard" / "x", 311.0, report_path=tmp_path / "report.html"
+    )
+    gpu = TelemetrySummary(
+        device="NVIDIA H200",
+        utilization_pct=12.0,
+        memory_peak_gib=1.6,
+        memory_total_gib=140.4,
+        allocated_peak_gib=0.2,
+        power_w=123.0,
+        power_limit_w=700.0,
+        joules_per_sample=0.06,
+        temperature_peak_c=35.0,
+        sm_mhz=1980.0,
+        throttled_pct=0.0,
+    )
+    peak = Peak(67e12, "fp32", "H200 SXM", "NVIDIA H200 data sheet")
+    ledger = RunLedger(
+        wall_s=3.0,
+        parts={"steps": 1.5, "profiler": 0.6, "sanity_check": 0.4, "validation": 0.2, "checkpoint": 0.2},
+        unexplained_s=0.1,
+        counts={},
+    )
+    steps = Distribution(mean=15.0, p50=15.0, min=14.0, max=16.0)
+    evidence = RunEvidence(steps=400, on_device=True, step_ms=steps, regions={}, ledger=ledger)
+    totals = RunTotals()
+    for step in range(60):
+        split = {"data": 0.05, "transfer": 0.1, "forward": 5.0, "backward": 8.0, "optimizer": 1.5, "other": 0.1}
+        left_out = "warm-up" if step < 6 else "recorded" if step < 10 else None
+        totals.add(StepTimes(step, split, split), StepWork(32.0, 4096.0, 1), left_out)
+    text = printed(
+        totals.summary(steps=60, before_first_s=0.5, wall_s=2.4),
+        trace,
+        tmp_path,
+        width=80,
+        on_device=True,
+        device="cuda:0 (NVIDIA H200)",
+        analysis=replace(sample_analysis(), hints=(), run=evidence),
+        gpu=gpu,
+        compute=(run_compute(Compute("mfu", 1.47e12, peak)),),
+    )
+    lines = [line for line in text.splitlines() if line]
+    assert len(lines) <= 21
+    assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
+    assert f"report      {tmp_path / 'report.html'}\n" in text
+    assert "trace       rank0.trace.json.gz beside it: 3 steps, 0.4 MB, exported in 311 ms\n" in text
+    [rest] = [line for line in lines if line.startswith("rest")]
+    assert rest.split()[-2:] == ["1.7", "%"], "data, transfer and other, so that the shares sum to the step"
+
+
 def test_the_split_of_the_step_has_shares_of_the_mean_and_percentiles_of_the_timed_steps():
     lines = [line.split() for line in printed(sampled(401), width=80, on_device=True).splitlines()]
     [head] = [line for line in lines if line[:1] == ["from"]]
@@ -138,13 +193,13 @@ def test_without_a_batch_size_the_other_rates_stay():
 def test_a_run_of_warm_up_steps_only_shows_them_without_the_first_and_says_so():
     run = books("warm-up", "warm-up", "warm-up")
     assert run.steady.mean_ms("step") == pytest.approx(2.5)
-    assert "all 3 steps were warm-up" in printed(run)
+    assert "the run ended within its 3 warm-up steps" in printed(run)
 
 
 def test_a_run_of_one_step_shows_that():
     run = books("warm-up")
     assert run.steady.mean_ms("step") == pytest.approx(1)
-    assert "the run had one step" in printed(run)
+    assert "only one step ran" in printed(run)
 
 
 def test_a_run_without_steps_prints_no_rate():
@@ -164,7 +219,7 @@ def test_the_trace_line_has_a_command_that_can_be_copied(tmp_path):
     assert f"tensorboard --logdir '{log_folder}'" in text
 
 
-@pytest.mark.parametrize("status", ["not reached", "stood aside", "failed"])
+@pytest.mark.parametrize("status", ["not reached", "skipped", "failed"])
 def test_a_missing_trace_is_named_with_its_reason(status):
     text = printed(books(None), TraceReport(status, "because of [brackets]"), Path("logs"))
     assert f"no trace    {status}: because of [brackets]" in text
@@ -222,17 +277,17 @@ def test_the_report_is_named_where_it_is(tmp_path):
 
 @pytest.mark.parametrize(("left_out", "steps"), [((None,) * 4, 4), (("warm-up",) * 9, 0)])
 def test_too_few_steps_for_a_verdict_are_said(left_out, steps):
-    assert f"verdict     none: {steps} steady steps, at least 5 needed" in printed(books(*left_out))
+    assert f"verdict     not enough steps: {steps} after warm-up, at least 5 needed" in printed(books(*left_out))
 
 
-def test_a_peak_is_named_once_and_without_the_address_of_its_source():
+def test_a_peak_is_named_once_and_its_source_in_the_reports_without_the_address():
     peak = Peak(989.5e12, "bf16", "H200 SXM", "NVIDIA H200 data sheet, halved, https://www.nvidia.com/h200/")
     found = Compute("mfu", 400e12, peak), Compute("hfu", 500e12, peak, "attention counted in full, causal or not")
     compute = tuple(map(run_compute, found))
     text = printed(books(None), compute=compute, width=200)
-    assert (
-        "400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16; NVIDIA H200 data sheet, halved)\n" in text
-    )
+    assert "400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16)\n" in text
+    [named, _] = compute_lines(compute)  # as in the reports
+    assert named.endswith("(H200 SXM, bf16; NVIDIA H200 data sheet, halved)")
     twice = printed(books(None), compute=compute[:1] * 2, width=200)
     assert twice.count("TFLOP/s per device") == 1, "nothing more ran"
     assert "500 TFLOP/s per device carried out, HFU 50.5 % of the same, attention counted in full" in text

@@ -67,6 +67,22 @@ def test_a_bound_holds_for_the_run_and_not_for_the_recorded_steps_alone():
     assert f"at most {longer:.1f} ms" in found.remedy
 
 
+def test_the_optimizer_s_fix_saves_no_more_than_its_region_in_the_run_and_its_work_on_the_gpu():
+    evidence, trace = live("slow_optimizer"), analyze(TRACES / "slow_optimizer").analysis
+    region = RunRegion(device_ms=0.8, host_ms=0.9)
+    evidence = replace(evidence, regions={**evidence.regions, "optimizer": region})
+    found = the("slow-optimizer", combine(trace, evidence))
+    assert found.saves.at_most
+    assert found.saves.ms_per_step == pytest.approx(0.9 + found.evidence["gpu_busy_ms_per_step"])
+    assert found.share_pct == pytest.approx(100 * 0.8 / evidence.step_ms.mean), "of the run, which was not slowed"
+    assert found.title.startswith("the optimizer takes 0.80 ms of each 5.26 ms step. Recorded, which slows the host: ")
+
+
+def test_what_ends_waits_alone_saves_what_the_finding_costs_in_a_live_step():
+    found = the("launch-bound", combine(analyze(TRACES / "slow_optimizer").analysis, live("slow_optimizer")))
+    assert found.saves.pct == pytest.approx(found.share_pct)
+
+
 @pytest.mark.parametrize("case", ["input_bound", "slow_rank_gpu", "slow_rank_host"])
 def test_a_wait_that_goes_away_is_expected_to_be_saved(case):
     first = analyze(TRACES / case).analysis.findings[0]
@@ -118,10 +134,10 @@ def test_what_has_no_fix_predicts_nothing():
 
 def test_a_saving_is_in_the_verdict_with_its_share():
     analysis = analyze(TRACES / "input_bound").analysis
-    assert analysis.verdict_text.endswith(" That saves about 25.3 ms of each 40.2 ms step (63 %).")
+    assert analysis.verdict_text.endswith(" That saves about 25.3 ms a step (63 %).")
 
 
 def test_no_more_is_saved_than_there_is():
-    assert saving(12.0, 10.0, at_most=True).text == "That saves at most 10.0 ms of each 10.0 ms step (100 %)."
+    assert saving(12.0, 10.0, at_most=True).text == "That saves at most 10.0 ms a step (100 %)."
     assert saving(0.0, 10.0, at_most=True) is None
     assert saving(None, 10.0, at_most=True) is None

@@ -104,7 +104,7 @@ def test_a_window_that_is_not_reached_says_so_and_leaves_nothing(tmp_path):
     config = ProfilingConfig(enable=True, start_step=5, end_step=8, trace_dir=tmp_path)
     report = train(build_profiler(config), steps=3)
     assert report.status == "not reached"
-    assert "the run had 3 steps" in report.message
+    assert "the run ended after 3 steps" in report.message
     assert list(tmp_path.iterdir()) == []
 
 

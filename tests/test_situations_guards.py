@@ -1,4 +1,4 @@
-"""What is refused before the first batch, where the callbacks stand aside, and what a failure of theirs does."""
+"""What is refused before the first batch, where the callbacks skip recording, and what a failure of theirs does."""
 
 import gzip
 import subprocess
@@ -140,16 +140,16 @@ def test_a_trace_dir_that_cannot_be_written_is_refused_before_the_first_batch(ma
     assert model.seen == 0
 
 
-# -- stands aside ------------------------------------------------------------------------------------------------
+# -- skips recording---------------------------------------------------------------------------------------------
 
 
 def stood_aside(callback, caplog, capsys, tmp_path):
     report = callback.trace_report()
     warnings = [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
-    assert report.status == "stood aside"
+    assert report.status == "skipped"
     assert len(warnings) == 1
     assert report.message in warnings[0]
-    assert f"no trace    stood aside: {report.message}" in capsys.readouterr().out
+    assert f"no trace    skipped: {report.message}" in capsys.readouterr().out
     assert traces(tmp_path) == []
     return report.message
 
@@ -175,7 +175,7 @@ def test_it_stands_aside_for_another_torch_profiler_of_the_process(tmp_path, mak
 def test_it_stands_aside_for_a_profiler_that_has_a_schedule_and_records_later(tmp_path, window):
     done = script("two_profilers.py", *window, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "theirs recorded 4 linear layers, ours: stood aside" in done.stdout
+    assert "theirs recorded 4 linear layers, ours: skipped" in done.stdout
 
 
 def test_a_trial_run_records_nothing(tmp_path, make_trainer, caplog, capsys):

@@ -49,7 +49,7 @@ def test_the_default_window_is_three_steps_under_the_loggers_folder(tmp_path, ma
     assert (report.summary_path, report.report_path) == (path.parent / "summary.json", path.parent / "report.html")
     out = capsys.readouterr().out
     assert tables(out) == 1
-    assert f"{path} (3 steps" in out
+    assert f"{path.name} beside it: 3 steps, " in out
     assert f"tensorboard --logdir {tmp_path / 'csv' / 'version_0'}" in out
     assert f"report      {report.report_path}" in out
 
@@ -192,7 +192,7 @@ def test_a_window_that_is_never_reached_is_reported_with_the_number_of_steps(tmp
     callback = ForgeProfilerCallback(50, 53)
     make_trainer(callback).fit(Classifier(), loader(20))
     assert callback.trace_report().status == "not reached"
-    assert "no trace    not reached: steps 50-52 never came: the run had 5 steps" in capsys.readouterr().out
+    assert "no trace    not reached: the run ended after 5 steps, before steps 50-52" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*trace*"))
 
 
@@ -210,7 +210,7 @@ def test_early_stopping_before_the_window(make_trainer, capsys):
     trainer = make_trainer(ForgeProfilerCallback(20, 23), stopper, max_epochs=20)
     trainer.fit(Classifier(), loader(16), loader(8))
     assert trainer.current_epoch < 4
-    assert f"steps 20-22 never came: the run had {trainer.global_step} steps" in capsys.readouterr().out
+    assert f"the run ended after {trainer.global_step} steps, before steps 20-22" in capsys.readouterr().out
 
 
 class OddError(Exception):

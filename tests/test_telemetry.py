@@ -472,8 +472,8 @@ def test_throttling_names_its_reasons_the_clock_and_the_power():
     )
     assert found == {
         "gpu-throttled": "The GPU's clock was held down 62 % of the time (power cap 60 %, temperature 8 %), at "
-        "1500 MHz in the mean of 1980 MHz at its highest and 690 W of the 700 W allowed: it draws what its power limit "
-        "allows, which under dense work is ordinary."
+        "1500 MHz on average (1980 MHz at most) and 690 W of the 700 W allowed: it draws what its power limit "
+        "allows, as is normal under dense compute."
     }
     assert hints(throttled_pct=4.0, throttled_by_pct={"power cap": 4.0}) == {}
 
@@ -481,7 +481,7 @@ def test_throttling_names_its_reasons_the_clock_and_the_power():
 def test_memory_near_full_tells_a_full_cache_from_one_that_ran_out():
     full = hints(memory_peak_gib=138.0, memory_total_gib=141.0, allocated_peak_gib=90.5, alloc_retries=0)
     assert "98 % full" in full["gpu-memory-full"]
-    assert "Nothing is lost" in full["gpu-memory-full"]
+    assert "costs no time" in full["gpu-memory-full"]
     ran_out = hints(memory_peak_gib=138.0, memory_total_gib=141.0, alloc_retries=12)
     assert "ran out 12 times" in ran_out["gpu-memory-full"]
     assert hints(memory_peak_gib=100.0, memory_total_gib=141.0) == {}

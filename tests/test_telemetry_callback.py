@@ -2,7 +2,6 @@
 
 import csv
 import pickle
-import re
 import threading
 
 import pytest
@@ -95,8 +94,8 @@ def test_it_is_logged_and_in_the_table_and_ends_with_the_fit(make_trainer, gpu, 
     assert {row["gpu/throttled_by_power_cap_pct"] for row in logged} == {"100.0"}
     assert all(float(row["gpu/joules_per_sample"]) > 0 for row in logged if "gpu/joules_per_sample" in row)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "gpu 37 % utilized, peak memory 100.0 of 141.0 GiB" in printed
-    assert re.search(r"[\d.]+ J per sample", printed)
+    assert "gpu 37 % utilized, 100.0 of 141.0 GiB at peak" in printed
+    assert callback.summary()["gpu/joules_per_sample"] > 0, "which the reports show"
     assert "throttled 100 % of the time (power cap 100 %)" in printed
 
 
@@ -127,7 +126,7 @@ def test_on_a_cpu_there_is_none_and_nothing_is_said(make_trainer, capsys):
 
 def test_a_driver_that_is_missing_is_one_line(make_trainer, monkeypatch, capsys):
     def no_driver():
-        raise LookupError("NVML does not start (Driver Not Loaded): no NVIDIA driver")
+        raise LookupError("NVML failed to start (Driver Not Loaded): no NVIDIA driver")
 
     def start(callback, device, period_s):
         callback._telemetry = RunTelemetry(no_driver, AllocatorReading, period_s=period_s)
@@ -136,7 +135,7 @@ def test_a_driver_that_is_missing_is_one_line(make_trainer, monkeypatch, capsys)
     monkeypatch.setattr(ThroughputCallback, "_start_telemetry", start)
     make_trainer(ThroughputCallback(warmup_steps=0)).fit(Classifier(), loader(24))
     printed = unwrapped(capsys.readouterr().out)
-    assert "no telemetry: NVML does not start (Driver Not Loaded): no NVIDIA driver" in printed
+    assert "no telemetry: NVML failed to start (Driver Not Loaded): no NVIDIA driver" in printed
 
 
 def test_what_fails_before_the_thread_is_up_leaves_the_rates(make_trainer, monkeypatch, capsys):

@@ -30,7 +30,7 @@ _EMPTY_AHEAD_US: Final = 50.0  # a record takes the host 1.4 us (H200, torch 2.1
 
 
 class CaptureError(ForgeProfilingError):
-    """CUDA broke the capture of a graph off."""
+    """CUDA aborted the graph capture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Gpu:
             orderly.capture_end()
             cause = raised or error
             if isinstance(cause, RuntimeError):  # other errors are the function's own
-                raise CaptureError(f"CUDA broke the capture of a graph off: {first_line(cause)}") from cause
+                raise CaptureError(f"CUDA aborted the graph capture: {first_line(cause)}") from cause
 
     def trace(self, run: Callable[[], object]) -> list[dict[str, Any]]:
         """Run a function under the profiler.

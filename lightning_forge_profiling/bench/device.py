@@ -37,7 +37,7 @@ def device_of(call: TimedCall, asked: torch.device | str | int | None, method: s
     if device.type == "cpu" and method not in HOST_METHODS:
         raise ConfigurationError(
             f"method={method!r} needs a CUDA device, and the function seems to run on the CPU: leave method out, "
-            "move its tensors to the GPU, or pass device='cuda' if it runs there all the same."
+            "move its tensors to the GPU, or pass device='cuda' if it does run there."
         )
     return device
 

@@ -70,7 +70,7 @@ class GpuEffects:
                 "launches than the queue of about 1000 holds): the GPU idles meanwhile, so the time depends on the host"
             )
         if not self.on_stream:
-            found.append("it puts nothing on the current CUDA stream")
+            found.append("it launches nothing on the current CUDA stream")
         if self.kept_bytes > 0:
             found.append(
                 f"it keeps memory: {self.kept_bytes:,} bytes more after each call, in what it stores or in reference "

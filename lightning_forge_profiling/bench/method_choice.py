@@ -74,8 +74,8 @@ def choose_method(
 def _refuse_impossible(method: str, effects: GpuEffects) -> None:
     if method in _CURRENT_STREAM_METHODS and not effects.on_stream:
         raise ConfigurationError(
-            f"method={method!r} times the current CUDA stream, and the function puts nothing there: leave method out, "
-            "or make the current stream wait for the streams that the function uses."
+            f"method={method!r} times the current CUDA stream, and the function launches nothing there: leave method "
+            "out, or make the current stream wait for the streams that the function uses."
         )
     if method == "graph" and effects.waits:  # CUDA would break the capture off
         raise ConfigurationError(

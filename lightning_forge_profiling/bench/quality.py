@@ -76,7 +76,7 @@ def sample_warnings(samples: Sequence[float], *, steady: bool | None, max_noise:
     elif noise > max_noise:
         found.append(f"it did not converge: the median is known to ±{noise:.1%}, not to ±{max_noise:.1%}{advice}")
     if not median(samples):
-        found.append("at least half of the samples are 0: the median means nothing")
+        found.append("at least half of the samples are 0: the median is meaningless")
     return found
 
 

@@ -7,7 +7,7 @@ from lightning_forge_profiling.callbacks.lightning_api import StepProgress
 __all__ = ["AccumulationCycles"]
 
 _LONGEST_CYCLE: Final = 64
-"""Where the module accumulates gradients by itself, the first cycle ends within so many steps, or none ever does."""
+"""If the module accumulates gradients by itself, its first cycle ends within this many steps."""
 
 
 class AccumulationCycles:

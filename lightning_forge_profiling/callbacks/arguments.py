@@ -13,7 +13,7 @@ _OPERATIONS: Final = {
     "flops_per_batch": (1e3, "operations, as 2.5e12"),
     "peak_flops": (1e9, "operations a second, as 989e12"),
 }
-"""No batch that is worth a GPU has fewer, and no device does fewer; then how the number is to be given."""
+"""Smaller values are a mistake of unit: the lowest plausible value, and an example of a right one."""
 
 
 def refuse_unless_between(lowest: float, value: object, above: float, rule: str) -> None:

@@ -123,7 +123,7 @@ class WorkCounter:
         try:
             counted = function(batch)
             if isinstance(counted, torch.Tensor) and counted.device.type != "cpu":
-                problem = f"{name} returned a tensor on the GPU; reading it would hold the training up every step"
+                problem = f"{name} returned a tensor on the GPU; reading it would stall training every step"
             elif counted is None:
                 problem = f"{name} returned None"
             elif callable(counted):

@@ -20,7 +20,7 @@ _FOLLOWED: Final = 8
 """How many of the sizes found there are read of every batch."""
 
 _FIRST_BATCHES: Final = 8
-"""A size that equals the batch size in so many batches by chance is a constant, as a number of channels."""
+"""A size that matches the batch size in this many batches by chance is a constant, such as a number of channels."""
 
 _Size = Callable[[Any], int]
 """Reads one size off a batch."""
@@ -88,7 +88,7 @@ class BatchSize:
         """
         self._batches += 1
         if not source.one_a_step:
-            raise UnknownBatchSizeError("training_step takes other than one batch a step from its dataloader_iter")
+            raise UnknownBatchSizeError("training_step does not take exactly one batch a step from its dataloader_iter")
         if self._known is None:
             self._known = known = _known(self.loaders)
             self._sizes = _where(batch, known)
@@ -153,7 +153,7 @@ def _where(batch: Any, known: _Known) -> list[_Size]:
     if places:
         return places
     shown = ", ".join(dict.fromkeys(str(size) for _, size in found[:_FOLLOWED])) or "none"
-    knows = "tells no batch_size" if known.size is None else f"'s batch_size is {known.size}"
+    knows = " has no batch_size" if known.size is None else f"'s batch_size is {known.size}"
     raise UnknownBatchSizeError(
         f"the DataLoader{knows}, and the first batch has no tensor or list of that length (lengths: {shown})"
     )

@@ -26,7 +26,7 @@ _EVERY_STEP_HAS: Final = "forward"
 _NO_PARTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _LOST_IN_A_ROW: Final = 3
-"""A profiler that is assigned once or twice costs a step or two; from so many on it is not to be followed."""
+"""One or two assignments of a profiler cost a step or two; after this many in a row, give up following them."""
 
 
 class _Nothing:

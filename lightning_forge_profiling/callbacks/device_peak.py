@@ -23,7 +23,7 @@ def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) 
     device = trainer.strategy.root_device
     dtype = lightning_api.compute_dtype(trainer)
     if device.type != "cuda":
-        source = "given" if given is not None else f"no table has the peak of a device of type {device.type}"
+        source = "given" if given is not None else f"no peak known for {device.type}"
         return Peak(given, dtype, str(device), source)
     properties = torch.cuda.get_device_properties(device)
     if dtype == "fp32" and has_tf32(device) and fp32_runs_as_tf32(trainer.strategy.model):
@@ -35,7 +35,7 @@ def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) 
     if found is None and asks_power and power_may_tell(name, memory_bytes=memory, sms=sms):
         found = find_peak(name, memory_bytes=memory, sms=sms, power_w=_power_limit_w(device, str(properties.uuid)))
     if found is None:
-        return Peak(None, dtype, properties.name, f"{properties.name} is not in the table of peaks")
+        return Peak(None, dtype, properties.name, f"{properties.name} is not in the peak table")
     if dtype not in found.flops:
         return Peak(None, dtype, found.device, no_rate_for(dtype, found.device), in_table=True)
     return Peak(found.flops[dtype], dtype, found.device, found.source_of(dtype), in_table=True)
@@ -43,7 +43,7 @@ def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) 
 
 def no_rate_for(dtype: str, device: str) -> str:
     """Why there is no peak for a device of the table: the table lacks the type."""
-    return f"the table of peaks has none for {dtype} on {device}"
+    return f"the peak table has no {dtype} rate for {device}"
 
 
 def _power_limit_w(device: torch.device, uuid: str) -> float | None:

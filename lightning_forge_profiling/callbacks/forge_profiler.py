@@ -139,7 +139,7 @@ class ForgeProfilerCallback(TimedCallback):
             if unknown:
                 raise ConfigurationError(
                     f"Unknown regions {unknown}; known are {', '.join(REGIONS)}. "
-                    'Regions of your own need no list: write `with region("name"):` in the module.'
+                    'Custom regions need no list: write `with region("name"):` in the module.'
                 )
             if self.ranks != "all" and not (self.ranks and all(type(rank) is int and rank >= 0 for rank in self.ranks)):
                 raise ConfigurationError(f'ranks must be "all" or global ranks from 0 on, got {list(self.ranks)!r}.')
@@ -174,10 +174,10 @@ class ForgeProfilerCallback(TimedCallback):
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
         self._report = None
         if lightning_api.is_trial_run(trainer):
-            self._stand_aside("fast_dev_run is only a trial")
+            self._skip("fast_dev_run is a trial run")
             return
         if lightning_api.uses_pytorch_profiler(trainer):
-            self._stand_aside('Trainer(profiler="pytorch") records already, and only one torch profiler can')
+            self._skip('Trainer(profiler="pytorch") already records, and PyTorch has room for one profiler at a time')
             return
         run = lightning_api.run_folder(trainer)
         root = run / self.config.trace_dir if self._default_dir else folder_of(self.config.trace_dir)
@@ -188,7 +188,7 @@ class ForgeProfilerCallback(TimedCallback):
         root, name, problem = trainer.strategy.broadcast((root, name, problem))
         self._folder = folder = root / name
         if problem and self.added:
-            self._stand_aside(problem)
+            self._skip(problem)
             return
         if problem:
             raise ConfigurationError(problem)
@@ -338,9 +338,9 @@ class ForgeProfilerCallback(TimedCallback):
         if session.running:
             step_timer.split()  # a trace shows the regions of each of its steps
 
-    def _stand_aside(self, reason: str) -> None:
+    def _skip(self, reason: str) -> None:
         no_memory = "" if self.memory_snapshot is None else reason
-        self._report = TraceReport("stood aside", reason, memory_message=no_memory)
+        self._report = TraceReport("skipped", reason, memory_message=no_memory)
         what = "trace" if self.memory_snapshot is None else "trace and no memory snapshot"
         _log.warning("No %s will be recorded: %s.", what, reason)
 

@@ -163,7 +163,7 @@ class LedgerParts:
             yield
 
     def end_step(self) -> None:
-        """A batch has ended, and with it any compilation of which the end was in another thread."""
+        """A batch has ended, and with it any compilation that ended in another thread."""
         if self._compiling:
             self._compile_ends(None)
 

@@ -25,7 +25,7 @@ _PATIENCE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RankFigures:
-    """What rank 0 is told of a rank, as it leaves the training loop.
+    """What a rank reports to rank 0 as it leaves the training loop.
 
     Attributes:
         clock: its step times.

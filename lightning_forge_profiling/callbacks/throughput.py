@@ -433,7 +433,7 @@ class ThroughputCallback(TimedCallback):
         return run_metrics(clock.read(spans=False), step_timer.totals.steady() if step_timer.timers.on_device else None)
 
     def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
-        if self.counts_flops and not self._sought_peak:  # the module has learnt in its first step what a batch is worth
+        if self.counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step
             self._find_peak(trainer)
         metrics = self._metrics(rates) if rates.steps else {}
         if metrics and self._telemetry is not None:

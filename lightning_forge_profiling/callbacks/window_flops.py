@@ -81,7 +81,7 @@ def recorded_compute(
     measured = reached(peak)
     partial = flops.counted_pct < _ENOUGH_COUNTED_PCT
     if partial:
-        peak, measured = replace(peak, flops=None, source="too little could be counted"), None
+        peak, measured = replace(peak, flops=None, source="the FLOPs of too few operators are known"), None
     per_second, model, found = scale / step_ms * 1e3, flops.model_per_step, []
     if model is not None and not model_is_counted:
         note = "; ".join(["by the recorded shapes", *notes])
@@ -144,7 +144,7 @@ def with_advice(found: Sequence[Compute]) -> tuple[Compute, ...]:
         found: the rates.
 
     Example:
-        >>> unknown = Peak(None, "bf16", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the table of peaks")
+        >>> unknown = Peak(None, "bf16", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the peak table")
         >>> [advised] = with_advice([Compute("mfu", 4e14, unknown)])
         >>> "peak_flops=" in advised.note
         True
@@ -173,7 +173,7 @@ def _as_recorded(peak: Peak, flops: Flops, device: str) -> Peak:
     if flops.dtype == peak.dtype or (flops.dtype, peak.dtype) == ("fp32", "tf32"):
         return peak
     if flops.peak_tflops is not None:
-        return Peak(flops.peak_tflops * 1e12, flops.dtype, device, "the type by the recorded kernels")
+        return Peak(flops.peak_tflops * 1e12, flops.dtype, device, "dtype from the recorded kernels")
     source = no_rate_for(flops.dtype, peak.device) if peak.in_table else peak.source
     return replace(peak, flops=None, dtype=flops.dtype, source=source)
 

@@ -82,6 +82,8 @@ def _run(args: argparse.Namespace) -> int:
 
         write_json(summary_json(result.analysis))
     else:
+        if args.path.is_dir() and traces[0].parent != args.path and not args.anonymize:
+            say(f"window     {traces[0].parent}")  # of perhaps several below the folder
         _print(args, result)
     return _CUT_OFF if result.analysis.cut_off else 0
 

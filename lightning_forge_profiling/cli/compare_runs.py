@@ -70,7 +70,7 @@ def compare_records(
         sides = [[_samples(path, progress) for path in paths] for paths in (before, after)]
         differs = differences(*sides)
         if differs and not anyway:
-            raise ConfigurationError(f"not comparable: {'; '.join(differs)} (--anyway compares them all the same)")
+            raise ConfigurationError(f"not comparable: {'; '.join(differs)} (--anyway compares them)")
         progress("resampling")
         comparison = compare_runs(*sides, scatter_pct=scatter_pct, limit_pct=fail_over)
     gates = [] if fail_over is None else [run_gate(comparison, metric, fail_over) for metric in metrics]

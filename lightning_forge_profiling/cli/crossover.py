@@ -59,7 +59,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         type=_seconds,
         metavar="S",
         help="sample each point for at most S seconds, and end a curve when one call is expected to take longer; a "
-        f"curve of the GPU goes on while the CPU took as long (default: {_MAX_TIME_S:g})",
+        f"GPU curve continues while the CPU took as long (default: {_MAX_TIME_S:g})",
     )
     parser.add_argument(
         "--from",

@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="forge-profiling",
         description="Find what bounds a PyTorch run, from its record or from traces of torch.profiler, "
-        "and from which size on a GPU is faster than the CPU.",
+        "and the size from which a GPU is faster than the CPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

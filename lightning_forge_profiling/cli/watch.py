@@ -60,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _found(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower, str]":
-    """The run to watch, and what to call it; waits for one that has not ended if told to."""
+    """The run to watch, and what to call it; waits, if asked to, for one that has not ended."""
     from lightning_forge_profiling.cli.records import find_record  # noqa: PLC0415
     from lightning_forge_profiling.record.follow import Follower  # noqa: PLC0415
     from lightning_forge_profiling.record.reader import RecordError  # noqa: PLC0415

@@ -78,7 +78,7 @@ def _uncertain(crossover: Crossover) -> str:
         return f" (between {about_size(low)} and {about_size(high)})" if high > _DIFFER * low else ""
     if size is None:
         return "" if low is None else f" (within the noise, faster from about {about_size(low)} on)"
-    return " (within the noise, from no size on)"
+    return " (within the noise, at no size)"
 
 
 def threads(setting: Setting) -> str:

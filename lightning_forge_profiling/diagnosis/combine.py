@@ -5,42 +5,43 @@ does not slow. So the trace decides what the cause is, the run how long a step t
 two disagree. Without a GPU the run decides about waiting; operators and Python are in the trace alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES, PYTHON_BOUND
+from lightning_forge_profiling.diagnosis.combine_cpu import without_gpu_work
+from lightning_forge_profiling.diagnosis.differences import (
+    DIFFER_BY_PCT,
+    SLOWED_FROM,
+    disagreement,
+    recorded_shorter,
+    recorded_slower,
+)
 from lightning_forge_profiling.diagnosis.findings import HOST_WAITS, rank_causes
 from lightning_forge_profiling.diagnosis.late_rank import late_host, work_ms
 from lightning_forge_profiling.diagnosis.ledger_rules import (
-    hooks_pct,
     in_steps_pct,
     ledger_findings,
     together,
 )
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, finding, in_ms, saving
-from lightning_forge_profiling.diagnosis.rule_context import RuleContext
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
 from lightning_forge_profiling.diagnosis.run_regions import COMPUTE, share_pct
 from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, MIN_STEPS, WORKER_RESTARTS, run_findings
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
-from lightning_forge_profiling.results.cpu import CpuTime
 from lightning_forge_profiling.results.rank import RankSummary
 
-__all__ = ["SLOWED_FROM", "combine"]
-
-SLOWED_FROM: Final = 1.1
-"""From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
+__all__ = ["combine"]
 
 _MOSTLY_PCT: Final = 50.0
 
 _SMALL_PCT: Final = 10.0
 """Without a GPU, a cause that costs less is no verdict beside a step that is mostly computation."""
 
-_DIFFER_BY_PCT: Final = 5.0
-"""Shares of a step that lie further apart are reported as a difference: a window of few steps varies by less."""
+_ROUNDING: Final = 1 + 1e-6
+_SLOW_OPTIMIZER: Final = "slow-optimizer"
 
 _MEASURED: Final = {"input-bound": "data", "transfer-bound": "transfer"}
 """What the run measures by itself, and the region it shows in."""
@@ -78,7 +79,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         findings = [*analysis.findings, *(found for found in run_findings(evidence) if found.code not in known)]
         differences = []
     else:
-        findings, differences = _of_blind(analysis.findings, recorded, evidence)
+        findings, differences = without_gpu_work(analysis.findings, recorded, evidence)
     outside = ledger_findings(evidence)
     ranked = by_gain([*together(findings, outside, evidence), *late], in_steps_pct=in_steps_pct(evidence))
     verdict, text = decide(ranked, gpu=evidence.on_device)
@@ -134,106 +135,6 @@ def _of_run(evidence: RunEvidence) -> Analysis:
     )
 
 
-def _of_blind(
-    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
-) -> tuple[list[Finding], list[str]]:
-    """Findings where the trace has no GPU work: of the run's own rank, it sees no more of waiting than the run."""
-    rank = recorded.rank if recorded else 0
-    live = {found.code: found for found in run_findings(evidence)}
-    others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
-    mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
-    of_cpu, differences = _of_cpu(traced, recorded, evidence)
-    python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
-    hooks = hooks_pct(ledger_findings(evidence), evidence, "other")
-    if python is not None and (hooks or BETWEEN_REGIONS in live):  # parts of it: the one that says more
-        between = live[BETWEEN_REGIONS].share_pct if BETWEEN_REGIONS in live else 0.0
-        mostly = between + hooks > python.share_pct / 2
-        of_cpu = [found for found in of_cpu if found is not python or not mostly]
-        live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
-    for found in of_cpu:
-        live.pop(found.code, None)  # the trace knows how the update is computed
-    others += of_cpu
-    if "data" not in evidence.regions:  # the region was not timed
-        return [*mine, *others, *live.values()], differences
-    if mine and "input-bound" in live and not evidence.on_device:
-        # which knows the loader
-        live["input-bound"] = replace(live["input-bound"], advice=mine[0].advice)
-    in_run = share_pct(evidence, "data")
-    in_trace = max((found.share_pct for found in mine), default=NAMED_FROM_PCT)
-    far = abs(in_run - in_trace) > _DIFFER_BY_PCT
-    differences += [_disagreement("input-bound", mine, in_run, evidence)] if far else []
-    return [*live.values(), *others], differences
-
-
-def _of_cpu(
-    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
-) -> tuple[list[Finding], list[str]]:
-    """Findings on operators and Python: those of the trace, or where recording changed the step, of the live step."""
-    if recorded is None or recorded.cpu is None or evidence.on_device:
-        return [], []
-    mine = {
-        found.code: found
-        for found in traced
-        if found.code in {rule.code for rule in CPU_RULES} and found.rank in {None, recorded.rank}
-    }
-    step, live = recorded.step_ms, evidence.step_ms
-    slowed = step.mean > SLOWED_FROM * live.mean and step.p50 > SLOWED_FROM * live.p50
-    if not slowed and step.mean * SLOWED_FROM >= live.mean:
-        return [*mine.values()], []
-    context = _live_cpu(recorded, recorded.cpu, evidence)
-    several = evidence.world_size > 1
-    findings = []
-    for rule in CPU_RULES:
-        share_pct = context.pct(rule.cost(context))
-        if rule.code in mine and share_pct >= NAMED_FROM_PCT:
-            rank = recorded.rank if several else mine[rule.code].rank
-            found = finding(rule, context, step_ms=live.mean, share_pct=share_pct, source="trace", rank=rank)
-            recorded_pct = round(mine[rule.code].share_pct, 3)
-            findings.append(replace(found, evidence={**found.evidence, "share_of_recorded_step_pct": recorded_pct}))
-    return findings, [(_recorded_slower if slowed else _recorded_shorter)(step.mean, evidence)]
-
-
-def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence) -> RuleContext:
-    """A rank's CPU times of a live step: the run measured loader and update, the others are bounded."""
-    live_ms = evidence.step_ms.mean
-    regions = {name: region.device_ms for name, region in evidence.regions.items()}
-    data_ms = regions.get("data", cpu.data_ms_per_step)
-    update_ms = regions.get("optimizer", cpu.optimizer_ms_per_step)
-    added_ms = max(recorded.step_ms.mean - live_ms, 0.0)
-    python_ms = max(cpu.python_ms_per_step - added_ms, 0.0)  # if recording adds to nothing else
-    operators_ms = live_ms - data_ms - update_ms - max(python_ms, regions.get("other", 0.0))
-    operators_ms = min(cpu.operators_ms_per_step, max(operators_ms, 0.0))
-    scale = operators_ms / cpu.operators_ms_per_step if cpu.operators_ms_per_step else 0.0
-    live_cpu = replace(
-        cpu,
-        data_ms_per_step=data_ms,
-        optimizer_ms_per_step=min(update_ms, live_ms),
-        operators_ms_per_step=operators_ms,
-        python_ms_per_step=min(python_ms, live_ms),
-        costliest_ms_per_step={name: ms * scale for name, ms in cpu.costliest_ms_per_step.items()},
-    )
-    return RuleContext(replace(recorded, step_ms=evidence.step_ms, cpu=live_cpu), live=True)
-
-
-def _recorded_shorter(recorded_ms: float, evidence: RunEvidence) -> str:
-    """The difference where recorded steps lack something that others have."""
-    live_ms = evidence.step_ms.mean
-    return (
-        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: what happens in some steps alone is "
-        "missing from the window or rare in it; the findings' shares are of the live step"
-    )
-
-
-def _recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
-    """The difference where recording made steps longer."""
-    live_ms = evidence.step_ms.mean
-    return (
-        f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms "
-        f"({100 * (recorded_ms / live_ms - 1):+.0f} %): recording slows the host, so "
-        "launch and host figures of the trace are inflated; the findings' shares are of the live step"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Judged:
     """The recorded steps, in milliseconds.
@@ -275,19 +176,19 @@ def _merge(
     live = {found.code: found for found in run_findings(evidence)}
     slowed, shorter = _slowed(judged, evidence), judged.step_ms * SLOWED_FROM < evidence.step_ms.mean
     if slowed:
-        differences.append(_recorded_slower(judged.step_ms, evidence))
+        differences.append(recorded_slower(judged.step_ms, evidence))
     if shorter:
-        differences.append(_recorded_shorter(judged.step_ms, evidence))
+        differences.append(recorded_shorter(judged.step_ms, evidence))
     if slowed or shorter or late_ms:  # a late host's own GPU is idle too, which is no second cause
         converted = [_of_live_step(found, judged, evidence, late_ms) for found in traced]
         differences += [
             f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
-            "live ones, too little to be named"
+            "live ones, below the threshold of a finding"
             for before, after in zip(traced, converted, strict=True)
             if after.share_pct < NAMED_FROM_PCT
         ]
         traced = tuple(found for found in converted if found.share_pct >= NAMED_FROM_PCT)
-    findings = [found for found in traced if found.code not in _MEASURED]
+    findings = [_bounded_by_region(found, evidence) for found in traced if found.code not in _MEASURED]
     restarts = live.get(WORKER_RESTARTS)
     findings += [] if restarts is None else [restarts]
     if BETWEEN_REGIONS in live and all(found.code != "launch-bound" for found in findings):  # of which it would be part
@@ -301,13 +202,13 @@ def _merge(
         shares = [found.share_pct for found in of_trace if found.rank in {None, judged.rank}]
         in_trace = max(shares, default=NAMED_FROM_PCT)
         in_run = share_pct(evidence, region)
-        more = in_run > in_trace + _DIFFER_BY_PCT
+        more = in_run > in_trace + DIFFER_BY_PCT
         # copies outside of the region are in the trace alone, and no sign that the two differ
-        less = in_run < in_trace - _DIFFER_BY_PCT and code == "input-bound"
+        less = in_run < in_trace - DIFFER_BY_PCT and code == "input-bound"
         if more or less:
             mine = [found for found in as_recorded if found.code == code and found.rank in {None, judged.rank}]
             converted_pct = in_trace if slowed and shares else None
-            differences.append(_disagreement(code, mine, in_run, evidence, converted_pct))
+            differences.append(disagreement(code, mine, in_run, evidence, converted_pct))
         # a window may contain the restart of workers, which then is no part of this finding
         run_decides = not of_trace or more or (less and (slowed or restarts is not None))
         if run_decides:
@@ -326,18 +227,25 @@ def _bounded_by_run(found: Finding, of_run: Finding | None, evidence: RunEvidenc
     return replace(found, saves=saving(run.ms_per_step, evidence.step_ms.mean, at_most=True))
 
 
-def _disagreement(
-    code: str, of_trace: Sequence[Finding], in_run: float, evidence: RunEvidence, converted_pct: float | None = None
-) -> str:
-    """The difference where trace and run disagree on how much something takes."""
-    recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
-    of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
-    averaged = " (mean of the ranks)" if evidence.world_size > 1 and of_trace else ""
-    of_first = " on rank 0" if evidence.world_size > 1 else ""
-    return (
-        f"{code}: {recorded} % of the recorded steps{averaged}{of_live}, "
-        f"{in_run:.0f} % of the run's {evidence.steps} steps{of_first}"
-    )
+def _bounded_by_region(found: Finding, evidence: RunEvidence) -> Finding:
+    """The optimizer's fix takes away no more than the GPU's work in it and the time that the host spends in it.
+
+    The step is a chain of work on host and GPU. Without the update the chain still has all of its other links, so it
+    gets shorter by no more than those of the update, on either side. The run timed the host's without recording.
+    """
+    region, saves = evidence.regions.get("optimizer"), found.saves
+    if found.code != _SLOW_OPTIMIZER or region is None or saves is None:
+        return found
+    most_ms = max(region.host_ms, region.device_ms) + _gpu_ms(found)
+    if saves.ms_per_step <= most_ms:
+        return found
+    cost_ms = found.share_pct * evidence.step_ms.mean / 100
+    return replace(found, saves=saving(most_ms, evidence.step_ms.mean, at_most=True, cost_ms=cost_ms))
+
+
+def _gpu_ms(found: Finding) -> float:
+    """The GPU's own work in an optimizer's update; 0 for other findings, whose fixes only end waits."""
+    return float(found.evidence["gpu_busy_ms_per_step"]) if found.code == _SLOW_OPTIMIZER else 0.0
 
 
 def _slowed(judged: _Judged, evidence: RunEvidence) -> bool:
@@ -364,14 +272,19 @@ def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_m
     if found.code in HOST_WAITS and live_ms <= recorded_ms * SLOWED_FROM:
         idle_recorded, idle_live = recorded_ms - judged.busy_ms, max(live_ms - judged.work_ms - late_ms, 0.0)
         share = min(share * idle_live / idle_recorded if idle_recorded > 0 else 0.0, share)
-        if saves_ms <= cost_ms:  # its own waits alone
-            saves_ms = share * live_ms / 100
-        else:  # what is saved of the GPU's own work stays, and of the waits no more than there are in a live step
-            saves_ms = min(saves_ms, idle_live) + max(saves_ms - idle_recorded, 0.0)
-        title = (
-            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host{averaged}. "
-            f"Recorded, which slows the host: {found.title}"
+        words = (
+            f"the GPU waits up to {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step for the host{averaged}"
         )
+        if found.code == _SLOW_OPTIMIZER and "optimizer" in evidence.regions:  # which the run has timed
+            share = share_pct(evidence, "optimizer")
+            words = f"the optimizer takes {in_ms(share * live_ms / 100)} of each {in_ms(live_ms)} step"
+        title = f"{words}. Recorded, which slows the host: {found.title}"
+        own_ms = _gpu_ms(found)
+        # no more of the waits than there are in a live step; the GPU's own work stays
+        if own_ms or saves_ms > _ROUNDING * cost_ms:
+            saves_ms = min(saves_ms - own_ms, idle_live) + own_ms
+        else:  # its own waits alone
+            saves_ms = share * live_ms / 100
     at_most = found.saves is not None and found.saves.at_most
     saves = saving(saves_ms, live_ms, at_most=at_most, cost_ms=share * live_ms / 100)
     return replace(

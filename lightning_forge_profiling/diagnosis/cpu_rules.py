@@ -31,20 +31,20 @@ def _optimizer_cost(context: RuleContext) -> float:
 def _optimizer(context: RuleContext) -> Explanation:
     cpu = _cpu(context)
     called = f"{cpu.optimizer}'s update" if cpu.optimizer else "the optimizer's update"
-    how = {"loop": ", a loop over the parameters", "foreach": ", with foreach", "fused": ", which is fused", "": ""}
+    how = {"loop": " in a loop over the parameters", "foreach": " with foreach", "fused": ", already fused", "": ""}
     title = (
         f"{called} takes {context.of_step(cpu.optimizer_ms_per_step)} on the CPU: "
-        f"{cpu.update_calls_per_step:.0f} calls of operators{how[cpu.update]}"
+        f"{cpu.update_calls_per_step:.0f} operator calls{how[cpu.update]}"
     )
-    less_often = "update less often: a larger batch, or accumulate_grad_batches"
+    less_often = "update less often (a larger batch, accumulate_grad_batches)"
     if cpu.update == "fused":
         advice = f"{less_often[0].upper()}{less_often[1:]}."
     elif cpu.optimizer in _FUSED_ON_CPU:
-        advice = f"Give {cpu.optimizer} fused=True (on a CPU from PyTorch 2.4 on); else {less_often}."
+        advice = f"Use {cpu.optimizer}(fused=True), or {less_often}."
     elif cpu.update == "foreach":
-        advice = f"Give the optimizer fused=True where it has it; else {less_often}."
+        advice = f"Use fused=True if the optimizer has it, or {less_often}."
     else:
-        advice = f"Give the optimizer fused=True, or foreach=True where it has no fused kernel; else {less_often}."
+        advice = f"Use fused=True (foreach=True if the optimizer has no fused kernel), or {less_often}."
     evidence: Evidence = {
         "optimizer_ms_per_step": cpu.optimizer_ms_per_step,
         "operator_calls_per_step": cpu.update_calls_per_step,
@@ -62,8 +62,8 @@ def _compute(context: RuleContext) -> Explanation:
     cpu = _cpu(context)
     costliest = ", ".join(f"{name} {context.pct(ms):.0f} %" for name, ms in cpu.costliest_ms_per_step.items())
     title = (
-        "operators outside of data loader and optimizer take "
-        f"{context.of_step(cpu.operators_ms_per_step, bound=True)} on the CPU; most time of their own: {costliest} of "
+        "operators outside data loader and optimizer take "
+        f"{context.of_step(cpu.operators_ms_per_step, bound=True)} on the CPU; largest self times: {costliest} of "
         "the step"
     )
     evidence: Evidence = {
@@ -99,8 +99,8 @@ def _python_cost(context: RuleContext) -> float:
 def _python(context: RuleContext) -> Explanation:
     cpu = _cpu(context)
     title = (
-        f"{context.of_step(cpu.python_ms_per_step, bound=True)} pass outside of operators, data loader and optimizer: "
-        f"in Python, the training loop and callbacks{'' if context.live else ', to which recording adds'}"
+        f"{context.of_step(cpu.python_ms_per_step, bound=True)} are spent outside operators, data loader and "
+        f"optimizer: in Python, the training loop and callbacks{'' if context.live else ' (recording adds to it)'}"
     )
     evidence: Evidence = {
         "outside_of_operators_ms_per_step": cpu.python_ms_per_step,

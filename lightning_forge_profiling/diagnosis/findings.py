@@ -76,7 +76,7 @@ def _apply(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
     where = "" if alone or len(contexts) == 1 else f"on rank {number} "
     differ = ""
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
-        differ = f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of all {len(costs)} ranks"
+        differ = f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % averaged over all {len(costs)} ranks"
     return replace(found, title=f"{where}{found.title}{differ}")
 
 
@@ -120,5 +120,5 @@ def _part_of(straggler: Finding, found: Finding) -> Finding:
     """A late rank's own waits for its host are what the others wait for, and no second thing to fix."""
     if found.rank != straggler.rank or found.code not in HOST_WAITS or straggler.evidence["late"] != "host":
         return found
-    advice = f"This is what makes rank {found.rank} late: see straggler, with which its time is saved."
+    advice = f"This makes rank {found.rank} late: see straggler, whose fix saves this time."
     return replace(found, advice=advice, saves=None)

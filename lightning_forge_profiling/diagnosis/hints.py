@@ -36,8 +36,8 @@ _RULES: Final[tuple[Rule[RankSummary], ...]] = (
         "matmul-heavy",
         lambda rank: rank.categories["matmul"].pct,
         lambda rank: Explanation(
-            f"matrix products take {rank.categories['matmul'].pct:.0f} % of the step: what a GPU is best at; a "
-            "lower precision or larger tiles remain"
+            f"matrix products take {rank.categories['matmul'].pct:.0f} % of the step, the work that a GPU does best; "
+            "a lower precision or larger tiles remain"
         ),
         above=50,
     ),
@@ -51,7 +51,7 @@ _RULES: Final[tuple[Rule[RankSummary], ...]] = (
         "other-heavy",
         _other_pct,
         lambda rank: Explanation(
-            f"kernels that are no matrix products, convolutions or attention take {_other_pct(rank):.0f} % of the "
+            f"kernels other than matrix products, convolutions and attention take {_other_pct(rank):.0f} % of the "
             "step: torch.compile can fuse many of them"
         ),
         above=40,
@@ -77,8 +77,8 @@ _RULES: Final[tuple[Rule[RankSummary], ...]] = (
         "recomputation",
         _recomputed_pct,
         lambda rank: Explanation(
-            f"{_recomputed_pct(rank):.0f} % of the operations compute activations a second time (checkpointing) or are "
-            "the optimizer's own: where memory is left, checkpoint fewer layers"
+            f"{_recomputed_pct(rank):.0f} % of the operations recompute activations (checkpointing) or belong to the "
+            "optimizer: if memory is left, checkpoint fewer layers"
         ),
         above=5,
     ),

@@ -45,7 +45,7 @@ def _slow_launches(context: RuleContext) -> Explanation:
     advice = (
         "The first launch of a kernel loads its module: record later steps (a larger start_step), or load all modules "
         "at the start (CUDA_MODULE_LOADING=EAGER, on AMD HIP_ENABLE_DEFERRED_LOADING=0). If later steps show it too, "
-        "new kernels keep coming: keep shapes constant, look for recompilations (TORCH_LOGS=recompiles)."
+        "new kernels keep being loaded: keep shapes constant, look for recompilations (TORCH_LOGS=recompiles)."
     )
     return Explanation(title, evidence, advice)
 
@@ -93,7 +93,9 @@ def _unexplained(context: RuleContext) -> Explanation:
             "another process on this GPU. The timeline shows what runs on the other streams just before the gap ends."
         )
     else:
-        advice = "No rule names a cure. with_stack=True records the Python functions that the host is in."
+        advice = (
+            "No fix is known. ForgeProfilerCallback(with_stack=True) shows the Python functions that the host is in."
+        )
     return Explanation(title, evidence, advice)
 
 

@@ -43,7 +43,7 @@ def late_host(analysis: Analysis, evidence: RunEvidence) -> Finding | None:
         rank=last.rank,
         source="run",
         title=f"the other ranks wait {in_ms(cost_ms)} of each {in_ms(step_ms)} step for rank {last.rank}: its host is "
-        f"late, and works {in_ms(last.host_ms)} on a step where the others work {in_ms(last.host_ms - late_ms)}",
+        f"late: it takes {in_ms(last.host_ms)} a step, the others' {in_ms(last.host_ms - late_ms)}",
         evidence={
             "late": "host",
             "late_ms_per_step": round(late_ms, 3),

@@ -18,9 +18,7 @@ _MOST_TRIED: Final = 16
 
 _CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
 _CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
-_SHARES_OUT: Final = (
-    " An IterableDataset has to share its samples out among the workers (torch.utils.data.get_worker_info)."
-)
+_SHARES_OUT: Final = " An IterableDataset must split its samples among the workers (torch.utils.data.get_worker_info)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,7 @@ def pin_memory_advice(settings: LoaderSettings | None) -> str:
     if settings is None or not settings.pin_memory:
         return "Set pin_memory=True in the DataLoader (only from pinned memory is a copy asynchronous)"
     return (
-        "The DataLoader has pin_memory=True: look for what is copied from pageable memory all the same, as a batch "
+        "The DataLoader has pin_memory=True: look for what is still copied from pageable memory, as a batch "
         "class without a method pin_memory(), or tensors made in on_before_batch_transfer or transfer_batch_to_device"
     )
 
@@ -127,19 +125,19 @@ def _small_batches(wait: LoaderWait, settings: LoaderSettings | None) -> str:
     )
     if settings is not None and settings.accumulate_grad_batches > 1:
         advice += (
-            f" Larger batches and fewer of them than accumulate_grad_batches={settings.accumulate_grad_batches} leave "
-            "the optimizer's step as it is."
+            f" Larger batches and a smaller value than accumulate_grad_batches={settings.accumulate_grad_batches} keep "
+            "the optimizer step the same."
         )
     return advice
 
 
 def _without_settings(wait: LoaderWait) -> str:
     """Words that are right whatever the loader's settings are."""
-    limit = " No more workers than usable cores, those of all ranks on the host together."
+    limit = " Use no more workers than usable cores, counting all ranks on the host."
     also = ["persistent_workers=True", *([] if wait.pinned or not wait.on_gpu else ["pin_memory=True"])]
     if wait.in_process:
         wanted = _listed([f"num_workers={_wanted_of_none(wait)}", *also])
-        cores = "" if wait.on_gpu else ", if the training leaves them a core"
+        cores = "" if wait.on_gpu else ", if training leaves a core free"
         return f"The DataLoader loads in the training process: try {wanted}{cores}.{limit}"
     return (
         f"Give the DataLoader more num_workers than now, with {_listed(also)}, or a larger prefetch_factor where "
@@ -165,7 +163,7 @@ def _more_workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
         tried.append("pin_memory=True")
     advice = f"{state}: try {_listed(tried)}"
     if not wait.on_gpu:
-        advice += ", if the training leaves them a core"
+        advice += ", if training leaves a core free"
     advice += "."
     if keeps_up > limit:
         advice += f" That uses all of {_cores(settings)}, and {keeps_up} would keep up; so also {_cheaper(wait)}."

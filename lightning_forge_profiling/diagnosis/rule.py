@@ -18,7 +18,7 @@ NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
 
 _BEYOND: Final = 1.2
-"""A saving of so many times what its cause costs is more than rounding, and has to be explained."""
+"""From this multiple of the cause's cost on, a saving needs an explanation."""
 
 _ONE_DECIMAL_FROM_MS: Final = 10
 
@@ -118,13 +118,13 @@ def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | 
 
     Example:
         >>> saving(29.5, 38.3, at_most=False).text
-        'That saves about 29.5 ms of each 38.3 ms step (77 %).'
+        'That saves about 29.5 ms a step (77 %).'
     """
     if ms is None or ms <= 0 or step_ms <= 0:
         return None
     ms = min(ms, step_ms)
     pct = 100 * ms / step_ms
-    text = f"That saves {'at most' if at_most else 'about'} {in_ms(ms)} of each {in_ms(step_ms)} step ({pct:.0f} %)."
+    text = f"That saves {'at most' if at_most else 'about'} {in_ms(ms)} a step ({pct:.0f} %)."
     if cost_ms is not None and ms > _BEYOND * cost_ms:
         text = f"{text[:-1]}, other waits for the host included: without this delay, the host runs ahead of the GPU."
     return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)

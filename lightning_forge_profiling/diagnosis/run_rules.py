@@ -84,7 +84,7 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
         >>> regions = {"data": RunRegion(device_ms=12.1, host_ms=25.0)}
         >>> [found] = run_findings(RunEvidence(steps=90, on_device=True, step_ms=spread, regions=regions))
         >>> found.title
-        'the GPU waits 12.1 ms of each 49.5 ms step for the data loader (the host 25.0 ms, of which 12.9 ms are hidden)'
+        'the GPU waits 12.1 ms of each 49.5 ms step for the data loader (host wait 25.0 ms, 12.9 ms of it hidden)'
     """
     if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
         return ()
@@ -129,7 +129,7 @@ def _input(evidence: RunEvidence) -> Explanation:
         hidden = max(data.host_ms - data.device_ms, 0.0)
         title = (
             f"the GPU waits {_of_step(evidence, data.device_ms)} for the data loader "
-            f"(the host {in_ms(data.host_ms)}, of which {in_ms(hidden)} are hidden)"
+            f"(host wait {in_ms(data.host_ms)}, {in_ms(hidden)} of it hidden)"
         )
     else:
         title = f"training waits {_of_step(evidence, data.device_ms)} for the data loader"
@@ -171,10 +171,10 @@ def _transfer_cost(evidence: RunEvidence) -> float:
 def _transfer(evidence: RunEvidence) -> Explanation:
     transfer = region(evidence, "transfer")
     if transfer.host_ms < transfer.device_ms / 2:
-        how = "it does not block the host, as from pinned memory"
+        how = "non-blocking, as from pinned memory"
         advice = "Copy less: uint8 or bf16 instead of float32 with the conversion on the GPU, no unused fields."
     else:
-        how = "it blocks the host, as a copy from pageable memory does"
+        how = "blocking, as from pageable memory"
         advice = (
             f"{pin_memory_advice(evidence.loader)}, and copy less: uint8 or bf16 instead of float32 with the "
             "conversion on the GPU."
@@ -201,8 +201,8 @@ def _optimizer(evidence: RunEvidence) -> Explanation:
     return Explanation(
         f"the optimizer's update, with clipping and zero_grad, takes {_of_step(evidence, optimizer.device_ms)}",
         {"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
-        "Give the optimizer fused=True, which makes a few kernels of many; if it has that already, update less often: "
-        f"a larger batch, or a larger accumulate_grad_batches{accumulating(evidence.loader)}.",
+        "Give the optimizer fused=True, which replaces many kernels with a few; if it is fused already, update less "
+        f"often: a larger batch, or a larger accumulate_grad_batches{accumulating(evidence.loader)}.",
     )
 
 
@@ -272,9 +272,9 @@ def _between(evidence: RunEvidence) -> Explanation:
         f"{_of_step(evidence, other.device_ms)}{on_host} are spent outside data, transfer, forward, backward and "
         "optimizer: in callbacks, loggers, the progress bar, learning-rate schedulers and Lightning's loop",
         {"between_regions_ms_per_step": other.device_ms, "between_regions_host_ms_per_step": other.host_ms},
-        "callback.ledger() has what each hook takes: make the longest cheaper, or call it every few steps. For loggers "
-        "that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch shrinks its "
-        "share: this time does not grow with it.",
+        "callback.ledger() shows the time of each hook: make the longest cheaper, or call it every few steps. For "
+        "loggers that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch "
+        "shrinks its share: this time does not grow with it.",
     )
 
 

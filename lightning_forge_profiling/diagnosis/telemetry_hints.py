@@ -24,12 +24,12 @@ _FEW_MALLOCS: Final = 5
 """So many may still be from the warm-up, however many per step they are in a short run."""
 
 _MEANS: Final = {
-    "power cap": "it draws what its power limit allows, which under dense work is ordinary",
+    "power cap": "it draws what its power limit allows, as is normal under dense compute",
     "temperature": "it is too hot; look at the cooling and at its neighbours",
     "temperature (hardware)": "it is far too hot; look at the cooling",
     "power brake": "the server's power supply asks it to draw less",
     "hardware slowdown": "its hardware protects itself from heat or a spike in power",
-    "board limit": "the board's own limit holds it",
+    "board limit": "the board limits it",
 }
 
 _WELL_USED: Final = (
@@ -42,9 +42,9 @@ _UNDERUSED: Final = (
 )
 _MALLOCS: Final = (
     "PyTorch's allocator asked the device for memory {:.1f} times a step after the warm-up, where it needs no more "
-    "once it has run a step: batches of ever new sizes (pad them to a few), torch.cuda.empty_cache() in the loop, or "
-    "memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lessens it. What it costs, a recorded window "
-    "(ForgeProfilerCallback) shows."
+    "once it has run a step: batches of varying sizes (pad them to a few), torch.cuda.empty_cache() in the loop, or "
+    "memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces this. A recorded window "
+    "(ForgeProfilerCallback) shows what it costs."
 )
 
 
@@ -90,7 +90,7 @@ def _throttled(summary: TelemetrySummary) -> str:
     if reasons:
         text += f" ({', '.join(f'{reason} {pct:.0f} %' for reason, pct in reasons)})"
     if summary.sm_mhz is not None and summary.sm_peak_mhz is not None:
-        text += f", at {summary.sm_mhz:.0f} MHz in the mean of {summary.sm_peak_mhz:.0f} MHz at its highest"
+        text += f", at {summary.sm_mhz:.0f} MHz on average ({summary.sm_peak_mhz:.0f} MHz at most)"
     if summary.power_w is not None and summary.power_limit_w is not None:
         text += f" and {summary.power_w:.0f} W of the {summary.power_limit_w:.0f} W allowed"
     return f"{text}: {_MEANS.get(reasons[0][0] if reasons else '', 'its driver does not say why')}."
@@ -102,9 +102,9 @@ def _full(summary: TelemetrySummary, full_pct: float) -> str:
     if summary.allocated_peak_gib is not None:
         text += f", {summary.allocated_peak_gib:.1f} GiB of it tensors"
     if not summary.alloc_retries:
-        return f"{text}. Nothing is lost by that, but a larger batch may not fit."
+        return f"{text}. That costs no time, but a larger batch may not fit."
     return (
-        f"{text}. PyTorch's allocator ran out {summary.alloc_retries} times and gave its free blocks back, for which "
-        "it waits for the GPU: a smaller batch, activation checkpointing or "
+        f"{text}. PyTorch's allocator ran out {summary.alloc_retries} times and released its free blocks, for "
+        "which it waits for the GPU: a smaller batch, activation checkpointing or "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     )

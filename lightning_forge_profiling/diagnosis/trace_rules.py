@@ -115,7 +115,7 @@ def _sync(context: RuleContext) -> Explanation:
     }
     if first.where:
         evidence["where"] = first.where
-    more = "" if first.where else " ForgeProfilerCallback(with_stack=True) records the functions that do it."
+    more = "" if first.where else " ForgeProfilerCallback(with_stack=True) shows the functions that call them."
     advice = (
         "Keep values on the GPU: detach() instead of item(), log every n steps, no if on a tensor, non_blocking copies."
     )
@@ -167,8 +167,8 @@ def _optimizer(context: RuleContext) -> Explanation:
         raise ValueError("a step without an optimizer")
     title = (
         f"the optimizer takes {context.of_step(_optimizer_cost(context))}: "
-        f"{region.launches_per_step:.0f} launches, for which the GPU works {in_ms(region.gpu_ms_per_step)} and waits "
-        f"{in_ms(region.idle_ms_per_step)}"
+        f"{region.launches_per_step:.0f} launches, {in_ms(region.gpu_ms_per_step)} of GPU work and "
+        f"{in_ms(region.idle_ms_per_step)} of waiting"
     )
     evidence: Evidence = {
         "optimizer_ms_per_step": _optimizer_cost(context),
@@ -180,9 +180,14 @@ def _optimizer(context: RuleContext) -> Explanation:
 
 
 def _optimizer_saving(context: RuleContext) -> float:
-    """Its GPU work, and all waiting for the host: once the update is a few launches, the host runs ahead."""
+    """Its GPU work, and waiting for the host, which runs ahead once the update is a few launches.
+
+    The host gains no more lead than the update takes it, so waits of more than that stay.
+    """
     region = _optimizer_region(context)
-    return _waits_for_host(context) + (region.gpu_ms_per_step if region else 0.0)
+    if region is None:
+        return 0.0
+    return region.gpu_ms_per_step + min(_waits_for_host(context), region.host_ms_per_step)
 
 
 def _waits_for_host(context: RuleContext) -> float:
@@ -252,7 +257,7 @@ def _communication_cost(context: RuleContext) -> float:
 def _communication(context: RuleContext) -> Explanation:
     comm = context.rank.comm
     waiting = (
-        "with any waits for other ranks, which were not recorded or could not be matched"
+        "including any waits for other ranks, which were not recorded or could not be matched"
         if context.wait_ms is None
         else "waits for other ranks not counted"
     )

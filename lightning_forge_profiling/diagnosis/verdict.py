@@ -20,8 +20,8 @@ which finding comes first, and `order_note` says so where it does.
 """
 
 _NOTHING_WITHOUT_GPU: Final = (
-    "Nothing stands out: training does not wait for the data loader. What else takes the time of a step without a GPU "
-    "shows in the operators of a recorded window (ForgeProfilerCallback)."
+    "Nothing stands out: training does not wait for the data loader. A recorded window (ForgeProfilerCallback) "
+    "shows which operators take the rest of the step."
 )
 
 

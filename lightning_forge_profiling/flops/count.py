@@ -143,14 +143,14 @@ def _tell_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None
     caches, shapes = left_behind(mode)
     if caches:
         _log.warning(
-            "Counting %s has left tensors without data in a cache, where they would break the run. "
+            "Counting %s has left tensors without data in a cache, which would break the run. "
             "Call %s before the module runs, or count in another process.",
             *(name, " and ".join(f"{cache}.cache_clear()" for cache in caches)),
         )
     elif shapes and not failed:  # an exception holds those of the step's frames
         _log.warning(
-            "Counting %s has left tensors without data in something outside of the module that its step fills, where "
-            "they would break the run. They have the shapes %s. Clear it before the module runs, or count in another "
+            "Counting %s has left tensors without data, of shapes %s, in an object outside the module, which would "
+            "break the run. Clear it before the module runs, or count in another "
             "process.",
             *(name, ", ".join(map(str, shapes[:8]))),
         )
@@ -158,7 +158,7 @@ def _tell_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None
 
 _FLEX: Final = "flex_attention cannot be counted: use scaled_dot_product_attention instead while counting."
 _FROM_ELSEWHERE: Final = (
-    "It uses a tensor that is neither the module's nor the batch's, and data cannot mix with shapes. "
+    "It uses a tensor that belongs to neither the module nor the batch; real and fake tensors cannot be mixed. "
     "Make a constant a buffer (register_buffer); clear a cache that was filled before."
 )
 _FROM_EARLIER: Final = (

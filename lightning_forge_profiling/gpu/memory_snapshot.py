@@ -121,13 +121,13 @@ class MemorySnapshot:
         """Restore recording to what it was. Call after the last step."""
         self._watching = False
         if self.when != "oom" and self.written is None and not self.problem:
-            self.problem = f"step {self.when} never came to its end"
+            self.problem = f"step {self.when} did not complete"
         if self._ours:
             self._ours = False
             try:
                 self._history.stop()
             except Exception as exc:
-                _log.warning("The recording of allocations could not be ended: %s: %s", type(exc).__name__, exc)
+                _log.warning("Recording of allocations could not be stopped: %s: %s", type(exc).__name__, exc)
 
     def _watch(self) -> None:
         self._watching = True

@@ -109,7 +109,7 @@ def open_nvml() -> Nvml:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as exc:
-        raise LookupError(f"NVML does not start ({exc}): no NVIDIA driver") from exc
+        raise LookupError(f"NVML failed to start ({exc}): no NVIDIA driver") from exc
     return nvml
 
 
@@ -181,7 +181,7 @@ def _find(nvml: Nvml, index: int, uuid: str | None, environ: Mapping[str, str]) 
         # CUDA's own default order has the fastest GPU first
         by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         if not by_bus and len({nvml.nvmlDeviceGetName(handle) for handle in handles}) > 1:
-            raise LookupError("the GPUs differ, and without CUDA_DEVICE_ORDER=PCI_BUS_ID their order is CUDA's")
+            raise LookupError("the GPUs differ, and without CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA's order is not NVML's")
     if len(found) != 1:
         raise LookupError(f"{len(found)} GPUs in NVML are cuda:{index}")
     return _whole(nvml, found[0])

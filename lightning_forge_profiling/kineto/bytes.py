@@ -85,7 +85,7 @@ def _unzipped(file: BinaryIO, problems: list[str], limit: int) -> Iterator[bytes
         size += len(part)
         total += len(part)
         if total > limit:
-            raise TraceError(f"{file.name}: unpacks to more than {limit >> 20} MB, which no trace of its size does")
+            raise TraceError(f"{file.name}: unpacks to more than {limit >> 20} MB, implausible for a trace of its size")
         if damage:
             problems.append(f"damaged gzip data after {total} unpacked bytes ({damage})")
             unfinished = False

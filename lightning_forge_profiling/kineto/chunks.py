@@ -299,7 +299,7 @@ def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int = 0) -> int:
 
 
 def _at_least(size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Pieces of at least this size together, if there are so many; at least one."""
+    """Pieces that together reach this size, or all that are left; at least one."""
     for piece in pieces:
         yield piece
         size -= len(piece)

@@ -64,7 +64,7 @@ def read_trace(path: Path) -> Trace:
     for number, what in (
         (len(text.skipped), f"not JSON and left out{first}"),
         (decoder.left_out, "malformed and left out"),
-        (decoder.without_arguments, "read without their arguments, which are of an unknown form"),
+        (decoder.without_arguments, "read without their arguments, whose format is unknown"),
         (tables.left_out, "left out for a missing or impossible time"),
     ):
         if number:

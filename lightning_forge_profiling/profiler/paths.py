@@ -69,7 +69,7 @@ def claim(folders: Iterable[Path], rank: int) -> Path:
     Raises:
         FileExistsError: all folders are taken.
     """
-    why = FileExistsError("no folder was offered for the trace")
+    why = FileExistsError("no folder is available for the trace")
     for folder in map(Path.absolute, folders):
         folder.parent.mkdir(parents=True, exist_ok=True)
         private = raw_folder(folder, rank)
@@ -82,7 +82,7 @@ def claim(folders: Iterable[Path], rank: int) -> Path:
         if not trace_path(folder, rank).exists():
             return private / f"{token_hex(8)}.json"
         private.rmdir()
-        why = FileExistsError(f"{folder} holds a trace of rank {rank} already")
+        why = FileExistsError(f"{folder} already holds a trace of rank {rank}")
     raise why
 
 
@@ -105,7 +105,7 @@ def writable_folder_problem(folder: Path) -> str:
         existing = existing.parent
     advice = "Give trace_dir a folder that can be written to."
     if not existing.is_dir():
-        what = "a file" if existing.exists() else "a link to nothing"
+        what = "a file" if existing.exists() else "a broken link"
         return f"trace_dir {str(folder)!r}: {str(existing)!r} is {what}. {advice}"
     try:
         TemporaryFile(dir=existing).close()

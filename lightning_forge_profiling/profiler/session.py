@@ -134,7 +134,7 @@ class TraceSession:
         step, self._next_step = self._next_step, self._next_step + 1
         phase, before = self._window.phase(step), self._phase
         self._phase = phase
-        if phase is before is not Phase.RECORD or self._report.status in {"stood aside", "failed"}:
+        if phase is before is not Phase.RECORD or self._report.status in {"skipped", "failed"}:
             return
         try:
             if phase is Phase.DONE:
@@ -150,7 +150,7 @@ class TraceSession:
                     self._profiler.stop_trace()
                     self._release()
                     self._discard_raw()
-                    self._stand_aside(other)
+                    self._skip(other)
             if phase is Phase.RECORD and self._profiler is not None:
                 self._annotate(step)
         except Exception as exc:
@@ -173,7 +173,7 @@ class TraceSession:
                 self._report = replace(
                     self._report,
                     status="not reached",
-                    message=f"{self._window} never came: the run had {steps} step{'' if steps == 1 else 's'}",
+                    message=f"the run ended after {steps} step{'' if steps == 1 else 's'}, before {self._window}",
                 )
         except Exception as exc:
             self._fail(exc)
@@ -220,7 +220,7 @@ class TraceSession:
         other = active_profiler() or scheduled_profiler(until=self._window.end_step - self._next_step + 1)
         self._claimed = not other and RECORDING.acquire(blocking=False)
         if not self._claimed:
-            self._stand_aside(other or "another fit in this process records at the same time")
+            self._skip(other or "another fit in this process records at the same time")
             return
         began = perf_counter()
         config = self._config
@@ -303,8 +303,8 @@ class TraceSession:
         if self._raw is not None:
             discard_with_folders(self._raw)
 
-    def _stand_aside(self, reason: str) -> None:
-        self._report = replace(self._report, status="stood aside", message=reason)
+    def _skip(self, reason: str) -> None:
+        self._report = replace(self._report, status="skipped", message=reason)
         _log.warning("No trace will be recorded: %s.", reason)
 
     def _fail(self, exc: Exception) -> None:

@@ -59,7 +59,7 @@ def _tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Table]]:
     ):
         moved = [change for change in changes if change.a_ms or change.b_ms]
         if moved:
-            more = f"; the {_SHOWN} biggest movers of {len(moved)}" if len(moved) > _SHOWN else ""
+            more = f"; the {_SHOWN} largest changes of {len(moved)}" if len(moved) > _SHOWN else ""
             yield title + more, _change_table(moved[:_SHOWN], width)
 
 

@@ -80,14 +80,14 @@ def _tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Ite
         yield steps_of(ranks[0]), _one_rank(ranks[0]) if used_gpu(ranks[0]) else _step_on_host(ranks[0])
     elif any(map(used_gpu, ranks)):
         yield f"{len(ranks)} ranks, percent of the step; rank {ranks[0].rank}: {steps_of(ranks[0])}", _busy_table(ranks)
-        yield "Idle by what the host did meanwhile, percent of the step", _idle_table(analysis)
+        yield "Idle by host activity, percent of the step", _idle_table(analysis)
     elif ranks:
         yield f"{len(ranks)} ranks; rank {ranks[0].rank}: {steps_of(ranks[0])}", _steps_table(ranks)
         yield f"The step on the host{of_rank}", _step_on_host(rank)
     if analysis.findings:
         shown = analysis.findings[:_SHOWN_FINDINGS]
         averaged = any("mean" in share_of(analysis, finding) for finding in shown)
-        yield f"Findings{', shares as the mean of the ranks' if averaged else ''}", _findings_table(shown)
+        yield f"Findings{', shares averaged over the ranks' if averaged else ''}", _findings_table(shown)
     if ranks:
         if rank.top_kernels[:kernels]:
             yield f"Top kernels{of_rank}", _kernel_table(rank.top_kernels[:kernels], width - _BESIDE_KERNELS)

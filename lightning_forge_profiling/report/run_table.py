@@ -32,12 +32,15 @@ __all__ = ["Line", "Row", "RunReport", "RunTable", "run_table"]
 
 _SHOWN_PCT: Final = 0.05
 """What is shorter shows as 0.0 %."""
+_SMALL_PCT: Final = 1.0
+"""Regions that take less share a row."""
+_REST: Final = "rest"
 _HOST_DIFFERS_PCT: Final = 1.0
 """From this share of the step on, a host time that is not the device time has a column."""
 _HOST_WAITS_IN: Final = ("data", "transfer")
 """Elsewhere a host time says where the host waits for room in the GPU's queue."""
 _PART_SHOWN_PCT: Final = 2.0
-_PARTS_SHOWN: Final = 5
+_PARTS_SHOWN: Final = 3
 
 _SHORTEST_EXCLUDED_MS: Final = 5.0
 """What is shorter shows as 0.00 s."""
@@ -58,7 +61,7 @@ class RunReport:
         log_folder: where TensorBoard should look, None without a logger.
         analysis: of the steps that count and of the trace, None where there is neither.
         compute: how fast a device computed; empty if unknown.
-        gpu: the GPU's sensors, or why they could not be read; None where nobody asked.
+        gpu: the GPU's sensors, or why they could not be read; None if telemetry is off.
     """
 
     run: RunSummary
@@ -143,7 +146,7 @@ def _verdict(report: RunReport) -> Iterator[Line]:
     if analysis is None:
         if report.run.steps:
             steps = 0 if report.run.only_warmup else report.run.steady.steps
-            yield Line("verdict", Text(f"none: {steps} steady steps, at least {MIN_STEPS} needed"))
+            yield Line("verdict", Text(f"not enough steps: {steps} after warm-up, at least {MIN_STEPS} needed"))
         return
     yield Line("verdict", verdict(analysis))
     also = []
@@ -178,7 +181,7 @@ def _sampled(rates: Rates) -> str:
 
 
 def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[Row, ...]]:
-    """The headings and the rows. A column without a number is left out, and so is a region of 0.0 %."""
+    """The headings and the rows. Columns without a number and regions of 0.0 % are left out; small ones share a row."""
     run = report.run
     rates, step_ms = run.steady, run.steady.mean_ms("step")
     decimals = 3 if step_ms <= 0 else max(1, min(3, 4 - floor(log10(step_ms))))
@@ -193,11 +196,16 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[Row, ...]]:
         return Row(name, pct, (written(typical.p50), written(typical.p95), written(host_ms)))
 
     host = _host_differs(rates) if report.on_device else {}
+    regions = rates.regions if rates.split_steps else ()
+    small = [name for name in regions if share(name) < _SMALL_PCT and name not in host]
+    rest_pct = sum(map(share, small))
+    merged = len([name for name in small if share(name) >= _SHOWN_PCT]) > 1
     rows = [
         row(name, share(name), run.region_ms.get(name, Percentiles()), host.get(name))
-        for name in (rates.regions if rates.split_steps else ())
-        if share(name) >= _SHOWN_PCT or name in host
+        for name in regions
+        if name in host or (share(name) >= _SHOWN_PCT and not (merged and name in small))
     ]
+    rows += [Row(_REST, rest_pct, ("", "", ""))] if merged else []
     rows.append(row("step", None, Percentiles(run.step_ms.p50, run.step_ms.p95)))
     rows += [
         row(f"your {name}", share(name), run.region_ms.get(name, Percentiles()))
@@ -219,17 +227,19 @@ def _host_differs(rates: Rates) -> dict[str, float]:
 def _rate_lines(report: RunReport) -> Iterator[Line]:
     run = report.run
     if run.only_warmup and run.steps == 1:
-        yield Line("note", Text("the run had one step, which is never typical of others"))
+        yield Line("note", Text("only one step ran, and the first step is slower than later ones"))
     elif run.only_warmup and run.steps:
-        yield Line("note", Text(f"all {run.steps} steps were warm-up; figures are without the first"))
+        yield Line(
+            "note", Text(f"the run ended within its {run.steps} warm-up steps; figures leave out the first only")
+        )
     if run.steady.steps:
         yield Line("throughput", Text(_throughput(report)))
-    for line in compute_lines(report.compute):
+    for line in compute_lines(report.compute, sources=False):
         yield Line("compute", Text(line))
     if isinstance(report.gpu, str):
         yield Line("gpu", Text(f"no telemetry: {report.gpu}"))
     elif report.gpu is not None:
-        yield Line("gpu", Text(", ".join(telemetry_words(report.gpu))))
+        yield Line("gpu", Text(", ".join(telemetry_words(report.gpu, short=True))))
     evidence = report.analysis.run if report.analysis is not None else None
     if evidence is not None and (slowest := slowest_line(evidence)):
         yield Line("slowest", Text(slowest))
@@ -241,11 +251,12 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
     if run.steps and run.wall_s > 0:
         yield Line("end to end", Text(_end_to_end(report)))
     evidence = report.analysis.run if report.analysis is not None else None
+    parts: tuple[str, ...] = ()
     if evidence is not None and evidence.ledger is not None:
-        parts = _parts(evidence.ledger), goodput_words(evidence.ledger)
-        if any(parts):
-            yield Line("whole fit", Text("; ".join(filter(None, parts))))
-    if left_out := _left_out(run):
+        parts = tuple(filter(None, (_parts(evidence.ledger), goodput_words(evidence.ledger))))
+    if parts:
+        yield Line("whole fit", Text("; ".join(parts)))
+    if left_out := _left_out(run, with_times=not parts):
         yield Line("left out", Text(", ".join(left_out)))
     if evidence is not None and evidence.window_effect is not None and slower_after(evidence.window_effect):
         yield Line("window", Text(window_effect_words(evidence.window_effect)))
@@ -285,20 +296,22 @@ def _parts(ledger: RunLedger) -> str:
     shares = {name: 100 * s / fit_s for name, s in parts.items()} if fit_s > 0 else {}
     if not any(pct >= _PART_SHOWN_PCT for name, pct in shares.items() if name != STEPS):
         return ""
-    shown = [name for name, pct in shares.items() if pct >= _PART_SHOWN_PCT][:_PARTS_SHOWN]
+    largest = sorted(shares, key=lambda name: -shares[name])
+    shown = [name for name in largest if shares[name] >= _PART_SHOWN_PCT][:_PARTS_SHOWN]
     rest = 100 - sum(shares[name] for name in shown)
     listed = [f"{name} {shares[name]:.0f} %" for name in shown]
     return ", ".join(listed + ([f"others {rest:.0f} %"] if rest >= 1 else []))
 
 
-def _left_out(run: RunSummary) -> list[str]:
+def _left_out(run: RunSummary, *, with_times: bool) -> list[str]:
+    """What the figures of a step leave out; times that are parts of the fit are named there."""
     counts = (
         (0 if run.only_warmup else run.warmup_steps, "warm-up {}"),
         (run.recorded_steps, "{} with the profiler on"),
-        (run.untimed_steps, "{} that could not be timed"),
+        (run.untimed_steps, "{} not timed"),
     )
     left_out = [f"{count} {what.format('step' if count == 1 else 'steps')}" for count, what in counts if count]
-    times = run.excluded_ms.items()
+    times = run.excluded_ms.items() if with_times else ()
     return left_out + [f"{ms / 1e3:.2f} s {name}" for name, ms in times if ms >= _SHORTEST_EXCLUDED_MS]
 
 
@@ -330,12 +343,14 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
         yield Line("report", Text(str(trace.report_path)), whole=True)
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
     size = _size(path.stat().st_size) if path.exists() else "being written" if trace.pending else "moved away"
-    yield Line(
-        "trace", Text(f"{path} ({steps}, {size}; its export blocked training for {trace.stall_ms:.0f} ms)"), whole=True
-    )
+    if trace.report_path is not None and trace.report_path.parent == path.parent:
+        yield Line("trace", Text(f"{path.name} beside it: {steps}, {size}, exported in {trace.stall_ms:.0f} ms"))
+    else:
+        about = f"({steps}, {size}; its export blocked training for {trace.stall_ms:.0f} ms)"
+        yield Line("trace", Text(f"{path} {about}"), whole=True)
     if trace.url:
         yield Line("copied to", Text(trace.url), whole=True)
     if trace.plugin_path is not None:
         folder = log_folder if log_folder is not None and log_folder in path.parents else path.parent
         command = f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"
-        yield Line("look at it", Text(command), whole=True)
+        yield Line("open with", Text(command), whole=True)

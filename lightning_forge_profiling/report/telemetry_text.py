@@ -7,11 +7,12 @@ from lightning_forge_profiling.results.telemetry import TelemetrySummary
 __all__ = ["telemetry_words"]
 
 
-def telemetry_words(gpu: TelemetrySummary) -> Iterator[str]:
+def telemetry_words(gpu: TelemetrySummary, *, short: bool = False) -> Iterator[str]:
     """The figures that fit in a line; what was not measured is left out.
 
     Args:
         gpu: over the steps that count.
+        short: without tensors, energy, temperature and clock.
 
     Example:
         >>> ", ".join(telemetry_words(TelemetrySummary(device="NVIDIA H200", utilization_pct=93.2, throttled_pct=0.0)))
@@ -20,17 +21,17 @@ def telemetry_words(gpu: TelemetrySummary) -> Iterator[str]:
     if gpu.utilization_pct is not None:
         yield f"{gpu.utilization_pct:.0f} % utilized"
     if gpu.memory_peak_gib is not None and gpu.memory_total_gib is not None:
-        tensors = "" if gpu.allocated_peak_gib is None else f" ({gpu.allocated_peak_gib:.1f} tensors)"
-        yield f"peak memory {gpu.memory_peak_gib:.1f} of {gpu.memory_total_gib:.1f} GiB{tensors}"
+        tensors = "" if short or gpu.allocated_peak_gib is None else f" ({gpu.allocated_peak_gib:.1f} tensors)"
+        yield f"{gpu.memory_peak_gib:.1f} of {gpu.memory_total_gib:.1f} GiB{tensors} at peak"
     if gpu.power_w is not None:
         limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
         yield f"{gpu.power_w:.0f}{limit} W"
-    if gpu.joules_per_sample is not None:
+    if gpu.joules_per_sample is not None and not short:
         joules = gpu.joules_per_sample
         yield f"{joules:,.0f} J per sample" if joules >= 1000 else f"{joules:.3g} J per sample"  # noqa: PLR2004
-    if gpu.temperature_peak_c is not None:
+    if gpu.temperature_peak_c is not None and not short:
         yield f"up to {gpu.temperature_peak_c:.0f} °C"
-    if gpu.sm_mhz is not None:
+    if gpu.sm_mhz is not None and not short:
         yield f"{gpu.sm_mhz:.0f} MHz"
     if gpu.throttled_pct:
         reasons = sorted(gpu.throttled_by_pct.items(), key=lambda item: -item[1])

@@ -76,7 +76,7 @@ _GEFORCE_PCT: Final = 115.0
 """GeForce cards run at up to this share of the clock that their peak is stated for."""
 
 _ABOVE_CLOCK: Final = "a GeForce runs above its stated clock"
-_TOO_MUCH: Final = "more than the device can do: the count of operations or the peak is wrong"
+_TOO_MUCH: Final = "above the device's peak: the FLOP count or the peak is wrong"
 
 _URL: Final = re.compile(r", https?://[^ )]+")
 """The address of a peak's source, which would double the line; the log has it."""
@@ -221,11 +221,12 @@ def digits(rate: float) -> str:
     return f"{rate:,.{max(0, 2 - floor(log10(rate)))}f}" if rate > 0 else "0"
 
 
-def compute_lines(found: Sequence[RunCompute]) -> Iterator[str]:
+def compute_lines(found: Sequence[RunCompute], *, sources: bool = True) -> Iterator[str]:
     """A device's FLOP/s and their fraction of a peak. A peak is named once, and no rate twice.
 
     Args:
         found: rates of one device.
+        sources: whether to name the source of a peak.
     """
     named, listed = None, 0.0
     for compute in found:
@@ -237,7 +238,8 @@ def compute_lines(found: Sequence[RunCompute]) -> Iterator[str]:
             continue
         source = _URL.sub("", compute.peak_source)
         if compute.peak_tflops is not None and compute.pct_of_peak is not None:
-            whole = f"{compute.peak_tflops:,.4g} TFLOP/s ({compute.device}, {compute.dtype}; {source})"
+            of = f"{compute.device}, {compute.dtype}{f'; {source}' if sources else ''}"
+            whole = f"{compute.peak_tflops:,.4g} TFLOP/s ({of})"
             parts.append(f"{name} {compute.pct_of_peak:.1f} % of {'the same' if peak == named else whole}")
             if compute.pct_of_peak > _ALL_PCT:
                 boosted = "GeForce" in compute.device and compute.pct_of_peak < _GEFORCE_PCT
@@ -258,7 +260,7 @@ def steps_of(rank: RankSummary) -> str:
     cut = "; its file is cut off" if rank.cut_off else ""
     if used_gpu(rank):
         return f"{steps}{spread} on {rank.device or 'an unnamed device'}{cut}"
-    nothing = ", and what there is has no GPU work" if rank.cut_off else "; no GPU events in the trace"
+    nothing = ", without GPU work" if rank.cut_off else "; no GPU events in the trace"
     return f"{steps}{spread}{f' on {rank.device}' if rank.device else ''}{cut}{nothing}"
 
 
@@ -307,7 +309,7 @@ def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, str]]:
     step = rank.step_ms.mean
     parts = [("step", step, "bold"), *((_named(one), one.host_ms_per_step, "") for one in rank.regions)]
     if rank.cpu is not None:
-        parts.append(("operators, but data and optimizer", rank.cpu.operators_ms_per_step, "bold"))
+        parts.append(("operators, without data and optimizer", rank.cpu.operators_ms_per_step, "bold"))
         parts.append(("Python between operators", rank.cpu.python_ms_per_step, "bold"))
     yield from ((name, ms, 100 * ms / step if step else 0.0, style) for name, ms, style in parts if ms)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 __all__ = ["Status", "TraceReport"]
 
-Status = Literal["waiting", "recording", "written", "not reached", "stood aside", "failed"]
+Status = Literal["waiting", "recording", "written", "not reached", "skipped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,8 @@ class TraceReport:
 
     Attributes:
         status: `waiting` and `recording` during the run, then `written`, `not reached` (the run ended before the
-            window), `stood aside` (another profiler was active) or `failed`.
-        message: the reason for `stood aside` and `failed`, or a remark.
+            window), `skipped` (another profiler was active) or `failed`.
+        message: the reason for `skipped` and `failed`, or a remark.
         steps: steps that were recorded, whole or in part.
         path: the trace; None unless written.
         plugin_path: the copy for TensorBoard; None unless written.

@@ -80,7 +80,7 @@ class RunTotals:
 
     Args:
         regions: the built-in regions that are timed.
-        bucket: gives the bucket of a step's time in histograms; None if nobody calls `take_interval`.
+        bucket: gives the bucket of a step's time in histograms; None if `take_interval` is not used.
     """
 
     def __init__(self, regions: tuple[str, ...] = REGIONS, bucket: Callable[[float], int] | None = None) -> None:

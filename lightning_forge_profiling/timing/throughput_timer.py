@@ -33,7 +33,7 @@ class ThroughputTimer:
         start_step: 2 leaves out the first step; with a `config` the first two.
         config: DeepSpeed's `timers.throughput`. If not `enabled`, nothing is timed; if not `synchronized`, nothing
             waits for the GPU.
-        steps_per_output: log a line every so many steps; None for none.
+        steps_per_output: log a line every this many steps; None for no lines.
         monitor_memory: must be False: the host's memory is not monitored.
         logging_fn: receives the line instead of `print_rank_0`.
         clock: the clock, in seconds; for tests.

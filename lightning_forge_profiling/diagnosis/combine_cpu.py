@@ -1,0 +1,114 @@
+"""Findings of training without a GPU, or without GPU work in the trace: the run decides how long each part takes."""
+
+from dataclasses import replace
+
+from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES, PYTHON_BOUND
+from lightning_forge_profiling.diagnosis.differences import (
+    DIFFER_BY_PCT,
+    SLOWED_FROM,
+    disagreement,
+    recorded_shorter,
+    recorded_slower,
+)
+from lightning_forge_profiling.diagnosis.ledger_rules import hooks_pct, ledger_findings
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, finding
+from lightning_forge_profiling.diagnosis.rule_context import RuleContext
+from lightning_forge_profiling.diagnosis.run_regions import share_pct
+from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, run_findings
+from lightning_forge_profiling.results.analysis import Finding, RunEvidence
+from lightning_forge_profiling.results.cpu import CpuTime
+from lightning_forge_profiling.results.rank import RankSummary
+
+__all__ = ["without_gpu_work"]
+
+_SLOW_OPTIMIZER = "slow-optimizer"
+
+
+def without_gpu_work(
+    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
+) -> tuple[list[Finding], list[str]]:
+    """Findings where the trace has no GPU work: of the run's own rank, it sees no more of waiting than the run."""
+    rank = recorded.rank if recorded else 0
+    live = {found.code: found for found in run_findings(evidence)}
+    others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
+    mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
+    of_cpu, differences = _of_cpu(traced, recorded, evidence)
+    python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
+    hooks = hooks_pct(ledger_findings(evidence), evidence, "other")
+    if python is not None and (hooks or BETWEEN_REGIONS in live):  # parts of it: the one that says more
+        between = live[BETWEEN_REGIONS].share_pct if BETWEEN_REGIONS in live else 0.0
+        mostly = between + hooks > python.share_pct / 2
+        of_cpu = [found for found in of_cpu if found is not python or not mostly]
+        live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
+    for found in of_cpu:
+        live.pop(found.code, None)  # the trace knows how the update is computed
+    others += of_cpu
+    if "data" not in evidence.regions:  # the region was not timed
+        return [*mine, *others, *live.values()], differences
+    if mine and "input-bound" in live and not evidence.on_device:
+        # which knows the loader
+        live["input-bound"] = replace(live["input-bound"], advice=mine[0].advice)
+    in_run = share_pct(evidence, "data")
+    in_trace = max((found.share_pct for found in mine), default=NAMED_FROM_PCT)
+    far = abs(in_run - in_trace) > DIFFER_BY_PCT
+    differences += [disagreement("input-bound", mine, in_run, evidence)] if far else []
+    return [*live.values(), *others], differences
+
+
+def _of_cpu(
+    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
+) -> tuple[list[Finding], list[str]]:
+    """Findings on operators and Python: those of the trace, or of the live step where that is another.
+
+    It is where recording changed the step's length, or the run's region `optimizer` does not have the trace's share.
+    """
+    if recorded is None or recorded.cpu is None or evidence.on_device:
+        return [], []
+    mine = {
+        found.code: found
+        for found in traced
+        if found.code in {rule.code for rule in CPU_RULES} and found.rank in {None, recorded.rank}
+    }
+    step, live = recorded.step_ms, evidence.step_ms
+    slowed = step.mean > SLOWED_FROM * live.mean and step.p50 > SLOWED_FROM * live.p50
+    changed = slowed or step.mean * SLOWED_FROM < live.mean
+    update = [mine[_SLOW_OPTIMIZER]] if _SLOW_OPTIMIZER in mine else []
+    in_run_pct = share_pct(evidence, "optimizer")
+    of_update = "optimizer" in evidence.regions and update and abs(update[0].share_pct - in_run_pct) > DIFFER_BY_PCT
+    if not changed and not of_update:
+        return [*mine.values()], []
+    context = _live_cpu(recorded, recorded.cpu, evidence)
+    several = evidence.world_size > 1
+    findings = []
+    for rule in CPU_RULES:
+        pct = context.pct(rule.cost(context))
+        if rule.code in mine and pct >= NAMED_FROM_PCT:
+            rank = recorded.rank if several else mine[rule.code].rank
+            found = finding(rule, context, step_ms=live.mean, share_pct=pct, source="trace", rank=rank)
+            recorded_pct = round(mine[rule.code].share_pct, 3)
+            findings.append(replace(found, evidence={**found.evidence, "share_of_recorded_step_pct": recorded_pct}))
+    if not changed:
+        return findings, [disagreement(_SLOW_OPTIMIZER, update, in_run_pct, evidence)]
+    return findings, [(recorded_slower if slowed else recorded_shorter)(step.mean, evidence)]
+
+
+def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence) -> RuleContext:
+    """A rank's CPU times of a live step: the run measured loader and update, the others are bounded."""
+    live_ms = evidence.step_ms.mean
+    regions = {name: region.device_ms for name, region in evidence.regions.items()}
+    data_ms = regions.get("data", cpu.data_ms_per_step)
+    update_ms = regions.get("optimizer", cpu.optimizer_ms_per_step)
+    added_ms = max(recorded.step_ms.mean - live_ms, 0.0)
+    python_ms = max(cpu.python_ms_per_step - added_ms, 0.0)  # if recording adds to nothing else
+    operators_ms = live_ms - data_ms - update_ms - max(python_ms, regions.get("other", 0.0))
+    operators_ms = min(cpu.operators_ms_per_step, max(operators_ms, 0.0))
+    scale = operators_ms / cpu.operators_ms_per_step if cpu.operators_ms_per_step else 0.0
+    live_cpu = replace(
+        cpu,
+        data_ms_per_step=data_ms,
+        optimizer_ms_per_step=min(update_ms, live_ms),
+        operators_ms_per_step=operators_ms,
+        python_ms_per_step=min(python_ms, live_ms),
+        costliest_ms_per_step={name: ms * scale for name, ms in cpu.costliest_ms_per_step.items()},
+    )
+    return RuleContext(replace(recorded, step_ms=evidence.step_ms, cpu=live_cpu), live=True)

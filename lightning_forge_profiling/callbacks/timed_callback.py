@@ -207,6 +207,7 @@ class TimedCallback(Callback):
         for watched in self._watched:
             watched.release()
         self._abandon(trainer)
+        self.concluded(None)
         self._let_go()
         self._analysis = self._ledger = None
         peers = tuple(peer for peer in trainer.callbacks if isinstance(peer, TimedCallback) and peer.enabled)
@@ -426,7 +427,6 @@ class TimedCallback(Callback):
         """Close a fit that ended without calling any hook."""
         self._step_back(trainer, wait=False)
         self.finish(interrupted=True)
-        self.concluded(None)
 
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
         for watched in self._watched:

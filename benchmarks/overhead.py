@@ -44,6 +44,7 @@ from lightning_forge_profiling.timing.events import event_source
 CONTENDERS = {
     "none": "no callback",
     "throughput": "ThroughputCallback (ours)",
+    "norecord": "without its record (ours, record=False)",
     "both": "both callbacks (ours)",
     "split": "every step split (ours, overhead=None)",
     "monitor": "ThroughputMonitor",
@@ -223,6 +224,7 @@ def options(contender: str, folder: str, steps: int) -> dict[str, Any]:
     """What to hand to the Trainer."""
     made: dict[str, Callable[[], dict[str, Any]]] = {
         "throughput": lambda: {"callbacks": [ThroughputCallback()]},
+        "norecord": lambda: {"callbacks": [ThroughputCallback(record=False)]},
         "both": lambda: {
             "callbacks": [ForgeProfilerCallback(steps + 100, steps + 101, trace_dir=folder), ThroughputCallback()]
         },

@@ -1,11 +1,12 @@
 """`RunRecord`: what a fit writes to its record, and when; lines are made here, and written by a thread."""
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import inf, isfinite
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Final, Literal
 
 from lightning_forge_profiling.callbacks.guard import guarded
@@ -83,6 +84,7 @@ class RunRecord:
         self._began_s = perf_counter()
         self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
         self._writer = RecordWriter.to(place.folder, begin_line(trainer, place))
+        weakref.finalize(self, self._writer.close, 0)  # if a fit is given up without a hook, its thread is not
 
     @guarded
     def row(self, metrics: Mapping[str, float], logger_step: int) -> None:
@@ -93,30 +95,31 @@ class RunRecord:
             logger_step: its x-axis.
         """
         self._logged, self._logger_step = metrics, logger_step
-        began_s = perf_counter()
-        if began_s < self._next_interval_s or not self._writer.takes:
+        now_s = perf_counter()
+        if now_s < self._next_interval_s or not self._writer.takes:
             return  # its steps will be in the next interval
         if not self._next_interval_s or self._writer.segments > self._segments:
-            self._next_state_s = began_s
+            self._next_state_s = now_s
+        began_s = thread_time()
         self._write_interval()
-        self._next_interval_s = self._after_pause(began_s, _INTERVAL_S)
+        self._next_interval_s = now_s + self._pause_s(began_s, _INTERVAL_S)
 
     def step_ended(self) -> None:
         """Write a state, when it is time to."""
         if perf_counter() >= self._next_state_s:  # this runs in each step
-            self._write_due_state()
+            self._write_due_state(perf_counter())
 
     @guarded
-    def _write_due_state(self) -> None:
-        began_s = perf_counter()
+    def _write_due_state(self, now_s: float) -> None:
+        began_s = thread_time()
         self._write_state(self._report())
-        self._next_state_s = self._after_pause(began_s, max(_STATE_S, _STATE_SHARE * (began_s - self._began_s)))
+        self._next_state_s = now_s + self._pause_s(began_s, max(_STATE_S, _STATE_SHARE * (now_s - self._began_s)))
 
-    def _after_pause(self, began_s: float, pause_s: float) -> float:
-        """Charge what has been written since an instant to the run's timing; returns when more may be written."""
-        ended_s = perf_counter()
-        self._step_timer.totals.add_own((ended_s - began_s) * 1e6)
-        return ended_s + max(pause_s, (ended_s - began_s) / _COST)
+    def _pause_s(self, began_s: float, least_s: float) -> float:
+        """How long to write nothing more of a kind, of which the last was begun at an instant of this thread's time."""
+        spent_s = thread_time() - began_s
+        self._step_timer.totals.add_own(spent_s * 1e6)
+        return max(least_s, spent_s / _COST)
 
     @guarded
     def window(self, trace: TraceReport | None) -> None:

@@ -244,7 +244,7 @@ class TimedCallback(Callback):
         for watched in self._watched:
             watched.release()
         self._abandon(trainer)
-        self.concluded(None)
+        self.concluded(trainer, None, interrupted=True)
         self._let_go()
         self._analysis = self._ledger = None
         peers = _taking_part(trainer.callbacks)
@@ -486,10 +486,6 @@ class TimedCallback(Callback):
         """Close a fit that ended without calling any hook."""
         self._step_back(trainer, wait=False)
         self.finish(interrupted=True)
-<<<<<<< HEAD
-        self.concluded(trainer, None, interrupted=True)
-=======
->>>>>>> h1
 
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
         for watched in self._watched:

@@ -96,4 +96,4 @@ def test_a_killed_run_leaves_no_process_and_no_half_written_trace(tmp_path):
     wait_for_processes_of(tmp_path)
     assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz", *REPORTS}
+    assert names == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz", "rank0.jsonl", *REPORTS}

@@ -21,10 +21,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes
 KILLS = 50
 
 
-def contents(folder):
+def contents(folder, rank=0):
     """The content of each segment, by its number."""
     found = {}
-    for path in sorted(folder.glob("rank0*.jsonl")):
+    for path in sorted(folder.glob(f"rank{rank}*.jsonl")):
         with suppress(FileNotFoundError, msgspec.DecodeError):  # rotated or begun meanwhile
             content = path.read_bytes()
             found[decode_line(content.partition(b"\n")[0]).segment] = content
@@ -37,11 +37,11 @@ def last_step(found):
     return decode_line(lines[-1]).step if len(lines) > 1 else -1
 
 
-def reached(folder, step):
+def reached(folder, step, rank=0):
     """Wait until the newest segment has a line of this step; returns what was there then."""
     deadline = time.monotonic() + HANGS_S
     while time.monotonic() < deadline:
-        found = contents(folder)
+        found = contents(folder, rank)
         time.sleep(0.001)
         if last_step(found) >= step:
             return found
@@ -208,7 +208,8 @@ def test_when_one_of_two_ranks_is_killed_the_records_of_both_are_read(tmp_path):
         for rank in "01"
     )
     try:
-        reached(tmp_path / "forge_record", 20)
+        for rank in range(2):
+            reached(tmp_path / "forge_record", 20, rank)
         second.kill()
         second.communicate()
         _, err = first.communicate(timeout=HANGS_S)

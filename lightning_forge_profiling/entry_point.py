@@ -6,8 +6,6 @@ Lightning loads this module in every script of an environment that has the packa
 import os
 from typing import Final
 
-__all__ = ["RUN_OPTIONS", "callbacks"]
-
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
 """The environment variable that `run` sets: a JSON object, from the class of each callback to its arguments."""
 

@@ -23,8 +23,6 @@ from lightning_forge_profiling.names import plugin_name, trace_name
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, whole_file
 
-__all__ = ["main"]
-
 OTHERS_WAIT_S = 15.0
 LOOK_S = 1.0
 PART = ".part"

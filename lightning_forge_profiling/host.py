@@ -6,8 +6,6 @@ import re
 import time
 from pathlib import Path
 
-__all__ = ["free_memory_bytes", "process_age_s", "processor_name", "usable_cores"]
-
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")

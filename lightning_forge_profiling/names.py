@@ -4,43 +4,6 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "EPOCH",
-    "EXCLUDED",
-    "FETCH_MARK",
-    "GOODPUT",
-    "LOGGED_KINDS",
-    "MARK_PREFIX",
-    "METADATA_KEY",
-    "MFU",
-    "MFU_MEASURED",
-    "PEAK_TFLOPS",
-    "RECORD_FOLDER",
-    "REGIONS",
-    "REPORT_HTML",
-    "STARTUP_PROCESS",
-    "STEPS",
-    "STEP_MS",
-    "SUMMARY_JSON",
-    "SUMMARY_MARKDOWN",
-    "TENSORBOARD_FOLDER",
-    "TFLOPS",
-    "WINDOW",
-    "clock_path",
-    "hook_region",
-    "memory_path",
-    "part_kind",
-    "part_pct",
-    "per_second",
-    "plugin_name",
-    "raw_folder",
-    "record_name",
-    "record_rank",
-    "region_ms",
-    "segment_name",
-    "trace_name",
-]
-
 REGIONS: Final = ("data", "transfer", "forward", "backward", "optimizer", "other")
 """The built-in regions. By self time they tile a step: their sum is the step."""
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ShownInNotebook", "show_with"]
-
 _pages: dict[type, Callable[[Any], str]] = {}
 
 

@@ -33,8 +33,6 @@ from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.timeline import Timeline
 
-__all__ = ["AnalysisResult", "analyze"]
-
 _UNKNOWN_RANK = -1
 
 _FEW_STEPS, _MANY_STEPS = 2, 10

@@ -6,8 +6,6 @@ import re
 import unicodedata
 from typing import Final
 
-__all__ = ["encodable", "plain", "plain_logger"]
-
 # Terminal escape sequences (ECMA-48): CSI with its parameters, OSC and similar strings with their text, the rest.
 _ESCAPES: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"

@@ -13,8 +13,6 @@ from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
-__all__ = ["discard_with_folders", "make_own_folder", "whole_file", "whole_file_by_name", "write_whole"]
-
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_WRITE: Final = 0o666
 

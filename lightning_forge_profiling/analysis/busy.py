@@ -11,8 +11,6 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints
 from lightning_forge_profiling.results.rank import CATEGORIES
 
-__all__ = ["BusyTime", "busy_time"]
-
 _CLAIM_ORDER: Final = ("matmul", "other", "memory", "comm")
 """Overlapping work counts to the first of these: computation before the communication that it hides."""
 

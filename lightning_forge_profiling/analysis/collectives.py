@@ -14,8 +14,6 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import CollectiveCall, Ints
 from lightning_forge_profiling.results.analysis import Collective, RankWait
 
-__all__ = ["RankCollectives", "collectives_of", "match_collectives"]
-
 _COMM: Final = "comm"
 _SEND_RECEIVE: Final = frozenset({"send", "recv", "sendrecv"})
 """Point to point: their order differs between the ranks of a group, so they cannot be matched."""

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.nesting import enclosing
 from lightning_forge_profiling.kineto.trace import Calls, Ints, Operators, Trace
 
-__all__ = ["Links", "launched_before", "link"]
-
 _NO_EXTERNAL: Final = (0, -1)
 
 

@@ -12,8 +12,6 @@ from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.analysis.regions import host_spans
 from lightning_forge_profiling.results.cpu import CpuTime
 
-__all__ = ["cpu_time"]
-
 _COSTLIEST: Final = 3
 _STEP: Final = re.compile(r"Optimizer\.step#(\w+)\.step")
 _FUSED: Final = re.compile(r"aten::_fused_\w+")

@@ -8,8 +8,6 @@ import numpy as np
 from lightning_forge_profiling.analysis.steps import Steps
 from lightning_forge_profiling.kineto.trace import Cut, Trace
 
-__all__ = ["no_verdict", "where_cut"]
-
 _TABLE_WORDS: Final = MappingProxyType(
     {
         "gpu": "GPU work",

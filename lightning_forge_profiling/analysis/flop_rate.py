@@ -15,8 +15,6 @@ from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.kineto.trace import Ints, Signature
 from lightning_forge_profiling.results.flops import Flops
 
-__all__ = ["flop_rate"]
-
 _COUNTED_KINDS: Final = ("matmul", "convolution", "attention")
 _NO_SHAPES: Final = "the trace has no input shapes (record_shapes=True records them), so FLOPs cannot be counted"
 _NO_PRODUCTS: Final = "no matrix product, convolution or attention ran on the GPU in the recorded steps"

@@ -10,19 +10,6 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.kineto.trace import Spans, Trace
 
-__all__ = [
-    "ALLOCATES",
-    "COPIES",
-    "FREES",
-    "GRAPH_LAUNCHES",
-    "HOST_ALLOCATES",
-    "LAUNCHES",
-    "LOADS_DATA",
-    "WAITS",
-    "named",
-    "spans_of",
-]
-
 LAUNCHES: Final = re.compile(
     r"(?:cuda|hip|cu|musa)(?:Ext|ExtModule|Module)?Launch(?:(?:Cooperative|Multi)?Kernel\w*|_\w+)?"
     r"|(?:cuda|hip|cu)GraphLaunch(?:_\w+)?|hip(?:Hcc|Ext)ModuleLaunchKernel|zeCommandListAppendLaunchKernel"

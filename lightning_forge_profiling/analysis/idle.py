@@ -25,8 +25,6 @@ from lightning_forge_profiling.analysis.syncs import of_lightning
 from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.results.rank import IDLE_CAUSES
 
-__all__ = ["IdleTime", "idle_time", "launch_latency"]
-
 _LATENCY_PERCENTILE: Final = 5
 _LONG_LAUNCH_NS: Final = 100_000
 """A launch takes 3 to 20 us of host time (H200); one that first loads the kernel's module 6 to 330 ms (lazy loading on

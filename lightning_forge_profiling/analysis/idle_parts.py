@@ -14,8 +14,6 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Spans
 from lightning_forge_profiling.results.rank import IdlePart
 
-__all__ = ["idle_parts"]
-
 _MOST: Final = 10
 _MOST_THREADS: Final = 64
 """Threads that launch work: one or two in practice; the limit bounds the time for hostile traces."""

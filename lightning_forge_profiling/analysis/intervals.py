@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.kineto.trace import Ints
 
-__all__ = ["Intervals"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:

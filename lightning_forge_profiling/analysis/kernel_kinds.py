@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 
 from lightning_forge_profiling.analysis.kernel_names import cut, split_name, words
 
-__all__ = ["CATEGORY_OF", "KINDS", "KernelKind", "classify"]
-
 CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
     {
         "matmul": "matmul",

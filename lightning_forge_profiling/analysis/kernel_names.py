@@ -8,8 +8,6 @@ import re
 from string import ascii_letters
 from typing import Final, NamedTuple
 
-__all__ = ["SplitName", "base_name", "cut", "split_name", "words"]
-
 _ARGUMENTS_LENGTH: Final = 400
 """Characters of the template arguments to keep: the first one or two show what a generic kernel computes."""
 

@@ -11,8 +11,6 @@ from lightning_forge_profiling.analysis.host_calls import named
 from lightning_forge_profiling.kineto.trace import Ints, Spans, Trace
 from lightning_forge_profiling.names import MARK_PREFIX
 
-__all__ = ["chosen_marks", "region_marks", "step_marks", "step_numbers"]
-
 _STEP: Final = re.compile(r"ProfilerStep#\d{1,18}")
 
 _ROUNDING_NS: Final = 2_000

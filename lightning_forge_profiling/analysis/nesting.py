@@ -11,17 +11,6 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.kineto.trace import Ints, Spans
 
-__all__ = [
-    "depths",
-    "enclosing",
-    "in_namesake",
-    "innermost_marked",
-    "least_around",
-    "outermost_marked",
-    "parents",
-    "sum_into_ancestors",
-]
-
 _MOST = 2**63 - 1
 
 

@@ -13,8 +13,6 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.results.table_rows import Operator
 
-__all__ = ["SORTS", "operator_table", "self_time"]
-
 SORTS: Final = MappingProxyType[str, Callable[[Operator], float]](
     {
         "self_device": lambda operator: operator.self_device_ms_per_step,

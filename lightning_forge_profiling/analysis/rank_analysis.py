@@ -33,8 +33,6 @@ from lightning_forge_profiling.results.rank import (
 )
 from lightning_forge_profiling.results.table_rows import Kernel
 
-__all__ = ["summarize"]
-
 _FEWEST_FOR_P95: Final = 20
 _LOADER: Final = re.compile(r"enumerate\(DataLoader\)#(\w+)\.__next__")
 

@@ -12,8 +12,6 @@ from lightning_forge_profiling.analysis.nesting import innermost_marked, outermo
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Signature
 
-__all__ = ["recomputed"]
-
 _ENGINE: Final = "autograd::engine::evaluate_function"
 _COMPILED: Final = re.compile("CompiledFunctionBackward")
 _OF_PRODUCTS: Final = re.compile(r"(?:Mm|Addmm|Bmm|Baddbmm|\w*Convolution\w*|\w*Attention\w*)Backward\d*")

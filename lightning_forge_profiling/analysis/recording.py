@@ -15,8 +15,6 @@ from lightning_forge_profiling.analysis.steps import Steps, find_steps
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints, Trace
 from lightning_forge_profiling.names import MARK_PREFIX
 
-__all__ = ["Recording", "by_optimizer", "prepare", "with_steps"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:

@@ -19,8 +19,6 @@ from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
 from lightning_forge_profiling.results.rank import Region
 
-__all__ = ["host_spans", "region_table"]
-
 _OTHER: Final = REGIONS.index("other")
 
 # Ranges that frameworks open, as opposed to custom regions.

@@ -14,8 +14,6 @@ from lightning_forge_profiling.analysis.marks import chosen_marks, step_numbers
 from lightning_forge_profiling.kineto.trace import Ints, Trace
 from lightning_forge_profiling.names import EXCLUDED, MARK_PREFIX
 
-__all__ = ["Steps", "find_steps"]
-
 _NO_STEP: Final = tuple(MARK_PREFIX + name for name in EXCLUDED)
 """Validation and checkpoints as the callbacks mark them: between two batches, and so inside the next `ProfilerStep`."""
 

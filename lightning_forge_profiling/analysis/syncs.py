@@ -19,8 +19,6 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Trace
 from lightning_forge_profiling.results.host import SyncCause
 
-__all__ = ["of_lightning", "sync_causes"]
-
 # The first of these found anywhere around the call names the cause: most specific first.
 _OPERATORS: Final = (
     ("aten::is_nonzero", "a truth test of a tensor (`if tensor:`)"),

@@ -13,8 +13,6 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Spans
 from lightning_forge_profiling.results.timeline import Lane, Timeline
 
-__all__ = ["MOST_SPANS", "draw"]
-
 MOST_SPANS: Final = 20_000
 """About 600 kB of HTML."""
 

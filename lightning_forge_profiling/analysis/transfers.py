@@ -10,8 +10,6 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import ACTIVITIES
 from lightning_forge_profiling.results.rank import Copies, Memory
 
-__all__ = ["TO_DEVICE", "copies", "memory"]
-
 TO_DEVICE: Final = "HtoD"
 
 # "Memcpy HtoD (Pageable -> Device)" on NVIDIA, "CopyHostToDevice" and "Memcpy HtoD (Host -> Device)" on AMD

@@ -8,8 +8,6 @@ from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-__all__ = ["WorkerDiedError", "run_in_processes"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -20,8 +20,6 @@ from lightning_forge_profiling.bench.timed_call import TimedCall, argument_sets
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
 from lightning_forge_profiling.gpu.clock_watch import ClockWatch
 
-__all__ = ["benchmark", "time_call"]
-
 
 def benchmark(
     fn: Callable[..., object],

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, printable
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["Comparison", "Ratio", "compare_benchmarks"]
-
 _RESAMPLES: Final = 2000
 _VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
 _CONFIDENCE_PCT: Final = 95.0

@@ -16,8 +16,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.timing.events import DeviceEventSource, Event
 
-__all__ = ["CaptureError", "EventTimer", "EventTiming", "Gpu", "MemoryCounts", "first_line"]
-
 _L2_UNKNOWN: Final = 128 * 2**20  # more than any L2 cache on the market, for a driver that does not report its size
 _WARM_UP_CALLS: Final = 3  # on the capturing stream, as PyTorch's notes on CUDA graphs ask
 

@@ -12,8 +12,6 @@ from lightning_forge_profiling.bench.options import HOST_METHODS
 from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["device_of", "find_device"]
-
 
 def device_of(call: TimedCall, asked: torch.device | str | int | None, method: str) -> torch.device:
     """The device to time a call on. May call it once.

@@ -7,8 +7,6 @@ from typing import Final
 from lightning_forge_profiling.bench.cuda import EventTimer
 from lightning_forge_profiling.bench.timed_call import TimedCall
 
-__all__ = ["GpuEffects", "gpu_effects"]
-
 _MOST_CALLS: Final = 10
 _TIME_US: Final = 20_000.0
 _REPEATS: Final = 3

@@ -6,8 +6,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["draw"]
-
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 640, 240, 20, 60, 190
 _LONGEST_TITLE: Final = 88  # of 12 pixels, in letters of mean width
 _MOST_BARS: Final = 60

@@ -8,8 +8,6 @@ from typing import Any, Final
 from lightning_forge_profiling.bench.cuda import Gpu
 from lightning_forge_profiling.errors import ForgeProfilingError
 
-__all__ = ["CALL", "busy_us_per_call", "kernel_times_us"]
-
 CALL: Final = "forge.benchmark.call"
 """The name of a call's span in the trace."""
 

@@ -20,8 +20,6 @@ from lightning_forge_profiling.bench.options import HOST_METHODS, Options
 from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 
-__all__ = ["MethodChoice", "choose_method"]
-
 _CURRENT_STREAM_METHODS: Final = frozenset({"graph", "saturated", "events"})
 
 

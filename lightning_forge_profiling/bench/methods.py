@@ -11,19 +11,6 @@ from lightning_forge_profiling.bench.kernel_time import kernel_times_us
 from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ForgeProfilingError
 
-__all__ = [
-    "Events",
-    "Graph",
-    "HostClock",
-    "Kernels",
-    "NoGpuWorkError",
-    "Rounds",
-    "Sampler",
-    "Saturated",
-    "Wall",
-    "calls_for",
-]
-
 _SAMPLE_US: Final = 1000.0  # a constant part of a few microseconds is then well under 1 % of a sample
 _HOST_SAMPLE_US: Final = 200.0  # at least; reading the host clock takes some 50 ns
 _MOST_CALLS: Final = 10**6  # for a clock that stands still

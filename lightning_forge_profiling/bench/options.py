@@ -7,8 +7,6 @@ from typing import Final
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["HOST_METHODS", "METHODS", "Options"]
-
 METHODS: Final = ("auto", "cpu", "wall", "events", "saturated", "graph", "kernels")
 
 HOST_METHODS: Final = ("auto", "cpu", "wall")

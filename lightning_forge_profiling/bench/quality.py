@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 from lightning_forge_profiling.bench.result import median_noise
 from lightning_forge_profiling.gpu.clock_watch import ClockSeen, ClockWatch
 
-__all__ = ["Unthrottled", "drift", "sample_warnings", "unthrottled"]
-
 _FEWEST_KEPT: Final = 10
 _LOWERED: Final = 0.97
 

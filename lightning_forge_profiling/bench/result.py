@@ -14,8 +14,6 @@ from lightning_forge_profiling.bench.histogram import draw
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.clock_watch import ClockSeen
 
-__all__ = ["BenchmarkResult", "in_unit", "median_interval", "median_noise", "printable"]
-
 _NS: Final = (1e-3, "ns")
 _Z95: Final = 1.96  # of the normal distribution
 # All of n samples lie on one side of the true median with probability 2 * 2^-n, which is under 5 % from 6 on.

@@ -12,8 +12,6 @@ from lightning_forge_profiling.bench.result import median_noise
 from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ForgeProfilingError
 
-__all__ = ["WarmUp", "collect", "no_garbage_collection", "warm_up"]
-
 _MOST_FAILURES: Final = 20  # halving from 1000 calls to one fails 10 times
 
 _STEADY_BLOCKS: Final = 3

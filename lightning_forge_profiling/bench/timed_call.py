@@ -10,8 +10,6 @@ import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["TimedCall", "argument_sets", "default_name"]
-
 _LONGEST_VALUE: Final = 24
 _LONGEST_SETTING: Final = 80
 _WRITES_TO_ARGUMENTS: Final = (

@@ -4,8 +4,6 @@ from typing import Final
 
 from lightning_forge_profiling.callbacks.lightning_api import StepProgress
 
-__all__ = ["AccumulationCycles"]
-
 _LONGEST_CYCLE: Final = 64
 """If the module accumulates gradients by itself, its first cycle ends within this many steps."""
 

@@ -8,8 +8,6 @@ from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.plain_text import plain_logger
 
-__all__ = ["added_callbacks"]
-
 _log = plain_logger(__name__)
 
 _KINDS: dict[str, type[TimedCallback]] = {kind.__name__: kind for kind in (ForgeProfilerCallback, ThroughputCallback)}

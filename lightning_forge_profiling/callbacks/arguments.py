@@ -6,9 +6,6 @@ from typing import Final
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["refuse_unless_between", "refuse_unless_function", "refuse_unless_integer", "refuse_unless_operations"]
-
-
 _OPERATIONS: Final = {
     "flops_per_batch": (1e3, "operations, as 2.5e12"),
     "peak_flops": (1e9, "operations a second, as 989e12"),

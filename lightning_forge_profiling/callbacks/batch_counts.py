@@ -13,8 +13,6 @@ from lightning_forge_profiling.callbacks.lightning_api import LightningModule, T
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.rates import StepWork
 
-__all__ = ["FlopsPerBatch", "WorkCounter"]
-
 _log = plain_logger(__name__)
 
 FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None

@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from lightning_forge_profiling.callbacks.lightning_api import BatchSource
 
-__all__ = ["BatchSize", "UnknownBatchSizeError"]
-
 _DEPTH: Final = 4
 _LOOKED_AT: Final = 64
 """How deep, and at how many parts of each container, sizes are looked for in the first batch."""

@@ -17,8 +17,6 @@ from lightning_forge_profiling.names import EPOCH
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import LOADER_START
 
-__all__ = ["BoundaryProfiler", "StandIn"]
-
 _log = plain_logger(__name__)
 
 _EVERY_STEP_HAS: Final = "forward"

@@ -8,8 +8,6 @@ from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepW
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
 from lightning_forge_profiling.timing.steps import StepAssembler, StepTimes
 
-__all__ = ["CompletedSteps", "EndedStep"]
-
 
 class EndedStep(NamedTuple):
     """A step that has ended on the host."""

@@ -9,8 +9,6 @@ from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf3
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from lightning_forge_profiling.timing.utilization import Peak
 
-__all__ = ["no_rate_for", "run_peak"]
-
 
 def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) -> Peak:
     """The peak FLOP/s of this process's device, in the type that the run computes in.

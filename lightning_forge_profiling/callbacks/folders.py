@@ -12,8 +12,6 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.paths import local_folder
 from lightning_forge_profiling.profiler.timeouts import problems_within
 
-__all__ = ["UPLOAD_S", "Folder", "finished_files", "folder_of", "remote_problem", "upload"]
-
 _log = plain_logger(__name__)
 
 UPLOAD_S: Final = 60.0

@@ -36,8 +36,6 @@ from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
-__all__ = ["ForgeProfilerCallback"]
-
 _log = plain_logger(__name__)
 
 

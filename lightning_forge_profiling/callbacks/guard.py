@@ -6,8 +6,6 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from lightning_forge_profiling.plain_text import plain_logger
 
-__all__ = ["Guarded", "guarded"]
-
 _log = plain_logger(__name__)
 
 _CLOSING: Final = frozenset({"_note", "_end", "_conclude", "_abandon"})

@@ -19,8 +19,6 @@ from lightning_forge_profiling.callbacks.lightning_api import (
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
-__all__ = ["LedgerParts", "SetUpParts", "hook_parts", "set_up_parts", "tear_down"]
-
 _OF_SET_UP: Final = (
     *("setup", "configure_model", "configure_sharded_model", "configure_optimizers", "on_load_checkpoint"),
     *("on_fit_start", "val_dataloader"),

@@ -8,8 +8,6 @@ from lightning_forge_profiling.callbacks.lightning_api import Trainer, training_
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
-__all__ = ["loader_settings", "restarted_workers"]
-
 
 def restarted_workers(trainer: Trainer) -> int:
     """How many worker processes the training loaders stop and start between epochs."""

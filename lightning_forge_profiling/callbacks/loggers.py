@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from lightning_forge_profiling.plain_text import plain_logger
 
-__all__ = ["Loggers"]
-
 _log = plain_logger(__name__)
 
 _FAILURES: Final = 3

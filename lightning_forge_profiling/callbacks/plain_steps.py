@@ -10,8 +10,6 @@ from lightning_forge_profiling.callbacks.lightning_api import LightningModule, S
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.rates import StepWork
 
-__all__ = ["PlainSteps"]
-
 
 class PlainSteps:
     """Ends plain steps in as few lines as possible, and leaves the rest to the next step that is not plain.

@@ -18,8 +18,6 @@ from lightning_forge_profiling.report.markdown_tables import table
 from lightning_forge_profiling.report.text import code_cell
 from lightning_forge_profiling.results.analysis import Analysis
 
-__all__ = ["PUBLISH_S", "Result", "publish"]
-
 _log = plain_logger(__name__)
 
 PUBLISH_S: Final = 30.0

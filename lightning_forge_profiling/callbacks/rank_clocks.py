@@ -17,8 +17,6 @@ from lightning_forge_profiling.results.analysis import RankClock, RunLedger
 from lightning_forge_profiling.safe_files import write_whole
 from lightning_forge_profiling.timing.rates import Rates
 
-__all__ = ["RankFigures", "rank_clock", "read_figures", "write_figures"]
-
 _PATIENCE_S: Final = 1.0
 """The ranks of a run come to its end together; one on another node may write where this one cannot read."""
 

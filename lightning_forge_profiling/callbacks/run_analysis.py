@@ -35,8 +35,6 @@ from lightning_forge_profiling.timing.slowest import TimedStep
 from lightning_forge_profiling.timing.steps import LOADER_START
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["analysis_of", "recorded_analysis", "run_compute", "run_evidence", "run_ledger"]
-
 _log = plain_logger(__name__)
 
 

@@ -20,8 +20,6 @@ from lightning_forge_profiling.profiler.paths import numbered_folders
 from lightning_forge_profiling.record.lines import Begin
 from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
 
-__all__ = ["RecordPlace", "begin_line", "claim_place"]
-
 _log = plain_logger(__name__)
 
 _SETTINGS: Final = (

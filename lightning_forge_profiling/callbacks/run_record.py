@@ -24,8 +24,6 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import Rates
 
-__all__ = ["RunRecord"]
-
 _log = plain_logger(__name__)
 
 _INTERVAL_S: Final = 0.05

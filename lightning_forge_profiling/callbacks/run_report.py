@@ -28,8 +28,6 @@ from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["Reporting", "leave_figures", "publish_run", "report_so_far", "run_report", "trace_of"]
-
 
 class Reporting(Protocol):
     """A callback that contributes to the table at the end of a run."""

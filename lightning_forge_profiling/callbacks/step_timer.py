@@ -20,8 +20,6 @@ from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepW
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
 
-__all__ = ["MAX_USER_REGIONS", "StepTimer"]
-
 _log = plain_logger(__name__)
 
 MAX_USER_REGIONS: Final = 64

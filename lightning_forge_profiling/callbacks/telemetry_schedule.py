@@ -21,8 +21,6 @@ from lightning_forge_profiling.gpu.usage import GpuUsage
 from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends
 from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
 
-__all__ = ["RunTelemetry", "gpu_metrics", "run_telemetry"]
-
 _GIB: Final = 2**30
 
 _LOGGED: Final = {

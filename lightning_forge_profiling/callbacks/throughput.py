@@ -47,8 +47,6 @@ from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 
-__all__ = ["ThroughputCallback"]
-
 _log = plain_logger(__name__)
 
 _SHORTEST_PERIOD_S: Final = 0.01

@@ -44,8 +44,6 @@ from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-__all__ = ["DEFAULT_WARMUP_STEPS", "TimedCallback"]
-
 DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""

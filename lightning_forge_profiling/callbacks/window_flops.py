@@ -11,15 +11,6 @@ from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 
-__all__ = [
-    "GIVE_FLOPS",
-    "GIVE_PEAK",
-    "recorded_compute",
-    "recorded_metrics",
-    "with_advice",
-    "with_problem",
-]
-
 GIVE_PEAK: Final = (
     "give the device's dense {0} rate in operations a second, ThroughputCallback(peak_flops=989e12), or what it "
     'reaches now, measured_peak=measure_peak("{0}")'

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from lightning_forge_profiling.pipeline import AnalysisResult
     from lightning_forge_profiling.results.analysis import Analysis
 
-__all__ = ["SORTS", "add_to"]
-
 SORTS = ("self_device", "device", "self_host", "host", "calls", "memory")
 """The keys of `analysis.operators.SORTS`, repeated so that `--help` does not import it."""
 

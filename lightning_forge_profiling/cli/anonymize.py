@@ -9,8 +9,6 @@ from lightning_forge_profiling.cli.output import Progress, say, warn
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 
-__all__ = ["add_to", "write_copies"]
-
 _EXAMPLES = """\
 examples:
   forge-profiling anonymize lightning_logs/ --out share           then check the files in share/ and attach them

@@ -4,8 +4,6 @@ import argparse
 import math
 from collections.abc import Callable
 
-__all__ = ["at_least", "percentage", "port", "seconds", "share", "step_range"]
-
 _LAST_PORT = 65_535
 _SHORTEST_S = 0.1
 

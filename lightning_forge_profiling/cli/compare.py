@@ -11,8 +11,6 @@ from lightning_forge_profiling.cli.output import Progress, write_json
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 
-__all__ = ["METRICS", "RUN_METRICS", "SCATTER_PCT", "add_to"]
-
 METRICS = ("step", "busy", "idle", "matmul", "comm", "memory", "other")
 """The metrics of `diagnosis.compare`, repeated so that `--help` does not import it."""
 

@@ -12,8 +12,6 @@ from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_r
 if TYPE_CHECKING:
     from lightning_forge_profiling.results.run_samples import RunSamples
 
-__all__ = ["compare_records", "has_record", "has_trace"]
-
 
 def has_record(path: Path) -> bool:
     """Whether `path` is a record, its folder, or a folder above one."""

@@ -14,8 +14,6 @@ from lightning_forge_profiling.errors import ConfigurationError
 if TYPE_CHECKING:
     from lightning_forge_profiling.crossover.curves import CrossoverResult
 
-__all__ = ["DTYPES", "OPERATIONS", "add_to"]
-
 OPERATIONS = ("matmul", "add", "softmax", "layernorm", "conv2d")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Those of `crossover.operations`, repeated here so that `--help` loads no torch."""

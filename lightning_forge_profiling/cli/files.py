@@ -10,8 +10,6 @@ from tempfile import TemporaryFile
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.safe_files import write_whole
 
-__all__ = ["refuse_bad_outputs", "same_file", "write_output"]
-
 
 def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tuple[str, Path]] = ()) -> None:
     """Refuse outputs that would fail after the work is done, or would overwrite an input.

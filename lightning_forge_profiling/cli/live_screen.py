@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, TextIO
 
-__all__ = ["LiveScreen", "live_screen"]
-
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # the other screen, no cursor, lines that are cut instead of wrapped
 _LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ENDING: Final = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP

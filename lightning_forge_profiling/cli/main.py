@@ -40,8 +40,6 @@ from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
 
-__all__ = ["main"]
-
 _VERSION = str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])
 
 _BAD_INPUT = 2

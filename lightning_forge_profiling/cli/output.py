@@ -14,8 +14,6 @@ from lightning_forge_profiling.plain_text import plain
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Progress", "say", "warn", "write_json"]
-
 
 class Progress:
     """Context manager that reports progress once work has taken a while; call it with a text for each stage.

@@ -11,8 +11,6 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any, Self, cast
 
-__all__ = ["TraceServer"]
-
 _ORIGIN = "https://ui.perfetto.dev"
 _PERFETTO_PORT = 9001  # the only port on 127.0.0.1 that the page's content security policy allows
 _LOOPBACK = "127.0.0.1"

@@ -5,8 +5,6 @@ from pathlib import Path
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.record.reader import RunRecord, records_at
 
-__all__ = ["find_record", "warn_of_problems"]
-
 
 def find_record(path: Path) -> tuple[Path, str]:
     """The folder of the newest record at a path, and what to call it.

@@ -7,8 +7,6 @@ from pathlib import Path
 from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import say
 
-__all__ = ["add_to"]
-
 _EXAMPLES = """\
 examples:
   forge-profiling report lightning_logs/ --html run.html

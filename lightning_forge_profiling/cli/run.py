@@ -16,8 +16,6 @@ from lightning_forge_profiling.cli.arguments import at_least, share, step_range
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["add_to"]
-
 _EXAMPLES = """\
 examples:
   forge-profiling run train.py --lr 0.1

@@ -5,8 +5,6 @@ from importlib.resources import files
 
 from lightning_forge_profiling.cli.output import write_json
 
-__all__ = ["add_to"]
-
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command to the parser."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from lightning_forge_profiling.cli.output import write_json
 
-__all__ = ["add_to"]
-
 _EXAMPLES = """\
 examples:
   forge-profiling summary lightning_logs/

@@ -12,8 +12,6 @@ from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name
 from lightning_forge_profiling.names import plugin_name
 
-__all__ = ["add_to"]
-
 _EXAMPLES = """\
 examples:
   forge-profiling tensorboard lightning_logs/version_0/profiler_traces --out plugin

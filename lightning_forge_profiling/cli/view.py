@@ -16,9 +16,6 @@ from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import REPORT_HTML
 from lightning_forge_profiling.safe_files import write_whole
 
-__all__ = ["add_to"]
-
-
 _EXAMPLES = """\
 examples:
   forge-profiling view lightning_logs/                   the HTML report in the browser

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from lightning_forge_profiling.record.follow import Follower
     from lightning_forge_profiling.record.reader import RunRecord
 
-__all__ = ["add_to"]
-
 _EXAMPLES = """\
 examples:
   forge-profiling watch lightning_logs/           Ctrl-C ends

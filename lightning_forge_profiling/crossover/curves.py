@@ -7,21 +7,6 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = [
-    "GPU_WAYS",
-    "MOST_SIZE",
-    "SCHEMA_VERSION",
-    "WAYS",
-    "Crossover",
-    "CrossoverResult",
-    "Curve",
-    "OperationCurves",
-    "Point",
-    "Setting",
-    "Way",
-    "find_crossover",
-]
-
 Way: TypeAlias = Literal["cpu", "stream", "alone", "copies"]
 """How an operation is run.
 

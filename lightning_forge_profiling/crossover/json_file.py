@@ -8,8 +8,6 @@ import msgspec
 from lightning_forge_profiling.crossover.curves import SCHEMA_VERSION, CrossoverResult
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["crossover_json", "parse_crossover", "read_crossover"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Versioned:

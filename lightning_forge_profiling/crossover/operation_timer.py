@@ -17,8 +17,6 @@ from lightning_forge_profiling.crossover.operations import DTYPES, OPERATIONS, O
 from lightning_forge_profiling.flops.precision import tf32_allowed
 from lightning_forge_profiling.host import free_memory_bytes, processor_name
 
-__all__ = ["OperationTimer", "find_gpu", "setting"]
-
 _MIN_TIME_S: Final = 0.02
 _MAX_NOISE: Final = 0.02  # as much as the plot can show, where sizes double
 _LONG_CALL: Final = 0.1  # of the time for a point; one such call is warm-up enough

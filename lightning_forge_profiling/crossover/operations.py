@@ -9,8 +9,6 @@ from typing import Final
 import torch
 from torch.nn import functional as F
 
-__all__ = ["DTYPES", "OPERATIONS", "Operation"]
-
 DTYPES: Final = MappingProxyType(
     {
         "float32": torch.float32,

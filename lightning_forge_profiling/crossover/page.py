@@ -12,8 +12,6 @@ from lightning_forge_profiling.crossover.text import NO_GPU, WAY_NAMES, describe
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.page import asset, filled, source
 
-__all__ = ["crossover_page"]
-
 _TITLE: Final = "The size from which the GPU is faster"
 _NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
 _DARK: Final = "(prefers-color-scheme: dark)"

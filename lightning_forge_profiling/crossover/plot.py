@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DARK", "LIGHT", "Format", "Theme", "check_drawing", "draw_operation", "draw_result"]
-
 Format = Literal["png", "svg"]
 
 

@@ -11,8 +11,6 @@ from lightning_forge_profiling.bench.result import in_unit
 from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, Way
 from lightning_forge_profiling.crossover.operations import Operation
 
-__all__ = ["TimeOne", "measure", "predicted_us"]
-
 TimeOne: TypeAlias = Callable[[str, int, Way, float | None], Point | str]
 """Times an operation, given its name, size, way and about how many microseconds a call will take (None if unknown).
 

@@ -18,8 +18,6 @@ from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
 
-__all__ = ["NO_GPU", "WAY_NAMES", "about_size", "describe", "ends", "facts", "print_crossover", "threads", "warnings"]
-
 WAY_NAMES: Final = MappingProxyType[Way, str](
     {"cpu": "CPU", "stream": "GPU, in a stream", "alone": "GPU, one call", "copies": "GPU, with copies"}
 )

@@ -8,8 +8,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FEWEST_INTERVALS", "BlockBootstrap", "RunValue", "block_length"]
-
 FEWEST_INTERVALS: Final = 5
 """With fewer there are not two blocks of two intervals to compare."""
 

@@ -6,8 +6,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FEWEST_VALUES", "bootstrap_difference"]
-
 FEWEST_VALUES: Final = 5
 """How many values each side needs for an interval that means something.
 

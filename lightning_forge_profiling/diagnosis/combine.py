@@ -33,8 +33,6 @@ from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 
-__all__ = ["combine"]
-
 _MOSTLY_PCT: Final = 50.0
 
 _SMALL_PCT: Final = 10.0

@@ -19,8 +19,6 @@ from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.cpu import CpuTime
 from lightning_forge_profiling.results.rank import RankSummary
 
-__all__ = ["without_gpu_work"]
-
 _SLOW_OPTIMIZER = "slow-optimizer"
 
 

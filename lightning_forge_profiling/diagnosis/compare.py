@@ -10,14 +10,6 @@ from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
 from lightning_forge_profiling.results.rank import CATEGORIES, RankSummary, Step
 
-__all__ = [
-    "METRICS",
-    "Change",
-    "Comparison",
-    "Metric",
-    "compare",
-]
-
 METRICS: Final = ("step", "busy", "idle", *CATEGORIES)
 """What a gate can be put on. All are milliseconds a step, of which more is worse."""
 

@@ -9,8 +9,6 @@ from lightning_forge_profiling.diagnosis.rule import Evidence, Explanation, Rule
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.results.cpu import CpuTime
 
-__all__ = ["CPU_RULES", "PYTHON_BOUND"]
-
 PYTHON_BOUND: Final = "python-bound"
 
 _FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})

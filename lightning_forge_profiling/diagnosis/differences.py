@@ -6,8 +6,6 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 
-__all__ = ["DIFFER_BY_PCT", "SLOWED_FROM", "disagreement", "recorded_shorter", "recorded_slower"]
-
 SLOWED_FROM: Final = 1.1
 """From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
 

@@ -12,8 +12,6 @@ from lightning_forge_profiling.diagnosis.trace_rules import INPUT_BOUND, TRACE_R
 from lightning_forge_profiling.results.analysis import Finding, RankWait
 from lightning_forge_profiling.results.rank import RankSummary
 
-__all__ = ["HOST_WAITS", "find_causes", "rank_causes"]
-
 HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
 """What keeps the GPU waiting for the host, the data loader apart."""
 

@@ -8,8 +8,6 @@ from typing import Final, Literal
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_VALUES
 from lightning_forge_profiling.diagnosis.compare import Comparison, Metric
 
-__all__ = ["Gate", "Outcome", "gate", "overall", "shown_difference"]
-
 Outcome = Literal["same", "faster", "slower", "inconclusive"]
 
 _POWER: Final = 5.0

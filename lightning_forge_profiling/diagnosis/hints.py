@@ -7,8 +7,6 @@ from lightning_forge_profiling.diagnosis.rule import Explanation, Rule
 from lightning_forge_profiling.results.analysis import Hint
 from lightning_forge_profiling.results.rank import RankSummary
 
-__all__ = ["rules_of_thumb"]
-
 
 def _communication_pct(rank: RankSummary) -> float:
     return 100 * rank.comm.ms_per_step / rank.step_ms.mean if rank.step_ms.mean else 0.0

@@ -16,8 +16,6 @@ from lightning_forge_profiling.diagnosis.rule import (
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.results.rank import IdlePart
 
-__all__ = ["SLOW_LAUNCHES", "largest_idle"]
-
 _EXPLAINED_BY: Final = MappingProxyType(
     {
         "data": {"input-bound"},

@@ -6,8 +6,6 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
 
-__all__ = ["late_host", "work_ms"]
-
 _TWO: Final = 2
 _COMM: Final = "comm"
 

@@ -7,8 +7,6 @@ from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.names import STARTUP_PROCESS, hook_region, part_kind
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger
 
-__all__ = ["ONCE", "LedgerCosts", "in_s"]
-
 _LONG_RUN_S: Final = 600.0
 """What happens once, as startup, is a cause in a run that is at least so long; a shorter one is a trial of one that is
 longer, in which it would not grow."""

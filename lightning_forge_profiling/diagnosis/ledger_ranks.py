@@ -8,8 +8,6 @@ from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT
 from lightning_forge_profiling.names import STEPS, part_kind
 from lightning_forge_profiling.results.analysis import RankDifference, RunLedger
 
-__all__ = ["ledger_differences"]
-
 _LISTED: Final = 10
 """The largest; a run of a thousand ranks may have more."""
 

@@ -10,8 +10,6 @@ from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS, hook_region
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.saving import Saving
 
-__all__ = ["LEDGER_RULES", "hooks_pct", "in_steps_pct", "ledger_findings", "together", "without_hooks"]
-
 STARTUP_BOUND: Final = "startup-bound"
 
 

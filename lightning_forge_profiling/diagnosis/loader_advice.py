@@ -7,8 +7,6 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.rule import Evidence, in_ms
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
-__all__ = ["LoaderWait", "accumulating", "loader_advice", "loader_evidence", "only_bounded", "pin_memory_advice"]
-
 _HANDED_OVER_MS: Final = 1.0
 """A DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13,
 two cores, `python -m benchmarks.handover`): where a batch takes little longer to make, workers gain little."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from lightning_forge_profiling.diagnosis.block_bootstrap import RunValue
 
-__all__ = ["Ratio", "ratio_of", "runs_needed", "runs_scatter", "steps_needed", "tolerable_scatter"]
-
 _MOST_RUNS: Final = 100
 
 # Student's t by degrees of freedom, interpolated linearly in their inverse: within 0.2 % from one degree on

@@ -12,8 +12,6 @@ from typing import Final, Generic, Literal, TypeVar
 from lightning_forge_profiling.results.analysis import Finding
 from lightning_forge_profiling.results.saving import Saving
 
-__all__ = ["NAMED_FROM_PCT", "Evidence", "Explanation", "Rule", "finding", "in_ms", "saving", "unpredicted"]
-
 NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
 

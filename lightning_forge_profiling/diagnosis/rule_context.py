@@ -6,8 +6,6 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.results.rank import RankSummary
 
-__all__ = ["NO_BANDWIDTH", "RuleContext"]
-
 _MATH: Final = frozenset({"matmul", "convolution", "attention"})
 """Kinds of kernels that multiply matrices, in one way or another."""
 NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}

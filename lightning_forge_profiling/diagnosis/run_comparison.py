@@ -10,8 +10,6 @@ from lightning_forge_profiling.diagnosis.run_metrics import RunMetric, run_metri
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.results.run_samples import Conditions, RunSamples
 
-__all__ = ["LedgerChange", "RunComparison", "RunSide", "ShareChange", "compare_runs", "differences"]
-
 _PER_STEPS: Final = 1000
 _LENGTHS_DIFFER: Final = 0.01
 _ONCE: Final = ("startup", "sanity_check", "teardown")

@@ -9,8 +9,6 @@ from lightning_forge_profiling.diagnosis.run_comparison import RunComparison
 from lightning_forge_profiling.diagnosis.run_metrics import RunMetric
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["change_pct", "interval_words", "run_gate", "what_would_tell"]
-
 _REPEATS: Final = 3
 """Runs a side to begin with: two leave four degrees of freedom fewer, and an interval twice as wide."""
 

@@ -9,8 +9,6 @@ from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.diagnosis.telemetry_hints import telemetry_hints
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence
 
-__all__ = ["run_hints"]
-
 _UNEVEN: Final = 1.2
 """A mean so much above the median says that few steps take a good part of the time."""
 

@@ -11,8 +11,6 @@ from lightning_forge_profiling.diagnosis.log_ratio import Ratio, ratio_of
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.run_samples import RunSamples
 
-__all__ = ["RUN_METRICS", "SAME_WITHIN_PCT", "RunMetric", "RunOutcome", "run_metrics", "run_outcome"]
-
 RUN_METRICS: Final = ("step", "median", "samples", "tokens", *REGIONS)
 """What a gate can be put on."""
 

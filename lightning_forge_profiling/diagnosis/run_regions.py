@@ -4,8 +4,6 @@ from typing import Final
 
 from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
 
-__all__ = ["COMPUTE", "all_told_apart", "backward_is_heavy", "region", "share_pct"]
-
 COMPUTE: Final = ("forward", "backward", "optimizer")
 
 _NO_REGION: Final = RunRegion(device_ms=0.0, host_ms=0.0)

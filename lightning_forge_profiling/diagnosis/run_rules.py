@@ -36,8 +36,6 @@ from lightning_forge_profiling.diagnosis.run_regions import (
 )
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 
-__all__ = ["BETWEEN_REGIONS", "MIN_STEPS", "RUN_RULES", "WORKER_RESTARTS", "run_findings"]
-
 MIN_STEPS: Final = 5
 """One odd step in fewer would decide over the mean."""
 

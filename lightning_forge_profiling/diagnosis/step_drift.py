@@ -6,8 +6,6 @@ from typing import Final
 
 from lightning_forge_profiling.results.analysis import StepDrift
 
-__all__ = ["FEWEST_STEPS", "step_drift"]
-
 FEWEST_STEPS: Final = 100
 """With fewer, a shared machine's slow moments look like a warm-up."""
 

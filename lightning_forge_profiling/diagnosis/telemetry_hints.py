@@ -6,8 +6,6 @@ from typing import Final
 from lightning_forge_profiling.results.analysis import Hint
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 
-__all__ = ["MIN_SAMPLES", "telemetry_hints"]
-
 MIN_SAMPLES: Final = 10
 """Two seconds at the default period: NVML's utilization is over up to one."""
 

@@ -16,8 +16,6 @@ from lightning_forge_profiling.diagnosis.rule_context import NO_BANDWIDTH, RuleC
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.results.rank import Region
 
-__all__ = ["INPUT_BOUND", "TRACE_RULES"]
-
 _GPU_BOUND_PCT: Final = 85.0
 """The GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest."""
 

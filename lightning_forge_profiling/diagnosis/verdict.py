@@ -6,8 +6,6 @@ from typing import Final
 
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Finding
 
-__all__ = ["RECOVERABLE", "by_gain", "decide", "order_note"]
-
 RECOVERABLE: Final = MappingProxyType(
     {"launch-bound": 0.6, "python-bound": 0.6, "compute-bound": 0.15, "memory-bandwidth-bound": 0.2}
 )

@@ -8,8 +8,6 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.bootstrap import bootstrap_difference
 from lightning_forge_profiling.results.analysis import WindowEffect
 
-__all__ = ["FEWEST_STEPS", "window_effect"]
-
 FEWEST_STEPS: Final = 20
 """On each side; with fewer the interval is wider than the effects of interest."""
 

@@ -25,8 +25,6 @@ from lightning_forge_profiling.plain_text import plain_logger
 if TYPE_CHECKING:
     from torch.utils.module_tracker import ModuleTracker
 
-__all__ = ["FlopCount", "count_flops"]
-
 _log = plain_logger(__name__)
 
 

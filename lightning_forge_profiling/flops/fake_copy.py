@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["NESTED", "fake_copy", "is_wrapped", "left_behind"]
-
 NESTED: Final = "Nested tensors cannot be counted: their lengths are values. Count a padded batch."
 
 

@@ -10,21 +10,6 @@ from math import prod
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-__all__ = [
-    "BATCHES",
-    "MATRICES",
-    "MATRIX_VECTOR",
-    "VECTORS",
-    "Attention",
-    "Call",
-    "Convolution",
-    "ConvolutionBackward",
-    "Product",
-    "TransposedConvolution",
-    "UncountableError",
-    "convolution_flops",
-]
-
 
 class UncountableError(Exception):
     """Arguments are missing, or do not fit the operator."""

@@ -15,8 +15,6 @@ import torch
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.precision import dtype_name, has_tf32
 
-__all__ = ["MeasuredPeak", "measure_peak"]
-
 _DTYPES: Final = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,

@@ -22,8 +22,6 @@ from lightning_forge_profiling.flops.formulas import (
     UncountableError,
 )
 
-__all__ = ["COUNTED", "PRODUCTS", "OperatorFlops", "operator_flops"]
-
 
 class OperatorFlops(NamedTuple):
     """Operations of one operator call.

@@ -16,8 +16,6 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 from lightning_forge_profiling.flops.formulas import convolution_flops
 from lightning_forge_profiling.flops.operator import COUNTED
 
-__all__ = ["FORMULAS", "OperatorWatch"]
-
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]

@@ -10,8 +10,6 @@ from typing import Final
 
 from lightning_forge_profiling.flops.peak_table import Card, cards
 
-__all__ = ["GEFORCE_PARTS"]
-
 # SMs, boost clock in MHz, and memory in GiB where the name alone is ambiguous.
 _TURING: Final[Sequence[Card]] = (
     ("RTX 2060", 30, 1680, 6),

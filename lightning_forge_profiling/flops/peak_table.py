@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-__all__ = ["PARTS", "Card", "Part", "cards"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:

@@ -10,8 +10,6 @@ from typing import Final
 from lightning_forge_profiling.flops.peak_geforce import GEFORCE_PARTS
 from lightning_forge_profiling.flops.peak_table import PARTS, Part
 
-__all__ = ["DevicePeak", "find_peak", "power_may_tell"]
-
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:

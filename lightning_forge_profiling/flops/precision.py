@@ -7,8 +7,6 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-__all__ = ["Tf32Allowed", "dtype_name", "fp32_runs_as_tf32", "has_tf32", "parameter_dtype", "tf32_allowed"]
-
 _TF32_SINCE: Final = (8, 0)  # the first compute capability with TF32: Ampere
 
 _NAMES: Final = {

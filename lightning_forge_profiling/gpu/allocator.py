@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["AllocatorInterval", "AllocatorReading", "between", "merged", "read_allocator"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorReading:

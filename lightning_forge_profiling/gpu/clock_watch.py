@@ -11,8 +11,6 @@ from lightning_forge_profiling.errors import ClocksUnavailableError
 from lightning_forge_profiling.gpu.nvml import SM_CLOCK, Nvml, clock_event_reasons, find_device, open_nvml
 from lightning_forge_profiling.gpu.usage import throttle_reasons
 
-__all__ = ["ClockReading", "ClockSeen", "ClockWatch", "throttled_samples"]
-
 # Boost moves in steps of 15 MHz, under 1 % of any recent GPU's clock; throttling moves it several times that.
 _LOWERED: Final = 0.97
 _PERIOD_NS: Final = 5_000_000

@@ -23,8 +23,6 @@ from lightning_forge_profiling.gpu.nvml import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["locked_clocks"]
-
 # Signals that end a process without `finally` or exit handlers; SIGHUP comes from a closed terminal.
 _ENDING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 

@@ -6,8 +6,6 @@ from typing import Final, NamedTuple
 
 from lightning_forge_profiling.gpu.usage import SENSORS, GpuSample
 
-__all__ = ["MAX_POINTS", "GpuHistory", "GpuPoint", "Spread"]
-
 MAX_POINTS: Final = 512
 """A timeline of ordinary width shows no more points."""
 

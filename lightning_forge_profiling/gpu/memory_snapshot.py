@@ -8,8 +8,6 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.safe_files import make_own_folder, whole_file_by_name
 
-__all__ = ["MAX_ENTRIES", "MemoryHistory", "MemorySnapshot", "Moment", "TorchMemoryHistory", "refuse_unless_moment"]
-
 Moment: TypeAlias = Literal["oom"] | int
 
 _log = plain_logger(__name__)

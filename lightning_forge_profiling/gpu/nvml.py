@@ -8,19 +8,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar, cast
 
-__all__ = [
-    "DOES_NOT_ANSWER",
-    "MEMORY_CLOCK",
-    "NO_PERMISSION",
-    "SM_CLOCK",
-    "Nvml",
-    "NvmlDevice",
-    "clock_event_reasons",
-    "error_code",
-    "find_device",
-    "open_nvml",
-]
-
 T = TypeVar("T")
 
 SM_CLOCK: Final = 1

@@ -22,8 +22,6 @@ from lightning_forge_profiling.gpu.nvml import (
 from lightning_forge_profiling.gpu.usage import GpuSample, GpuUsage, UsageSums, throttle_reasons
 from lightning_forge_profiling.plain_text import plain_logger
 
-__all__ = ["DEFAULT_PERIOD_S", "GpuInfo", "GpuReader", "TelemetrySampler", "open_reader"]
-
 _log = plain_logger(__name__)
 
 DEFAULT_PERIOD_S: Final = 0.2

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["SENSORS", "THROTTLES", "GpuSample", "GpuUsage", "UsageSums", "throttle_reasons"]
-
 THROTTLES: Final[Mapping[int, str]] = {
     0x004: "power cap",
     0x008: "hardware slowdown",

@@ -18,8 +18,6 @@ from lightning_forge_profiling.kineto.redaction import Redaction, identities_in
 from lightning_forge_profiling.kineto.shareable import ARGUMENTS, HEADER, shareable
 from lightning_forge_profiling.safe_files import whole_file
 
-__all__ = ["write_anonymous_copy"]
-
 _TEXTS: Final = ("ph", "cat", "name", "bp", "s")
 _NUMBERS: Final = ("ts", "dur", "id")
 _NUMBER: Final = re.compile(rb'"?(?:0x[\da-fA-F]+|-?\d[\d.eE+-]*)"?')

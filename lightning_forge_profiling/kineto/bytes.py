@@ -9,8 +9,6 @@ from typing import Any, BinaryIO, Final
 
 from lightning_forge_profiling.errors import TraceError
 
-__all__ = ["COMPRESS_LEVEL", "ahead", "unpacked"]
-
 COMPRESS_LEVEL: Final = 4
 """Level for the gzip files we write: a third of level 9's time for some 10 % more bytes."""
 

@@ -14,8 +14,6 @@ import numpy as np
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.bytes import ahead, unpacked
 
-__all__ = ["TraceText"]
-
 _MB: Final = 1 << 20
 _LONGEST_EVENT: Final = 64 * _MB
 _USUAL_EVENT: Final = 4096

@@ -6,8 +6,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["Arguments", "Event", "EventDecoder"]
-
 _NONE: Final = msgspec.Raw(b"")
 _EXACT_US: Final = 2**53 / 1e3
 """Up to here a float of microseconds is exact to the nanosecond."""

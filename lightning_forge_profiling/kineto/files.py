@@ -9,8 +9,6 @@ from typing import Final
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.names import SUMMARY_JSON, TENSORBOARD_FOLDER
 
-__all__ = ["find_traces", "rank_in_name", "windows_by_rank"]
-
 _TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?", re.DOTALL)  # a name may hold a line break
 _ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}).+\.json(?:\.gz)?", re.DOTALL)
 _WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?", re.DOTALL)

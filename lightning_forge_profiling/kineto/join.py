@@ -8,8 +8,6 @@ import numpy as np
 
 from lightning_forge_profiling.kineto.trace import Ints, Trace
 
-__all__ = ["join_traces"]
-
 _APART_NS: Final = 10**9
 _TABLES: Final = ("gpu", "calls", "operators", "annotations", "frames", "allocations")
 _INDEX_OF: Final = {

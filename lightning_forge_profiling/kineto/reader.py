@@ -18,8 +18,6 @@ from lightning_forge_profiling.names import METADATA_KEY
 from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
-__all__ = ["read_trace"]
-
 _MOST_LEFT_OUT: Final = 200_000
 _MOST_RANKS: Final = 2**31  # MPI and NCCL count ranks in a C int
 

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["Redaction", "identities_in"]
-
 _REMOVED: Final = "…"
 
 _FRAME: Final = re.compile(r"(?P<file>.+?\.pyx?)(?P<line>\(\d+\): .*)", re.DOTALL)  # as the profiler names functions

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from lightning_forge_profiling.names import METADATA_KEY
 
-__all__ = ["ARGUMENTS", "HEADER", "shareable"]
-
 Fields = Mapping[str, "Fields | None"]
 """The fields of an object to keep, each with the fields of the objects in it; None if it holds no objects."""
 

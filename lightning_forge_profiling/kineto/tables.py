@@ -23,8 +23,6 @@ from lightning_forge_profiling.kineto.trace import (
 )
 from lightning_forge_profiling.names import MARK_PREFIX
 
-__all__ = ["TraceTables"]
-
 # The table of each event category, in every spelling since 2021.
 _TABLE_OF: Final = {
     **dict.fromkeys(("kernel", "Kernel", "concurrent_kernel"), "kernel"),

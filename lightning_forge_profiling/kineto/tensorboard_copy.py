@@ -15,8 +15,6 @@ from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL, unpacked
 from lightning_forge_profiling.names import FETCH_MARK
 from lightning_forge_profiling.safe_files import whole_file
 
-__all__ = ["plugin_trace", "write_plugin_copy"]
-
 _RENAMED = {
     "cuda_runtime": msgspec.Raw(b'"Runtime"'),
     "cuda_driver": msgspec.Raw(b'"Runtime"'),

@@ -9,20 +9,6 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
-__all__ = [
-    "ACTIVITIES",
-    "Allocations",
-    "Calls",
-    "CollectiveCall",
-    "Cut",
-    "GpuWork",
-    "Ints",
-    "Operators",
-    "Signature",
-    "Spans",
-    "Trace",
-]
-
 Ints: TypeAlias = NDArray[np.int64]
 
 ACTIVITIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")

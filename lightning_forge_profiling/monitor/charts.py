@@ -10,8 +10,6 @@ from typing import Final
 
 from lightning_forge_profiling.plain_text import plain
 
-__all__ = ["Chart", "Mark", "Placing", "TimeAxis", "axis_row", "chart_row", "mark_row"]
-
 _WIDE: Final = 1000
 _HIGH: Final = 100
 _GAP: Final = 3.0

@@ -10,8 +10,6 @@ from lightning_forge_profiling.names import MFU, TFLOPS, per_second
 from lightning_forge_profiling.record.lines import Interval
 from lightning_forge_profiling.timing.rates import Percentiles
 
-__all__ = ["Point", "curves", "points"]
-
 _MOST_POINTS: Final = 500
 
 _METRICS: Final = (

@@ -15,8 +15,6 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text, width_of
 from lightning_forge_profiling.report.wording import digits
 
-__all__ = ["print_frame", "print_pace", "regions_table", "setting_words", "sparkline"]
-
 _STYLES: Final[Mapping[Outcome, str]] = {
     "running": "bold green",
     "finished": "bold green",

@@ -13,8 +13,6 @@ from lightning_forge_profiling.record.lines import Interval
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 
-__all__ = ["RankPace", "counted", "rank_paces", "rates_of", "split", "spread_of"]
-
 _BEFORE_COLLECTIVES: Final = ("data", "transfer", "forward")
 """Data-parallel ranks wait for each other in backward. What a rank needs before it is its own time."""
 

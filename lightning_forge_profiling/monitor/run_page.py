@@ -19,8 +19,6 @@ from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_
 from lightning_forge_profiling.report.wording import ledger_rows
 from lightning_forge_profiling.results.analysis import Analysis, RunLedger
 
-__all__ = ["run_page"]
-
 _PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation"})
 _SHOWN_EVENTS: Final = 100
 _COLOURED: Final = 6

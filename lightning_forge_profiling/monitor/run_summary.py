@@ -14,8 +14,6 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.results.analysis import Analysis
 
-__all__ = ["RecordSummary", "print_summary", "run_summary", "totals"]
-
 _STYLES: Final[Mapping[Outcome, str]] = {"running": "bold", "finished": "bold", "failed": "bold red", "silent": "bold"}
 
 

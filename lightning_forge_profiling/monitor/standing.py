@@ -8,8 +8,6 @@ from typing import Final, Literal
 from lightning_forge_profiling.record.lines import Begin
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 
-__all__ = ["Outcome", "Standing", "duration", "rank_standing", "run_standing"]
-
 Outcome = Literal["running", "finished", "failed", "silent"]
 
 _PATIENCE_S: Final = 30.0

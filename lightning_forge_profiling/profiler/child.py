@@ -13,8 +13,6 @@ from typing import Final
 from lightning_forge_profiling.profiler.paths import plugin_path, trace_path, window_folder
 from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends
 
-__all__ = ["FinishingChild"]
-
 _PACKAGES = ("numpy", "msgspec", __name__.partition(".")[0])
 """What it imports besides the standard library."""
 

@@ -15,8 +15,6 @@ import torch
 
 from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends, patience_s
 
-__all__ = ["detached_at_stop", "let_gpu_settle", "why_attached"]
-
 _GPU_SETTLES_S: Final = 1.0
 """What a rank allows the GPU also among others: while that is busy, the profiler's stop would block."""
 

@@ -8,8 +8,6 @@ from typing import Final
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.profiler.window import StepWindow
 
-__all__ = ["ACTIVITIES", "ProfilingConfig"]
-
 ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")
 """Names of `torch.profiler.ProfilerActivity`, in lower case."""
 

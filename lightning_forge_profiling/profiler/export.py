@@ -11,8 +11,6 @@ from torch.profiler import profile
 
 from lightning_forge_profiling.profiler.paths import window_folder
 
-__all__ = ["export_trace"]
-
 
 def export_trace(profiler: profile, raw: Path) -> None:
     """Write the trace of a profiler.

@@ -9,8 +9,6 @@ import torch
 from lightning_forge_profiling.names import METADATA_KEY
 from lightning_forge_profiling.profiler.window import StepWindow
 
-__all__ = ["trace_metadata"]
-
 
 def trace_metadata(
     rank: int, world_size: int, window: StepWindow, steps: Sequence[int], more: Mapping[str, object]

@@ -7,8 +7,6 @@ from typing import Final
 import torch
 from torch.profiler import ProfilerAction, profile
 
-__all__ = ["RECORDING", "active_profiler", "scheduled_profiler"]
-
 RECORDING: Final = Lock()
 """Held by whoever of us records. PyTorch tells of its own thread's profilers alone, and two at once end the process."""
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON
 from lightning_forge_profiling.results.trace_report import TraceReport
 
-__all__ = ["finished", "handed_over"]
-
 
 def handed_over(report: TraceReport) -> TraceReport:
     """The report if the child process continues alone.

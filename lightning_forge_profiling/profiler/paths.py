@@ -12,17 +12,6 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import TENSORBOARD_FOLDER, plugin_name, raw_folder, trace_name
 from lightning_forge_profiling.safe_files import make_own_folder
 
-__all__ = [
-    "claim",
-    "local_folder",
-    "numbered_folders",
-    "plugin_path",
-    "required_local_folder",
-    "trace_path",
-    "window_folder",
-    "writable_folder_problem",
-]
-
 
 def local_folder(name: str | os.PathLike[str]) -> Path | None:
     """The absolute path of a folder that a user names, as `~/runs` or `file:///runs`; None for one that is remote.

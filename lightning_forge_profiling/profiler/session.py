@@ -35,8 +35,6 @@ from lightning_forge_profiling.profiler.window import Phase
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.safe_files import discard_with_folders
 
-__all__ = ["TraceSession", "build_profiler"]
-
 _log = plain_logger(__name__)
 
 

@@ -12,8 +12,6 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.safe_files import whole_file_by_name
 
-__all__ = ["print_profiler_summary"]
-
 
 class Profiler(Protocol):
     """The part of `torch.profiler.profile` that is used."""

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Final
 
-__all__ = ["PATIENCE_S", "ctrl_c_ends", "patience_s", "problems_within"]
-
 PATIENCE_S: Final = 4.0
 
 

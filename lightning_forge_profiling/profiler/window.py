@@ -6,8 +6,6 @@ from enum import Enum
 
 from lightning_forge_profiling.errors import ConfigurationError
 
-__all__ = ["Phase", "StepWindow"]
-
 
 class Phase(Enum):
     """The profiler's phase in a step."""

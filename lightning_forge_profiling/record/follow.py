@@ -9,8 +9,6 @@ import msgspec
 from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, of_newest_run, older_segments, rank_files
 
-__all__ = ["Follower"]
-
 _INTERVALS: Final = 400
 """A sparkline over the widest terminal shows no more."""
 _EVENTS: Final = 50

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from math import ceil, log
 from typing import Final
 
-__all__ = ["PRECISION", "bucket", "histogram", "merged", "percentile_ms"]
-
 PRECISION: Final = 0.01
 """A value read from a bucket is within this share of the true one (as in DDSketch: Masson, Rim and Lee 2019, VLDB)."""
 

@@ -6,8 +6,6 @@ from typing import Final
 from lightning_forge_profiling.record.lines import Line
 from lightning_forge_profiling.report.json_schema import schema_of
 
-__all__ = ["SHIPPED", "record_schema_json"]
-
 SHIPPED: Final = Path(__file__).with_name("record.schema.json")
 """The copy in the package. `python -m lightning_forge_profiling.record.json_schema > FILE` renews it."""
 

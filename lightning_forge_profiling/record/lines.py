@@ -13,8 +13,6 @@ import msgspec
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
-__all__ = ["SCHEMA_VERSION", "Begin", "End", "Event", "Interval", "Line", "State", "decode_line", "encode_line"]
-
 SCHEMA_VERSION = 1
 
 

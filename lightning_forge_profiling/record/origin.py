@@ -12,8 +12,6 @@ import msgspec
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.lines import Begin, decode_line
 
-__all__ = ["command_line", "git_commit", "record_of_checkpoint"]
-
 _SECRET: Final = re.compile(r"key|token|secret|password|passwd|credential", re.IGNORECASE)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 _LEFT_OUT: Final = "..."

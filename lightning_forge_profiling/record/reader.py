@@ -13,19 +13,6 @@ from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_rank
 from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
 
-__all__ = [
-    "RankRecord",
-    "RecordError",
-    "RunRecord",
-    "newest_record",
-    "of_newest_run",
-    "older_segments",
-    "rank_files",
-    "read_rank",
-    "read_run",
-    "records_at",
-]
-
 
 class RecordError(ForgeProfilingError):
     """There is no record, or it cannot be read."""

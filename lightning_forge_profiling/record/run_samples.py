@@ -9,8 +9,6 @@ from lightning_forge_profiling.record.lines import Begin, Interval, State
 from lightning_forge_profiling.record.reader import RecordError, RunRecord
 from lightning_forge_profiling.results.run_samples import Conditions, RunSamples
 
-__all__ = ["run_samples"]
-
 _WHOLE = "step"
 """The time of steps whose regions were not timed."""
 

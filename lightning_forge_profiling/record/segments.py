@@ -12,8 +12,6 @@ from lightning_forge_profiling.names import record_name, segment_name
 from lightning_forge_profiling.record.lines import Begin, Line, State, encode_line
 from lightning_forge_profiling.safe_files import make_own_folder
 
-__all__ = ["SEGMENTS", "SEGMENT_BYTES", "Segments"]
-
 SEGMENT_BYTES: Final = 1_000_000
 SEGMENTS: Final = 4
 

@@ -10,8 +10,6 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.lines import Begin, Line
 from lightning_forge_profiling.record.segments import Segments
 
-__all__ = ["FLUSH_S", "MOST_WAITING", "RecordWriter"]
-
 _log = plain_logger(__name__)
 
 FLUSH_S: Final = 1.0

@@ -10,8 +10,6 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
 from lightning_forge_profiling.report.wording import IDLE_WORDS
 
-__all__ = ["print_comparison"]
-
 _SHOWN = 10
 _NUMBERS = ("before", "now", "ms", "%")
 _KERNEL_LINES = 2

@@ -29,8 +29,6 @@ from lightning_forge_profiling.results.analysis import Analysis, Finding
 from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, RankSummary
 from lightning_forge_profiling.results.table_rows import Kernel, Operator
 
-__all__ = ["print_analysis"]
-
 _SHOWN_KERNELS = 8
 _SHOWN_FINDINGS = 5
 _NAMES_WIDTH = 10

@@ -13,8 +13,6 @@ from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.timeline import Timeline
 from lightning_forge_profiling.safe_files import write_whole
 
-__all__ = ["ReportPaths", "summary_json", "write_reports"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReportPaths:

@@ -22,8 +22,6 @@ from lightning_forge_profiling.report.wording import (
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.timeline import Timeline
 
-__all__ = ["html_report", "timelines_of"]
-
 _SCRIPTS: Final = (
     *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "axis", "breakdown", "sections", "main"),
 )

@@ -9,8 +9,6 @@ import msgspec
 
 from lightning_forge_profiling.results.analysis import Analysis
 
-__all__ = ["SHIPPED", "schema_json", "schema_of"]
-
 SHIPPED: Final = Path(__file__).with_name("summary.schema.json")
 """The copy in the package. `python -m lightning_forge_profiling.report.json_schema > FILE` renews it."""
 

@@ -8,8 +8,6 @@ from typing import Final
 
 from lightning_forge_profiling.report.text import short, short_kernel_name
 
-__all__ = ["kernel_labels", "operator_labels"]
-
 _LONGEST_NAME: Final = 2000
 _TOKEN: Final = re.compile(r"[^\W_]+|.", re.DOTALL)
 _RETURN_TYPE_OR_NAMESPACE: Final = re.compile(r"^void |\(anonymous namespace\)::|\b(?:\w+::)+")

@@ -33,8 +33,6 @@ from lightning_forge_profiling.report.wording import (
 from lightning_forge_profiling.results.analysis import Analysis, RunLedger
 from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, RankSummary
 
-__all__ = ["markdown"]
-
 
 def markdown(analysis: Analysis) -> str:
     """All that `summary.md` holds.

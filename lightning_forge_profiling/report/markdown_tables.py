@@ -8,8 +8,6 @@ from lightning_forge_profiling.report.wording import calls, operator_columns, sl
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.table_rows import Operator
 
-__all__ = ["host_tables", "kernel_table", "operator_table", "table"]
-
 _KERNELS = 20
 _OPERATORS = 20
 _LONGEST_NAME = 120

@@ -12,8 +12,6 @@ from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvi
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.timing.ledger import Ledger
 
-__all__ = ["analysis_html", "escaped", "html_table", "ledger_html"]
-
 _CELL: Final = "padding:1px 8px;text-align:{};vertical-align:top"
 
 

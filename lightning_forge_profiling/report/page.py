@@ -6,8 +6,6 @@ from base64 import b64encode
 from collections.abc import Mapping
 from importlib.resources import files
 
-__all__ = ["asset", "filled", "source"]
-
 
 def asset(name: str) -> str:
     """The text of a file in `assets/`."""

@@ -12,8 +12,6 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
 from lightning_forge_profiling.report.wording import digits
 
-__all__ = ["print_run_comparison"]
-
 _TITLES: Final = {
     "step": "step, mean ms",
     "median": "step, median ms",

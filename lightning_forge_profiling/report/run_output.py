@@ -12,8 +12,6 @@ from lightning_forge_profiling.report.run_table import Line, Row, RunReport, Run
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text, clean, width_of
 
-__all__ = ["NAMES_WIDTH", "print_run", "step_table"]
-
 NAMES_WIDTH: Final = 11
 """Of the names before lines of text."""
 _BAR_WIDTH: Final = 24

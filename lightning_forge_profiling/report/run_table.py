@@ -28,8 +28,6 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 
-__all__ = ["Line", "Row", "RunReport", "RunTable", "run_table"]
-
 _SHOWN_PCT: Final = 0.05
 """What is shorter shows as 0.0 %."""
 _SMALL_PCT: Final = 1.0

@@ -9,8 +9,6 @@ from typing import Final, TextIO
 
 from lightning_forge_profiling.report.table import Table, Text, clean, padded, width_of, wrap
 
-__all__ = ["Screen"]
-
 _NARROWEST: Final = 20
 _STYLE: Final = re.compile(r"\x1b\[[\d;]*m")
 _ASCII: Final = str.maketrans("─µ…█▉▊▋▌▍▎▏▁▂▃▄▅▆▇", "-u~#####   __..-=+")

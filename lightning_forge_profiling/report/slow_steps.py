@@ -7,8 +7,6 @@ from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.results.analysis import RunEvidence
 from lightning_forge_profiling.results.moments import SlowStep
 
-__all__ = ["cause", "slowest_line", "slowest_rows"]
-
 _SLOW: Final = 2.0
 """From so many medians on, a step is worth a line in the table."""
 _NAMED: Final = 3

@@ -9,8 +9,6 @@ from typing import Final
 
 from lightning_forge_profiling.plain_text import plain
 
-__all__ = ["Table", "Text", "clean", "padded", "width_of", "wrap"]
-
 _CODES: Final = MappingProxyType({"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"})
 _LAYOUTS: Final = ((3, 20), (2, 20), (1, 12))
 """Spaces between columns and the least width of the widest text column, in the order they are tried."""

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 
-__all__ = ["telemetry_words"]
-
 
 def telemetry_words(gpu: TelemetrySummary, *, short: bool = False) -> Iterator[str]:
     """The figures that fit in a line; what was not measured is left out.

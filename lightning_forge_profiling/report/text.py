@@ -4,8 +4,6 @@ import re
 
 from lightning_forge_profiling.plain_text import plain
 
-__all__ = ["code", "code_cell", "prose", "short", "short_kernel_name"]
-
 _LONGEST_NAME = 2000  # real C++ names stay below it; what comes after is never shown
 
 

@@ -21,35 +21,6 @@ from lightning_forge_profiling.results.analysis import (
 from lightning_forge_profiling.results.rank import RankSummary, Region
 from lightning_forge_profiling.results.table_rows import Operator
 
-__all__ = [
-    "IDLE_WORDS",
-    "all_warnings",
-    "by_text",
-    "calls",
-    "compute_lines",
-    "cpu_threads",
-    "digits",
-    "efficiency",
-    "findings_note",
-    "findings_remarks",
-    "goodput_words",
-    "ledger_rows",
-    "linked",
-    "operator_columns",
-    "rank_name",
-    "run_notes",
-    "share_of",
-    "slower_after",
-    "slowest",
-    "slowest_rank",
-    "step_on_host",
-    "steps_of",
-    "timing_lines",
-    "used_gpu",
-    "verdict",
-    "window_effect_words",
-]
-
 IDLE_WORDS: Final = MappingProxyType(
     {
         "data": "in the data loader",

@@ -14,26 +14,6 @@ from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.saving import Saving
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 
-__all__ = [
-    "NOTHING_STANDS_OUT",
-    "NO_VERDICT",
-    "Analysis",
-    "Collective",
-    "Finding",
-    "Hint",
-    "RankClock",
-    "RankDifference",
-    "RankWait",
-    "RunCompute",
-    "RunEvidence",
-    "RunLedger",
-    "RunRegion",
-    "StepDrift",
-    "TrackedRun",
-    "WindowEffect",
-    "WorkerRestarts",
-]
-
 NOTHING_STANDS_OUT: Final = "nothing stands out"
 NO_VERDICT: Final = "no verdict"
 

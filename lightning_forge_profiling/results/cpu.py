@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CpuTime"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuTime:

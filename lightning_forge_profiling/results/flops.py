@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Flops"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flops:

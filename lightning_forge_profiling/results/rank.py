@@ -13,22 +13,6 @@ from lightning_forge_profiling.results.host import Host
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.table_rows import Kernel, Operator
 
-__all__ = [
-    "CATEGORIES",
-    "IDLE_CAUSES",
-    "Communication",
-    "Copies",
-    "Distribution",
-    "Gpu",
-    "IdlePart",
-    "Kind",
-    "Memory",
-    "RankSummary",
-    "Region",
-    "Share",
-    "Step",
-]
-
 CATEGORIES: Final = ("matmul", "comm", "memory", "other")
 """The four coarse parts of a GPU's busy time. Convolution and attention are `other`, as `kinds` shows them."""
 

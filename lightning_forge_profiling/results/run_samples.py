@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Conditions", "RunSamples"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:

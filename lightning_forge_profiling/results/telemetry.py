@@ -8,8 +8,6 @@ from lightning_forge_profiling.gpu.allocator import AllocatorInterval
 from lightning_forge_profiling.gpu.history import GpuPoint
 from lightning_forge_profiling.gpu.usage import GpuUsage
 
-__all__ = ["SERIES", "TelemetrySeries", "TelemetrySummary", "summarize"]
-
 _GIB: Final = 2**30
 
 SERIES: Final = {

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Lane", "Timeline"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Status", "TraceReport"]
-
 Status = Literal["waiting", "recording", "written", "not reached", "skipped", "failed"]
 
 

@@ -4,8 +4,6 @@ from collections import deque
 from statistics import fmean, median
 from typing import Final
 
-__all__ = ["DEFAULT_SHARE", "TimingBudget"]
-
 DEFAULT_SHARE: Final = 0.005
 """Half a percent of the step: far below what runs differ by anyway."""
 

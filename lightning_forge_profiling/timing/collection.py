@@ -11,9 +11,6 @@ from lightning_forge_profiling.errors import TimerNotStartedError, TimerRunningE
 from lightning_forge_profiling.timing.events import EventSource, HostEvent, event_source
 from lightning_forge_profiling.timing.interval import Interval, Mark
 
-__all__ = ["CUDATimerCollection"]
-
-
 _interval: Final = Interval._make  # half the time of calling `Interval`
 # what mark() returns while no event may be recorded; compared by identity, its event is never read
 _UNTIMED: Final = Mark(HostEvent())

@@ -8,8 +8,6 @@ import torch
 from lightning_forge_profiling.errors import TimerNotStartedError, TimerRunningError
 from lightning_forge_profiling.timing.events import EventSource, event_source
 
-__all__ = ["CUDATimer"]
-
 
 class CUDATimer:
     """Times the GPU work between `start()` and `stop()` without waiting for it.

@@ -10,8 +10,6 @@ from typing import Protocol, cast
 
 import torch
 
-__all__ = ["DeviceEventSource", "Event", "EventSource", "HostEvent", "HostEventSource", "event_source"]
-
 
 class Event(Protocol):
     """One timestamp."""

@@ -6,8 +6,6 @@ from lightning_forge_profiling.names import GOODPUT, LOGGED_KINDS, STEPS, hook_r
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 
-__all__ = ["goodput", "run_metrics"]
-
 
 def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
     """Productive step time per wall time, a fraction.

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:  # loads torch, and whoever reads a record has no use for it
     from lightning_forge_profiling.timing.events import Event
 
-__all__ = ["Interval", "Mark"]
-
 
 class Interval(NamedTuple):
     """One completed start-to-stop of a region."""

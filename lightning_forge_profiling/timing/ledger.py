@@ -11,8 +11,6 @@ from lightning_forge_profiling.names import EXCLUDED
 from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.timing.spans import Span, SpanLog
 
-__all__ = ["Ledger", "LedgerClock"]
-
 _LONG_NS: Final = 100_000
 """What is shorter explains no slow step."""
 _SPAN_NS: Final = 1_000_000

@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 from lightning_forge_profiling.names import MFU, REGIONS, TFLOPS, per_second, region_ms
 from lightning_forge_profiling.timing.steps import RESERVED, WHOLE
 
-__all__ = ["Percentiles", "PlainSteps", "Rates", "Spread", "StepTiming", "StepWork", "percentiles", "step_ms"]
-
 _FEWEST_FOR_P95: Final = 20
 """One step in twenty lies above the 95th percentile."""
 

@@ -14,8 +14,6 @@ import torch
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.timing.steps import RESERVED
 
-__all__ = ["RegionSink", "region", "set_region_sink"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -12,8 +12,6 @@ from lightning_forge_profiling.timing.slowest import SlowestSteps, TimedStep
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
-__all__ = ["LeftOut", "RunSummary", "RunTotals"]
-
 LeftOut = Literal["warm-up", "recorded"]
 
 _SETTLED: Final = 5

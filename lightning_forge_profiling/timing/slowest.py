@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
 from typing import Final
 
-__all__ = ["SlowestSteps", "TimedStep"]
-
 _MOST: Final = 5
 
 

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Span", "SpanLog"]
-
 _MOST: Final = 128
 """Spans of one name; a picture of the run is about ten times as many pixels wide."""
 _MOST_NAMES: Final = 32

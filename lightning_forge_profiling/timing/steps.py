@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.interval import Interval
 
-__all__ = ["LOADER_START", "RESERVED", "WHOLE", "StepAssembler", "StepTimes"]
-
 WHOLE: Final = "step"
 """A step of which only the end is timed, in one piece."""
 

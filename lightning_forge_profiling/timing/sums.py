@@ -18,8 +18,6 @@ from lightning_forge_profiling.timing.rates import (
 )
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
 
-__all__ = ["MEDIAN_OVER", "REGIONS_OVER", "StepSums", "added"]
-
 MEDIAN_OVER: Final = 4096
 """The median covers at most this many recent steps, which is what is kept of them."""
 

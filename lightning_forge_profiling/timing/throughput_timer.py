@@ -9,8 +9,6 @@ import torch
 from lightning_forge_profiling.errors import ConfigurationError, TimerNotStartedError
 from lightning_forge_profiling.timing.wall_clock import print_rank_0, synchronize
 
-__all__ = ["ThroughputTimer", "ThroughputTimerConfig"]
-
 
 class ThroughputTimerConfig(Protocol):
     """What `ThroughputTimer` reads of DeepSpeed's configuration of it (`timers.throughput`)."""

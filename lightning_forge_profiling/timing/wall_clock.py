@@ -11,8 +11,6 @@ import torch
 
 from lightning_forge_profiling.errors import TimerNotStartedError, TimerRunningError
 
-__all__ = ["SynchronizedWallClockTimer", "print_rank_0", "synchronize"]
-
 _TRIMMED = 0.1
 """The share of the intervals that `mean()` leaves out at either end, as DeepSpeed does."""
 

@@ -33,7 +33,7 @@ _STATE_S: Final = 5.0
 _STATE_SHARE: Final = 0.01
 """Of the run's time: the longer it has gone on, the less its totals change."""
 
-_COST: Final = 0.001
+_COST: Final = 0.0003
 """The largest share of the run that making states takes of the training thread, at some milliseconds each, and again
 that making intervals takes, at some 0.1 ms each."""
 

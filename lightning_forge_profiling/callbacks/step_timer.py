@@ -329,8 +329,12 @@ class StepTimer:
         self._plain_ended_ns.append(began_ns)
         self.step += 1
         self.saw_training = False
-        if self.ledger is not None:
-            self.ledger.begin_step(self.step)
+        ledger = self.ledger
+        if ledger is not None:
+            if ledger.noted:
+                ledger.begin_step(self.step)
+            else:
+                ledger.step = self.step
         self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
         self._own_ns = 0
 

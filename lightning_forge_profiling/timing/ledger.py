@@ -76,8 +76,10 @@ class LedgerClock:
         self._entered_ns = [began_ns] if part else []
         self._spans = SpanLog()
         self._open_spans: dict[str, int] = {}
-        self._step: int | None = None
-        self._in_step: defaultdict[str, int] = defaultdict(int)
+        self.step: int | None = None
+        """The number of the current step; None before the first."""
+        self.noted: defaultdict[str, int] = defaultdict(int)
+        """What took long in the current step, in nanoseconds by part."""
         self._in_steps: list[tuple[int, int, dict[str, int]]] = []  # a heap: how long, number, parts
 
     def enter(self, part: str, *, counts: bool = True) -> None:
@@ -121,12 +123,12 @@ class LedgerClock:
         while ended != part:
             ended, entered_ns = self._stack.pop(), self._entered_ns.pop()
             if now_ns - entered_ns >= _SPAN_NS:
-                self._spans.add(ended, entered_ns, now_ns, self._step)
+                self._spans.add(ended, entered_ns, now_ns, self.step)
 
     def _took_long(self, took_ns: int) -> None:
         """Note the time of the innermost part as one that may explain a slow step."""
         if _OUTSIDE_STEPS.isdisjoint(self._stack):
-            self._in_step[self._stack[-1]] += took_ns
+            self.noted[self._stack[-1]] += took_ns
 
     def begin_step(self, step: int, *, last_counts: bool = True) -> None:
         """A step begins, and the one before it ends.
@@ -135,8 +137,8 @@ class LedgerClock:
             step: its number.
             last_counts: whether the one before it counts.
         """
-        self._step = step
-        parts = self._in_step
+        self.step = step
+        parts = self.noted
         if not parts:
             return
         if last_counts:
@@ -161,7 +163,7 @@ class LedgerClock:
         """
         opened_ns = self._open_spans.pop(name, None)
         if opened_ns is not None:
-            self._spans.add(name, opened_ns, self._clock_ns() if at_ns is None else at_ns, self._step)
+            self._spans.add(name, opened_ns, self._clock_ns() if at_ns is None else at_ns, self.step)
 
     def take_latest(self) -> tuple[Span, ...]:
         """The spans that have ended since the last call, the latest 256 of them."""
@@ -186,7 +188,7 @@ class LedgerClock:
             first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
             spans=self._spans.read(
                 self._began_ns,
-                [(part, began_ns, now_ns, self._step) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS],
+                [(part, began_ns, now_ns, self.step) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS],
             )
             if spans
             else (),

@@ -149,19 +149,31 @@ class RunTotals:
             steps: the steps.
             took_ms: device time of each.
         """
-        for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
-            self._samples = added(self._samples, work.samples)
-            self._add_beside_window(number, ms)
-            self._add_first(number, ms, work)
-            if ms > self._slowest.least_ms:
-                ended_ns = steps.ended_ns[number - steps.first] if steps.ended_ns else 0
-                self._slowest.add(TimedStep(ms, number, ended_ns, {}))
+        self._add_singly(steps, took_ms)
         if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
             timing = StepTiming(own_us=steps.own_us)
             for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):
                 self._count(StepTimes(0, {WHOLE: ms}, {WHOLE: host_ms}), ms, work, timing)
         else:
             self._untaken.add_plain(steps, took_ms)
+
+    def _add_singly(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
+        """Enter what is kept of single plain steps, in few calls: most of a run's steps are plain."""
+        for work in steps.works:
+            self._samples = added(self._samples, work.samples)
+        if self._window_ended or steps.first < _SETTLED:
+            for number, ms in enumerate(took_ms, steps.first):
+                self._add_beside_window(number, ms)
+        else:
+            self._before_window.extend(took_ms)
+        if self._first_left:
+            for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
+                self._add_first(number, ms, work)
+        if max(took_ms) > self._slowest.least_ms:
+            ended_ns = steps.ended_ns or [0] * len(took_ms)
+            for number, (ms, end_ns) in enumerate(zip(took_ms, ended_ns, strict=True), steps.first):
+                if ms > self._slowest.least_ms:
+                    self._slowest.add(TimedStep(ms, number, end_ns))
 
     def skip(self, work: StepWork) -> None:
         """Enter a step that could not be timed."""
@@ -241,9 +253,9 @@ class RunTotals:
 
     def steady(self) -> Rates:
         """Sums over all steps that count."""
-        return self._all().read()
+        return self._all(single_steps=False).read()
 
-    def _all(self) -> StepSums:
+    def _all(self, *, single_steps: bool = True) -> StepSums:
         later = [
             sums for sums in (self._unwritten, self._untaken, self._cycle) if sums.steps and sums is not self._steady
         ]
@@ -251,7 +263,7 @@ class RunTotals:
             return self._steady
         all_ = self._sums()
         for sums in (self._steady, *later):
-            all_.merge(sums)
+            all_.merge(sums, single_steps=single_steps)
         return all_
 
     def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:

@@ -137,11 +137,17 @@ class StepSums:
                 device_ms, host_ms = map(sum, zip(*of_kind, strict=True))
                 kind.add(len(of_kind), {WHOLE: device_ms}, {WHOLE: host_ms})
 
-    def merge(self, other: "StepSums") -> None:
-        """Add the sums of later steps."""
+    def merge(self, other: "StepSums", *, single_steps: bool = True) -> None:
+        """Add the sums of later steps.
+
+        Args:
+            other: their sums.
+            single_steps: whether to add the times of single steps too, thousands of them; sums need none.
+        """
         self.steps += other.steps
-        self.latest.extend(other.latest)
-        self.latest_split.extend(other.latest_split)
+        if single_steps:
+            self.latest.extend(other.latest)
+            self.latest_split.extend(other.latest_split)
         self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
         self.longest_ms = max(self.longest_ms, other.longest_ms)
         self.histogram.update(other.histogram)

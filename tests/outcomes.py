@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from lightning_forge_profiling.record.reader import newest_record, read_run
+
 SCRIPTS = Path(__file__).parent / "scripts"
 REPORTS = {"summary.json", "summary.md", "report.html"}
 HANGS_S = 200
@@ -49,6 +51,13 @@ def logged(folder, name="throughput/steps_per_sec"):
     with path.open() as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
     return [row for row in rows if name in row]
+
+
+def excluded_s(folder, part):
+    """Seconds of `validation` or `checkpoint` that are no part of a step, of the one run below a folder."""
+    [record] = read_run(newest_record(folder)).ranks
+    assert record.state is not None
+    return record.state.report.run.excluded_ms[part] / 1e3
 
 
 def tables(text):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.pipeline import analyze
 from tests.models import Classifier, FromIterator, Samples, Stream, every_step, loader
-from tests.outcomes import PARTITION, logged, the_trace, traces
+from tests.outcomes import PARTITION, excluded_s, logged, the_trace, traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -72,7 +72,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_comes_between_a_batch_and_its_validation_is_the_steps(make_trainer, case):
     later, options = CASES[case]
-    clock, throughput = Clock(), every_step(warmup_steps=0)
+    clock, throughput = Clock(), every_step(warmup_steps=1)
     options = {"logger": False, "val_check_interval": 4, "limit_val_batches": 1, "num_sanity_val_steps": 0} | options
     make_trainer(clock, throughput, *later, **options).fit(TenMs(), loader(104), loader(4))
     metrics = throughput.summary()
@@ -81,7 +81,7 @@ def test_what_comes_between_a_batch_and_its_validation_is_the_steps(make_trainer
     assert len(clock.starts) == 6
     assert len(clock.batches) == 26
     assert metrics["throughput/steps_per_sec"] == pytest.approx(25e3 / passed, rel=0.15)
-    assert metrics["time/other_ms"] * 26 >= 6 * PLANTED_MS
+    assert metrics["time/other_ms"] * 25 >= 6 * PLANTED_MS
 
 
 class AtTheEnd(L.Callback):
@@ -91,12 +91,11 @@ class AtTheEnd(L.Callback):
         time.sleep(PLANTED_MS / 1e3)
 
 
-def test_the_end_of_validation_in_later_callbacks_is_validation(make_trainer, capsys):
+def test_the_end_of_validation_in_later_callbacks_is_validation(tmp_path, make_trainer):
     throughput = every_step(warmup_steps=0)
     trainer = make_trainer(throughput, AtTheEnd(), logger=False, val_check_interval=2, num_sanity_val_steps=0)
     trainer.fit(Classifier(), loader(32), loader(4))
-    seconds = float(capsys.readouterr().out.split(" s validation")[0].split()[-1])
-    assert seconds >= 4 * PLANTED_MS / 1e3 - 0.005
+    assert excluded_s(tmp_path, "validation") >= 4 * PLANTED_MS / 1e3 - 0.005
     assert throughput.summary()["time/other_ms"] < PLANTED_MS / 4
 
 
@@ -217,14 +216,13 @@ class SlowToRemove(ModelCheckpoint):
 
 
 @pytest.mark.parametrize("validates", [False, True])
-def test_removing_older_checkpoints_is_part_of_the_checkpoint(tmp_path, make_trainer, capsys, validates):
+def test_removing_older_checkpoints_is_part_of_the_checkpoint(tmp_path, make_trainer, validates):
     throughput = every_step(warmup_steps=0)
     saves = SlowToRemove(tmp_path / "c", every_n_train_steps=2, save_last=True)
     options = {"val_check_interval": 2, "num_sanity_val_steps": 0} if validates else {}
     trainer = make_trainer(throughput, saves, logger=False, enable_checkpointing=True, **options)
     trainer.fit(Classifier(), loader(48), loader(4) if validates else None)
-    seconds = float(capsys.readouterr().out.split(" s checkpoint")[0].split()[-1])
-    assert seconds >= 5 * PLANTED_MS / 1e3 - 0.005
+    assert excluded_s(tmp_path, "checkpoint") >= 5 * PLANTED_MS / 1e3 - 0.005
     assert throughput.summary()["time/other_ms"] * 12 < 2 * PLANTED_MS
 
 
@@ -237,13 +235,12 @@ class SlowToStart(DataLoader):
 
 
 @pytest.mark.parametrize("accumulated", [1, 4])
-def test_the_start_of_validations_workers_is_validation(accumulated, make_trainer, capsys):
+def test_the_start_of_validations_workers_is_validation(accumulated, tmp_path, make_trainer):
     """Also in the middle of an accumulation cycle."""
     throughput = every_step(warmup_steps=0)
     trainer = make_trainer(
         throughput, logger=False, val_check_interval=2, num_sanity_val_steps=0, accumulate_grad_batches=accumulated
     )
     trainer.fit(Classifier(), loader(32), SlowToStart(Samples(4)))
-    seconds = float(capsys.readouterr().out.split(" s validation")[0].split()[-1])
-    assert seconds >= 4 * PLANTED_MS / 1e3 - 0.005
+    assert excluded_s(tmp_path, "validation") >= 4 * PLANTED_MS / 1e3 - 0.005
     assert throughput.summary()["time/other_ms"] < PLANTED_MS / 4

@@ -84,7 +84,7 @@ def test_collectives_without_names_are_not_compared_where_they_differ(tmp_path, 
 
 def test_a_trace_of_one_rank_claims_nothing_about_waiting_for_others(tmp_path):
     (finding,) = [one for one in analysis_of(tmp_path, unnamed(10, 13)).findings if one.code == "communication-bound"]
-    assert "23.0 ms are exposed (with any waits for other ranks" in finding.title
+    assert "23.0 ms are exposed (including any waits for other ranks" in finding.title
     assert "waiting_for_ranks_ms_per_step" not in finding.evidence
 
 

@@ -202,7 +202,8 @@ def report(make_trainer, monkeypatch, tmp_path):
 
 def part_of_axis(ledger, series, second):
     """Where a second of the telemetry, which begins with training, lies on the axis of the run."""
-    fit_s = next(span["end_s"] for span in ledger["spans"] if span["part"] == "startup/process")
+    # the run of a process that had another fit before begins with the fit
+    fit_s = next((span["end_s"] for span in ledger["spans"] if span["part"] == "startup/process"), 0.0)
     training_s = next(span["start_s"] for span in ledger["spans"] if span["part"] == "steps") - fit_s
     return (training_s + second) / max(ledger["wall_s"] - fit_s, training_s + series["seconds"][-1])
 

@@ -103,7 +103,9 @@ def test_its_intervals_add_up_to_its_totals(run):
     assert sum(interval.counted for interval in record.intervals) == steady.steps
     assert sum(interval.samples for interval in record.intervals) == steady.samples
     assert sum(interval.tokens for interval in record.intervals) == steady.tokens
-    assert sum(sum(interval.device_ms.values()) for interval in record.intervals) == pytest.approx(steady.total_ms, rel=1e-5)
+    assert sum(sum(interval.device_ms.values()) for interval in record.intervals) == pytest.approx(
+        steady.total_ms, rel=1e-5
+    )
     assert merged(interval.steps_us for interval in record.intervals) == record.state.steps_us
     assert all(sum(interval.steps_us.values()) == interval.counted for interval in record.intervals)
     assert sum(record.state.steps_us.values()) == steady.steps

@@ -295,7 +295,8 @@ def test_the_table_is_on_standard_error_and_names_the_trace(tmp_path, make_train
     assert tables(out) == 0
     assert tables(err) == 1
     [trace] = traces(tmp_path)
-    assert str(trace) in err
+    assert str(trace.parent) in err
+    assert trace.name in err
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
 
 

@@ -20,7 +20,7 @@ from lightning_forge_profiling import (
     build_profiler,
     print_profiler_summary,
 )
-from lightning_forge_profiling.callbacks.rank_clocks import read_clocks, write_clock
+from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, read_figures, write_figures
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
@@ -190,9 +190,9 @@ def test_ranks_of_one_user_share_the_windows_folder(shared):
 def test_a_clock_is_neither_written_through_a_link_nor_waited_for(tmp_path, victim, kind):
     folder = tmp_path / "window"
     plant(folder, [".rank0.part", ".rank0.clock", ".rank1.clock"], victim, kind)
-    clock = RankClock(rank=0, step_ms=1.0, host_ms=1.0, between_ms=0.0)
-    write_clock(folder, clock)
-    assert read_clocks(folder, [0, 1], patience_s=0.0) == (clock,)
+    figures = RankFigures(RankClock(rank=0, step_ms=1.0, host_ms=1.0, between_ms=0.0))
+    write_figures(folder, figures)
+    assert read_figures(folder, [0, 1], patience_s=0.0) == (figures,)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])

@@ -1,7 +1,6 @@
 """Results as the output of a notebook's cell: an analysis, and a ledger."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from html import escape
 from typing import Final
 
@@ -40,11 +39,15 @@ def analysis_html(analysis: Analysis) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
+def _run_ledger(ledger: Ledger) -> RunLedger:
+    return RunLedger(wall_s=ledger.wall_s, parts=ledger.parts, unexplained_s=ledger.unexplained_s, counts=ledger.counts)
+
+
 def ledger_html(ledger: Ledger) -> str:
     """The parts of a run that are worth a row, with their share of its wall time."""
     rows = [
         (name, f"{s:.2f}", f"{100 * s / ledger.wall_s:.1f} %" if ledger.wall_s > 0 else "", str(count or ""))
-        for name, s, count in ledger_rows(RunLedger(**asdict(ledger)))
+        for name, s, count in ledger_rows(_run_ledger(ledger))
     ]
     return html_table(("part", "seconds", "of the run", "times"), [*rows, ("the run", f"{ledger.wall_s:.2f}", "", "")])
 

@@ -175,7 +175,7 @@ class RunRecord:
 
     def _write_interval(self, *, last: bool = False) -> None:
         rates, histogram = self._step_timer.totals.take_interval(last=last)
-        ledger, now = self._ledger.read(spans=False), time.time()
+        ledger, now = self._ledger.read_parts(), time.time()
         before, self._parts_before = self._parts_before, ledger.parts
         spent = {name: s - before.get(name, 0.0) for name, s in ledger.parts.items() if s > before.get(name, 0.0)}
         for span in self._ledger.take_latest():

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
+from time import perf_counter_ns
 from typing import Any, Final
 
 import torch
@@ -272,8 +273,9 @@ class ThroughputCallback(TimedCallback):
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
         if self._step_timer is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
+            began_ns = perf_counter_ns()
             self._step_timer.deliver()
-            self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer))
+            self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer), began_ns)
         if self._run_record is not None:
             self._run_record.step_ended()
 
@@ -428,9 +430,9 @@ class ThroughputCallback(TimedCallback):
         clock, step_timer = self._peers[0]._ledger_clock, self._step_timer  # noqa: SLF001  (one of us)
         if clock is None or step_timer is None:
             return {}
-        return run_metrics(clock.read(spans=False), step_timer.totals.steady() if step_timer.timers.on_device else None)
+        return run_metrics(clock.read_parts(), step_timer.totals.steady() if step_timer.timers.on_device else None)
 
-    def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
+    def _log(self, trainer: Trainer, rates: Rates, step: int, began_ns: int | None = None) -> None:
         if self.counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step
             self._find_peak(trainer)
         metrics = self._metrics(rates) if rates.steps else {}
@@ -447,6 +449,8 @@ class ThroughputCallback(TimedCallback):
         if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
             self._logged_peak = True
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
+        if began_ns is not None and self._step_timer is not None:
+            self._step_timer.totals.add_own((perf_counter_ns() - began_ns) / 1e3)
         if trainer.is_global_zero:
             with self.logging():
                 self._loggers.log(trainer.loggers, metrics, step)

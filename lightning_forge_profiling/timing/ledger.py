@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
 from time import perf_counter_ns
 from typing import Final
@@ -169,29 +169,33 @@ class LedgerClock:
         """The spans that have ended since the last call, the latest 256 of them."""
         return self._spans.take_latest(self._began_ns)
 
-    def read(self, *, spans: bool = True) -> Ledger:
-        """The ledger up to now; the run goes on.
+    def read_parts(self) -> Ledger:
+        """The parts alone, as each logged row needs them: a tenth of the work of `read`."""
+        return self._parts(self._clock_ns())
 
-        Args:
-            spans: whether to read the spans, too, which takes a millisecond or more once there are thousands.
-        """
-        now_ns, parts = self._clock_ns(), dict(self._ns)
+    def _parts(self, now_ns: int) -> Ledger:
+        parts, wall_ns = dict(self._ns), now_ns - self._began_ns
         if self._stack:
             parts[self._stack[-1]] = parts.get(self._stack[-1], 0) + now_ns - self._since_ns
-        wall_ns = now_ns - self._began_ns
-        opened = (*zip(self._stack, self._entered_ns, strict=True), *self._open_spans.items())
         return Ledger(
             wall_s=wall_ns / 1e9,
             parts={part: ns / 1e9 for part, ns in _largest_first(parts)},
             unexplained_s=(wall_ns - sum(parts.values())) / 1e9,
+            counts={},
+        )
+
+    def read(self) -> Ledger:
+        """The ledger up to now; the run goes on."""
+        now_ns = self._clock_ns()
+        opened = (*zip(self._stack, self._entered_ns, strict=True), *self._open_spans.items())
+        return replace(
+            self._parts(now_ns),
             counts=dict(self._counts),
             first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
             spans=self._spans.read(
                 self._began_ns,
                 [(part, began_ns, now_ns, self.step) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS],
-            )
-            if spans
-            else (),
+            ),
             in_steps={
                 step: {part: ns / 1e9 for part, ns in _largest_first(inside)} for _, step, inside in self._in_steps
             },

@@ -53,18 +53,18 @@ def save(print_on: Callable[[Screen], None], name: str, title: str, *, folder: s
 
 def demo() -> None:
     """Train, and draw what is printed at the end."""
-    from lightning_forge_profiling.callbacks import run_report  # noqa: PLC0415  (torch, which reports need not)
+    from lightning_forge_profiling.callbacks import timed_callback  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.report.run_output import print_run  # noqa: PLC0415
     from lightning_forge_profiling.report.run_table import RunReport  # noqa: PLC0415
 
-    def draw(report: RunReport) -> None:
+    def draw(report: RunReport, _: Screen | None) -> None:
         save(lambda screen: print_run(report, screen), "run-table", "make demo", folder=folder)
 
     script = CHECKOUT / "examples" / "train_gpt.py"
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        mock.patch.object(run_report, "print_run", draw),
+        mock.patch.object(timed_callback, "print_run", draw),
         mock.patch.object(sys, "argv", [str(script)]),
     ):
         runpy.run_path(str(script), run_name="__main__")

@@ -55,7 +55,8 @@ def test_each_part_has_its_finding(part, code, named):
     assert named in found.title
     assert (found.of, round(found.share_pct), found.evidence["seconds"]) == ("run", 75, 30.0)
     assert f"of each {STEP_MS}" not in analysis.verdict_text
-    assert analysis.verdict_text.endswith("That saves at most 30.0 s of the fit's 40.0 s (75 %).")
+    bound = "about" if code == "slow-logger" else "at most"  # fewer rows are less work for Lightning, too
+    assert analysis.verdict_text.endswith(f"That saves {bound} 30.0 s of the fit's 40.0 s (75 %).")
 
 
 def test_what_is_small_is_not_named():

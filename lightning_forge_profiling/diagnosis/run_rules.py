@@ -270,7 +270,7 @@ def _between(evidence: RunEvidence) -> Explanation:
         f"{_of_step(evidence, other.device_ms)}{on_host} are spent outside data, transfer, forward, backward and "
         "optimizer: in callbacks, loggers, the progress bar, learning-rate schedulers and Lightning's loop",
         {"between_regions_ms_per_step": other.device_ms, "between_regions_host_ms_per_step": other.host_ms},
-        "callback.ledger() shows the time of each hook: make the longest cheaper, or call it every few steps. For "
+        "The ledger of the run shows the time of each hook: make the longest cheaper, or call it every few steps. For "
         "loggers that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch "
         "shrinks its share: this time does not grow with it.",
     )

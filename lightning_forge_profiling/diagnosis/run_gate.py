@@ -62,7 +62,7 @@ def what_would_tell(comparison: RunComparison, metric: RunMetric, limit_pct: flo
     """
     ratio, runs = metric.ratio, min(len(comparison.a.steps), len(comparison.b.steps))
     if ratio is None or ratio.log_error is None or ratio.scatter is None:
-        return f"Too few steps: {FEWEST_INTERVALS} intervals a side are needed, logged every `log_every_n_steps` steps"
+        return f"Too short: {FEWEST_INTERVALS} intervals a side are needed, each a logged row or about half a second"
     if not limit_pct:
         return "More repeats narrow the interval"
     if comparison.assumed_scatter_pct is None:

@@ -20,7 +20,8 @@ PARTITION = ("data", "transfer", "forward", "backward", "optimizer", "other")
 
 def traces(folder, rank=0):
     """The traces of a rank anywhere below a folder, in order of their time."""
-    return sorted(folder.rglob(f"rank{rank}.trace.json.gz"))
+    # a window's folder begins with its time; the folder of the run above it may have a random name
+    return sorted(folder.rglob(f"rank{rank}.trace.json.gz"), key=lambda path: (path.parent.name, path))
 
 
 def the_trace(folder, rank=0):

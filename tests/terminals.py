@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -34,6 +35,8 @@ class Terminal:
 
         def take_terminal() -> None:
             os.setsid()
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):  # in the background they may be ignored
+                signal.signal(number, signal.SIG_DFL)
             fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
 
         self.process = subprocess.Popen(

@@ -1,20 +1,20 @@
-"""What Lightning asks for callbacks whenever a Trainer is built: none, unless `forge-profiling run` started the script.
+"""Lightning's entry point for callbacks of a new Trainer. Adds none unless `forge-profiling run` started the script.
 
-Lightning loads this module in every script of an environment that has the package, so it imports nothing more.
+Lightning imports this module in every script of the environment, so it imports only the standard library.
 """
 
 import os
 from typing import Final
 
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
-"""The environment variable that `run` sets: a JSON object, from the class of each callback to its arguments."""
+"""Environment variable set by `run`: a JSON object with the arguments of each callback, by class name."""
 
 
 def callbacks() -> list[object]:
-    """The callbacks for one Trainer.
+    """Callbacks for one Trainer.
 
     Returns:
-        New ones of the kinds that the environment variable names; without it an empty list, and no import.
+        New callbacks, as the environment variable says. Without it the list is empty, and nothing is imported.
 
     Example:
         >>> callbacks()

@@ -1,4 +1,4 @@
-"""How a notebook shows a result: `report/notebook.py` says it for types of rooms that know nothing of reports."""
+"""HTML of results in notebooks: `report/notebook.py` registers it for types that do not know about reports."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ _pages: dict[type, Callable[[Any], str]] = {}
 
 
 class ShownInNotebook:
-    """Base of a result that is the output of a notebook's cell as HTML, once `show_with` was called for its type."""
+    """Base class of results that notebooks show as HTML once `show_with` has been called for their type."""
 
     __slots__ = ()
 
@@ -17,5 +17,10 @@ class ShownInNotebook:
 
 
 def show_with(kind: type, page: Callable[[Any], str]) -> None:
-    """Let a notebook show every result of a type by what `page` makes of it."""
+    """Register the function that renders results of a type as HTML.
+
+    Args:
+        kind: the type.
+        page: returns the HTML of a result.
+    """
     _pages[kind] = page

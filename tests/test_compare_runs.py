@@ -72,8 +72,8 @@ def test_one_run_a_side_that_differs_little_is_inconclusive_and_it_is_said_what_
     assert out.startswith("inconclusive: step +")
     said = " ".join(out.split())
     assert "Repeat each side 3 times: that decides a limit of 5 % where equal runs differ by 1.6 % or less" in said
-    assert re.search(r"with 7.\d %, as allowed for here, it takes (3[3-9]|4\d)", said)
-    assert "one run a side: how much equal runs differ is not in their steps" in said
+    assert re.search(r"with 7.\d %, as assumed here, it needs (3[3-9]|4\d)", said)
+    assert "one run a side: its steps do not show how much equal runs differ" in said
 
 
 def test_what_is_known_of_the_machine_decides_with_one_run_a_side(records, forge):
@@ -105,7 +105,7 @@ def test_repeats_that_scatter_say_how_many_it_takes(records, forge):
     code, out, _ = forge("compare", *a, "--against", *b, "--fail-over", "5")
     assert code == 3
     said = " ".join(out.split())
-    needed = int(re.search(r"Runs of a side scatter by 1\d.\d %: a limit of 5 % takes (\d+) a side", said)[1])
+    needed = int(re.search(r"Runs of a side scatter by 1\d.\d %: a limit of 5 % needs (\d+) a side", said)[1])
     assert 60 < needed < 90
 
 
@@ -253,8 +253,8 @@ def test_a_run_that_was_killed_is_compared_as_far_as_it_went(records, forge):
     said = " ".join(out.split())
     assert code == 0
     assert "950 steps on NVIDIA H200" in out
-    assert "now: 950 steps so far; the run is going on, or was killed" in said
-    assert "now: rank0.jsonl: its last line is torn" in said
+    assert "now: 950 steps so far; the run is still going on, or was killed" in said
+    assert "now: rank0.jsonl: the last line is incomplete" in said
 
 
 @pytest.mark.parametrize(

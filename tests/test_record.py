@@ -357,7 +357,7 @@ def test_a_record_that_is_removed_is_missed_once(tmp_path, make_trainer, caplog)
     callback = ThroughputCallback(warmup_steps=1)
     make_trainer(callback, Removes(tmp_path, caplog)).fit(Classifier(), loader(80))
     [warning] = warnings(caplog)
-    assert "record ends here, and training goes on: FileNotFoundError" in warning
+    assert "record ends here (FileNotFoundError" in warning
     assert callback.summary()["throughput/steps_per_sec"] > 0
 
 

@@ -78,7 +78,7 @@ def test_whenever_a_process_is_killed_its_record_is_whole_up_to_then(tmp_path, w
         assert steps == [step for step in range(steps[0], steps[-1] + 1) if step % 40], "a line is missing"
         assert record.lines[-1].step >= last_step(before)
         assert len(record.problems) <= 1
-        assert all("torn" in problem for problem in record.problems)
+        assert all("incomplete" in problem for problem in record.problems)
         assert record.end is None
         rotated += len(after) > 1
         assert len(after) <= 4
@@ -155,11 +155,11 @@ def test_a_full_disk_costs_one_warning_and_the_rest_of_the_record(tmp_path, undi
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == undisturbed
     [warning] = warnings(done)
-    assert "record ends here, and training goes on" in warning
+    assert "record ends here (" in warning
     path = tmp_path / "forge_record" / "rank0.jsonl"
     assert path.stat().st_size == room
     if room == 4000:
-        assert read_rank(path).problems == ("rank0.jsonl: its last line is torn, as after a crash",)
+        assert read_rank(path).problems == ("rank0.jsonl: the last line is incomplete, as after a crash",)
 
 
 @pytest.fixture

@@ -188,8 +188,8 @@ def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
     ("arguments", "complaint"),
     [
         (["missing.py"], "missing.py: no such file"),
-        (["python", "tells.py"], "Name the script alone, without `python`"),
-        (["--no-window", "--trace-dir", "x", "tells.py"], "--no-window records none"),
+        (["python", "tells.py"], "Give the script without `python`"),
+        (["--no-window", "--trace-dir", "x", "tells.py"], "--trace-dir and --no-window exclude each other"),
         (["--no-window", "--window", "1:2", "tells.py"], "not allowed with argument"),
         (["--window", "8:5", "tells.py"], "'8:5' is not a range of steps such as 5:8"),
         (["--overhead", "5", "tells.py"], "'5' is not a share between 0 and 1"),

@@ -87,7 +87,7 @@ def test_an_exception_and_a_run_without_totals_have_a_page_too(tmp_path):
     assert "failed after 1 min, step 1,200: ValueError: the loss is nan" in failed["verdict"]
     assert "ValueError: the loss is nan" in failed["events"]
     early = Page(page_of(MadeRun(began=LONG_AGO, states=False, rows=3), tmp_path / "early")).sections
-    assert "no verdict yet silent killed or still writing: " in early["verdict"]
+    assert "no verdict yet silent silent: step " in early["verdict"]
     assert "forward" in early["step"]
     empty = Page(page_of(MadeRun(began=LONG_AGO, rows=0), tmp_path / "empty")).sections
     assert "No step was timed." in empty["step"]
@@ -136,7 +136,7 @@ def test_what_cannot_be_read_or_written_is_refused_before_anything_is_written(tm
     assert fails(forge("report", record, "--html", tmp_path / "no" / "run.html"), "there is no folder ")
     assert fails(forge("report", record, "--html", record / "rank0.jsonl"), "one would overwrite the other")
     assert read_run(record).problems == ()
-    assert fails(forge("report", INPUT_BOUND, "--html", tmp_path / "run.html"), "is no record of a run")
+    assert fails(forge("report", INPUT_BOUND, "--html", tmp_path / "run.html"), "is not a record of a run")
     assert not (tmp_path / "run.html").exists()
     assert forge("report", record).returncode == 2
 

@@ -38,7 +38,7 @@ def summary_json(path):
         (MadeRun(), "running: step 1,200, last written "),
         (MadeRun(began=LONG_AGO, outcome="finished"), "finished after 1 min, 1,200 steps"),
         (MadeRun(began=LONG_AGO, outcome="failed"), "failed after 1 min, step 1,200: ValueError: the loss is nan"),
-        (MadeRun(began=LONG_AGO), "killed or still writing: last line "),
+        (MadeRun(began=LONG_AGO), "silent: step 1,200, last written "),
     ],
     ids=["running", "finished", "failed", "killed"],
 )
@@ -56,7 +56,7 @@ def test_the_first_line_says_which_run_it_is_and_how_it_stands_and_the_table_fol
 
 def test_a_run_that_was_killed_after_its_last_totals_has_a_table_of_the_steps_until_then(tmp_path):
     text = summary(MadeRun(began=LONG_AGO, rows=24).write(tmp_path)).stdout
-    assert "step 1,200\nthe table is of the first 1,000 steps\n" in text
+    assert "; killed or stalled\nthe table covers the first 1,000 steps\n" in text
 
 
 def test_a_run_that_was_killed_before_its_first_totals_shows_the_pace_that_it_had(tmp_path):
@@ -149,7 +149,7 @@ def test_a_torn_last_line_is_one_line_on_stderr_and_the_rest_is_shown(tmp_path):
         path.write_bytes(b"".join(lines[:-1]) + lines[-1][:kept])
         done = summary(record)
         [line] = done.stderr.splitlines()
-        assert line == "forge-profiling: rank0.jsonl: its last line is torn, as after a crash"
+        assert line == "forge-profiling: rank0.jsonl: the last line is incomplete, as after a crash"
         assert "step 1,150" in done.stdout
         assert summary(record, "--json").stdout.startswith("{")
 
@@ -169,15 +169,15 @@ def test_what_is_no_record_is_refused_with_what_to_do(tmp_path):
     assert fails(forge("summary", tmp_path / "nothing"), "nothing does not exist")
     assert fails(forge("summary", tmp_path), "no record of a run in ")
     assert fails(
-        forge("summary", INPUT_BOUND), "is no record of a run (forge_record/rankN.jsonl); forge-profiling analyze"
+        forge("summary", INPUT_BOUND), "is not a record of a run (forge_record/rankN.jsonl); for traces use forge-profiling analyze"
     )
     empty = tmp_path / "forge_record"
     empty.mkdir()
     assert fails(forge("summary", empty), "no record of a run in ")
     (empty / "rank0.jsonl").touch()
-    assert fails(forge("summary", empty), "rank0.jsonl is no record of a run: it is empty")
+    assert fails(forge("summary", empty), "rank0.jsonl is not a record of a run: it is empty")
     (empty / "rank0.jsonl").write_text('{"line": "begin"}\nnonsense\n')
-    assert fails(forge("summary", empty), "rank0.jsonl is no record of a run: ")
+    assert fails(forge("summary", empty), "rank0.jsonl is not a record of a run: ")
 
 
 def test_a_folder_without_permission_is_said(tmp_path):

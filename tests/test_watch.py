@@ -69,7 +69,7 @@ def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
     ):  # fmt: skip
         assert part in text, part
     [late] = [line for line in text.splitlines() if line.startswith("late")]
-    assert late.startswith(("late        rank 2: 5.", "late        rank 2: 6."))
+    assert late.startswith(("late        rank 2 reaches backward 5.", "late        rank 2 reaches backward 6."))
     assert text.count("validation") == 3, "twice as an event of all ranks, once in the ledger"
 
 

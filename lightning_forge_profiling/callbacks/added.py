@@ -1,4 +1,4 @@
-"""The callbacks that `forge-profiling run` adds to a Trainer of a script that it started."""
+"""Callbacks that `forge-profiling run` adds to the Trainers of a script."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ def added_callbacks(options: str) -> Sequence[TimedCallback]:
     """New callbacks for one Trainer.
 
     Args:
-        options: a JSON object, from the class of each callback to its arguments.
+        options: a JSON object with the arguments of each callback, by class name.
 
     Returns:
-        The callbacks; none, with a warning, if the options are not sound: the script must run as it would without them.
+        The callbacks; none, with a warning, if the options are invalid, since the script must run as without them.
 
     Example:
         >>> [callback] = added_callbacks('{"ThroughputCallback": {"warmup_steps": 3}}')

@@ -1,4 +1,4 @@
-"""The folder of a run's files: a local one, and for one that is remote the URL that they are copied to at the end."""
+"""Folder of a run's files: a local one, and the URL that a remote one is copied to at the end."""
 
 import os
 import re
@@ -15,10 +15,10 @@ from lightning_forge_profiling.profiler.timeouts import problems_within
 _log = plain_logger(__name__)
 
 UPLOAD_S: Final = 60.0
-"""How long the end of a fit waits for a copy; what takes longer goes on while the process lives."""
+"""Longest wait for a copy at the end of a fit. A longer copy goes on while the process lives."""
 
 _STAGING: Final = f"forge-profiling-{secrets.token_hex(6)}"
-"""One folder for this process: of several ranks, rank 0's is used."""
+"""Temporary folder of this process. With several ranks, rank 0's is used."""
 
 _OWN: Final = re.compile(r"rank(\d+)\.")
 
@@ -28,25 +28,25 @@ class Folder(NamedTuple):
 
     Attributes:
         path: the local folder.
-        url: what it is copied to at the end of the fit; "" if the files are where they belong.
+        url: remote folder that it is copied to at the end of the fit; "" for none.
     """
 
     path: Path
     url: str = ""
 
     def __truediv__(self, name: str | os.PathLike[str]) -> "Folder":
-        """A folder in it."""
+        """A subfolder."""
         return Folder(self.path / name, f"{self.url}/{os.fspath(name)}" if self.url else "")
 
 
 def folder_of(name: str | os.PathLike[str]) -> Folder:
-    """The folder that a user names, as Lightning reads it: `~/runs`, `file:///runs` or `s3://bucket/runs`.
+    """The folder for a name that Lightning accepts: `~/runs`, `file:///runs` or `s3://bucket/runs`.
 
     Args:
-        name: a path or a URL of fsspec.
+        name: a path or an fsspec URL.
 
     Returns:
-        Its absolute path, or a temporary folder of this process for one that is remote. Nothing is created.
+        The folder with its absolute path; for a remote one, a temporary folder of this process. Nothing is created.
 
     Example:
         >>> folder_of("file:///data/runs").path
@@ -61,7 +61,7 @@ def folder_of(name: str | os.PathLike[str]) -> Folder:
 
 
 def remote_problem(url: str) -> str:
-    """Why nothing could be copied to a URL, such as a client that is not installed; "" if nothing is known against it.
+    """Why files cannot be copied to a URL, such as a client that is not installed; "" if no reason is known.
 
     Example:
         >>> remote_problem("memory://runs")
@@ -79,12 +79,12 @@ def remote_problem(url: str) -> str:
 
 
 def finished_files(folder: Path, rank: int | None = None, *, others: bool = True) -> list[Path]:
-    """The files of a folder that are complete.
+    """The complete files of a folder.
 
     Args:
-        folder: with files that have their final name once they are complete.
-        rank: only files of this rank, as `rank3.jsonl` at the top of the folder; None for those of all ranks.
-        others: also files of no rank, and those in folders inside of it.
+        folder: a folder whose files get their final name once they are complete.
+        rank: only files of this rank, such as `rank3.jsonl`, at the top of the folder; None for all ranks.
+        others: also files that belong to no rank, and files in subfolders.
     """
     return [
         path
@@ -106,12 +106,12 @@ def upload(folder: Path, url: str, files: Iterable[Path] | None = None, *, limit
 
     Args:
         folder: a local folder.
-        url: the folder at a remote place; created if need be.
-        files: those to copy, all in the folder; None for all that are complete.
-        limit_s: how long to wait, in seconds.
+        url: the remote folder, created if missing.
+        files: files in the folder to copy; None for all complete ones.
+        limit_s: longest wait, in seconds.
 
     Returns:
-        Whether all of it arrived in time.
+        Whether all files were copied in time.
 
     Example:
         >>> from tempfile import mkdtemp

@@ -1,4 +1,4 @@
-"""Gives a run's result to the Trainer's own loggers that hold more than scalars, once its table is printed."""
+"""Publishes a run's result to the Trainer's loggers that hold more than scalars, after the table is printed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ from lightning_forge_profiling.results.analysis import Analysis
 _log = plain_logger(__name__)
 
 PUBLISH_S: Final = 30.0
-"""How long the end of a fit waits for the loggers together. A client retries for minutes where its server is gone."""
+"""Longest wait for all loggers together at the end of a fit. A client whose server is gone retries for minutes."""
 
 _NAME: Final = "profile"
-"""What stands before each name, so that a tracker shows them together."""
+"""Prefix of each name, so that a tracker groups them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run has to show.
+    """The result of a run.
 
     Attributes:
-        analysis: of the run, and of the trace if there is one.
-        means: the logged metrics over all steps that count.
-        step: of the last row, the x-axis.
-        trace: the folder or URL of the trace; "" without one.
-        reports: a folder with the three reports, None to write them for the loggers.
+        analysis: analysis of the run, and of the trace if there is one.
+        means: logged metrics over all counted steps.
+        step: x-axis value of the last row.
+        trace: folder or URL of the trace; "" without one.
+        reports: folder with the three reports; None to write them for the loggers.
     """
 
     analysis: Analysis
@@ -47,12 +47,12 @@ class Result:
 
 
 def publish(loggers: Iterable[Any], result: Result, *, limit_s: float = PUBLISH_S) -> None:
-    """Give the result to each logger that can hold it. Never raises: a failure is one warning for its logger.
+    """Publish the result to each logger that can hold it. Never raises: a failure is one warning per logger.
 
     Args:
-        loggers: the Trainer's, on rank 0.
-        result: of the run.
-        limit_s: how long to wait for all of them together, in seconds; 0 for no attempt.
+        loggers: the Trainer's loggers, on rank 0.
+        result: result of the run.
+        limit_s: longest wait for all of them together, in seconds; 0 for no attempt.
     """
     found = [(logger, kind) for logger in loggers if (kind := _kind(logger)) is not None]
     if not found or limit_s <= 0:
@@ -75,12 +75,12 @@ def _publish(kind: "_Kind", logger: Any, result: Result) -> None:
 
 
 def _tensorboard(logger: Any, result: Result, _reports: Path) -> None:
-    """The summary in the tab TEXT. Not as hparams: a run without any would get an empty row in that tab."""
+    """Log the summary to the tab TEXT. Not as hparams: a run without any would get an empty row in that tab."""
     logger.experiment.add_text(_NAME, _text(result), global_step=result.step)
 
 
 def _wandb(logger: Any, result: Result, reports: Path) -> None:
-    """The page as a panel, and the means in the run's summary, where the last row would stand else."""
+    """Log the page as a panel, and the means to the run's summary, which would otherwise have the last row."""
     html: Any = import_module("wandb").Html  # its logger has imported it
     with (reports / REPORT_HTML).open(encoding="utf-8") as page:
         logger.log_metrics({f"{_NAME}/report": html(page, inject=False)}, step=result.step)
@@ -90,7 +90,7 @@ def _wandb(logger: Any, result: Result, reports: Path) -> None:
 
 
 def _mlflow(logger: Any, result: Result, reports: Path) -> None:
-    """The reports as artifacts, and the means under names of their own: MLflow shows the last value of each metric."""
+    """Log the reports as artifacts, and the means under separate names: MLflow shows the last value of each metric."""
     logger.log_metrics(_means(result), step=result.step)
     for name, value in _tags(result).items():
         logger.experiment.set_tag(logger.run_id, name.replace("/", "."), value)
@@ -99,7 +99,7 @@ def _mlflow(logger: Any, result: Result, reports: Path) -> None:
 
 
 def _comet(logger: Any, result: Result, reports: Path) -> None:
-    """The page in the tab HTML, the reports as assets, and the means under names of their own, as for MLflow."""
+    """Log the page to the tab HTML, the reports as assets, and the means under separate names, as for MLflow."""
     experiment = logger.experiment
     logger.log_metrics(_means(result), step=result.step)
     experiment.log_others(_tags(result))
@@ -113,7 +113,7 @@ _Kind = Callable[[Any, Result, Path], None]
 _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
     {"TensorBoardLogger": _tensorboard, "WandbLogger": _wandb, "MLFlowLogger": _mlflow, "CometLogger": _comet}
 )
-"""By name, so that no client is imported for a logger that is not there."""
+"""By class name, so that clients of other loggers are not imported."""
 
 
 def _kind(logger: Any) -> _Kind | None:

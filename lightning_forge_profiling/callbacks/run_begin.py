@@ -1,4 +1,4 @@
-"""The first line of a run's record: what runs where, with which settings; and the folder that all ranks agree on."""
+"""First line of a run's record: what runs where, with which settings; and the folder shared by all ranks."""
 
 import os
 import platform
@@ -37,16 +37,16 @@ _SETTINGS: Final = (
     "reload_dataloaders_every_n_epochs",
     "num_nodes",
 )
-"""Attributes of the Trainer, by their own names."""
+"""Attributes of the Trainer that are recorded."""
 
 
 class RecordPlace(NamedTuple):
-    """Where the ranks of a run write.
+    """Folder and id of a run's record, the same on all ranks.
 
     Attributes:
-        folder: the folder of the record.
-        run: identifies the run.
-        url: what the folder is copied to at the end; "" if it stays where it is.
+        folder: folder of the record.
+        run: id of the run.
+        url: remote folder that it is copied to at the end; "" for none.
     """
 
     folder: Path
@@ -55,12 +55,12 @@ class RecordPlace(NamedTuple):
 
 
 def claim_place(trainer: Trainer) -> RecordPlace | None:
-    """A new folder for this run's record, the same on all ranks; None, with a warning, if there can be none.
+    """Create the folder of this run's record on rank 0 and broadcast it; None, with a warning, if that fails.
 
     This is a collective: call it on every rank.
 
     Args:
-        trainer: of the fit, in `setup`.
+        trainer: the fit's Trainer, in `setup`.
     """
     run = lightning_api.run_folder(trainer)
     place = None
@@ -82,15 +82,15 @@ def _new_folder(first: Path) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise AssertionError  # the numbers do not end
+    raise AssertionError  # numbered_folders is endless
 
 
 def begin_line(trainer: Trainer, place: RecordPlace) -> Begin:
     """The first line of this rank's record.
 
     Args:
-        trainer: of the fit, once its training loop has begun.
-        place: where the record will be.
+        trainer: the fit's Trainer, once its training loop has begun.
+        place: folder and id of the record.
     """
     checkpoint = str(trainer.ckpt_path or "")
     return Begin(

@@ -1,4 +1,4 @@
-"""`RunRecord`: what a fit writes to its record, and when; lines are made here, and written by a thread."""
+"""Makes the lines of a fit's record and decides when; a thread writes them."""
 
 import time
 import weakref
@@ -27,15 +27,15 @@ from lightning_forge_profiling.timing.rates import Rates
 _log = plain_logger(__name__)
 
 _INTERVAL_S: Final = 0.05
-"""Rows that are logged sooner after each other share a line."""
+"""Rows logged in quicker succession share a line."""
 
 _STATE_S: Final = 5.0
 _STATE_SHARE: Final = 0.01
-"""Of the run's time: the longer it has gone on, the less its totals change."""
+"""Shortest pause between states, as a share of the run's time: totals change ever more slowly."""
 
 _COST: Final = 0.0003
-"""The largest share of the run that making states takes of the training thread, at some milliseconds each, and again
-that making intervals takes, at some 0.1 ms each."""
+"""Largest share of the run that the training thread spends on states, at some milliseconds each, and again on
+intervals, at some 0.1 ms each."""
 
 _CLOSE_S: Final = 3.0
 _CLOSE_WITH_PEERS_S: Final = 1.0
@@ -47,15 +47,15 @@ _EVENTS: Final = ("validation", "checkpoint")
 
 
 class RunRecord:
-    """The record of one fit on this rank. Nothing here raises: a failure is logged once and ends the record.
+    """The record of one fit on this rank. No method raises: a failure is logged once and ends the record.
 
     Args:
-        trainer: of the fit, once its training loop has begun.
-        place: where the ranks write.
+        trainer: the fit's Trainer, once its training loop has begun.
+        place: folder and id of the record.
         step_timer: has the run's totals.
-        report: makes the report on the run up to now.
+        report: returns the report on the run so far.
         metrics: returns the metrics over all steps so far.
-        ledger: of the fit.
+        ledger: the fit's ledger.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class RunRecord:
         self._began_s = perf_counter()
         self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
         self._writer = RecordWriter.to(place.folder, begin_line(trainer, place))
-        weakref.finalize(self, self._writer.close, 0)  # if a fit is given up without a hook, its thread is not
+        weakref.finalize(self, self._writer.close, 0)  # ends the thread if a fit is abandoned without a hook
 
     @guarded
     def row(self, metrics: Mapping[str, float], logger_step: int) -> None:
-        """The loggers got a row.
+        """Called for each row that the loggers get.
 
         Args:
-            metrics: its values.
-            logger_step: its x-axis.
+            metrics: values of the row.
+            logger_step: its x-axis value.
         """
         self._logged, self._logger_step = metrics, logger_step
         now_s = perf_counter()
@@ -103,8 +103,8 @@ class RunRecord:
         self._next_interval_s = now_s + self._pause_s(began_s, _INTERVAL_S)
 
     def step_ended(self) -> None:
-        """Write a state, when it is time to."""
-        if perf_counter() >= self._next_state_s:  # this runs in each step
+        """Write a state if one is due."""
+        if perf_counter() >= self._next_state_s:  # runs in every step
             self._write_due_state(perf_counter())
 
     @guarded
@@ -114,14 +114,14 @@ class RunRecord:
         self._next_state_s = now_s + self._pause_s(began_s, max(_STATE_S, _STATE_SHARE * (now_s - self._began_s)))
 
     def _pause_s(self, began_s: float, least_s: float) -> float:
-        """How long to write nothing more of a kind, of which the last was begun at an instant of this thread's time."""
+        """Pause before the next line of a kind. `began_s` is the thread's CPU time at which the last one was begun."""
         spent_s = thread_time() - began_s
         self._step_timer.totals.add_own(spent_s * 1e6)
         return max(least_s, spent_s / _COST)
 
     @guarded
     def window(self, trace: TraceReport | None) -> None:
-        """The profiler may have started or stopped.
+        """Write an event if the profiler has started or stopped.
 
         Args:
             trace: the report on the window.
@@ -139,21 +139,21 @@ class RunRecord:
 
     @guarded
     def failing(self, exception: BaseException) -> None:
-        """The run fails: what is known is written before anything else is tried."""
+        """Write and sync the exception of a failing run before anything else is tried."""
         self._exception = _words(exception)
         self._write_event("exception", self._exception)
         self._writer.sync()
 
     @guarded
     def loop_ended(self) -> None:
-        """The training loop is over; what follows may take a while, or fail."""
+        """Write the totals at the end of the training loop: the end of the fit may take long, or fail."""
         self._loop_ended = True
         self._write_interval(last=True)
         self._write_state(self._report())
         self._writer.sync()
 
     def close(self, report: RunReport | None) -> None:
-        """Write the end and stop the thread.
+        """Write the end and end the thread.
 
         Args:
             report: the final report; None if there is none.
@@ -216,19 +216,19 @@ class RunRecord:
 
 
 def _within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:
-    """Without the user's regions, which lie over the built-in ones."""
+    """Times without custom regions, which overlap the built-in ones."""
     return {name: ms for name, ms in by_region.items() if name not in rates.user_regions}
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    """To six digits, a third of a float's: most of a record is such numbers. JSON has no infinity and no NaN."""
+    """Values with six digits, a third of a float's, since most of a record is numbers. JSON has no infinity or NaN."""
     return {name: float(f"{value:.6g}") for name, value in values.items() if -inf < value < inf}
 
 
 def _slim(report: RunReport, *, final: bool) -> RunReport:
-    """The report without what is large: each rank's figures of a trace, times of single steps, the sensors' curves.
+    """The report without its large parts: figures of each rank's trace, times of single steps, curves of the sensors.
 
-    The last state keeps the curves.
+    The final state keeps the curves.
     """
     run = replace(report.run, before_window_ms=(), after_window_ms=())
     return replace(
@@ -250,7 +250,7 @@ def _without_curves(gpu: TelemetrySummary | str | None) -> TelemetrySummary | st
 
 
 def _words(exception: BaseException) -> str:
-    """Type and message of an exception, in limits."""
+    """Type and message of an exception, cut to a limit."""
     message = ""
     with suppress(Exception):
         message = str(exception)

@@ -1,4 +1,4 @@
-"""The report on a run: collects its figures and analyses run and trace; at its end, rewrites the trace's reports."""
+"""Report on a run: collects its figures, analyses run and trace, and rewrites the trace's reports at the end."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -44,7 +44,7 @@ class Reporting(Protocol):
         """The run's compute rates."""
 
     def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:
-        """Copy what belongs to a remote folder."""
+        """Copy the files that belong to a remote folder."""
 
 
 def leave_figures(
@@ -55,14 +55,14 @@ def leave_figures(
     Only live steps, which no profiler slowed, show which rank is late.
 
     Args:
-        trainer: of the fit.
+        trainer: the fit's Trainer.
         step_timer: has the run's totals.
         callbacks: the callbacks of this package.
-        ledger: where this rank's wall time went up to now.
+        ledger: this rank's ledger so far.
     """
     run, trace = step_timer.summary(), trace_of(callbacks)
     if trainer.world_size > 1 and not run.only_warmup and trace is not None and trace.path is not None:
-        with suppress(OSError):  # without it the trace alone says who is late
+        with suppress(OSError):  # the trace alone then shows which rank is late
             clock = rank_clock(trainer.global_rank, run.steady)
             write_figures(trace.path.parent, RankFigures(clock, None if ledger is None else run_ledger(ledger)))
 
@@ -76,13 +76,13 @@ def run_report(
     continues_from: int = 0,
     interrupted: bool,
 ) -> RunReport:
-    """The report at the end of a fit; the reports beside its trace are rewritten, and copied to a remote folder.
+    """The report at the end of a fit. Rewrites the reports beside the trace, and copies them to a remote folder.
 
     Args:
-        trainer: of the fit.
+        trainer: the fit's Trainer.
         step_timer: has the run's totals.
         callbacks: the callbacks of this package.
-        ledger: where the run's wall time went.
+        ledger: the run's ledger.
         continues_from: the optimizer step that the fit began with.
         interrupted: whether the fit ended by an exception, after which other ranks may write nothing.
     """
@@ -96,7 +96,7 @@ def run_report(
     )
     for callback in callbacks:
         callback.copy_files(trainer, interrupted=interrupted)
-    return replace(report, trace=trace_of(callbacks))  # with the place that it was copied to
+    return replace(report, trace=trace_of(callbacks))  # with the URL that it was copied to
 
 
 def report_so_far(
@@ -107,13 +107,13 @@ def report_so_far(
     ledger: Ledger | None = None,
     continues_from: int = 0,
 ) -> RunReport:
-    """The report on a fit that goes on: its steps up to now, without the analysis of its trace.
+    """The report on a running fit, without the analysis of its trace.
 
     Args:
-        trainer: of the fit.
+        trainer: the fit's Trainer.
         step_timer: has the run's totals.
         callbacks: the callbacks of this package.
-        ledger: where the run's wall time went.
+        ledger: the run's ledger.
         continues_from: the optimizer step that the fit began with.
     """
     return _report(trainer, step_timer, callbacks, ledger, continues_from=continues_from)
@@ -169,12 +169,12 @@ def publish_run(
     *,
     interrupted: bool,
 ) -> None:
-    """Give the result to the Trainer's loggers that hold more than scalars. Called on rank 0, after the table.
+    """Publish the result to the Trainer's loggers that hold more than scalars. Called on rank 0, after the table.
 
     Args:
-        trainer: of the fit.
-        analysis: of the run.
-        means: the logged metrics over all steps that count.
+        trainer: the fit's Trainer.
+        analysis: analysis of the run.
+        means: logged metrics over all counted steps.
         callbacks: the callbacks of this package.
         interrupted: whether the fit ended by an exception, after which there is little time.
     """

@@ -1,4 +1,4 @@
-"""`forge-profiling compare` on records of runs: which they are, the comparison, its output and exit code."""
+"""`forge-profiling compare` on records of runs: finds them, compares them, prints the result."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ def has_record(path: Path) -> bool:
 
 
 def has_trace(path: Path) -> bool:
-    """Whether there is a trace at `path`, or in a folder there."""
+    """Whether `path` is a folder with a trace in it."""
     from lightning_forge_profiling.kineto.files import find_traces  # noqa: PLC0415
 
     try:
@@ -29,7 +29,7 @@ def has_trace(path: Path) -> bool:
 
 
 def _records(folder: Path) -> list[Path]:
-    """The folders of the records in a folder."""
+    """Folders of the records in a folder."""
     if (folder / record_name(0)).exists():
         return [folder]
     found = (path.parent for path in folder.rglob(record_name(0)))
@@ -46,15 +46,15 @@ def compare_records(
     anyway: bool,
     as_json: bool,
 ) -> "str | None":
-    """Compare and print.
+    """Compare two sides of runs and print the result.
 
     Args:
-        before: the runs of one side.
-        after: those of the other.
-        fail_over: the limit in percent; None for none.
-        metrics: what the limit is on.
-        scatter_pct: the scatter between processes to allow for with one run a side.
-        anyway: whether to compare runs of different hardware, batch size, precision or world size.
+        before: runs of the first side.
+        after: runs of the second side.
+        fail_over: the limit in percent; None for no limit.
+        metrics: metrics that the limit applies to.
+        scatter_pct: scatter between processes to assume with one run a side, as a standard deviation in percent.
+        anyway: whether to compare runs with different hardware, batch size, precision or world size.
         as_json: whether to print JSON.
 
     Returns:

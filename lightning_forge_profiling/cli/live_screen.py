@@ -1,4 +1,4 @@
-"""The terminal while a command redraws it: the alternate screen, given back however the command ends."""
+"""Redraws a terminal on its alternate screen, and restores it however the command ends."""
 
 import os
 import shutil
@@ -9,17 +9,17 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, TextIO
 
-_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # the other screen, no cursor, lines that are cut instead of wrapped
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, lines cut instead of wrapped
 _LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ENDING: Final = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 _SLICE_S: Final = 0.1
-"""A resized terminal is drawn anew this soon."""
+"""Longest time until a resized terminal is redrawn."""
 
 
 class LiveScreen:
-    """A terminal that shows one frame at a time. `live_screen` makes it.
+    """Shows one frame at a time on a terminal; created by `live_screen`.
 
-    Nothing but the screen and the cursor is changed: the terminal's attributes stay as they are.
+    Only the screen and the cursor are changed, not the terminal's attributes.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -28,11 +28,11 @@ class LiveScreen:
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and lines, now."""
+        """Current columns and lines."""
         return shutil.get_terminal_size()
 
     def draw(self, text: str) -> None:
-        """Replace the frame. Lines below the end of the screen are cut off, with their number in the last one."""
+        """Replace the frame. Lines that do not fit are left out; the last line says how many."""
         self._size = self.size
         lines = text.rstrip("\n").split("\n")
         room = max(self._size.lines, 2)
@@ -43,7 +43,7 @@ class LiveScreen:
         self._stream.flush()
 
     def wait(self, seconds: float) -> None:
-        """Return after some seconds, or at once when the terminal is resized."""
+        """Wait for some seconds, or until the terminal is resized."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and self.size == self._size:
             time.sleep(min(left, _SLICE_S))
@@ -54,7 +54,7 @@ class LiveScreen:
         self._stream.flush()
 
     def leave(self) -> None:
-        """Switch back."""
+        """Switch back to the normal screen."""
         with suppress(OSError, ValueError):  # the terminal may be gone
             self._stream.write(_LEAVE)
             self._stream.flush()
@@ -62,7 +62,7 @@ class LiveScreen:
 
 @contextmanager
 def live_screen(stream: TextIO) -> Iterator[LiveScreen]:
-    """A terminal to draw frames on. It is as before afterwards, also by an exception, a signal and while stopped.
+    """Context in which frames are drawn on a terminal. Restores it at the end, on a signal, and while stopped.
 
     Args:
         stream: a terminal.
@@ -72,7 +72,7 @@ def live_screen(stream: TextIO) -> Iterator[LiveScreen]:
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    def stop(_: int, __: FrameType | None) -> None:  # Ctrl-Z: the shell gets its screen
+    def stop(_: int, __: FrameType | None) -> None:  # Ctrl-Z: restore the screen for the shell
         screen.leave()
         os.kill(os.getpid(), signal.SIGSTOP)
         screen.enter()

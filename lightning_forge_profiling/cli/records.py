@@ -1,4 +1,4 @@
-"""Records that the user names, as the commands on them find and call them."""
+"""Finds the record that a command is given, and warns of its problems."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from lightning_forge_profiling.record.reader import RunRecord, records_at
 
 
 def find_record(path: Path) -> tuple[Path, str]:
-    """The folder of the newest record at a path, and what to call it.
+    """Folder of the newest record at a path, and its name for messages.
 
     Raises:
         RecordError: there is none.
@@ -18,6 +18,6 @@ def find_record(path: Path) -> tuple[Path, str]:
 
 
 def warn_of_problems(record: RunRecord) -> None:
-    """Say in one line on standard error what could not be read."""
+    """Print what could not be read, as one line on standard error."""
     if record.problems:
         warn("; ".join(record.problems))

@@ -1,4 +1,4 @@
-"""`forge-profiling run`: runs a training script, unchanged, with both callbacks in each of its Trainers."""
+"""`forge-profiling run`: runs an unmodified training script with both callbacks in each of its Trainers."""
 
 import argparse
 import errno
@@ -24,8 +24,8 @@ examples:
   torchrun --nproc-per-node 2 --no-python forge-profiling run train.py         the same
   srun forge-profiling run train.py
 
-Options of this command come before the script; all that follows is the script's. It takes the place of this process:
-exit code, signals, input and output are its own. The table at the end of a fit goes to standard error.
+Options of this command come before the script; everything after it is passed to the script. The script replaces this
+process, so exit code, signals, input and output are its own. The table at the end of a fit goes to standard error.
 """
 
 
@@ -36,33 +36,33 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="profile a training script without changing it",
         usage="forge-profiling run [options] (SCRIPT | -m MODULE) [arguments ...]",
         description="Run a training script with ForgeProfilerCallback and ThroughputCallback in every Lightning\n"
-        "Trainer that it builds. Where it has a callback of such a kind itself, none is added beside it.",
+        "Trainer that it builds. A callback of a kind that the Trainer already has is not added.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     window = parser.add_mutually_exclusive_group()
     window.add_argument("--window", type=step_range, metavar="A:B", help="record steps A to B-1 (default: 5:8)")
     window.add_argument(
-        "--no-window", action="store_true", help="record no steps: time them all, with ThroughputCallback"
+        "--no-window", action="store_true", help="record no steps, only time them, with ThroughputCallback"
     )
     parser.add_argument(
         "--trace-dir",
         type=Path,
         metavar="DIR",
-        help="the folder of the traces (default: profiler_traces in the logger's folder)",
+        help="folder for the traces (default: profiler_traces in the logger's folder)",
     )
     parser.add_argument(
-        "--warmup-steps", type=at_least(0), metavar="N", help="steps at the start that do not count (default: 10)"
+        "--warmup-steps", type=at_least(0), metavar="N", help="warm-up steps, which do not count (default: 10)"
     )
     parser.add_argument(
-        "--overhead", type=share, metavar="SHARE", help="the share of a step that timing may cost (default: 0.005)"
+        "--overhead", type=share, metavar="SHARE", help="largest share of a step that timing may cost (default: 0.005)"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`")
     parser.add_argument(
         "command",
-        nargs=argparse.PARSER,  # one word at least, and whatever comes behind it, "--" included
+        nargs=argparse.PARSER,  # at least one word, and everything after it, "--" included
         metavar="SCRIPT",
-        help="the script, as in `python SCRIPT`, and its own arguments",
+        help="the script, as in `python SCRIPT`, and its arguments",
     )
     parser.set_defaults(run=_run)
 
@@ -77,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
         warn(f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {script}")
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(  # noqa: S606  (the script's process is this one)
+    os.execve(  # noqa: S606  (the script replaces this process)
         sys.executable,
         [sys.executable, *_interpreter_options(), *module, *args.command],
         {**os.environ, entry_point.RUN_OPTIONS: json.dumps(chosen)},
@@ -85,12 +85,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The arguments of each callback, as far as they were given."""
+    """The given arguments of each callback."""
     start, end = args.window or (None, None)
     profiler = {"start_step": start, "end_step": end, "trace_dir": args.trace_dir and str(args.trace_dir.absolute())}
     throughput = {"warmup_steps": args.warmup_steps, "overhead": args.overhead}
     if args.no_window and args.trace_dir:
-        raise ConfigurationError("--trace-dir is the folder of recorded steps, and --no-window records none")
+        raise ConfigurationError("--trace-dir and --no-window exclude each other: without a window there is no trace")
     kinds = {"ThroughputCallback": throughput}
     if not args.no_window:
         kinds = {"ForgeProfilerCallback": profiler, **kinds}
@@ -108,31 +108,31 @@ def _calls(chosen: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def _is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Whether this is rank 0 of those that a launcher has started, or there is no launcher."""
+    """Whether this process is a launcher's rank 0, or there is no launcher."""
     return all(environment.get(name, "0") == "0" for name in ("RANK", "SLURM_PROCID"))
 
 
 def _interpreter_options() -> list[str]:
-    """Those that this interpreter was started with, as `torchrun -m` gives it `-u`."""
+    """Options of this interpreter, such as the `-u` that `torchrun -m` sets."""
     unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
     return [*subprocess._args_from_interpreter_flags(), *unbuffered]  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _refuse_unless_readable(script: str) -> None:
-    """Refuse what is no file, such as the name of a program; whether it is a Python program is Python's to say."""
+    """Refuse a script that does not exist or cannot be read. Python itself reports one that is not Python."""
     if not Path(script).exists():
         raise ConfigurationError(
-            f"{script}: no such file. Name the script alone, without `python`; `-m` comes before the name of a module"
+            f"{script}: no such file. Give the script without `python` before it, or a module after `-m`"
         )
     if not os.access(script, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), script)
 
 
 def _refuse_unless_installed() -> None:
-    """Refuse a package that Python can import and Lightning cannot find."""
+    """Refuse to run if Lightning cannot find the entry point of this package."""
     ours = f"{entry_point.__name__}:{entry_point.callbacks.__name__}"
     if all(found.value != ours for found in entry_points(group="lightning.pytorch.callbacks_factory")):
         raise ConfigurationError(
-            "Lightning does not find the callbacks: this package is on the path but not installed, or an older version "
-            "is. `pip install .` in its checkout mends that"
+            "Lightning cannot find the callbacks: this package is importable but not installed, or an older version is "
+            "installed. Run `pip install .` in its checkout"
         )

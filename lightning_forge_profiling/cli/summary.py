@@ -1,4 +1,4 @@
-"""`forge-profiling summary`: the table at the end of a run, of one that is running, has ended or was killed."""
+"""`forge-profiling summary`: the table of a run that is running, has ended or was killed."""
 
 import argparse
 import time
@@ -18,12 +18,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser = commands.add_parser(
         "summary",
         help="print the table of a run that is running, has ended or was killed",
-        description="Print how a run stands and the table of its end, from the record that it writes while it trains.",
+        description="Print the status of a run and its table, from the record that it writes during training.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
-    parser.add_argument("--json", action="store_true", help="print the same as JSON and nothing else")
+    parser.add_argument("--json", action="store_true", help="print only JSON, with the same content")
     parser.set_defaults(run=_run)
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  forge-profiling watch lightning_logs/           Ctrl-C ends
-  forge-profiling watch lightning_logs/ --wait    started before the training
+  forge-profiling watch lightning_logs/           stop with Ctrl-C
+  forge-profiling watch lightning_logs/ --wait    start before the training
   forge-profiling watch lightning_logs/version_3 --once
 """
 
@@ -28,17 +28,15 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser = commands.add_parser(
         "watch",
         help="show a run live, from another terminal or node",
-        description="Show a run live, from the record that it writes while it trains: step time, regions, rates, GPU, "
-        "causes of lost time, ranks, events. Ends with the run, and prints its table.",
+        description="Show a run live, from the record that it writes during training: step time, regions, rates, GPU, "
+        "causes of lost time, ranks, events. Exits when the run ends, and prints its table.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
-    parser.add_argument("--once", action="store_true", help="print one frame and end")
-    parser.add_argument(
-        "--every", type=seconds, metavar="S", default=1.0, help="seconds between two frames (default: 1)"
-    )
-    parser.add_argument("--wait", action="store_true", help="wait for a run that has not ended, also if there is none")
+    parser.add_argument("--once", action="store_true", help="print one frame and exit")
+    parser.add_argument("--every", type=seconds, metavar="S", default=1.0, help="seconds between frames (default: 1)")
+    parser.add_argument("--wait", action="store_true", help="wait until there is a run that has not ended")
     parser.set_defaults(run=_run)
 
 
@@ -58,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _found(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower, str]":
-    """The run to watch, and what to call it; waits, if asked to, for one that has not ended."""
+    """The run to watch, and its name. With `waits`, wait for one that has not ended."""
     from lightning_forge_profiling.cli.records import find_record  # noqa: PLC0415
     from lightning_forge_profiling.record.follow import Follower  # noqa: PLC0415
     from lightning_forge_profiling.record.reader import RecordError  # noqa: PLC0415
@@ -104,7 +102,7 @@ def _live(follower: "Follower", where: str, every_s: float) -> "RunRecord":
 
 
 def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
-    """Print a frame for whatever is new until the run ends, for a pipe or a file."""
+    """Print a frame whenever there are new lines, until the run ends; for a pipe or a file."""
     from lightning_forge_profiling.monitor.run_summary import print_summary  # noqa: PLC0415
     from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 
@@ -121,7 +119,7 @@ def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
 
 
 def _frame(record: "RunRecord", where: str) -> str:
-    """One frame, in the colours and characters that standard output takes."""
+    """One frame, in the colours and characters that standard output supports."""
     from lightning_forge_profiling.monitor.live_view import print_frame  # noqa: PLC0415
     from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 

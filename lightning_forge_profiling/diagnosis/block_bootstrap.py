@@ -1,4 +1,4 @@
-"""How well the steps of one run determine its means and its median: a bootstrap of blocks of intervals."""
+"""Standard errors of a run's means and median from its own steps, by a bootstrap of blocks of intervals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 FEWEST_INTERVALS: Final = 5
-"""With fewer there are not two blocks of two intervals to compare."""
+"""With fewer, there are no two blocks of two intervals to compare."""
 
 _RESAMPLES: Final = 1000
 _MOST_PIECES: Final = 256
-"""More intervals are merged with their neighbours: their blocks say the same, and memory stays bounded."""
+"""Beyond this number, neighbouring intervals are merged. Blocks stay the same, and memory stays bounded."""
 
 _Column = npt.NDArray[np.float64]
 
@@ -24,8 +24,8 @@ class RunValue:
 
     Attributes:
         value: the metric, in its unit.
-        log_error: standard error of its logarithm as far as the run's own steps tell; None with too few intervals.
-        blocks: how many blocks of intervals that is from.
+        log_error: standard error of its logarithm, from the run's own steps; None with too few intervals.
+        blocks: number of blocks of intervals behind the error.
     """
 
     value: float
@@ -39,16 +39,17 @@ class RunValue:
 
 
 def block_length(values: Sequence[float] | _Column) -> int:
-    """How many consecutive values belong into a block, so that blocks are nearly independent of each other.
+    """Number of consecutive values per block that makes blocks nearly independent of each other.
 
-    The length that minimizes the error of the mean's variance, from the autocorrelations up to the lag at which they
+    The length minimizes the error of the mean's variance, from the autocorrelations up to the lag at which they
     vanish: D. N. Politis and H. White, Automatic block-length selection for the dependent bootstrap (2004), for
-    circular blocks with the correction of A. Patton, D. N. Politis and H. White (2009). At least the root of the number
-    of values: simulated with noise that lasts for a few values, a nominal 95 % interval of the difference of two means
-    then holds the true one in 93 to 98 % of cases from 5 values on; with the formula alone, in 79 to 91 %.
+    circular blocks with the correction of A. Patton, D. N. Politis and H. White (2009). It is at least the square root
+    of the number of values: simulated with noise that lasts for a few values, a nominal 95 % interval of the difference
+    of two means then contains the true one in 93 to 98 % of cases from 5 values on; with the formula alone, in 79 to
+    91 %.
 
     Args:
-        values: consecutive ones, at least two.
+        values: consecutive values, at least two.
 
     Example:
         >>> block_length([1.0, 1.1, 1.0, 1.1, 1.0, 1.1, 1.0, 1.1, 1.0])
@@ -76,7 +77,7 @@ def _lags_to_vanish(count: int) -> int:
 
 
 def _last_lag(correlation: _Column, count: int) -> int:
-    """The lag behind which several autocorrelations in a row are no more than chance."""
+    """The lag after which several autocorrelations in a row are within chance."""
     run = _lags_to_vanish(count)
     large = np.abs(correlation) >= 2 * sqrt(log10(count) / count)
     for lag in range(len(correlation)):
@@ -86,16 +87,16 @@ def _last_lag(correlation: _Column, count: int) -> int:
 
 
 class BlockBootstrap:
-    """Resamples the intervals of one run in blocks, the same way for each of its metrics.
+    """Resamples the intervals of one run in blocks, with the same draws for each metric.
 
-    Blocks go round from the last interval to the first (D. N. Politis and J. P. Romano, A circular block-resampling
-    procedure, 1992). The variance is that of the resamples times n / (n - block), which n deviations from their own
-    mean lack.
+    Blocks wrap around from the last interval to the first (D. N. Politis and J. P. Romano, A circular block-resampling
+    procedure, 1992). The variance of the resamples is multiplied by n / (n - block), because deviations are taken from
+    the run's own mean.
 
     Args:
-        counted: steps of each interval.
-        step_ms: their time, from whose autocorrelation the length of a block follows.
-        seed: of the random numbers.
+        counted: number of counted steps in each interval.
+        step_ms: their time in milliseconds. Its autocorrelation determines the block length.
+        seed: seed of the random numbers.
 
     Example:
         >>> bootstrap = BlockBootstrap([50] * 6, [500.0, 510.0, 495.0, 505.0, 500.0, 490.0])
@@ -120,11 +121,11 @@ class BlockBootstrap:
         self._widened = sqrt(pieces / (pieces - block))
 
     def ratio(self, amounts: Sequence[float | None], per: Sequence[float]) -> RunValue | None:
-        """The sum of `amounts` over the sum of `per`; None where that is not a positive number.
+        """The sum of `amounts` over the sum of `per`; None if that is not a positive number.
 
         Args:
-            amounts: of each interval; None leaves the interval out.
-            per: of each interval, in any unit.
+            amounts: amount of each interval; None leaves the interval out.
+            per: denominator of each interval, in any unit.
         """
         known = [amount is not None for amount in amounts]
         amount = self._merged([amount or 0.0 for amount in amounts])
@@ -141,11 +142,11 @@ class BlockBootstrap:
     def median(self, histograms: Sequence[Mapping[int, int]], bucket_ratio: float) -> RunValue | None:
         """The median of the steps in milliseconds, interpolated in its bucket; None without a step.
 
-        A bucket's width is added to the error, for the steps need not lie evenly in it.
+        The error includes a bucket's width, because steps may not be spread evenly in it.
 
         Args:
-            histograms: of each interval, in microseconds.
-            bucket_ratio: end of a bucket over its beginning.
+            histograms: histogram of each interval, in microseconds.
+            bucket_ratio: upper over lower edge of a bucket.
         """
         found = sorted({bucket for counts in histograms for bucket in counts})
         if not found:
@@ -171,7 +172,7 @@ class BlockBootstrap:
 
 
 def _log_median(counts: _Column, buckets: _Column, width: float) -> _Column:
-    """Of each row of counts, the logarithm of the median in microseconds."""
+    """Logarithm of the median in microseconds, for each row of counts."""
     below = np.cumsum(counts, axis=1)
     half = below[:, -1:] / 2
     place = np.argmax(below >= half, axis=1)

@@ -1,4 +1,4 @@
-"""Findings of training without a GPU, or without GPU work in the trace: the run decides how long each part takes."""
+"""Findings of a trace without GPU work, merged with the run, which decides how long each part takes."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ _SLOW_OPTIMIZER = "slow-optimizer"
 def without_gpu_work(
     traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
 ) -> tuple[list[Finding], list[str]]:
-    """Findings where the trace has no GPU work: of the run's own rank, it sees no more of waiting than the run."""
+    """Merge findings where the trace has no GPU work. On the run's own rank, it knows no more of waits than the run."""
     rank = recorded.rank if recorded else 0
     live = {found.code: found for found in run_findings(evidence)}
     others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
@@ -33,18 +33,18 @@ def without_gpu_work(
     of_cpu, differences = _of_cpu(traced, recorded, evidence)
     python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
     hooks = hooks_pct(ledger_findings(evidence), evidence, "other")
-    if python is not None and (hooks or BETWEEN_REGIONS in live):  # parts of it: the one that says more
+    if python is not None and (hooks or BETWEEN_REGIONS in live):  # they overlap: keep the one that explains more
         between = live[BETWEEN_REGIONS].share_pct if BETWEEN_REGIONS in live else 0.0
         mostly = between + hooks > python.share_pct / 2
         of_cpu = [found for found in of_cpu if found is not python or not mostly]
         live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
     for found in of_cpu:
-        live.pop(found.code, None)  # the trace knows how the update is computed
+        live.pop(found.code, None)  # the trace shows how the update is computed
     others += of_cpu
     if "data" not in evidence.regions:  # the region was not timed
         return [*mine, *others, *live.values()], differences
     if mine and "input-bound" in live and not evidence.on_device:
-        # which knows the loader
+        # the trace's advice knows the loader
         live["input-bound"] = replace(live["input-bound"], advice=mine[0].advice)
     in_run = share_pct(evidence, "data")
     in_trace = max((found.share_pct for found in mine), default=NAMED_FROM_PCT)
@@ -56,9 +56,10 @@ def without_gpu_work(
 def _of_cpu(
     traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
 ) -> tuple[list[Finding], list[str]]:
-    """Findings on operators and Python: those of the trace, or of the live step where that is another.
+    """Findings on operators and Python, from the trace; converted to the live step where that differs.
 
-    It is where recording changed the step's length, or the run's region `optimizer` does not have the trace's share.
+    It differs where recording changed the step time, or where the run's region `optimizer` has another share than the
+    trace's.
     """
     if recorded is None or recorded.cpu is None or evidence.on_device:
         return [], []
@@ -91,13 +92,13 @@ def _of_cpu(
 
 
 def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence) -> RuleContext:
-    """A rank's CPU times of a live step: the run measured loader and update, the others are bounded."""
+    """CPU times of a live step: loader and update as the run measured them, the others bounded by the rest."""
     live_ms = evidence.step_ms.mean
     regions = {name: region.device_ms for name, region in evidence.regions.items()}
     data_ms = regions.get("data", cpu.data_ms_per_step)
     update_ms = regions.get("optimizer", cpu.optimizer_ms_per_step)
     added_ms = max(recorded.step_ms.mean - live_ms, 0.0)
-    python_ms = max(cpu.python_ms_per_step - added_ms, 0.0)  # if recording adds to nothing else
+    python_ms = max(cpu.python_ms_per_step - added_ms, 0.0)  # assumes that recording slows only Python
     operators_ms = live_ms - data_ms - update_ms - max(python_ms, regions.get("other", 0.0))
     operators_ms = min(cpu.operators_ms_per_step, max(operators_ms, 0.0))
     scale = operators_ms / cpu.operators_ms_per_step if cpu.operators_ms_per_step else 0.0

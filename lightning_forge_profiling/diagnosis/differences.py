@@ -1,4 +1,4 @@
-"""Sentences about where a trace and the run differ."""
+"""Sentences on differences between a trace and the run."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,11 +10,11 @@ SLOWED_FROM: Final = 1.1
 """From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
 
 DIFFER_BY_PCT: Final = 5.0
-"""Shares of a step that lie further apart are reported as a difference: a window of few steps varies by less."""
+"""Percentage points from which shares of a step are reported as different. A window of few steps varies by less."""
 
 
 def recorded_shorter(recorded_ms: float, evidence: RunEvidence) -> str:
-    """The difference where recorded steps lack something that others have."""
+    """Sentence on recorded steps that are shorter than live ones."""
     live_ms = evidence.step_ms.mean
     return (
         f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms: the window lacks what happens only in "
@@ -23,7 +23,7 @@ def recorded_shorter(recorded_ms: float, evidence: RunEvidence) -> str:
 
 
 def recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
-    """The difference where recording made steps longer."""
+    """Sentence on recorded steps that are longer than live ones."""
     live_ms = evidence.step_ms.mean
     return (
         f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms "
@@ -34,7 +34,7 @@ def recorded_slower(recorded_ms: float, evidence: RunEvidence) -> str:
 def disagreement(
     code: str, of_trace: Sequence[Finding], in_run: float, evidence: RunEvidence, converted_pct: float | None = None
 ) -> str:
-    """The difference where trace and run disagree on how much something takes."""
+    """Sentence on a share that differs between trace and run."""
     recorded = f"{of_trace[0].share_pct:.0f}" if of_trace else f"under {NAMED_FROM_PCT:.0f}"
     of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
     averaged = " (mean of the ranks)" if evidence.world_size > 1 and of_trace else ""

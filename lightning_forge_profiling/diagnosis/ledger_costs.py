@@ -1,4 +1,4 @@
-"""The parts of a run's ledger as costs: what grows with the run, and what the GPU waits for of hooks within a step."""
+"""Costs of the parts of a run's ledger: without one-time work in short runs, and of hooks what the GPU waits for."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -8,31 +8,31 @@ from lightning_forge_profiling.names import STARTUP_PROCESS, hook_region, part_k
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger
 
 _LONG_RUN_S: Final = 600.0
-"""What happens once, as startup, is a cause in a run that is at least so long; a shorter one is a trial of one that is
-longer, in which it would not grow."""
+"""From this length on, one-time work such as startup is a cause. A shorter run is taken for a trial of a longer one, in
+which such work would not grow."""
 
 ONCE: Final = frozenset({"startup", "sanity_check", "profiler", "teardown"})
-"""Kinds of parts that come once in a run, however long it is."""
+"""Kinds of parts that occur once in a run, however long it is."""
 
 _UNLIKE: Final = 2.0
-"""The first time is not like the others where it takes so many times longer: it creates files, workers, buffers."""
+"""From this many times the mean of the others, the first time is an outlier: it creates files, workers, buffers."""
 
 _MATTERS: Final = 0.1
-"""The first of many is left in where it is a smaller part of them."""
+"""A first time that is a smaller share of its part is not left out."""
 
 _HIDDEN: Final = 0.9
-"""A hook whose time the GPU waits for less than this part of it hides behind queued work."""
+"""If the GPU waits for less than this share of a hook's time, the rest is hidden behind queued work."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCosts:
-    """What the parts of a ledger cost, on one of two bases.
+    """Costs of the parts of a ledger, on one of two bases.
 
     Attributes:
-        evidence: of the run.
+        evidence: evidence of the run.
         ledger: its ledger.
-        of: the basis. The `run` is the fit's wall time. The `step` is the mean step, and only hooks and loggers that
-            come in most steps cost anything on it: a run that spends most of its time elsewhere still has them.
+        of: the basis. `run` is the fit's wall time. `step` is the mean step, on which only hooks and loggers that run
+            in most steps have a cost; it shows them also in a run that spends most of its time elsewhere.
     """
 
     evidence: RunEvidence
@@ -41,20 +41,20 @@ class LedgerCosts:
 
     @property
     def steps(self) -> int:
-        """All steps of the fit."""
+        """Number of all steps of the fit."""
         return max(self.evidence.all_steps or self.evidence.steps, 1)
 
     @property
     def is_trial(self) -> bool:
-        """Whether the run is a short one, in which what happens once counts too much."""
+        """Whether the run is so short that one-time work would weigh too much."""
         return self.ledger.wall_s < _LONG_RUN_S
 
     @property
     def whole_s(self) -> float:
-        """What costs are a share of.
+        """Seconds that costs are a share of.
 
-        The fit is without what came before it, which may be a long-lived script. A trial is also without what comes
-        once: setup, the sanity check, recording a window.
+        Time before the fit is left out, since the script may have run for long. In a trial, one-time work is left out
+        too: setup, the sanity check, recording a window.
         """
         if self.of == "step":
             return self.evidence.step_ms.mean * self.steps / 1e3
@@ -63,11 +63,11 @@ class LedgerCosts:
         return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
 
     def largest(self, prefix: str) -> str:
-        """The part whose name begins so and that costs most; "" without one."""
+        """The part with this prefix that costs most; "" without one."""
         return max((name for name in self.ledger.parts if name.startswith(prefix)), key=self.seconds, default="")
 
     def seconds(self, part: str) -> float:
-        """What a part costs: on a GPU, a hook within a step no more than the GPU waits in the region around it."""
+        """Cost of a part. On a GPU, a hook within a step costs at most what the GPU waits in the region around it."""
         seconds, _ = self._recurring(part)
         region = self.evidence.regions.get(hook_region(part))
         if region is None or not self.evidence.on_device:
@@ -75,11 +75,11 @@ class LedgerCosts:
         return min(seconds, region.device_ms * self.steps / 1e3)
 
     def per_batch(self, part: str) -> bool:
-        """Whether a part is a hook or a logger that comes in most steps."""
+        """Whether a part is a hook or a logger that runs in most steps."""
         return bool(hook_region(part)) and self.ledger.counts.get(part, 0) > self.steps / 2
 
     def _recurring(self, part: str) -> tuple[float, int]:
-        """A part's seconds and count; in a trial without a first time that is not like the others."""
+        """A part's seconds and count; in a trial without a first time that is an outlier."""
         seconds, count = self.ledger.parts.get(part, 0.0), self.ledger.counts.get(part, 0)
         if self.of == "step" and not self.per_batch(part):
             return 0.0, 0
@@ -93,11 +93,11 @@ class LedgerCosts:
         return (later_s, count - 1) if is_other else (seconds, count)
 
     def times(self, part: str) -> dict[str, float | str]:
-        """A part and how often it was entered, as evidence."""
+        """Evidence of a part: its name and how often it was entered."""
         return {"part": part, "times": self.ledger.counts.get(part, 0)}
 
     def takes(self, part: str, events: str) -> str:
-        """A part's time in words: of the fit and of each of its events, or of the step."""
+        """A part's time in words: per fit and per event, or per step."""
         seconds, count = self._recurring(part)
         exposed_s = self.seconds(part)
         if self.of == "step":
@@ -112,7 +112,7 @@ class LedgerCosts:
 
 
 def in_s(seconds: float) -> str:
-    """A time with two or three digits.
+    """A time as text with two or three digits.
 
     Example:
         >>> in_s(130.2), in_s(7.61), in_s(0.38), in_s(0.00094)

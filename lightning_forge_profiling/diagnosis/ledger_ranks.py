@@ -1,4 +1,4 @@
-"""Where the ledgers of other ranks differ from rank 0's."""
+"""Differences of other ranks' ledgers from rank 0's."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,17 +9,17 @@ from lightning_forge_profiling.names import STEPS, part_kind
 from lightning_forge_profiling.results.analysis import RankDifference, RunLedger
 
 _LISTED: Final = 10
-"""The largest; a run of a thousand ranks may have more."""
+"""Most differences reported; a run of a thousand ranks may have more."""
 
 
 def ledger_differences(ledgers: Mapping[int, RunLedger]) -> tuple[RankDifference, ...]:
-    """The parts that take a rank at least 5 % of the fit longer or shorter than rank 0, the largest first.
+    """Parts that take a rank at least 5 % of the fit longer or shorter than rank 0, largest difference first.
 
-    Parts that come once are left out: ranks start one after the other. So is `steps` where another part differs, since
-    ranks wait for each other there.
+    One-time parts are left out, since ranks start one after the other. `steps` is left out if another part differs,
+    since ranks wait for each other in it.
 
     Args:
-        ledgers: by rank, all read at the same point of the fit; empty without rank 0's.
+        ledgers: ledgers by rank, all read at the same point of the fit. Without rank 0's there are no differences.
 
     Example:
         >>> def ledger(validation, steps):

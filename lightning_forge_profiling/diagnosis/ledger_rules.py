@@ -14,7 +14,7 @@ STARTUP_BOUND: Final = "startup-bound"
 
 
 def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> Rule[LedgerCosts]:
-    """The rule for one part of the ledger."""
+    """Rule for one part of the ledger."""
     return Rule(
         code,
         lambda run: run.seconds(part),
@@ -23,7 +23,7 @@ def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> 
 
 
 def _largest_rule(code: str, prefix: str, subject: str, advice: str) -> Rule[LedgerCosts]:
-    """The rule for the largest of the parts whose names begin with `prefix`."""
+    """Rule for the largest of the parts with a prefix."""
 
     def explain(run: LedgerCosts) -> Explanation:
         part = run.largest(prefix)
@@ -39,7 +39,7 @@ def _loader(run: LedgerCosts) -> Explanation:
         advice = "Do less in train_dataloader and in the dataset's or sampler's __iter__, or make epochs longer."
     elif settings.persistent_workers:
         what = "a new pass over the DataLoader, until its first batch,"
-        advice = "Make epochs longer, by several passes over the data set in its sampler, or a first batch cheaper."
+        advice = "Make epochs longer (a sampler with several passes over the dataset), or the first batch cheaper."
     else:
         what = "creating the DataLoader's iterator and its workers"
         advice = (
@@ -100,16 +100,16 @@ LEDGER_RULES: Final[tuple[Rule[LedgerCosts], ...]] = (
         "compile",
         "torch.compile",
         "compilations",
-        "TORCH_LOGS=recompiles names the reason of each recompilation. Batches of many shapes: "
+        "TORCH_LOGS=recompiles prints the reason of each recompilation. For batches of many shapes use "
         "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
     ),
     Rule(STARTUP_BOUND, _startup_s, _startup),
 )
-"""Costs are seconds of the run."""
+"""Costs are in seconds of the run."""
 
 
 def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
-    """What costs at least `NAMED_FROM_PCT` of the fit outside the steps, or in a hook inside them.
+    """Findings that cost at least `NAMED_FROM_PCT` of the fit: outside the steps, or in a hook inside them.
 
     Example:
         >>> from lightning_forge_profiling.results.analysis import RunLedger
@@ -133,7 +133,7 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
 
 def _whole(rule: Rule[LedgerCosts], run: LedgerCosts) -> tuple[str, float]:
-    """What a rule's cost is a part of, in words and seconds: startup is, but for the rest of it, no part of the fit."""
+    """The whole that a rule's cost is a share of, in words and seconds. Startup is mostly before the fit."""
     return ("run", run.ledger.wall_s) if rule.code == STARTUP_BOUND else ("fit", run.whole_s)
 
 
@@ -141,7 +141,7 @@ def _finding(rule: Rule[LedgerCosts], run: LedgerCosts) -> Finding:
     seconds, explained, evidence = rule.cost(run), rule.explain(run), run.evidence
     whole, whole_s = _whole(rule, run)
     pct, ms_per_step = 100 * seconds / whole_s, 1e3 * seconds / run.steps
-    at_most = rule.code != "slow-logger"  # with a row, Lightning's and the callbacks' work for it goes, too
+    at_most = rule.code != "slow-logger"  # a row less also saves Lightning's and the callbacks' work for it
     if run.of == "step":
         step_ms = evidence.step_ms.mean
         numbers = {"ms_per_step": round(ms_per_step, 3), "step_ms": round(step_ms, 3)}
@@ -165,7 +165,7 @@ def _finding(rule: Rule[LedgerCosts], run: LedgerCosts) -> Finding:
 
 
 def in_steps_pct(evidence: RunEvidence | None) -> float:
-    """How much of the fit its steps take, in percent: the basis of a share of the step; 100 if unknown."""
+    """Share of the fit that its steps take, in percent, to convert shares of the step; 100 if unknown."""
     if evidence is None or evidence.ledger is None:
         return 100.0
     run = LedgerCosts(evidence, evidence.ledger)
@@ -174,7 +174,7 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
 
 
 def without_hooks(evidence: RunEvidence) -> RunEvidence:
-    """The run's regions without the hooks and loggers that have a finding of their own, so that no time has two."""
+    """The evidence with the hooks and loggers that have a finding taken out of its regions, so no time counts twice."""
     named = [found for found in ledger_findings(evidence) if _region(found, evidence)]
     regions = dict(evidence.regions)
     for found in named:
@@ -188,26 +188,26 @@ def without_hooks(evidence: RunEvidence) -> RunEvidence:
 
 
 def hooks_pct(outside: Sequence[Finding], evidence: RunEvidence, region: str) -> float:
-    """What the hooks and loggers that are named take of a region, in percent of the mean step."""
+    """Time of a region in hooks and loggers that have a finding, in percent of the mean step."""
     named = sum(found.saves.ms_per_step for found in outside if found.saves and _region(found, evidence) == region)
     return 100 * named / evidence.step_ms.mean if evidence.step_ms.mean > 0 else 0.0
 
 
 def _region(found: Finding, evidence: RunEvidence) -> str:
-    """The region that contains what a finding of the ledger names; "" for what is no part of a step."""
+    """The region that contains the part named by a finding of the ledger; "" outside the step."""
     part = str(found.evidence.get("part", ""))
-    if part == "data_loader":  # restarts of workers are taken out of it already
+    if part == "data_loader":  # worker restarts are already taken out of `data`
         return "data" if evidence.worker_restarts is None else ""
     return hook_region(part)
 
 
 def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: RunEvidence) -> list[Finding]:
-    """Findings of the step and of the ledger, without those whose time another one explains better.
+    """Merge findings of the step and of the ledger, without those whose time another one explains better.
 
     Args:
-        findings: of the step.
-        outside: of the ledger.
-        evidence: what they are from.
+        findings: findings of the step.
+        outside: findings of the ledger.
+        evidence: evidence of the run.
     """
     hidden = set()
     often = max(evidence.all_steps or evidence.steps, 1) / 2

@@ -1,4 +1,4 @@
-"""The ratio of two sides of runs with its 95 % interval, and how many runs or steps a limit takes."""
+"""Ratio of two sides of runs with its 95 % interval, and the number of runs or steps that a limit needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +20,14 @@ _T_80: Final = (1.376, 1.061, 0.978, 0.941, 0.920, 0.906, 0.889, 0.879, 0.866, 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The second side over the first.
+    """Ratio of the second side to the first.
 
     Attributes:
-        ratio: of the geometric means over the runs.
-        low: lower end of its 95 % interval; None if unknown.
-        high: upper end, None likewise.
-        log_error: standard error of its logarithm; None likewise.
-        scatter: standard deviation of the logarithm from run to run, of equal runs: measured with repeats, assumed
-            without.
+        ratio: ratio of the geometric means over the runs.
+        low: lower end of the 95 % interval; None if unknown.
+        high: upper end of the interval; None if unknown.
+        log_error: standard error of the logarithm; None if unknown.
+        scatter: standard deviation of the logarithm between equal runs: measured with repeats, assumed without.
     """
 
     ratio: float
@@ -41,19 +40,19 @@ class Ratio:
 def ratio_of(a: Sequence[RunValue], b: Sequence[RunValue], scatter: float) -> Ratio:
     """Compare the runs of two sides.
 
-    From three runs on, it is Student's interval of the difference of the mean logarithms with the variance pooled over
-    both sides, which needs two runs on one side alone. It contains what the steps of a run leave open, for that
-    scatters from run to run, too. With one run a side nothing tells how much processes differ: to the errors from their
-    own steps comes the scatter that is assumed.
+    With three or more runs in all, the interval is Student's t of the difference of the mean logarithms. The variance
+    is pooled over both sides, so two runs on one side are enough. It includes the errors from a run's own steps, which
+    also scatter from run to run. With one run a side, the difference between processes is unknown: the assumed scatter
+    is added to the errors from the runs' own steps.
 
-    Why not a bootstrap of runs: with 2, 3 and 5 equal runs a side, resampled runs were different in 26, 19 and 8 % of
-    400 simulated comparisons at a nominal 5 %; by this interval in 4, 6 and 5 %
+    A bootstrap of runs is too narrow: with 2, 3 and 5 equal runs a side, it called them different in 26, 19 and 8 % of
+    400 simulated comparisons at a nominal 5 %; this interval did in 4, 6 and 5 %
     (`python -m benchmarks.compare_false_alarms`).
 
     Args:
-        a: of each run of the first side.
-        b: of the second.
-        scatter: standard deviation of the logarithm between processes, where there is one run a side.
+        a: values of the runs of the first side.
+        b: values of the runs of the second side.
+        scatter: standard deviation of the logarithm between processes, to assume with one run a side.
     """
     logs = [[log(found.value) for found in side] for side in (a, b)]
     difference = fmean(logs[1]) - fmean(logs[0])
@@ -90,7 +89,7 @@ def runs_scatter(a: Sequence[RunValue], b: Sequence[RunValue]) -> float | None:
 
 
 def runs_needed(scatter: float, limit_pct: float) -> int | None:
-    """How many runs a side pass a limit in four of five comparisons of equal runs; None for more than 100.
+    """Number of runs a side with which equal runs pass a limit in four of five comparisons; None for over 100.
 
     Example:
         >>> [runs_needed(scatter, 5) for scatter in (0.01, 0.03, 0.10)]
@@ -101,17 +100,17 @@ def runs_needed(scatter: float, limit_pct: float) -> int | None:
 
 
 def tolerable_scatter(runs: int, limit_pct: float) -> float:
-    """The scatter from run to run with which so many runs a side are enough."""
+    """The largest scatter between runs for which this many runs a side are enough."""
     return log(1 + limit_pct / 100) / _shown(runs)
 
 
 def steps_needed(found: Ratio, steps: int, limit_pct: float) -> int | None:
-    """How many steps a side pass a limit in four of five comparisons of equal runs; None if no number does.
+    """Number of steps a side with which equal runs pass a limit in four of five comparisons; None if no number does.
 
     Args:
-        found: of one run a side.
-        steps: how many there are.
-        limit_pct: the limit, above 0.
+        found: ratio with one run a side.
+        steps: number of steps that it is from.
+        limit_pct: the limit in percent, above 0.
     """
     between = 2 * (found.scatter or 0.0) ** 2
     room = (log(1 + limit_pct / 100) / (_T_975[-1] + _T_80[-1])) ** 2 - between
@@ -121,7 +120,7 @@ def steps_needed(found: Ratio, steps: int, limit_pct: float) -> int | None:
 
 
 def _shown(runs: int) -> float:
-    """The difference that so many runs a side show in four of five cases, in units of their scatter."""
+    """The difference that this many runs a side detect in four of five cases, in units of their scatter."""
     degrees = 2 * runs - 2
     return (_quantile(_T_975, degrees) + _quantile(_T_80, degrees)) * sqrt(2 / runs)
 

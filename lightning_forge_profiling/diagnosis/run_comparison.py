@@ -1,4 +1,4 @@
-"""Two sides of runs side by side: metrics, ledger, findings, and what makes them hard to compare."""
+"""Comparison of two sides of runs: metrics, ledger, findings, differing conditions."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,16 +25,16 @@ _CONDITIONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSide:
-    """One side: a run, or several repeats.
+    """One side of a comparison: a run, or several repeats.
 
     Attributes:
-        sources: the folders of the records.
-        steps: counted steps of each run.
-        conditions: what they ran on.
-        commits: the git commits of their code, without repetition.
-        verdict: the most frequent one; "" without any.
+        sources: folders of the records.
+        steps: number of counted steps of each run.
+        conditions: conditions of the first run.
+        commits: distinct git commits of the runs.
+        verdict: the most frequent verdict; "" without any.
         verdicts: number of runs by verdict.
-        wall_s: mean length of the ledger; 0 if unknown.
+        wall_s: mean wall time in seconds, by the ledger; 0 if unknown.
     """
 
     sources: tuple[str, ...]
@@ -48,13 +48,13 @@ class RunSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerChange:
-    """A part of the ledger on both sides, means over the runs.
+    """A part of the ledger on both sides, as means over the runs.
 
     Attributes:
-        part: its name.
+        part: name of the part.
         a_s: seconds before.
         b_s: seconds now.
-        per: what the seconds are of: `run`, or `1,000 steps`.
+        per: what the seconds are per: `run` or `1,000 steps`.
     """
 
     part: str
@@ -65,12 +65,12 @@ class LedgerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareChange:
-    """A finding, or a mean without a test, on both sides.
+    """Share of a finding, or a mean that is not tested, on both sides.
 
     Attributes:
-        name: code of the finding, or the logged name.
-        a: before; None where it is unknown.
-        b: now, None likewise.
+        name: code of the finding, or name of the logged metric.
+        a: value before; None if unknown.
+        b: value now; None if unknown.
         of: what a finding's percentage is of, `step` or `run`; "" for a mean.
     """
 
@@ -82,19 +82,19 @@ class ShareChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """What changed from the runs of `a` to those of `b`.
+    """Changes from the runs of `a` to those of `b`.
 
     Attributes:
-        a: the runs of before.
-        b: those of now.
-        metrics: by name, see `run_metrics.RUN_METRICS`.
-        ledger: the parts of the wall time, the biggest change first.
-        findings: shares in percent, the biggest change first.
+        a: the runs before.
+        b: the runs now.
+        metrics: metrics by name, see `run_metrics.RUN_METRICS`.
+        ledger: parts of the wall time, largest change first.
+        findings: shares of findings in percent, largest change first.
         gpu: means of the GPU's sensors and of the allocator's figures, not tested.
-        differs: the conditions in which the sides differ, one sentence each.
-        notes: what else makes them hard to compare.
-        assumed_scatter_pct: the difference between processes that the intervals allow for, one standard deviation;
-            None with repeats, from which it is measured.
+        differs: conditions in which the sides differ, one sentence each.
+        notes: anything else that makes the sides hard to compare, one sentence each.
+        assumed_scatter_pct: assumed scatter between processes, as a standard deviation in percent; None with repeats,
+            which measure it.
     """
 
     a: RunSide
@@ -111,16 +111,17 @@ class RunComparison:
 def compare_runs(
     a: Sequence[RunSamples], b: Sequence[RunSamples], *, scatter_pct: float, limit_pct: float | None = None
 ) -> RunComparison:
-    """Compare the runs of two sides, each at least one.
+    """Compare two sides with at least one run each.
 
     Args:
-        a: of before.
-        b: of now.
-        scatter_pct: standard deviation between processes of equal runs, assumed where there is one run a side.
-        limit_pct: what counts as slower; None for any difference that the runs show.
+        a: the runs before.
+        b: the runs now.
+        scatter_pct: scatter between processes of equal runs to assume with one run a side, as a standard deviation in
+            percent.
+        limit_pct: change in percent that counts as slower; None for any difference that the runs show.
 
     Raises:
-        ConfigurationError: a run stands twice on one side.
+        ConfigurationError: a run is twice on one side.
     """
     for side in (a, b):
         _refuse_twice(side)
@@ -144,11 +145,11 @@ def compare_runs(
 
 
 def differences(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> tuple[str, ...]:
-    """The conditions in which any two of the runs differ, one sentence each. What is unknown differs from nothing.
+    """Conditions in which any two of the runs differ, one sentence each. Unknown conditions are ignored.
 
     Args:
-        a: the runs of before.
-        b: those of now.
+        a: the runs before.
+        b: the runs now.
     """
     found = []
     for name, words in _CONDITIONS.items():
@@ -164,8 +165,8 @@ def _refuse_twice(side: Sequence[RunSamples]) -> None:
     for run in side:
         if run.run in first:
             raise ConfigurationError(
-                f"{run.source} and {first[run.run]} are the same run; repeats are runs of their own, "
-                "or the scatter between them would come out too small"
+                f"{run.source} and {first[run.run]} are the same run. Give each run once: counting it twice would "
+                "make the scatter between runs too small"
             )
         first[run.run] = run.source
 
@@ -184,7 +185,7 @@ def _side(runs: Sequence[RunSamples]) -> RunSide:
 
 
 def _ledger(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> tuple[LedgerChange, ...]:
-    """Seconds of the run where all runs have as many steps, else of 1,000 steps but for what happens once."""
+    """Seconds per run if all runs have as many steps; else per 1,000 steps, except for one-time parts."""
     if not all(run.ledger_s for run in (*a, *b)):
         return ()
     lengths = [run.steps for run in (*a, *b)]
@@ -240,6 +241,6 @@ def _notes(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> Iterator[str]:
 
 def _end(run: RunSamples) -> Iterator[str]:
     if run.ended == "unfinished":
-        yield f"{run.steps:,} steps so far; the run is going on, or was killed"
+        yield f"{run.steps:,} steps so far; the run is still going on, or was killed"
     elif run.ended == "failed":
         yield f"the run failed after {run.steps:,} steps"

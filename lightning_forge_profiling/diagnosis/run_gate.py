@@ -1,4 +1,4 @@
-"""Whether a run got slower by more than a limit, and how many more runs or steps would tell."""
+"""Gate on two sides of runs: whether they got slower by more than a limit, and how many runs or steps decide it."""
 
 from typing import Final
 
@@ -14,12 +14,12 @@ _REPEATS: Final = 3
 
 
 def run_gate(comparison: RunComparison, metric: str, limit_pct: float) -> Gate:
-    """The decision on one metric, with what would decide it where it is inconclusive.
+    """Decide on one metric. An inconclusive gate says what would decide it.
 
     Args:
-        comparison: of the runs, with this limit.
+        comparison: comparison of the runs, with this limit.
         metric: one of `run_metrics.RUN_METRICS`.
-        limit_pct: the limit, in percent of before.
+        limit_pct: the limit, in percent of the value before.
 
     Raises:
         ConfigurationError: a side does not have the metric.
@@ -27,12 +27,12 @@ def run_gate(comparison: RunComparison, metric: str, limit_pct: float) -> Gate:
     found = comparison.metrics.get(metric)
     if found is None or found.ratio is None or found.outcome is None:
         having = ", ".join(name for name, other in comparison.metrics.items() if other.ratio is not None)
-        raise ConfigurationError(f"no values of {metric!r} on both sides; there are: {having}")
+        raise ConfigurationError(f"no values of {metric!r} on both sides; available: {having}")
     why = {
         "slower": f"worse by more than {limit_pct:g} %",
         "faster": "better",
         "same": f"not worse by more than {limit_pct:g} %",
-        "inconclusive": f"whether it is worse by more than {limit_pct:g} % is open",
+        "inconclusive": f"undecided whether it is worse by more than {limit_pct:g} %",
     }[found.outcome]
     missing = what_would_tell(comparison, found, limit_pct) if found.outcome == "inconclusive" else ""
     text = f"{metric}: {interval_words(found.ratio)}: {why}"
@@ -40,12 +40,12 @@ def run_gate(comparison: RunComparison, metric: str, limit_pct: float) -> Gate:
 
 
 def change_pct(ratio: float) -> str:
-    """A ratio as the change in percent."""
+    """A ratio as a change in percent."""
     return f"{100 * (ratio - 1):+.1f} %"
 
 
 def interval_words(ratio: Ratio) -> str:
-    """The change with its interval."""
+    """The change with its 95 % interval."""
     if ratio.low is None or ratio.high is None:
         return f"{change_pct(ratio.ratio)}, no interval"
     low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
@@ -53,11 +53,11 @@ def interval_words(ratio: Ratio) -> str:
 
 
 def what_would_tell(comparison: RunComparison, metric: RunMetric, limit_pct: float) -> str:
-    """How many repeats, or how many steps, decide a limit in four of five comparisons of equal runs.
+    """How many repeats or steps decide a limit in four of five comparisons of equal runs.
 
     Args:
-        comparison: what the metric is of.
-        metric: an inconclusive one.
+        comparison: the comparison.
+        metric: a metric of it that is inconclusive.
         limit_pct: the limit, in percent.
     """
     ratio, runs = metric.ratio, min(len(comparison.a.steps), len(comparison.b.steps))
@@ -72,11 +72,11 @@ def what_would_tell(comparison: RunComparison, metric: RunMetric, limit_pct: flo
         f"Repeat each side {_REPEATS} times: that decides a limit of {limit_pct:g} % where equal runs differ by "
         f"{enough:.1f} % or less (one standard deviation)"
     )
-    text += f"; with {100 * ratio.scatter:.1f} %, as allowed for here, it takes {_runs(ratio.scatter, limit_pct)}"
+    text += f"; with {100 * ratio.scatter:.1f} %, as assumed here, it needs {_runs(ratio.scatter, limit_pct)}"
     steps = min(*comparison.a.steps, *comparison.b.steps)
     needed = steps_needed(ratio, steps, limit_pct)
     if needed is not None and needed > steps:
-        text += f", or take about {needed:,} steps a side"
+        text += f", or train about {needed:,} steps a side"
     return text
 
 
@@ -88,11 +88,11 @@ def _runs(scatter: float, limit_pct: float) -> str:
 def _more_runs(scatter: float, runs: int, limit_pct: float) -> str:
     needed = runs_needed(scatter, limit_pct)
     text = (
-        f"Runs of a side scatter by {100 * scatter:.1f} %: a limit of {limit_pct:g} % takes "
+        f"Runs of a side scatter by {100 * scatter:.1f} %: a limit of {limit_pct:g} % needs "
         f"{_runs(scatter, limit_pct)} a side"
     )
     return (
         text
         if needed is None or needed > runs
-        else f"{text}; the difference lies near the limit, which more repeats separate"
+        else f"{text}; the difference is close to the limit, so more repeats are needed"
     )

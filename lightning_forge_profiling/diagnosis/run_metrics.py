@@ -1,4 +1,4 @@
-"""The metrics of two sides of runs: each run's value, the ratio of the sides, and what it shows."""
+"""Metrics of two sides of runs: values, ratio with its interval, outcome."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.run_samples import RunSamples
 
 RUN_METRICS: Final = ("step", "median", "samples", "tokens", *REGIONS)
-"""What a gate can be put on."""
+"""Metrics that a gate can test."""
 
 SAME_WITHIN_PCT: Final = 5.0
-"""Without a limit, sides are the same where the whole interval is within this."""
+"""Without a limit, sides are the same if the whole interval is within this percentage."""
 
 RunOutcome = Literal["same", "faster", "slower", "inconclusive"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetric:
-    """One metric of both sides.
+    """One metric on both sides.
 
-    `samples` and `tokens` are per second of rank 0; `step`, `median` and regions are milliseconds per step.
+    `samples` and `tokens` are per second on rank 0; `step`, `median` and regions are milliseconds per step.
 
     Attributes:
         name: one of `RUN_METRICS`.
-        a: geometric mean over the runs before; None where it does not occur.
-        b: now.
-        ratio: now over before, with its interval; None where one side does not have it.
-        outcome: by the limit, or without one by `SAME_WITHIN_PCT`; None without a ratio.
-        share_pct: its share of the step on the side where it is larger; 100 for what is no part of it.
+        a: geometric mean over the runs before; None if no run has the metric.
+        b: geometric mean over the runs now; None likewise.
+        ratio: now over before, with its interval; None unless all runs have the metric.
+        outcome: outcome by the limit, or by `SAME_WITHIN_PCT` without one; None without a ratio.
+        share_pct: share of the step in percent, on the side where it is larger; 100 for a metric that is no region.
     """
 
     name: str
@@ -44,24 +44,25 @@ class RunMetric:
 
     @property
     def more_is_better(self) -> bool:
-        """Whether it is a rate."""
+        """Whether the metric is a rate."""
         return self.name in {"samples", "tokens"}
 
 
 def run_metrics(
     a: Sequence[RunSamples], b: Sequence[RunSamples], *, scatter: float, limit_pct: float | None = None
 ) -> dict[str, RunMetric]:
-    """The metrics by name: times first, then rates, then the regions in their order.
+    """Metrics by name: times first, then rates, then the regions in their order.
 
-    With one run a side, to the scatter between processes comes that between the blocks of the less steady run: where
-    parts of a run differ, whole runs do, too. Of 200 pairs of equal runs on a busy machine 15 % were called slower by
-    more than 5 % by the errors from their own steps, and 1 % with both (`python -m benchmarks.compare_false_alarms`).
+    With one run a side, the scatter between the blocks of the less steady run is added to the scatter between
+    processes: if parts of a run differ, whole runs differ too. Of 200 pairs of equal runs on a busy machine, errors
+    from their own steps called 15 % slower by more than 5 %, and with both scatters 1 %
+    (`python -m benchmarks.compare_false_alarms`).
 
     Args:
-        a: the runs of before.
-        b: those of now.
-        scatter: between processes of a steady machine, as the standard deviation of the logarithm.
-        limit_pct: what counts as slower.
+        a: the runs before.
+        b: the runs now.
+        scatter: scatter between processes on a steady machine, as the standard deviation of the logarithm.
+        limit_pct: change in percent that counts as slower; None for any.
     """
     sides = [[_values(run, seed) for seed, run in enumerate(side)] for side in (a, b)]
     scatter = hypot(scatter, max(run["step"].unsteadiness for side in sides for run in side))
@@ -87,12 +88,12 @@ def run_metrics(
 
 
 def run_outcome(ratio: Ratio, limit_pct: float | None, *, more_is_better: bool = False) -> RunOutcome:
-    """What an interval shows.
+    """Outcome that an interval supports.
 
     Args:
         ratio: now over before.
-        limit_pct: slower is what is worse by more than this for certain; None for any certain difference.
-        more_is_better: whether a higher ratio is better; it is worse by 5 % at 1 / 1.05.
+        limit_pct: limit in percent that the whole interval must exceed to be slower; None for any difference.
+        more_is_better: whether a higher ratio is better; 5 % worse is then a ratio of 1 / 1.05.
     """
     if ratio.low is None or ratio.high is None:
         return "inconclusive"
@@ -130,5 +131,5 @@ def _values(run: RunSamples, seed: int) -> dict[str, RunValue]:
 
 
 def _mean(side: Iterable[Mapping[str, RunValue]], name: str) -> float | None:
-    values = [run[name].value for run in side if name in run]  # positive, all of them
+    values = [run[name].value for run in side if name in run]  # all positive
     return exp(fmean(map(log, values))) if values else None

@@ -1,4 +1,4 @@
-"""Whether the step time still drifted when the warm-up ended, and until which step."""
+"""Drift of the step time after the warm-up, and the step at which it ended."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -7,33 +7,34 @@ from typing import Final
 from lightning_forge_profiling.results.analysis import StepDrift
 
 FEWEST_STEPS: Final = 100
-"""With fewer, a shared machine's slow moments look like a warm-up."""
+"""Fewest steps to test. With fewer, slow moments of a shared machine look like a warm-up."""
 
 _BLOCK_STEPS: Final = (32, 16, 8, 4)
-"""Long blocks show a slow drift despite noise, short ones a warm-up of a dozen steps."""
+"""Long blocks detect a slow drift despite noise, short ones a warm-up of a dozen steps."""
 _FEWEST_BLOCKS: Final = 16
 
 _BEYOND: Final = 2.5
-"""The first block has to be so many times further from the later level than any later one. Noise alone gets there in
-under 5 % of runs: simulated for an autocorrelation of up to 0.9 from step to step (`tests/test_step_drift.py`)."""
+"""Least distance of the first block from the later level, relative to the largest distance of a later block. Noise
+alone reaches it in under 5 % of runs: simulated with a step-to-step autocorrelation of up to 0.9
+(`tests/test_step_drift.py`)."""
 
 _LEAST: Final = 0.05
-"""A smaller part of the step is not worth a longer warm-up."""
+"""Least drift, as a share of the step. Less is not worth a longer warm-up."""
 
 _STEADY: Final = 0.02
 
 
 def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | None:
-    """The drift at the beginning of the counted steps.
+    """Drift at the start of the counted steps.
 
-    The later half of the steps is the reference: its median is the level, and the largest distance of a block's median
-    from it the noise. There is a drift if the median of the first block lies at least 5 % and 2.5 times the noise away
-    from that level; it lasts as long as the following blocks lie on the same side, further away than the noise and 2 %
-    of the level.
+    The later half of the steps is the reference. Its median is the level; the largest distance of a block's median from
+    it is the noise. There is a drift if the median of the first block is at least 5 % and 2.5 times the noise away from
+    the level. It lasts while the following blocks are on the same side, further away than the noise and 2 % of the
+    level.
 
     Args:
         steps: numbers of the first counted steps.
-        times_ms: their times.
+        times_ms: their times in milliseconds.
 
     Returns:
         None without a drift, and for fewer than `FEWEST_STEPS` steps.

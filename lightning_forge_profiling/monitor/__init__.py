@@ -1,1 +1,1 @@
-"""A run as its record shows it: in one table, live on a terminal, as a page."""
+"""Views of a run, read from its record: a table, a live view, a web page."""

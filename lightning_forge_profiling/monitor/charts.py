@@ -1,4 +1,4 @@
-"""Charts over the time of a run, as HTML without scripts: lines with bands, one axis, and marks of events."""
+"""Charts over time, as HTML without scripts: lines with bands, one time axis, marks of events."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,30 +13,30 @@ from lightning_forge_profiling.plain_text import plain
 _WIDE: Final = 1000
 _HIGH: Final = 100
 _GAP: Final = 3.0
-"""So many times the usual distance between two points is a gap."""
+"""Points further apart than this many times the median distance have a gap between them."""
 _LEAST_PCT: Final = 0.15
-"""Width of a mark, in percent of the axis."""
+"""Smallest width of a mark, in percent of the axis."""
 _TICKS: Final = 8
 _LATE_PCT: Final = 96.0
 _UNITS: Final = ((1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k"))
-"""From which value on, what is counted, and the letter for it."""
+"""Smallest value, divisor and suffix of each unit."""
 _MINUTES_FROM_S, _HOURS_FROM_S = 300.0, 3 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart.
+    """The data of one chart.
 
     Attributes:
-        title: what is drawn.
-        unit: of its values.
-        name: of the line.
-        seconds: where its points lie, since the run began.
-        values: the points; None for one without a value.
-        highs: upper ends of a band above the line; () for none.
+        title: the quantity.
+        unit: unit of the values.
+        name: name of the line.
+        seconds: times of the points, in seconds since the run began.
+        values: values of the points; None for a missing one.
+        highs: upper edge of a band above the line; () for none.
         band: name of the band.
         top: upper end of the scale; None for the highest value.
-        from_least: whether the scale begins at the lowest value instead of 0.
+        from_least: whether the scale starts at the lowest value instead of 0.
     """
 
     title: str
@@ -52,13 +52,13 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened.
+    """An event on the time axis.
 
     Attributes:
-        second: when it began, since the run began.
-        seconds: how long it took.
-        kind: groups marks into lanes.
-        is_problem: whether it stands out.
+        second: start, in seconds since the run began.
+        seconds: duration.
+        kind: name of the lane that shows it.
+        is_problem: whether it is highlighted.
     """
 
     second: float
@@ -68,7 +68,7 @@ class Mark:
 
 
 class Placing:
-    """Positions and widths in percent as classes: a page whose policy forbids `style` attributes needs rules for them.
+    """CSS classes for positions and widths in percent, for a page whose policy forbids `style` attributes.
 
     Example:
         >>> placing = Placing()
@@ -82,22 +82,22 @@ class Placing:
         self._rules: dict[str, str] = {}
 
     def at(self, name: str, pct: float) -> str:
-        """The class of a place, `name` being a property or a custom property of CSS."""
+        """The class that sets a CSS property, `name`, to a percentage."""
         tenths = round(10 * pct)
         chosen = f"{name.strip('-')}-{tenths}"
         self._rules[chosen] = f".{chosen}{{{name}:{tenths / 10:g}%}}"
         return chosen
 
     def rules(self) -> str:
-        """The rules of all classes so far."""
+        """The CSS rules of all classes so far."""
         return "".join(self._rules[name] for name in sorted(self._rules))
 
 
 class TimeAxis:
-    """The time of a run, from 0.
+    """Time axis of a run, starting at 0.
 
     Args:
-        seconds: its length.
+        seconds: length of the run.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -109,11 +109,11 @@ class TimeAxis:
             self.unit, self.divisor = "min", 60.0
 
     def pct(self, second: float) -> float:
-        """A moment in percent of the axis."""
+        """Position of a time, in percent of the axis."""
         return 100 * min(max(second / self.seconds, 0.0), 1.0)
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Place in percent and text of each tick."""
+        """Position in percent and label of each tick."""
         step = _tick_step(self.seconds / self.divisor, _TICKS)
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         for index in range(int(self.seconds / self.divisor / step + 1e-9) + 1):
@@ -121,13 +121,13 @@ class TimeAxis:
 
 
 def _tick_step(span: float, most: int) -> float:
-    """A round step of which `span` has at most `most`."""
+    """A round step that fits into `span` at most `most` times."""
     power = 10.0 ** math.floor(math.log10(span / most))
     return next(factor * power for factor in (1, 2, 5, 10, 20) if span / (factor * power) <= most)
 
 
 def axis_row(axis: TimeAxis, placing: Placing) -> str:
-    """The axis, above the charts."""
+    """Row of the axis, above the charts."""
     ticks = ""
     for index, (pct, text) in enumerate(axis.ticks()):
         style = f"tick{' last' if pct > _LATE_PCT else ''}{' minor' if index % 2 else ''}"
@@ -143,7 +143,7 @@ def _row(label: str, plot: str, style: str = "") -> str:
 
 
 def chart_row(chart: Chart, axis: TimeAxis, marks: Sequence[Mark], placing: Placing) -> str:
-    """A chart with its name, its scale and its range; "" without a value."""
+    """Row of a chart with its name, scale and range; "" without values."""
     known = [value for value in (*chart.values, *chart.highs) if value is not None]
     if not known:
         return ""
@@ -189,7 +189,7 @@ def _stroke(name: str, text: str, *, band: bool = False) -> str:
 
 
 def _scale(chart: Chart, least: float, most: float) -> tuple[float, float, list[tuple[float, str]]]:
-    """Both ends of the scale, and its levels with their texts."""
+    """Lower and upper end of the scale, and its levels with their labels."""
     span = (most if chart.top is None else chart.top) - (least if chart.from_least else 0.0)
     step = _tick_step(max(span, 4.0 if chart.from_least else 1e-3), 4)
     bottom = math.floor(least / step) * step if chart.from_least else 0.0
@@ -199,14 +199,14 @@ def _scale(chart: Chart, least: float, most: float) -> tuple[float, float, list[
 
 
 def _range(values: Sequence[float]) -> str:
-    """The lowest and the highest value, to three digits of the highest."""
+    """Lowest and highest value, to three digits of the highest."""
     most = max(values)
     low, high = (_written(value, max(most, 1e-3) / 1e3, most) for value in (min(values), most))
     return low if low == high else f"{low} to {high}"
 
 
 def _written(value: float, step: float, most: float) -> str:
-    """A value that may differ by `step` from the next, in thousands or millions where `most` is that large.
+    """A value with the decimals that steps of `step` need, in thousands or millions if `most` is that large.
 
     Example:
         >>> _written(1_500_000, 500_000, 2_000_000), _written(36.0, 20, 60)
@@ -231,7 +231,7 @@ def _paths(chart: Chart, axis: TimeAxis, down: Callable[[float], float]) -> Iter
 
 
 def _stretches(chart: Chart) -> Iterator[list[int]]:
-    """The points between gaps."""
+    """Indices of the points between two gaps."""
     usual = median([later - earlier for earlier, later in pairwise(chart.seconds)] or [0.0])
     part: list[int] = []
     for index, value in enumerate(chart.values):
@@ -252,7 +252,7 @@ def _span(mark: Mark, axis: TimeAxis) -> str:
 
 
 def mark_row(name: str, marks: Sequence[Mark], axis: TimeAxis) -> str:
-    """A lane of the marks of one kind, with how many they are."""
+    """Row with a lane of the marks of one kind, and their number."""
     style = "throttled" if any(mark.is_problem for mark in marks) else "left-out"
     label = (
         f'<div class="chart-line"><span class="stroke {style}" aria-hidden="true"></span><span>{_text(name)}</span>'

@@ -1,4 +1,4 @@
-"""The curves of a run: its intervals as points, few enough for a page, and the charts made of them."""
+"""Curves of a run: its intervals merged into points, and the charts of these."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ _FROM_LEAST: Final = "gpu/temperature_c"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Some intervals that follow each other.
+    """Consecutive intervals, merged.
 
     Attributes:
-        second: when the last one ended, since the run began.
-        spread: of the step times.
-        metrics: means of what was logged, weighted by steps.
+        second: end of the last interval, in seconds since the run began.
+        spread: percentiles of the step times.
+        metrics: means of the logged metrics, weighted by steps.
     """
 
     second: float
@@ -43,12 +43,12 @@ class Point:
 
 
 def points(intervals: Sequence[Interval], began: float, most: int = _MOST_POINTS) -> list[Point]:
-    """Intervals as at most so many points.
+    """Merge intervals into at most `most` points.
 
     Args:
-        intervals: with steps that count, the oldest first.
-        began: when the run began, in seconds since 1970.
-        most: number of points.
+        intervals: intervals with counted steps, oldest first.
+        began: start of the run, Unix time in seconds.
+        most: largest number of points.
     """
     each = max(1, -(-len(intervals) // most))
     parts = (intervals[start : start + each] for start in range(0, len(intervals), each))
@@ -67,10 +67,10 @@ def _mean(weighted: Sequence[tuple[float, int]]) -> float:
 
 
 def curves(found: Sequence[Point]) -> Iterator[Chart]:
-    """The charts of a run: step time, then rates and telemetry as far as they were logged.
+    """Charts of a run: step time, then the rates and telemetry that were logged.
 
     Args:
-        found: the points, the oldest first.
+        found: the points, oldest first.
     """
     seconds = [point.second for point in found]
     medians, highs = [point.spread.p50 for point in found], [point.spread.p95 for point in found]

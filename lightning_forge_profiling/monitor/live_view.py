@@ -1,4 +1,4 @@
-"""What `forge-profiling watch` shows: one frame of a run, from the newest lines of its record."""
+"""One frame of `forge-profiling watch`, from the newest lines of a record."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -22,12 +22,12 @@ _STYLES: Final[Mapping[Outcome, str]] = {
     "silent": "bold yellow",
 }
 _WIDE: Final = 60
-"""Columns of a terminal that has room for the means of the whole run."""
+"""Terminal width from which the means of the whole run are shown too."""
 _FINDINGS, _EVENTS, _RANKS = 3, 5, 8
 _OF_RUN: Final = ("compute", "whole fit")
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _LEAST_RANGE: Final = 0.1
-"""A sparkline reaches over at least this share of its lowest value, so that noise does not look like a change."""
+"""Smallest range of a sparkline, as a share of its lowest value, so that noise does not look like a change."""
 _MOST_TIMES: Final = 60
 
 _GPU: Final = (
@@ -40,13 +40,13 @@ _GPU: Final = (
 
 
 def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> None:
-    """Print one frame: how the run stands, its pace, its causes of lost time, its ranks and its latest events.
+    """Print one frame: status, pace, causes of lost time, ranks, latest events.
 
     Args:
-        record: the run's.
-        where: what to call it.
-        now: the time, in seconds since 1970.
-        screen: where to.
+        record: the run's record.
+        where: name of the record.
+        now: current Unix time in seconds.
+        screen: output.
     """
     first, standing = record.ranks[0], run_standing(record, now)
     screen.line(Text(f"{where}: {standing.text}", _STYLES[standing.outcome], marked=standing.text))
@@ -69,7 +69,7 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> No
 
 
 def setting_words(rank: RankRecord) -> str:
-    """What a rank trains on, and how."""
+    """Device, host, ranks and main settings of a run in words."""
     begin = rank.begin
     names = ("precision", "strategy", "max_steps", "max_epochs")
     said = {name: begin.settings.get(name) for name in names}
@@ -86,7 +86,7 @@ def print_pace(rank: RankRecord, screen: Screen) -> None:
 
     Args:
         rank: the rank that logs.
-        screen: where to.
+        screen: output.
     """
     intervals = counted(rank)
     if not intervals:
@@ -111,8 +111,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     """The latest values as bars of eight heights.
 
     Args:
-        values: the oldest first.
-        width: number of bars at most.
+        values: the values, oldest first.
+        width: largest number of bars.
 
     Example:
         >>> sparkline([36.0, 36.1, 36.0, 41.5, 36.2], width=60)
@@ -125,11 +125,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def regions_table(intervals: Sequence[Interval], *, beside_run: bool) -> RunTable:
-    """The regions of the latest interval as rows.
+    """Table of the regions of the latest interval.
 
     Args:
-        intervals: with regions; at least one.
-        beside_run: whether to give the means over all of them, too.
+        intervals: intervals with regions; at least one.
+        beside_run: whether to add the means over all intervals.
     """
     latest, run, columns = rates_of(intervals[-1:]), rates_of(intervals), 2 if beside_run else 1
     step_ms = latest.mean_ms("step")
@@ -186,7 +186,7 @@ def _findings(report: RunReport) -> Iterator[Line]:
 
 
 def _events(record: RunRecord, now: float) -> Iterator[str]:
-    """The latest events; one that several ranks saw is one."""
+    """The latest events. An event of several ranks is listed once."""
     found: dict[tuple[int, str, str], list[tuple[int, Event]]] = {}
     for rank in record.ranks:
         for event in rank.events:
@@ -204,7 +204,7 @@ def _length(seconds: float) -> str:
 
 
 def _ranks(paces: Sequence[RankPace], now: float) -> Table:
-    """The ranks that stand out, then the others by number."""
+    """Table of the ranks: late, then silent ones, then the others by number."""
     table = Table("rank", "step", "ms", "to backward", "last line")
     ordered = sorted(paces, key=lambda pace: (pace.late_ms is None, pace.outcome != "silent", pace.rank))
     for pace in ordered[:_RANKS]:
@@ -224,5 +224,5 @@ def _ranks(paces: Sequence[RankPace], now: float) -> Table:
 def _remarks(paces: Sequence[RankPace]) -> Iterator[Line]:
     for pace in paces:
         if pace.late_ms is not None and pace.step_ms is not None:
-            text = f"rank {pace.rank}: {pace.late_ms:.2f} ms longer before backward, where the others wait for it"
+            text = f"rank {pace.rank} reaches backward {pace.late_ms:.2f} ms later; the other ranks wait for it there"
             yield Line("late", Text(text, "bold yellow", marked=f"rank {pace.rank}"))

@@ -1,4 +1,4 @@
-"""The pace of a run from its intervals: rates and step times over some of them, and the ranks side by side."""
+"""Pace of a run, from its intervals: rates, step times, and the ranks side by side."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,26 +14,26 @@ from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 
 _BEFORE_COLLECTIVES: Final = ("data", "transfer", "forward")
-"""Data-parallel ranks wait for each other in backward. What a rank needs before it is its own time."""
+"""Data-parallel ranks wait for each other in backward. The time until then is a rank's own."""
 
 _COMPARED: Final = 20
-"""Intervals over which ranks are compared."""
+"""Number of latest intervals over which ranks are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPace:
-    """One rank beside the others.
+    """The pace of one rank.
 
     Attributes:
         rank: the global rank.
         host: name of its machine.
-        device: its device, in words.
-        outcome: how it stands.
+        device: its device, such as `cuda:0 (NVIDIA H200)`.
+        outcome: its status.
         step: number of steps up to its last line.
-        at: the time of its last line, in seconds since 1970.
+        at: time of its last line, Unix time in seconds.
         step_ms: mean step time over the latest intervals; None before the first.
         before_backward_ms: the part of it before backward, in which no rank waits for another.
-        late_ms: how much longer that part takes than on the other ranks, if this rank is the late one; else None.
+        late_ms: excess of that part over the mean of the other ranks, if this rank is the late one; else None.
     """
 
     rank: int
@@ -48,12 +48,12 @@ class RankPace:
 
 
 def counted(rank: RankRecord) -> list[Interval]:
-    """The intervals of a rank that have steps which count."""
+    """The intervals of a rank that have counted steps."""
     return [interval for interval in rank.intervals if interval.counted]
 
 
 def split(intervals: Iterable[Interval]) -> list[Interval]:
-    """The intervals whose steps are known by region: in a short one, none may have been split."""
+    """The intervals with times by region. A short one may have no split step."""
     return [interval for interval in intervals if not interval.device_ms.keys().isdisjoint(REGIONS)]
 
 
@@ -61,7 +61,7 @@ def rates_of(intervals: Sequence[Interval]) -> Rates:
     """Sums and rates over intervals.
 
     Args:
-        intervals: of one rank.
+        intervals: intervals of one rank.
     """
     steps = sum(one.counted for one in intervals)
     device_ms = _sums(one.device_ms for one in intervals)
@@ -91,17 +91,17 @@ def _sum(amounts: Iterable[float | None]) -> float | None:
 
 
 def spread_of(intervals: Iterable[Interval]) -> Percentiles:
-    """Median and 95th percentile of the step times of intervals; 0 without a step."""
+    """Median and 95th percentile of the step times; 0 without a step."""
     steps = merged(interval.steps_us for interval in intervals)
     return Percentiles(percentile_ms(steps, 50), percentile_ms(steps, 95)) if steps else Percentiles()
 
 
 def rank_paces(record: RunRecord, now: float) -> list[RankPace]:
-    """The ranks of a run, with the one that the others wait for marked.
+    """The pace of each rank. The late rank, if any, has `late_ms`.
 
     Args:
-        record: of all ranks.
-        now: the time, in seconds since 1970.
+        record: record of all ranks.
+        now: current Unix time in seconds.
     """
     paces = [_pace(rank, now) for rank in record.ranks]
     known = {pace.rank: pace.before_backward_ms for pace in paces if pace.before_backward_ms is not None}

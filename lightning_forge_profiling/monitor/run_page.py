@@ -1,4 +1,4 @@
-"""A run as one web page, from its record: verdict, split of step and run, curves over its time, ranks, events."""
+"""A run as one web page, from its record: verdict, split of step and run, curves, ranks, events."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -26,16 +26,16 @@ _WORTH_A_NAME_PCT: Final = 7.0
 
 
 def run_page(record: RunRecord, now: float) -> str:
-    """A run as a web page.
+    """Render a run as a web page.
 
-    It is one file without scripts; its content security policy blocks every request.
+    The page is one file without scripts. Its content security policy blocks every request.
 
     Args:
-        record: the run's.
-        now: the time, in seconds since 1970.
+        record: the run's record.
+        now: current Unix time in seconds.
 
     Returns:
-        The text of the file.
+        The HTML.
     """
     standing, (first, state) = run_standing(record, now), totals(record)
     analysis = None if state is None else state.report.analysis
@@ -64,7 +64,7 @@ def run_page(record: RunRecord, now: float) -> str:
 
 
 def _pace_table(first: RankRecord) -> RunTable:
-    """What can be said of the step before the first totals."""
+    """Split of the step before the first totals."""
     by_region = split(counted(first))
     return regions_table(by_region, beside_run=True) if by_region else RunTable((), "")
 
@@ -127,7 +127,7 @@ def _row(row: Row, placing: Placing) -> str:
 
 
 def _bar(parts: Sequence[tuple[str, float, str]], placing: Placing) -> str:
-    """Parts of a whole side by side: name, share in percent and class of the colour."""
+    """Stacked bar of parts: name, share in percent, class of the colour."""
     said = ", ".join(f"{name} {pct:.0f} %" for name, pct, _ in parts)
     segments = "".join(
         f'<div class="segment {colour} {placing.at("--part", pct)}" title="{_text(name)} {pct:.1f} %">'
@@ -169,14 +169,14 @@ def _over_time(record: RunRecord, first: RankRecord, standing: Standing, placing
     kinds = dict.fromkeys(mark.kind for mark in marks)
     rows += [mark_row(kind, [mark for mark in marks if mark.kind == kind], axis) for kind in kinds]
     notes = [
-        "Each point covers the steps since the one before; the band reaches from their median to the 95th percentile."
+        "Each point covers the steps since the previous one. The band reaches from the median to the 95th percentile."
     ]
     notes += [f"Curves are of rank {first.begin.rank}."] if len(record.ranks) > 1 else []
     lost = counted(first)[0]
     if lost.step > 2 * lost.counted + 1000:
-        notes.append(f"The record keeps its newest part: what is before step {lost.step:,} was rotated out.")
+        notes.append(f"The record keeps only its newest part: intervals before step {lost.step:,} were deleted.")
     if marks:
-        notes.append("Grey and tinted: events, as in the lanes below.")
+        notes.append("Grey and tinted bars are events, as in the lanes below.")
     return _section(
         "over-time", "Over the run", f'<div class="telemetry">{"".join(rows)}</div>',
         f'<p id="telemetry-text" class="muted">{" ".join(notes)}</p>',
@@ -184,7 +184,7 @@ def _over_time(record: RunRecord, first: RankRecord, standing: Standing, placing
 
 
 def _mark(event: Event, began: float) -> Mark:
-    """An event is written when it is over."""
+    """Mark of an event, whose time is that of its end."""
     return Mark(event.at - event.seconds - began, event.seconds, event.kind, is_problem=event.kind in _PROBLEMS)
 
 
@@ -202,8 +202,8 @@ def _ranks(paces: Sequence[RankPace]) -> str:
             f'<tr{style}><th scope="row">{pace.rank}</th><td>{_text(pace.host)}</td>{"".join(map(_number, cells))}</tr>'
         )
     note = (
-        "Over the latest intervals. Data-parallel ranks wait for each other in backward: "
-        "the rank that needs longest before it is the late one."
+        "Means over the latest intervals. Data-parallel ranks wait for each other in backward, "
+        "so the rank that takes longest until then is late."
     )
     return _section("ranks", "Ranks", _scrolling(head, rows), f'<p class="muted">{note}</p>')
 
@@ -221,7 +221,7 @@ def _findings(analysis: Analysis | None) -> str:
 
 
 def _seen_once(record: RunRecord) -> Iterator[Event]:
-    """The events in order of time; one that several ranks saw is one."""
+    """All events by time. An event of several ranks is listed once."""
     found: dict[tuple[int, str, str], Event] = {}
     for rank in record.ranks:
         for event in rank.events:

@@ -1,4 +1,4 @@
-"""What `forge-profiling summary` says: how a run stands, and its table as far as it came."""
+"""Content of `forge-profiling summary`: the status of a run, and its table so far."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ _STYLES: Final[Mapping[Outcome, str]] = {"running": "bold", "finished": "bold", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSummary:
-    """What `summary --json` prints.
+    """Content of `summary --json`.
 
     Attributes:
-        outcome: `running`; `finished` or `failed`, by its last line; `silent`: killed, or not written for long.
-        run: identifies the run; the same on all its ranks.
-        record: the folder of its record.
+        outcome: `running`; `finished` or `failed`, by the last line; `silent` without a new line for long.
+        run: id of the run, the same on all ranks.
+        record: folder of the record.
         step: number of steps up to the last line.
-        began: when the fit began, in seconds since 1970.
-        at: the time of the last line, likewise.
-        text: the outcome in words.
-        metrics: the logged names with their values over all counted steps up to the latest totals; {} before the first.
-        analysis: verdict, findings and measurements, laid out as `summary.json`; None before the first totals.
-        ranks: the ranks side by side.
+        began: start of the fit, Unix time in seconds.
+        at: time of the last line, Unix time in seconds.
+        text: the status in words.
+        metrics: logged metrics over all counted steps up to the latest totals, by name; {} before the first totals.
+        analysis: verdict, findings and measurements, as in `summary.json`; None before the first totals.
+        ranks: the pace of each rank.
         problems: what could not be read.
     """
 
@@ -49,11 +49,11 @@ class RecordSummary:
 
 
 def run_summary(record: RunRecord, now: float) -> RecordSummary:
-    """A run as data.
+    """Summarize a run as data.
 
     Args:
-        record: the run's.
-        now: the time, in seconds since 1970.
+        record: the run's record.
+        now: current Unix time in seconds.
     """
     standing, (first, state) = run_standing(record, now), totals(record)
     return RecordSummary(
@@ -72,19 +72,19 @@ def run_summary(record: RunRecord, now: float) -> RecordSummary:
 
 
 def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
-    """The lowest rank that wrote totals, with the latest of them; without any the lowest rank and None."""
+    """The lowest rank with totals, and its latest; the lowest rank and None if no rank has any."""
     found = ((rank, rank.state) for rank in record.ranks if rank.state is not None)
     return next(found, (record.ranks[0], None))
 
 
 def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> None:
-    """Print how a run stands, then the table of its end as far as the run came.
+    """Print the status of a run, then its table so far.
 
     Args:
-        record: the run's.
-        where: what to call it.
-        now: the time, in seconds since 1970.
-        screen: where to.
+        record: the run's record.
+        where: name of the record.
+        now: current Unix time in seconds.
+        screen: output.
     """
     standing, (first, state) = run_standing(record, now), totals(record)
     screen.line(Text(f"{where}: {standing.text}", _STYLES[standing.outcome], marked=standing.text))
@@ -98,5 +98,5 @@ def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> 
 
 
 def _older(standing: Standing, state: State) -> str:
-    """Which steps the table lacks."""
-    return f"the table is of the first {state.step:,} steps" if state.step < standing.step else ""
+    """A sentence if the table lacks the latest steps; else ""."""
+    return f"the table covers the first {state.step:,} steps" if state.step < standing.step else ""

@@ -1,4 +1,4 @@
-"""How a run stands: running, finished, failed, or silent for too long."""
+"""Status of a run: running, finished, failed, or silent for too long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 Outcome = Literal["running", "finished", "failed", "silent"]
 
 _PATIENCE_S: Final = 30.0
-"""A writer flushes every few seconds, a shared folder of another node shows that some seconds later."""
+"""Shortest silence. A run writes every few seconds; a shared file system may show that some seconds later."""
 _PATIENT: Final = 3.0
-"""So many times the longest recent time between two lines is no silence yet: steps may be long, and validation too."""
+"""Silence is longer than this many times the longest recent pause: steps and validation may take long."""
 _RECENT: Final = 50
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
@@ -21,14 +21,14 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a run or one of its ranks stands.
+    """Status of a run or of one rank.
 
     Attributes:
-        outcome: `running`; `finished` or `failed`, by its last line; `silent`: killed, or not written for long.
-        step: number of steps up to its last line.
-        began: when it began, in seconds since 1970.
-        at: the time of its last line.
-        text: the same in words.
+        outcome: `running`; `finished` or `failed`, by the last line; `silent` without a new line for long.
+        step: number of steps up to the last line.
+        began: start of the fit, Unix time in seconds.
+        at: time of the last line, Unix time in seconds.
+        text: the status in words.
     """
 
     outcome: Outcome
@@ -39,13 +39,13 @@ class Standing:
 
 
 def run_standing(record: RunRecord, now: float) -> Standing:
-    """How a run stands.
+    """Status of a run.
 
-    It has finished when its lowest rank has, and failed when any rank did.
+    A run has finished when its lowest rank has, and failed when any rank has.
 
     Args:
-        record: the run's.
-        now: the time, in seconds since 1970.
+        record: the run's record.
+        now: current Unix time in seconds.
     """
     ranks = {rank.begin.rank: rank_standing(rank, now) for rank in record.ranks}
     failed = min((one for one in ranks.values() if one.outcome == "failed"), key=lambda one: one.at, default=None)
@@ -62,11 +62,11 @@ def run_standing(record: RunRecord, now: float) -> Standing:
 
 
 def rank_standing(rank: RankRecord, now: float) -> Standing:
-    """How one rank stands.
+    """Status of one rank.
 
     Args:
         rank: its record.
-        now: the time, in seconds since 1970.
+        now: current Unix time in seconds.
     """
     began = rank.begin.at
     at = max((line.at for line in rank.lines), default=began)
@@ -82,7 +82,7 @@ def rank_standing(rank: RankRecord, now: float) -> Standing:
     ago = duration(now - at)
     if now - at <= _patience_s([began, *(line.at for line in rank.lines[-_RECENT:])]):
         return Standing("running", step, began, at, f"running: step {step:,}, last written {ago} ago")
-    return Standing("silent", step, began, at, f"killed or still writing: last line {ago} ago, step {step:,}")
+    return Standing("silent", step, began, at, f"silent: step {step:,}, last written {ago} ago; killed or stalled")
 
 
 def _patience_s(times: Sequence[float]) -> float:
@@ -91,7 +91,7 @@ def _patience_s(times: Sequence[float]) -> float:
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units.
+    """A duration in its two largest units.
 
     Example:
         >>> duration(3.4), duration(840), duration(7380), duration(266_400)

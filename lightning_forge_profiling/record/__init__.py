@@ -1,1 +1,1 @@
-"""The run's record: JSON lines that each rank writes while it trains, and what reads them."""
+"""The run's record: JSON lines that each rank writes during training, and their readers."""

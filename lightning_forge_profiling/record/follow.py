@@ -1,4 +1,4 @@
-"""Follows a record while it is written: each look reads what is new, and keeps the newest lines."""
+"""Reads a record while it is being written: each look reads only new lines, and keeps the newest."""
 
 from collections import deque
 from pathlib import Path
@@ -10,15 +10,15 @@ from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, 
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, of_newest_run, older_segments, rank_files
 
 _INTERVALS: Final = 400
-"""A sparkline over the widest terminal shows no more."""
+"""As many as a sparkline shows on a wide terminal."""
 _EVENTS: Final = 50
 
 
 class Follower:
-    """Reads the record of a run again and again, at the cost of what was written in between.
+    """Tails the record of a run. Each `look` reads only what was written since the last one.
 
     Args:
-        folder: a `forge_record` folder, which this process or another one, here or on another node, writes to.
+        folder: a `forge_record` folder that this or another process writes to, possibly on another node.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,10 +26,10 @@ class Follower:
         self._tails: dict[Path, _Tail] = {}
 
     def look(self) -> RunRecord:
-        """The run up to now: of each rank its newest intervals and events, its last totals and its end.
+        """The run so far: each rank's newest intervals and events, latest totals and end.
 
         Raises:
-            RecordError: there is no record, or none with a whole first line yet.
+            RecordError: there is no record, or none with a complete first line yet.
         """
         problems = []
         for path in rank_files(self._folder):
@@ -37,7 +37,7 @@ class Follower:
             try:
                 tail.read()
             except FileNotFoundError:
-                continue  # it is being rotated; what was read of it stays
+                continue  # being rotated; keep what was read
             except OSError as exc:
                 problems.append(f"{path.name} cannot be read: {exc.strerror}")
         ranks = [found for tail in self._tails.values() if (found := tail.record()) is not None]
@@ -45,7 +45,7 @@ class Follower:
 
 
 class _Tail:
-    """One rank's record, read up to the last whole line."""
+    """One rank's record, read up to the last complete line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class _Tail:
         self._problems: list[str] = []
 
     def read(self) -> None:
-        """Read what is new. A file that was rotated or replaced is read from its beginning, older segments first."""
+        """Read new lines. After a rotation or replacement, read everything again, older segments first."""
         with self.path.open("rb") as file:
             found = self.path.stat()
             if found.st_ino != self._inode or found.st_size < self._offset:
@@ -73,7 +73,7 @@ class _Tail:
             self._offset += self._add(file.read())
 
     def _add(self, content: bytes) -> int:
-        """Add the whole lines; returns how many bytes they are."""
+        """Add the complete lines and return their size in bytes."""
         whole = content[: content.rfind(b"\n") + 1]
         for text in whole.splitlines():
             try:
@@ -98,7 +98,7 @@ class _Tail:
                 self._end = line
 
     def record(self) -> RankRecord | None:
-        """What is known; None before the first line is whole."""
+        """The lines kept so far; None before the first line is complete."""
         if self._begin is None:
             return None
         last = (line for line in (self._state, self._end) if line is not None)

@@ -1,4 +1,4 @@
-"""Histograms of step times: buckets of a fixed relative width, so that they can be added over steps and ranks."""
+"""Histograms of step times, with buckets of a fixed relative width, so they add over steps and ranks."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -6,23 +6,23 @@ from math import ceil, log
 from typing import Final
 
 PRECISION: Final = 0.01
-"""A value read from a bucket is within this share of the true one (as in DDSketch: Masson, Rim and Lee 2019, VLDB)."""
+"""Largest relative error of a value read from a bucket (as in DDSketch: Masson, Rim and Lee 2019, VLDB)."""
 
 _RATIO: Final = (1 + PRECISION) / (1 - PRECISION)
 _LOG_RATIO: Final = log(_RATIO)
 
 
 def bucket(ms: float) -> int:
-    """The bucket of a time in milliseconds: it holds microseconds from above `_RATIO`^(b-1) up to `_RATIO`^b.
+    """Index of the bucket that a time in milliseconds falls into.
 
-    Times up to a microsecond are in bucket 0.
+    Bucket b holds times t with `_RATIO`^(b-1) < t <= `_RATIO`^b in microseconds; bucket 0 those up to 1 µs.
     """
     us = ms * 1e3
     return ceil(log(us) / _LOG_RATIO) if us > 1 else 0
 
 
 def histogram(times_ms: Iterable[float]) -> dict[int, int]:
-    """The number of times in each bucket.
+    """Count the times in each bucket.
 
     Example:
         >>> histogram([4.0, 4.01, 80.0])
@@ -32,7 +32,7 @@ def histogram(times_ms: Iterable[float]) -> dict[int, int]:
 
 
 def merged(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """The sum of histograms."""
+    """Sum of histograms."""
     total: Counter[int] = Counter()
     for part in parts:
         total.update(part)
@@ -40,11 +40,11 @@ def merged(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def percentile_ms(counts: Mapping[int, int], percent: float) -> float:
-    """A percentile of the times, within `PRECISION` of one of them.
+    """Percentile of the times in milliseconds, within `PRECISION` of a recorded one.
 
     Args:
-        counts: the histogram; not empty.
-        percent: from 0 to 100.
+        counts: a histogram, not empty.
+        percent: 0 to 100.
 
     Example:
         >>> round(percentile_ms(histogram([4.0, 4.0, 80.0]), 50), 1)

@@ -1,8 +1,8 @@
-"""The lines of a record, `forge_record/rankN.jsonl`: one JSON object each, told apart by the field `line`.
+"""Lines of a record, `forge_record/rankN.jsonl`: one JSON object each, with its type in the field `line`.
 
-A file begins with a `begin`, holds an `interval` per logged row and an `event` per incident, from time to time a
-`state` with the totals of the run up to then, and ends with an `end` if the run did. Each later segment begins with the
-same `begin` but for its number, and a `state`. Times of day are seconds since 1970; names end in the unit.
+A file starts with a `begin`. An `interval` follows for each logged row, an `event` for each incident, and from time to
+time a `state` with the run's totals; an `end` closes a run that ended. Each later segment starts with the same `begin`,
+except for its number, and a `state`. Timestamps are Unix time in seconds; names of durations end in the unit.
 """
 
 from collections.abc import Mapping
@@ -17,24 +17,24 @@ SCHEMA_VERSION = 1
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="begin"):
-    """What ran, and where. No environment variables.
+    """What runs where, and its settings. Contains no environment variables.
 
     Attributes:
         schema_version: version of this layout.
-        run: identifies the run; the same on all its ranks.
+        run: id of the run, the same on all ranks.
         rank: the global rank.
         world_size: number of training processes.
-        segment: 0 for the first file of the run, one more for each later one.
-        at: when the fit began.
-        versions: of Python, torch, lightning and this package, by name.
+        segment: number of the file, counted from 0.
+        at: start of the fit.
+        versions: versions of Python, torch, lightning and this package, by name.
         host: name of the machine.
-        device: the device it trains on, in words.
-        settings: of the Trainer: `precision`, `strategy`, `devices`, `max_steps`, `log_every_n_steps`, ...
+        device: the training device, such as `cuda:0 (NVIDIA H200)`.
+        settings: settings of the Trainer: `precision`, `strategy`, `devices`, `max_steps`, `log_every_n_steps`, ...
         loader: settings of the training DataLoader; None if unknown.
-        argv: the command line.
-        commit: the git commit of the working directory; "" if there is none.
-        restored_from: the checkpoint that the run was resumed from; "" for none.
-        continues: the record of the run that wrote the checkpoint; "" if unknown.
+        argv: the command line, without secrets.
+        commit: git commit of the working directory; "" if there is none.
+        restored_from: checkpoint that the run resumed from; "" for none.
+        continues: record of the run that wrote the checkpoint; "" if unknown.
     """
 
     schema_version: Literal[1] = 1
@@ -55,22 +55,22 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="interval"):
-    """The steps since the interval before.
+    """The steps since the previous interval.
 
     Attributes:
-        at: when it ended.
-        step: number of the step after its last, counted from 0 at the start of the fit.
-        logger_step: the x-axis of the logged row.
-        counted: number of its steps that count: neither warm-up nor recorded.
-        optimizer_steps: number of them that changed the weights.
-        samples: samples of the counted steps on this rank; None if unknown.
-        tokens: tokens of them; None if not counted.
-        device_ms: device time of the counted steps by region, summed; host time without a GPU. Its sum is their time.
-            Steps without timed regions are one region, `step`.
-        host_ms: host time likewise; empty without a GPU, where `device_ms` is that.
-        steps_us: histogram of the counted steps' times (see `record.histogram`): number of steps by bucket.
-        ledger_s: seconds of wall time by part of the ledger since the interval before.
-        metrics: what the loggers got last, rates and telemetry, by name.
+        at: end of the interval.
+        step: number of the step after its last one, counted from 0 at the start of the fit.
+        logger_step: x-axis value of the logged row.
+        counted: number of its counted steps: neither warm-up nor recorded.
+        optimizer_steps: number of counted steps that changed the weights.
+        samples: samples in the counted steps on this rank; None if unknown.
+        tokens: tokens in the counted steps; None if not counted.
+        device_ms: device time of the counted steps by region; host time without a GPU. The regions sum to the time of
+            the steps. The time of steps without timed regions is under `step`.
+        host_ms: host time likewise; empty without a GPU.
+        steps_us: histogram of the counted steps' times: number of steps by bucket (see `record.histogram`).
+        ledger_s: wall time since the previous interval by part of the ledger, in seconds.
+        metrics: latest logged rates and telemetry, by name.
     """
 
     at: float
@@ -88,14 +88,14 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag=
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="event"):
-    """Something that happened once.
+    """A single event, such as a checkpoint.
 
     Attributes:
-        at: when.
+        at: end of the event.
         step: number of the current step.
         kind: `validation`, `checkpoint`, `epoch`, `window`, `slow-step`, `recompilation`, `exception`, ...
         text: one sentence.
-        seconds: how long it took; 0 for an instant.
+        seconds: duration; 0 for an instant.
     """
 
     at: float
@@ -106,13 +106,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="ev
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="state"):
-    """The run up to now: what the table at its end would say, and the means of all that was logged.
+    """Totals of the run so far: the content of the table at the end of a fit, and the metrics.
 
     Attributes:
-        at: when.
+        at: time of the totals.
         step: number of the current step.
-        report: the content of the table.
-        metrics: the logged names with their values over all counted steps.
+        report: content of the table.
+        metrics: logged metrics over all counted steps, by name.
         steps_us: histogram of all counted steps' times.
     """
 
@@ -124,13 +124,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="st
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"):
-    """The run ended; a `state` stands before it.
+    """End of the run; a `state` precedes it.
 
     Attributes:
-        at: when.
+        at: end of the fit.
         step: number of steps.
-        outcome: `finished`, or `failed` for an exception.
-        exception: its type and message; "" without one.
+        outcome: `finished`, or `failed` after an exception.
+        exception: type and message of the exception; "" without one.
     """
 
     at: float
@@ -146,14 +146,14 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line, dec_hook=lambd
 
 
 def encode_line(line: Line) -> bytes:
-    """One line with its newline."""
+    """The line as JSON, with a newline."""
     return _encoder.encode(line) + b"\n"
 
 
 def decode_line(text: bytes) -> Line:
-    """The line that `text` holds.
+    """Parse one line.
 
     Raises:
-        msgspec.DecodeError: it is torn, or of another layout.
+        msgspec.DecodeError: the line is incomplete, or has another layout.
     """
     return _decoder.decode(text)

@@ -1,4 +1,4 @@
-"""Where a run came from: its command line without secrets, the git commit, and the record of the run before it."""
+"""Origin of a run: command line without secrets, git commit, and the record of the run that it continues."""
 
 import os
 import re
@@ -19,7 +19,10 @@ _HEAD_BYTES: Final = 1 << 16
 
 
 def command_line(argv: Sequence[str]) -> tuple[str, ...]:
-    """The arguments, without the values of options whose names sound like secrets and without passwords in URLs.
+    """The arguments without secrets.
+
+    Values of options named like `key`, `token`, `secret`, `password` or `credential`, and credentials in URLs, become
+    `...`.
 
     Args:
         argv: the program and its arguments.
@@ -45,13 +48,13 @@ def command_line(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def git_commit(folder: Path) -> str:
-    """The commit that is checked out, read from git's files; "" outside of a repository.
+    """The checked-out commit, read from git's files; "" outside a repository.
 
     Args:
-        folder: in the working tree.
+        folder: a folder in the working tree.
     """
     found = (each / ".git" for each in (folder, *folder.parents))
-    git = next((path for path in found if os.path.exists(path)), None)  # noqa: PTH110  (False where it may not look)
+    git = next((path for path in found if os.path.exists(path)), None)  # noqa: PTH110  (False without permission)
     if git is None:
         return ""
     if git.is_file():  # of a worktree or a submodule
@@ -69,14 +72,16 @@ def git_commit(folder: Path) -> str:
 
 
 def record_of_checkpoint(checkpoint: Path, *, but: Path) -> str:
-    """The record of the run that wrote a checkpoint: in the closest folder above it, the last begun before it.
+    """The record of the run that wrote a checkpoint.
+
+    That is the last one begun before the checkpoint was saved, in the closest parent folder that has records.
 
     Args:
-        checkpoint: the file or folder.
-        but: the record of this run.
+        checkpoint: file or folder of the checkpoint.
+        but: this run's own record, which is ignored.
 
     Returns:
-        Its folder; "" if there is none.
+        The record's folder; "" if there is none.
     """
     if not os.path.exists(checkpoint):  # noqa: PTH110
         return ""
@@ -84,7 +89,7 @@ def record_of_checkpoint(checkpoint: Path, *, but: Path) -> str:
     for parent in checkpoint.absolute().parents:
         begins = {folder: _began_at(folder) for folder in parent.glob(f"{RECORD_FOLDER}*") if folder != but}
         found = {folder: at for folder, at in begins.items() if at is not None}
-        if found:  # a checkpoint that was copied without its time may seem older than all of them
+        if found:  # a copy without its mtime may look older than every record
             before = {folder: at for folder, at in found.items() if at <= saved_at} or found
             return str(max(before, key=before.__getitem__))
     return ""

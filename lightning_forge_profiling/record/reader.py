@@ -1,4 +1,4 @@
-"""Reads records: of one rank with its rotated segments, and of all ranks of a run."""
+"""Reads records: one rank's with its rotated segments, or those of all ranks of a run."""
 
 import os
 import re
@@ -15,17 +15,17 @@ from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, 
 
 
 class RecordError(ForgeProfilingError):
-    """There is no record, or it cannot be read."""
+    """A record is missing or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What one rank wrote.
+    """The record of one rank.
 
     Attributes:
         path: its newest file.
         begin: its first line.
-        lines: all lines behind that, oldest first.
+        lines: all later lines, oldest first.
         problems: what could not be read, one sentence each.
     """
 
@@ -36,12 +36,12 @@ class RankRecord:
 
     @property
     def intervals(self) -> tuple[Interval, ...]:
-        """Its intervals."""
+        """All intervals, oldest first."""
         return tuple(line for line in self.lines if isinstance(line, Interval))
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Its events."""
+        """All events, oldest first."""
         return tuple(line for line in self.lines if isinstance(line, Event))
 
     @property
@@ -51,7 +51,7 @@ class RankRecord:
 
     @property
     def end(self) -> End | None:
-        """How the run ended; None for one that is running or was killed."""
+        """End of the run; None while it runs, and after it was killed."""
         return _last(End, self.lines)
 
 
@@ -60,8 +60,8 @@ class RunRecord:
     """The records of all ranks of one run.
 
     Attributes:
-        folder: where they are.
-        ranks: by rank, the lowest first; at least one.
+        folder: folder of the records.
+        ranks: the ranks, lowest first; at least one.
         problems: what could not be read.
     """
 
@@ -78,15 +78,15 @@ def _last(kind: type[_Kind], lines: tuple[Line, ...]) -> _Kind | None:
 
 
 def read_rank(path: Path) -> RankRecord:
-    """Read one rank's record with its older segments beside it.
+    """Read one rank's record, older segments included.
 
-    Any prefix of a record is one: a last line that is torn is left out, and said.
+    Any prefix of a record is valid: an incomplete last line is skipped and reported in `problems`.
 
     Args:
         path: `rankN.jsonl`.
 
     Raises:
-        RecordError: it cannot be read, or its first line is no `begin` of a known layout.
+        RecordError: the file cannot be read, or its first line is not a `begin` of a known layout.
     """
     begin: Begin | None = None
     lines: list[Line] = []
@@ -94,21 +94,21 @@ def read_rank(path: Path) -> RankRecord:
     older = older_segments(path)
     for segment in (*older, path):
         if older and not segment.exists():
-            continue  # it is being rotated, or the process was killed meanwhile
+            continue  # being rotated, or the process was killed while rotating
         for found in _lines(segment, problems):
             if not isinstance(found, Begin):
                 lines.append(found)
             elif begin is None or found.run == begin.run:
                 begin = begin or found
-            else:  # segments of an older run with this name
+            else:  # the segments before it are from an older run
                 begin, lines = found, []
     if begin is None:
-        raise RecordError(f"{path} is no record of a run: {problems[0] if problems else 'it is empty'}")
+        raise RecordError(f"{path} is not a record of a run: {problems[0] if problems else 'it is empty'}")
     return RankRecord(path, begin, tuple(lines), tuple(problems))
 
 
 def older_segments(path: Path) -> list[Path]:
-    """The segments that were rotated out of a rank's record, the oldest first."""
+    """Rotated segments of a rank's record, oldest first."""
     rank = record_rank(path.name)
     if rank is None:
         return []
@@ -126,7 +126,7 @@ def _lines(path: Path, problems: list[str]) -> Iterator[Line]:
             yield decode_line(text)
         except msgspec.DecodeError as exc:
             torn = not text.endswith(b"\n")
-            what = "its last line is torn, as after a crash" if torn else f"line {number} cannot be read ({exc})"
+            what = "the last line is incomplete, as after a crash" if torn else f"line {number} cannot be read ({exc})"
             problems.append(f"{path.name}: {what}")
 
 
@@ -137,7 +137,7 @@ def read_run(folder: Path) -> RunRecord:
         folder: a `forge_record` folder.
 
     Raises:
-        RecordError: it has no readable record.
+        RecordError: the folder has no readable record.
     """
     ranks, problems = [], []
     for path in rank_files(folder):
@@ -149,8 +149,8 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def rank_files(folder: Path) -> list[Path]:
-    """The records in a folder, one for each rank, without older segments."""
-    # also of a rank that was killed while it rotated its newest segment
+    """Records in a folder, one per rank, without older segments."""
+    # includes ranks that were killed while rotating, with no newest segment
     names = {re.sub(r"\.\d+(?=\.jsonl$)", "", path.name) for path in folder.glob("rank*.jsonl")}
     return [folder / name for name in sorted(names) if record_rank(name) is not None]
 
@@ -159,8 +159,8 @@ def of_newest_run(folder: Path, ranks: Iterable[RankRecord], problems: Iterable[
     """The ranks of the newest run among `ranks`.
 
     Args:
-        folder: where they are.
-        ranks: what was read.
+        folder: folder of the records.
+        ranks: the records that were read.
         problems: what could not be read.
 
     Raises:
@@ -175,7 +175,7 @@ def of_newest_run(folder: Path, ranks: Iterable[RankRecord], problems: Iterable[
 
 
 def newest_record(path: Path) -> Path:
-    """The folder of the newest record at `path`, which is a record, its folder, or any folder above it.
+    """Folder of the newest record at `path`: a record, its folder, or any folder above it.
 
     Raises:
         RecordError: there is none.
@@ -185,7 +185,7 @@ def newest_record(path: Path) -> Path:
 
 
 def records_at(path: Path) -> tuple[Path, ...]:
-    """The folders of all records at `path`, the newest first.
+    """Folders of all records at `path`, newest first.
 
     Args:
         path: a record, its folder, or any folder above it.
@@ -200,12 +200,12 @@ def records_at(path: Path) -> tuple[Path, ...]:
     if path.is_file():
         if not _is_record(path.name):
             raise RecordError(
-                f"{path} is no record of a run ({RECORD_FOLDER}/rankN.jsonl); forge-profiling analyze reads traces"
+                f"{path} is not a record of a run ({RECORD_FOLDER}/rankN.jsonl); for traces use forge-profiling analyze"
             )
         return (path.parent,)
     if not path.exists():
         raise RecordError(f"{path} does not exist")
-    os.scandir(path).close()  # a folder below that cannot be listed is passed over, this one not
+    os.scandir(path).close()  # raises here; os.walk skips subfolders that cannot be listed
     found: dict[Path, float] = {}
     for folder, _, names in os.walk(path):
         records = [Path(folder, name) for name in names if _is_record(name)]
@@ -217,12 +217,12 @@ def records_at(path: Path) -> tuple[Path, ...]:
 
 
 def _is_record(name: str) -> bool:
-    """Whether it is named as a rank's record or one of its older segments."""
+    """Whether a file name is that of a rank's record or of an older segment."""
     return re.fullmatch(r"rank\d+(\.\d+)?\.jsonl", name) is not None
 
 
 def _written_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # rotated out since it was listed
+    except OSError:  # deleted since it was listed
         return 0.0

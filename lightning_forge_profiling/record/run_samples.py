@@ -1,4 +1,4 @@
-"""What `compare` takes from a record: rank 0's intervals, the settings that must match, the ledger, the findings."""
+"""Data that `compare` takes from a record: rank 0's intervals, conditions, settings, ledger and findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,26 +10,26 @@ from lightning_forge_profiling.record.reader import RecordError, RunRecord
 from lightning_forge_profiling.results.run_samples import Conditions, RunSamples
 
 _WHOLE = "step"
-"""The time of steps whose regions were not timed."""
+"""Key of the time of steps whose regions were not timed."""
 
 _GPU = "gpu/"
 
 
 def run_samples(record: RunRecord) -> RunSamples:
-    """The columns and totals of a run that are compared.
+    """Columns and totals of a run, for a comparison.
 
-    Rank 0 stands for all: with synchronous data parallelism every rank's step takes as long.
+    Rank 0 represents all ranks: with synchronous data parallelism, steps take equally long on each.
 
     Args:
-        record: of the run, finished or not.
+        record: a run's record, finished or not.
 
     Raises:
-        RecordError: it has no counted step.
+        RecordError: the record has no counted step.
     """
     rank = record.ranks[0]
     intervals = [interval for interval in rank.intervals if interval.counted and _step_ms(interval.device_ms) > 0]
     if not intervals:
-        raise RecordError(f"{rank.path}: no counted step to compare; warm-up steps do not count")
+        raise RecordError(f"{rank.path}: no counted step to compare (warm-up steps do not count): train longer")
     state, end = rank.state, rank.end
     analysis = state.report.analysis if state is not None else None
     findings = analysis.findings if analysis is not None else ()
@@ -53,7 +53,7 @@ def run_samples(record: RunRecord) -> RunSamples:
         gpu=_gpu(state, intervals),
         ledger_s=_ledger_s(state, rank.intervals),
         verdict=analysis.verdict if analysis is not None else "",
-        findings={found.code: found.share_pct for found in reversed(findings)},  # of one code the largest
+        findings={found.code: found.share_pct for found in reversed(findings)},  # the largest of each code
         of_run=frozenset(found.code for found in findings if found.of == "run"),
         problems=record.problems,
     )
@@ -70,7 +70,7 @@ def _conditions(begin: Begin) -> Conditions:
 
 
 def _settings(begin: Begin) -> dict[str, str]:
-    """Of the Trainer and of the training DataLoader."""
+    """Settings of the Trainer and of the training DataLoader."""
     loader = asdict(begin.loader) if begin.loader is not None else {}
     return {name: str(value) for name, value in {**begin.settings, **loader}.items()}
 
@@ -107,7 +107,7 @@ def _gpu(state: State | None, intervals: Sequence[Interval]) -> dict[str, float]
 
 
 def _ledger_s(state: State | None, intervals: Sequence[Interval]) -> dict[str, float]:
-    """Of the newest state, or of the intervals for a run that was killed before it had one."""
+    """Seconds by part, from the newest state; summed over the intervals if there is none."""
     analysis = state.report.analysis if state is not None else None
     run = analysis.run if analysis is not None else None
     if run is not None and run.ledger is not None:

@@ -1,4 +1,4 @@
-"""The files of a rank's record: lines are appended to the newest, older ones are kept up to a total size."""
+"""Files of a rank's record: appends lines, starts a new file past a size, deletes the oldest."""
 
 import os
 from errno import ENOENT
@@ -19,26 +19,26 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
 
 
 class Segments:
-    """Appends lines to `rankN.jsonl`; past a size it becomes `rankN.K.jsonl`, and the oldest of too many is removed.
+    """Appends lines to `rankN.jsonl`. Past a size it is renamed to `rankN.K.jsonl`, and the oldest segment is deleted.
 
-    Each segment begins with a `begin` and the newest `state`, so that removing one loses no totals. Lines are written
-    without a buffer: what was appended survives the end of the process.
+    Each segment starts with a `begin` and the newest `state`, so deleting one loses no totals. Writes are not buffered:
+    appended lines survive the end of the process.
 
     Args:
-        folder: created if missing; its files are new.
+        folder: folder of the files, created if missing.
         begin: the first line.
-        segment_bytes: the size past which a segment is the last one's predecessor.
-        segments: how many are kept, the newest included.
+        segment_bytes: size past which a new segment is started.
+        segments: number of segments to keep, the newest included.
 
     Raises:
-        OSError: the folder or the file cannot be created, or exists and is not this user's; likewise later.
+        OSError: the folder or the file cannot be created, or the folder is another user's. The methods raise it too.
     """
 
     def __init__(
         self, folder: Path, begin: Begin, *, segment_bytes: int = SEGMENT_BYTES, segments: int = SEGMENTS
     ) -> None:
         self.begun = 0
-        """How many segments there have been."""
+        """Number of segments started."""
         self._path = folder / record_name(begin.rank)
         self._begin = begin
         self._segment_bytes, self._segments = segment_bytes, segments
@@ -54,7 +54,7 @@ class Segments:
             raise
 
     def append(self, line: Line) -> None:
-        """Write a line."""
+        """Append a line."""
         text = encode_line(line)
         if isinstance(line, State):
             self._state = text
@@ -63,12 +63,12 @@ class Segments:
             self._rotate()
 
     def check(self) -> None:
-        """Raise FileNotFoundError if the newest segment is gone: lines would go nowhere."""
+        """Raise FileNotFoundError if the newest segment was deleted, since lines would be lost."""
         if not self._path.exists():
             raise FileNotFoundError(ENOENT, "it was removed", str(self._path))
 
     def sync(self) -> None:
-        """Wait until the disk has what was appended."""
+        """Flush appended lines to the disk (`fsync`)."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -96,5 +96,5 @@ class Segments:
 
 
 def _new_file(path: Path) -> FileIO:
-    """A file that did not exist, without a buffer."""
+    """Create a file without a buffer; fail if it exists."""
     return FileIO(path, "xb", opener=lambda name, _: os.open(name, _NEW, 0o666))

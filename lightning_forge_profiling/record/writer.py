@@ -1,4 +1,4 @@
-"""`RecordWriter`: writes a rank's record from a background thread, so that training waits for no disk."""
+"""Writes a rank's record from a background thread, so that training never waits for the disk."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +13,21 @@ from lightning_forge_profiling.record.segments import Segments
 _log = plain_logger(__name__)
 
 FLUSH_S: Final = 1.0
-"""Seconds for which a line may wait in memory. Waking the thread for each line would cost the training thread more."""
+"""Longest time in seconds that a line waits in memory. Waking the thread for each line would cost training more."""
 
 MOST_WAITING: Final = 256
-"""More lines wait in memory only where the disk has stalled."""
+"""Longest queue, in lines. Only a stalled disk fills it."""
 
 
 class RecordWriter:
-    """Takes lines from the training thread, and encodes and writes them in a daemon thread of its own.
+    """Queues lines from the training thread; a daemon thread encodes and writes them.
 
-    No method but `close` waits, and none raises. A failure, such as a full disk, is logged once; the thread then ends
-    and no further line is taken.
+    Only `close` blocks, and no method raises. A failure, such as a full disk, is logged once; then the thread ends and
+    further lines are refused.
 
     Args:
-        open_files: opens the files, in the thread.
-        flush_s: seconds for which a line may wait in memory.
+        open_files: opens the files; called in the thread.
+        flush_s: longest time in seconds that a line waits in memory.
 
     Example:
         >>> import tempfile
@@ -42,7 +42,7 @@ class RecordWriter:
 
     def __init__(self, open_files: Callable[[], Segments], *, flush_s: float = FLUSH_S) -> None:
         self.segments = 0
-        """How many segments have begun: each wants a fresh `state`."""
+        """Number of segments started. Each new one should get a fresh `state`."""
         self._open_files = open_files
         self._flush_s = flush_s
         self._lines: SimpleQueue[Line] = SimpleQueue()
@@ -53,7 +53,7 @@ class RecordWriter:
 
     @classmethod
     def to(cls, folder: Path, begin: Begin) -> "RecordWriter":
-        """A writer into a folder.
+        """A writer to a folder.
 
         Args:
             folder: created if missing.
@@ -63,14 +63,14 @@ class RecordWriter:
 
     @property
     def takes(self) -> bool:
-        """Whether a line would be taken: the record goes on, and few wait to be written."""
+        """Whether `write` would accept a line: the thread is alive, and the queue is not full."""
         return not self._ended and self._lines.qsize() < MOST_WAITING
 
     def write(self, line: Line) -> bool:
-        """Hand over a line, which must not change any more.
+        """Queue a line, which must not change afterwards.
 
         Returns:
-            Whether it was taken.
+            Whether the line was accepted.
         """
         if not self.takes:
             return False
@@ -80,18 +80,18 @@ class RecordWriter:
         return True
 
     def sync(self) -> None:
-        """Write what was handed over now, and have the disk write it."""
+        """Have the thread write the queued lines now and flush them to the disk."""
         self._syncs = True
         self._wake.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is left and end the thread.
+        """Write the remaining lines and end the thread.
 
         Args:
-            timeout_s: how long to wait for it; a disk that hangs must not hold up the end of the run.
+            timeout_s: longest wait in seconds, so that a hanging disk does not block the end of the run.
 
         Returns:
-            Whether it has ended.
+            Whether the thread has ended.
         """
         self._closes = self._syncs = True
         self._wake.set()
@@ -110,7 +110,7 @@ class RecordWriter:
             finally:
                 files.close()
         except Exception as exc:
-            _log.warning("The run's record ends here, and training goes on: %s: %s", type(exc).__name__, exc)
+            _log.warning("The run's record ends here (%s: %s); training continues.", type(exc).__name__, exc)
             _log.debug("", exc_info=exc)
         finally:
             self._ended = True

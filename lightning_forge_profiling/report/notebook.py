@@ -1,4 +1,4 @@
-"""Results as the output of a notebook's cell: an analysis, and a ledger."""
+"""HTML of an analysis and of a ledger, for notebooks."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -15,12 +15,12 @@ _CELL: Final = "padding:1px 8px;text-align:{};vertical-align:top"
 
 
 def escaped(text: str) -> str:
-    """Text of others, which can add no markup."""
+    """Untrusted text, with markup escaped."""
     return escape(plain(text))
 
 
 def analysis_html(analysis: Analysis) -> str:
-    """The verdict, the findings with their evidence, and where the time of a step goes.
+    """HTML of the verdict, the findings with their evidence, and the split of the step.
 
     Example:
         >>> print(analysis_html(Analysis(source="a.json", verdict="x", verdict_text="<b> is slow.", findings=())))
@@ -44,7 +44,7 @@ def _run_ledger(ledger: Ledger) -> RunLedger:
 
 
 def ledger_html(ledger: Ledger) -> str:
-    """The parts of a run that are worth a row, with their share of its wall time."""
+    """HTML table of the largest parts of a ledger, with their share of the wall time."""
     rows = [
         (name, f"{s:.2f}", f"{100 * s / ledger.wall_s:.1f} %" if ledger.wall_s > 0 else "", str(count or ""))
         for name, s, count in ledger_rows(_run_ledger(ledger))
@@ -53,7 +53,7 @@ def ledger_html(ledger: Ledger) -> str:
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text, and whose others are numbers."""
+    """HTML table. The first column is text, the others are numbers."""
     head, *body = (
         "".join(
             f'<{tag} style="{_CELL.format("right" if place else "left")}">{escaped(cell)}</{tag}>'

@@ -26,12 +26,12 @@ _COLUMN: Final = 7
 
 
 def print_run_comparison(comparison: RunComparison, gates: Sequence[Gate], screen: Screen | None = None) -> None:
-    """Print the answer, then what it is from.
+    """Print the outcome, then the numbers behind it.
 
     Args:
-        comparison: what to print.
-        gates: decisions, none where no limit was given.
-        screen: where to; standard output by default, with wrapped sentences.
+        comparison: the comparison.
+        gates: decisions on the limit; empty without a limit.
+        screen: output; standard output with wrapped sentences by default.
     """
     screen = screen or Screen(wrap=True)
     _print_answer(comparison, gates, screen)
@@ -173,9 +173,11 @@ def _basis(comparison: RunComparison) -> str:
         return f"the interval is from the differences between the runs of a side{scatter}"
     ratio = comparison.metrics["step"].ratio
     total = (
-        "" if ratio is None or ratio.scatter is None else f", {100 * ratio.scatter:.1f} % with what parts of a run do"
+        ""
+        if ratio is None or ratio.scatter is None
+        else f", {100 * ratio.scatter:.1f} % with the differences within a run"
     )
     return (
-        "one run a side: how much equal runs differ is not in their steps. The interval allows for "
+        "one run a side: its steps do not show how much equal runs differ. The interval allows for "
         f"{comparison.assumed_scatter_pct:g} % (--scatter{total}, one standard deviation); repeats measure it"
     )

@@ -1,4 +1,4 @@
-"""Goodput: the share of a run's wall time in which it trained, and that of each kind of part of its ledger."""
+"""Goodput: the share of a run's wall time spent training, and the shares of the other kinds of ledger parts."""
 
 from collections import defaultdict
 
@@ -8,15 +8,15 @@ from lightning_forge_profiling.timing.rates import Rates
 
 
 def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
-    """Productive step time per wall time, a fraction.
+    """Productive step time as a fraction of wall time.
 
-    Productive is the ledger's part `steps`: every training batch, warm-up included, without hooks, loggers and whatever
-    else is a part of its own. On a GPU, a hook may wait for work that is queued, or run beside it, and the GPU trains
-    meanwhile: where a region's host time exceeds its device time, the hooks in it are productive up to that excess.
+    The ledger's part `steps` is productive: every training batch, warm-up included, without hooks, loggers and other
+    parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where a region's host
+    time exceeds its device time, its hooks are productive up to that excess.
 
     Args:
-        ledger: of the run up to now.
-        on_device: on a GPU, the counted steps up to now.
+        ledger: ledger of the run so far.
+        on_device: on a GPU, rates over the counted steps so far.
 
     Example:
         >>> parts = {"steps": 6.0, "validation": 3.0, "callback/Prints.on_train_batch_end": 1.0}
@@ -42,11 +42,11 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
 
 
 def run_metrics(ledger: Ledger, on_device: Rates | None = None) -> dict[str, float]:
-    """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part; they sum to 100.
+    """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part, which sum to 100.
 
     Args:
-        ledger: of the run up to now.
-        on_device: on a GPU, the counted steps up to now.
+        ledger: ledger of the run so far.
+        on_device: on a GPU, rates over the counted steps so far.
 
     Example:
         >>> parts = {"steps": 6.0, "module/a": 2.0, "module/b": 1.0}

@@ -1,4 +1,4 @@
-"""The ledger: splits the wall time of a run into parts that sum to it, on one stack and one clock."""
+"""Splits the wall time of a run into parts that sum to it, with one stack and one clock."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -12,29 +12,29 @@ from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.timing.spans import Span, SpanLog
 
 _LONG_NS: Final = 100_000
-"""What is shorter explains no slow step."""
+"""Shorter parts do not explain a slow step."""
 _SPAN_NS: Final = 1_000_000
-"""What is shorter has no span."""
+"""Shorter parts have no span."""
 _CANDIDATES: Final = 32
-"""So many steps keep what took long in them: which are the slowest is known once the GPU has completed them."""
+"""Number of steps that keep their long parts. The slowest are known only once the GPU has completed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger(ShownInNotebook):
-    """Where the wall time of a run went, on one rank.
+    """The wall time of a run by part, on one rank.
 
     Attributes:
-        wall_s: the whole run, in seconds.
-        parts: seconds by part, the largest first. Each is exclusive: what ran inside it and is a part itself is not in
-            it.
+        wall_s: wall time of the whole run, in seconds.
+        parts: seconds by part, largest first. Parts are exclusive: a part inside another is not counted in the outer
+            one.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
-        first_s: what the first time of each part took, which may include what later ones need not do.
-        spans: when parts of 1 ms and more took place, and the epochs and the recorded window. Each includes what ran
+        first_s: seconds of the first time of each part, which may include one-time work.
+        spans: times of parts of 1 ms and more, of the epochs and of the recorded window. A span includes the parts
             inside it.
-        in_steps: by the number of a step, the parts that took long in it, in seconds, the largest first; of the counted
-            steps that had most of it.
-        began_ns: when the run began, by `time.perf_counter_ns`.
+        in_steps: seconds of the long parts in a step, largest first, by the step's number; of the counted steps with
+            most time in long parts.
+        began_ns: start of the run by `time.perf_counter_ns`.
     """
 
     wall_s: float
@@ -51,8 +51,8 @@ class LedgerClock:
     """Keeps the stack of parts that a run is in, and adds the time between two changes to the innermost one.
 
     Args:
-        began_ns: when the run began, by `clock_ns`.
-        part: the part that it began with; "" for none.
+        began_ns: start of the run by `clock_ns`.
+        part: the part that it starts in; "" for none.
         clock_ns: the host clock.
 
     Example:
@@ -79,15 +79,15 @@ class LedgerClock:
         self.step: int | None = None
         """The number of the current step; None before the first."""
         self.noted: defaultdict[str, int] = defaultdict(int)
-        """What took long in the current step, in nanoseconds by part."""
+        """Long parts of the current step, in nanoseconds by part."""
         self._in_steps: list[tuple[int, int, dict[str, int]]] = []  # a heap: how long, number, parts
 
     def enter(self, part: str, *, counts: bool = True) -> None:
-        """Begin a part, inside the current one.
+        """Enter a part, inside the current one.
 
         Args:
             part: its name.
-            counts: whether to count it.
+            counts: whether to count this entry.
         """
         now_ns, stack = self._clock_ns(), self._stack
         if stack:
@@ -101,7 +101,7 @@ class LedgerClock:
         self._counts[part] += counts
 
     def exit(self, part: str) -> None:
-        """End a part, and any part still open inside it; does nothing if the part is not open."""
+        """Exit a part, and any part still open inside it. Does nothing if the part is not open."""
         stack = self._stack
         if part in stack:
             now_ns = self._clock_ns()
@@ -131,11 +131,11 @@ class LedgerClock:
             self.noted[self._stack[-1]] += took_ns
 
     def begin_step(self, step: int, *, last_counts: bool = True) -> None:
-        """A step begins, and the one before it ends.
+        """Begin a step, which ends the previous one.
 
         Args:
-            step: its number.
-            last_counts: whether the one before it counts.
+            step: number of the step.
+            last_counts: whether the previous step counts.
         """
         self.step = step
         parts = self.noted
@@ -150,27 +150,27 @@ class LedgerClock:
         parts.clear()
 
     def open_span(self, name: str) -> None:
-        """Begin a span that is no part, as an epoch or the recorded window; does nothing if it has begun."""
+        """Begin a span that is not a part, such as an epoch or the recorded window. Does nothing if it is open."""
         if name not in self._open_spans:
             self._open_spans[name] = self._clock_ns()
 
     def close_span(self, name: str, at_ns: int | None = None) -> None:
-        """End such a span; does nothing if it has not begun.
+        """End such a span. Does nothing if it is not open.
 
         Args:
             name: its name.
-            at_ns: when it ended; None for now.
+            at_ns: its end; None for now.
         """
         opened_ns = self._open_spans.pop(name, None)
         if opened_ns is not None:
             self._spans.add(name, opened_ns, self._clock_ns() if at_ns is None else at_ns, self.step)
 
     def take_latest(self) -> tuple[Span, ...]:
-        """The spans that have ended since the last call, the latest 256 of them."""
+        """The spans that ended since the last call, at most the latest 256."""
         return self._spans.take_latest(self._began_ns)
 
     def read_parts(self) -> Ledger:
-        """The parts alone, as each logged row needs them: a tenth of the work of `read`."""
+        """The ledger with its parts alone, for logged rows: a tenth of the work of `read`."""
         return self._parts(self._clock_ns())
 
     def _parts(self, now_ns: int) -> Ledger:
@@ -185,7 +185,7 @@ class LedgerClock:
         )
 
     def read(self) -> Ledger:
-        """The ledger up to now; the run goes on."""
+        """The ledger so far; the clock runs on."""
         now_ns = self._clock_ns()
         opened = (*zip(self._stack, self._entered_ns, strict=True), *self._open_spans.items())
         return replace(

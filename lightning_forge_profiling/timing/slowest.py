@@ -10,13 +10,13 @@ _MOST: Final = 5
 
 @dataclass(frozen=True, slots=True, order=True)
 class TimedStep:
-    """A step that took long.
+    """A step and its time.
 
     Attributes:
         ms: device time; host time without a GPU.
         step: its number.
-        ended_ns: when it ended, by the host's clock; 0 if unknown.
-        device_ms: its time by region, as far as its regions were timed.
+        ended_ns: its end by the host's clock; 0 if unknown.
+        device_ms: its time by region, for the regions that were timed.
     """
 
     ms: float
@@ -26,7 +26,7 @@ class TimedStep:
 
 
 class SlowestSteps:
-    """Keeps the five slowest of the steps that are added.
+    """Keeps the five slowest steps.
 
     Example:
         >>> slowest = SlowestSteps()
@@ -39,11 +39,11 @@ class SlowestSteps:
 
     def __init__(self) -> None:
         self.least_ms = 0.0
-        """A step that takes no longer need not be added."""
+        """A step that took no longer than this need not be added."""
         self._heap: list[TimedStep] = []
 
     def add(self, slow: TimedStep) -> None:
-        """Add a step that takes longer than `least_ms`."""
+        """Add a step that took longer than `least_ms`."""
         if len(self._heap) < _MOST:
             heappush(self._heap, slow)
         else:
@@ -52,5 +52,5 @@ class SlowestSteps:
             self.least_ms = self._heap[0].ms
 
     def read(self) -> tuple[TimedStep, ...]:
-        """The slowest first."""
+        """The steps, slowest first."""
         return tuple(sorted(self._heap, key=lambda slow: (-slow.ms, slow.step)))

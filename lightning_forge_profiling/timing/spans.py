@@ -1,4 +1,4 @@
-"""When the long parts of a run took place: a bounded list, whatever the length of the run."""
+"""Times of the long parts of a run, in a list that does not grow with the run."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _MOST: Final = 128
-"""Spans of one name; a picture of the run is about ten times as many pixels wide."""
+"""Most spans of one name. A timeline of the run is about ten times as many pixels wide."""
 _MOST_NAMES: Final = 32
 _FINEST_NS: Final = 1_000_000
 _LATEST: Final = 256
@@ -14,15 +14,15 @@ _LATEST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of the run, or several near each other as one.
+    """A span of the run, or several near each other merged into one.
 
     Attributes:
         part: the part of the ledger, or `epoch` or `window`.
-        start_s: when it began, in seconds since the run began.
-        end_s: when it, or the last of several, ended.
-        seconds: time in it; of several less than `end_s - start_s`.
-        count: how many it stands for.
-        step: the step under way when it, or the last of several, ended; None before the first.
+        start_s: start, in seconds since the run began.
+        end_s: end, of a merged span that of the last.
+        seconds: time in it; of a merged span less than `end_s - start_s`.
+        count: number of spans merged into it.
+        step: the step under way at its end; None before the first.
     """
 
     part: str
@@ -43,7 +43,7 @@ class _Stretch:
 
 
 class SpanLog:
-    """Keeps spans by name. Where one name has too many, those that fit into a short time together become one.
+    """Keeps spans by name. If a name has too many, spans near each other are merged.
 
     Example:
         >>> log = SpanLog(most=5)
@@ -63,9 +63,9 @@ class SpanLog:
         """Add a span that has ended.
 
         Args:
-            part: its name; those of more than 32 names are not kept.
-            began_ns: when it began.
-            ended_ns: when it ended, after all of its name before it.
+            part: its name. After 32 names, further names are dropped.
+            began_ns: its start.
+            ended_ns: its end, after those of all earlier spans of its name.
             step: the step under way.
         """
         stretches = self._stretches.get(part)
@@ -84,20 +84,20 @@ class SpanLog:
             self._resolution_ns[part] = resolution_ns
 
     def take_latest(self, origin_ns: int) -> tuple[Span, ...]:
-        """The spans that were added since the last call, the latest 256 of them.
+        """The spans added since the last call, at most the latest 256.
 
         Args:
-            origin_ns: when the run began.
+            origin_ns: start of the run.
         """
         latest = tuple(_span(part, one, origin_ns) for part, one in self._latest)
         self._latest.clear()
         return latest
 
     def read(self, origin_ns: int, still_open: Iterable[tuple[str, int, int, int | None]] = ()) -> tuple[Span, ...]:
-        """All spans, by their beginning.
+        """All spans, ordered by start.
 
         Args:
-            origin_ns: when the run began.
+            origin_ns: start of the run.
             still_open: arguments of `add` for spans that have not ended.
         """
         ended = ((part, one) for part, stretches in self._stretches.items() for one in stretches)

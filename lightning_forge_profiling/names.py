@@ -12,7 +12,7 @@ EXCLUDED: Final = ("validation", "checkpoint", "profiler")
 and exporting a trace blocked the training loop."""
 
 STEPS: Final = "steps"
-"""The part of the ledger that is the training loop, without what is a part of its own."""
+"""The part of the ledger for the training loop, without the other parts."""
 
 EPOCH: Final = "epoch"
 WINDOW: Final = "window"
@@ -109,12 +109,12 @@ RECORD_FOLDER: Final = "forge_record"
 
 
 def record_name(rank: int) -> str:
-    """A rank's record; segments that were rotated out lie beside it as `rankN.1.jsonl`, `rankN.2.jsonl`, ..."""
+    """A rank's record. Its rotated segments are beside it: `rankN.1.jsonl`, `rankN.2.jsonl`, ..."""
     return f"rank{rank}.jsonl"
 
 
 def segment_name(rank: int, number: int) -> str:
-    """A segment of a rank's record that was rotated out, the first one number 1."""
+    """A rotated segment of a rank's record, counted from 1."""
     return f"rank{rank}.{number}.jsonl"
 
 

@@ -169,7 +169,8 @@ def test_what_is_no_record_is_refused_with_what_to_do(tmp_path):
     assert fails(forge("summary", tmp_path / "nothing"), "nothing does not exist")
     assert fails(forge("summary", tmp_path), "no record of a run in ")
     assert fails(
-        forge("summary", INPUT_BOUND), "is not a record of a run (forge_record/rankN.jsonl); for traces use forge-profiling analyze"
+        forge("summary", INPUT_BOUND),
+        "is not a record of a run (forge_record/rankN.jsonl); for traces use forge-profiling analyze",
     )
     empty = tmp_path / "forge_record"
     empty.mkdir()

@@ -22,7 +22,7 @@ class EndedStep(NamedTuple):
     complete: bool
     """Whether every event in it could be recorded."""
     before: PlainSteps | None = None
-    """The steps before it that have no event of their own, and share its interval."""
+    """The steps before it that have no event and share its interval."""
 
 
 class CompletedSteps:

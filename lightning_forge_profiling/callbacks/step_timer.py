@@ -352,7 +352,7 @@ class StepTimer:
 
     def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
         # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's
-        # queue, which is no work of ours
+        # queue, which is not overhead of timing
         self._budget.add(step_ns=step_ns, own_ns=0 if self._host_is_ahead else own_ns, split=split, steps=steps)
 
     def finish(self, *, wait: bool) -> None:

@@ -150,7 +150,7 @@ class RunTelemetry:
     def _run_allocator(self) -> AllocatorInterval | None:
         if self._run is None:
             return None
-        # most likely reached in the warm-up; one of before this fit says nothing, and what was seen is a lower bound
+        # the peak is most likely reached in the warm-up; one from before this fit leaves only the sampled lower bound
         peak = self._read_allocator().peak_bytes
         if peak <= self._earlier_peak:
             seen = (point.readings.get("allocated_bytes") for point in self.sampler.history())

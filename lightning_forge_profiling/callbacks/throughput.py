@@ -178,8 +178,8 @@ class ThroughputCallback(TimedCallback):
         """The metrics over all steps that count, of the run under way or else the last one; {} before any.
 
         Returns:
-            The logged names and their values on this process (in a process of its own, as `ddp_spawn` uses, they stay
-            there).
+            The logged names and their values on this process (with `ddp_spawn`, they stay in the spawned
+            process).
         """
         if self._step_timer is not None and self._step_timer.active:
             self._step_timer.deliver()

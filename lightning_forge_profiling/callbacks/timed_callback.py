@@ -70,7 +70,7 @@ def _are_twins(one: "TimedCallback", other: "TimedCallback") -> bool:
 
 
 def _taking_part(callbacks: Iterable[Callback]) -> "tuple[TimedCallback, ...]":
-    """Those of ours that are enabled; of one kind those of the script, else the first of those that `run` added.
+    """The enabled callbacks of this package: of each kind those of the script, else the first that `run` added.
 
     A script that gives one list to two Trainers has what was added to the first in the second, too.
     """

@@ -15,11 +15,11 @@ METRICS = ("step", "busy", "idle", "matmul", "comm", "memory", "other")
 """The metrics of `diagnosis.compare`, repeated so that `--help` does not import it."""
 
 RUN_METRICS = ("step", "median", "samples", "tokens", *REGIONS)
-"""Those of `diagnosis.run_metrics`, likewise."""
+"""The metrics of `diagnosis.run_metrics`, repeated likewise."""
 
 _AGAINST = "against"
 SCATTER_PCT = 7.0
-"""Equal runs are then called slower by more than 5 % in under 5 % of simulated comparisons up to a scatter of 10 %."""
+"""With it, under 5 % of simulated comparisons of equal runs are `slower` at 5 %, up to a scatter of 10 %."""
 
 _EXIT_CODES: dict[str | None, int] = {"slower": 1, "inconclusive": 3}
 
@@ -32,8 +32,8 @@ examples:
 
 exit codes of --fail-over: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 inconclusive
 
-Runs (records that ThroughputCallback writes; of a folder the newest) are compared by all of their counted steps.
-With one run a side the interval allows for differences between processes (--scatter); repeats measure them.
+Runs are compared by all of their counted steps, read from the records that ThroughputCallback writes (the newest in a
+folder). With one run a side, the interval allows for differences between processes (--scatter); repeats measure them.
 
 Traces are compared by their recorded steps: inconclusive if the 95 % interval of the difference of medians contains
 the limit, or with fewer than five whole steps on a side. With step times that vary by 1 %, five steps a side detect a
@@ -56,11 +56,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="the baseline A and what to compare with it, B: records, traces, or folders; "
-        "or the repeats of the baseline",
+        help="the baseline A and the run B to compare with it: records, traces, or folders; "
+        "with --against, the repeats of the baseline",
     )
     parser.add_argument(
-        "--against", nargs="+", type=Path, metavar="RUN", help="the repeats to compare with those of the baseline"
+        "--against", nargs="+", type=Path, metavar="RUN", help="the repeats to compare with the baseline"
     )
     parser.add_argument(
         "--fail-over",
@@ -80,8 +80,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         type=percentage,
         default=SCATTER_PCT,
         metavar="PCT",
-        help="how much processes of equal runs differ here, one standard deviation in percent, "
-        f"for one run a side (default: {SCATTER_PCT:g})",
+        help="scatter between processes of equal runs to assume with one run a side, "
+        f"as a standard deviation in percent (default: {SCATTER_PCT:g})",
     )
     parser.add_argument(
         "--anyway",
@@ -108,14 +108,16 @@ def _run(args: argparse.Namespace) -> int:
         )
     else:
         if len(before) > 1 or len(after) > 1:
-            raise ConfigurationError("repeats are of runs with a record each; traces are compared one with one")
+            raise ConfigurationError(
+                "traces cannot have repeats: compare one trace with one, or runs with a record each"
+            )
         _refuse_metrics(metrics, METRICS, "traces")
         outcome = _compare_traces(before[0], after[0], args.fail_over, metrics, as_json=args.json)
     return _EXIT_CODES.get(outcome, 0)
 
 
 def _of_runs(paths: Sequence[Path]) -> bool:
-    """Whether all have a record; False where none has, or those that do have traces, too.
+    """Whether to compare records: all paths have one. False if none has, or if those that have one also have traces.
 
     Raises:
         ConfigurationError: one side has only a record, and the other only a trace.

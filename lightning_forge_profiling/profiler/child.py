@@ -14,10 +14,10 @@ from lightning_forge_profiling.profiler.paths import plugin_path, trace_path, wi
 from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends
 
 _PACKAGES = ("numpy", "msgspec", __name__.partition(".")[0])
-"""What it imports besides the standard library."""
+"""What the child process imports besides the standard library."""
 
 _PROGRAM: Final = "lightning_forge_profiling.finish"
-"""What it runs. Not imported: it is a process of its own, without torch."""
+"""The program of the child process. Not imported: it runs in a separate process without torch."""
 
 _CODE = (
     "import sys; end = 2 + int(sys.argv[1]); sys.path += sys.argv[2:end]; del sys.argv[1:end]; "
@@ -63,7 +63,7 @@ class FinishingChild:
             command += ["--plugin", str(plugin_path(folder, rank))]
         if analyze and rank == ranks[0]:
             command.append("--analyze")
-        # a session of its own: Ctrl-C ends the training, not the writing of its trace
+        # a separate session: Ctrl-C ends the training, not the writing of its trace
         self._process = _Process(
             command,
             stdin=subprocess.PIPE,

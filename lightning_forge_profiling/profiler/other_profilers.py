@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerAction, profile
 
 RECORDING: Final = Lock()
-"""Held by whoever of us records. PyTorch tells of its own thread's profilers alone, and two at once end the process."""
+"""Held while this package records. PyTorch reports only its own thread's profilers, and two at once end the process."""
 
 
 def active_profiler() -> str:

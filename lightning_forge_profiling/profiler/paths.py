@@ -52,7 +52,7 @@ def claim(folders: Iterable[Path], rank: int) -> Path:
     """Claim the first folder that belongs to this user and has no trace of this rank.
 
     Returns:
-        The file to export the raw trace to, in a hidden folder of its own that no other process gets and no other user
+        The file to export the raw trace to, in a separate hidden folder that no other process gets and no other user
         can enter.
 
     Raises:

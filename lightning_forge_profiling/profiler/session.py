@@ -140,8 +140,8 @@ class TraceSession:
             elif phase is Phase.WARMUP or self._profiler is None:
                 self._start_profiler(recording=phase is Phase.RECORD)
             elif before is Phase.WARMUP:
-                # one that was made after our warm-up began would be started on top of ours; looked for before
-                # recording, for a Python tracer would record the look
+                # a profiler created since the warm-up began would be started on top of this one; checked before
+                # recording, because a Python tracer would record the check
                 other = scheduled_profiler(until=self._window.end_step - step)
                 self._profiler.start_trace()
                 if other:  # which attaches CUPTI itself: detaching it now could take its kernels away

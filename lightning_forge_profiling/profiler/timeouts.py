@@ -1,4 +1,4 @@
-"""Limits every wait of ours while a run ends or fails."""
+"""Limits every wait of this package while a run ends or fails."""
 
 import signal
 import threading

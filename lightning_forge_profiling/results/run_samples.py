@@ -1,4 +1,4 @@
-"""What two runs are compared by: one run's intervals as columns, what it ran on, and where its time went."""
+"""Data that runs are compared by: a run's intervals as columns, its conditions, ledger and findings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What two runs must have in common for their step times to be comparable.
+    """Conditions that runs must share for their step times to be comparable.
 
     Attributes:
-        device: the device it trained on, in words.
+        device: the training device, such as `cuda:0 (NVIDIA H200)`.
         world_size: number of training processes.
-        precision: of the Trainer; "" if unknown.
+        precision: precision of the Trainer; "" if unknown.
         batch_size: samples per batch of one rank; None if unknown.
     """
 
@@ -26,28 +26,28 @@ class RunSamples:
     """One run on rank 0. Columns have an entry for each interval that has counted steps.
 
     Attributes:
-        source: the folder of its record.
-        run: identifies it.
-        conditions: what it ran on.
+        source: folder of the record.
+        run: id of the run.
+        conditions: its conditions.
         host: name of the machine.
-        commit: the git commit of its code; "" if unknown.
-        versions: of the software, by name.
-        settings: of the Trainer and of the training DataLoader, by name.
-        ended: `finished`, `failed`, or `unfinished` for a run that is going on or was killed.
-        steps: steps so far, the left out ones included.
+        commit: git commit of the code; "" if unknown.
+        versions: versions of the software, by name.
+        settings: settings of the Trainer and of the training DataLoader, by name.
+        ended: `finished`, `failed`, or `unfinished` for a run that is still going on or was killed.
+        steps: number of steps so far, including those that do not count.
         counted: number of counted steps.
         step_ms: their time, summed.
         region_ms: the part of it in each region; None for an interval without regions.
-        samples: samples of the counted steps; None if unknown.
-        tokens: their tokens; None if not counted.
+        samples: samples in the counted steps; None if unknown.
+        tokens: tokens in the counted steps; None if not counted.
         steps_us: histogram of their times: number of steps by bucket. Bucket b ends at `bucket_ratio`^b microseconds.
-        bucket_ratio: end of a bucket over its beginning.
+        bucket_ratio: upper over lower edge of a bucket.
         gpu: means of the GPU's sensors and of the allocator's figures over the run, by logged name.
         ledger_s: seconds of the run so far, by part of the ledger; empty if unknown.
-        verdict: "" for none.
-        findings: share in percent by code of the finding.
-        of_run: the codes whose share is of the run, not of the step.
-        problems: what of the record could not be read.
+        verdict: code of the verdict; "" for none.
+        findings: share of each finding in percent, by code.
+        of_run: codes of the findings whose share is of the run, not of the step.
+        problems: what could not be read.
     """
 
     source: str

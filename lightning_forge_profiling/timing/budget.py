@@ -25,7 +25,7 @@ _LOWEST_RATE: Final = 1 / 64
 """Where even the ends of steps cost more than the share, regions of some steps are timed all the same."""
 
 _PLAIN_TO_SPLIT: Final = 0.25
-"""What a step costs of which only the end is timed, before one was seen: an event of seven, and counts."""
+"""Cost of a step timed as a whole relative to a split one, until it is measured: one event of seven, and counts."""
 
 
 class TimingBudget:

@@ -96,7 +96,7 @@ def shares(found: Iterable[RunOutcome | None]) -> tuple[str, ...]:
 
 
 def by_steps_alone(runs: Sequence[RunSamples]) -> Iterator[RunOutcome]:
-    """The outcome of each pair, were processes not allowed to differ."""
+    """The outcome of each pair, without the allowance for processes."""
     for sides in groups(runs, 1):
         found = [BlockBootstrap(run.counted, run.step_ms).ratio(run.step_ms, run.counted) for [run] in sides]
         a, b = (value for value in found if value is not None)
@@ -184,7 +184,7 @@ def measure(pairs: int, folder: Path) -> None:
         found = compared(runs, size)
         for name in ("step", "median") if found else ():
             row(name, str(size), *shares(outcomes(found, name)))
-    row("step, were processes not allowed to differ", "1", *shares(by_steps_alone(runs)))
+    row("step, without the allowance for processes", "1", *shares(by_steps_alone(runs)))
 
 
 def main() -> None:

@@ -229,8 +229,8 @@ class RunLedger:
             `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `profiler` (this package), `teardown`.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
-        first_s: seconds of the first time of each part, which may include what later ones need not do.
-        goodput: productive step time as a fraction of `wall_s`: `steps`, and on a GPU what it computed during hooks.
+        first_s: seconds of the first time of each part, which may include one-time work.
+        goodput: productive step time as a fraction of `wall_s`: `steps`, and on a GPU training during hooks.
         spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
     """
 
@@ -250,7 +250,7 @@ class RankDifference:
     Attributes:
         rank: the other rank.
         part: the part.
-        seconds: what it takes that rank longer than rank 0; negative if shorter.
+        seconds: its excess over rank 0 in seconds; negative if shorter.
     """
 
     rank: int

@@ -69,7 +69,7 @@ class Size:
     blocks: int
 
 
-# A block of the launch-bound loop is two rounds of reading results.
+# A block of the launch-bound loop is one round of reading results.
 SIZES = {"gpt": Size(15, 60, 8, 80), "small": Size(300, 1000, 64, 160)}
 QUICK = Size(12, 24, 4, 24)
 

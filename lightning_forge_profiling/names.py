@@ -14,6 +14,13 @@ and exporting a trace blocked the training loop."""
 STEPS: Final = "steps"
 """The part of the ledger for the training loop, without the other parts."""
 
+GC_FULL: Final = "gc/generation_2"
+GC_YOUNG: Final = "gc/generation_0_1"
+"""The parts of the ledger that are Python's garbage collection: of all objects, and of the younger generations."""
+
+CHECKPOINT_WRITE: Final = "checkpoint/write"
+"""The part of the ledger from a checkpoint's state to its file, as far as it blocks."""
+
 EPOCH: Final = "epoch"
 WINDOW: Final = "window"
 """Spans of the ledger that are no parts: a training epoch, and the recorded window."""
@@ -34,8 +41,8 @@ _HOOK_REGIONS: Final = {
 
 
 LOGGED_KINDS: Final = (
-    *("steps", "validation", "checkpoint", "data_loader", "callbacks", "hooks", "loggers", "compile", "profiler"),
-    *("startup", "other"),
+    *("steps", "validation", "checkpoint", "data_loader", "callbacks", "hooks", "loggers", "compile", "gc"),
+    *("profiler", "startup", "other"),
 )
 """Kinds of parts that are logged; the sanity check is in `startup`, what is left in `other`."""
 

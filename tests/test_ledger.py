@@ -1,7 +1,6 @@
 """Where the whole run's wall time goes: planted costs are found in their part, and the parts sum to the run."""
 
 import copy
-import gc
 import json
 import pickle
 import sys
@@ -100,7 +99,9 @@ def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
         assert ledger.parts[part] == pytest.approx(took_s, rel=0.1, abs=0.05), part
     assert ledger.counts["callback/Slow.on_train_batch_end"] == 16
     assert ledger.counts["validation"] == 2
-    assert ledger.parts["checkpoint"] < planted.took_s["module/on_save_checkpoint"], "each nanosecond once"
+    assert ledger.counts["checkpoint"] == ledger.counts["checkpoint/write"] == 2
+    both = ledger.parts["checkpoint"] + ledger.parts["checkpoint/write"]
+    assert both < planted.took_s["module/on_save_checkpoint"], "each nanosecond once"
     assert sums_up(ledger)
     assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
 
@@ -268,19 +269,6 @@ def test_the_users_profiler_prints_what_it_printed(make_trainer, tmp_path):
     assert ours.ledger().parts[hook] == pytest.approx(planted.took_s[hook], rel=0.1)
     recorded = next(took for name, took in profiler.recorded_durations.items() if "Slow.on_train_epoch_end" in name)
     assert sum(recorded) == pytest.approx(planted.took_s[hook], rel=0.1)
-
-
-def test_no_python_function_runs_in_garbage_collections(make_trainer, tmp_path):
-    """Python ignores what such a function raises, and so Ctrl-C that arrives in it."""
-    during = []
-
-    class Looks(Callback):
-        def on_train_batch_end(self, *_):
-            during.append(list(gc.callbacks))
-
-    before = list(gc.callbacks)
-    fit(make_trainer, tmp_path, Looks(), logger=False, enable_checkpointing=False)
-    assert during == [before] * 16
 
 
 class OwnOptimizerStep(Classifier):

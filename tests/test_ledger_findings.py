@@ -16,8 +16,8 @@ from tests.models import Classifier, loader
 STEP_MS, STEPS = 50.0, 200
 
 
-def evidence(*, data_ms=0.0, before_s=2.0, **parts):
-    """A run of `STEPS` steps of `STEP_MS`, and what else took its time."""
+def evidence(*, data_ms=0.0, before_s=2.0, drained_pct=None, counts=None, **parts):
+    """A run of `STEPS` steps of `STEP_MS`, and what else took its time, each part 10 times unless `counts` has it."""
     ledger = {"startup/process": before_s, "steps": STEPS * STEP_MS / 1e3, **parts}
     return RunEvidence(
         steps=STEPS,
@@ -25,8 +25,12 @@ def evidence(*, data_ms=0.0, before_s=2.0, **parts):
         step_ms=Distribution(mean=STEP_MS, p50=STEP_MS, min=STEP_MS, max=STEP_MS),
         regions={"data": RunRegion(device_ms=data_ms, host_ms=data_ms)},
         ledger=RunLedger(
-            wall_s=sum(ledger.values()), parts=ledger, unexplained_s=0.0, counts=dict.fromkeys(ledger, 10)
+            wall_s=sum(ledger.values()),
+            parts=ledger,
+            unexplained_s=0.0,
+            counts={**dict.fromkeys(ledger, 10), **(counts or {})},
         ),
+        drained_pct=drained_pct,
     )
 
 
@@ -45,6 +49,16 @@ def evidence(*, data_ms=0.0, before_s=2.0, **parts):
         ("datamodule/on_before_batch_transfer", "slow-hook", "the data module's on_before_batch_transfer takes 30.0 s"),
         ("logger/WandbLogger", "slow-logger", "the logger WandbLogger takes 30.0 s"),
         ("data_loader", "loader-startup", "creating the DataLoader and its iterator takes 30.0 s"),
+        (
+            "gc/generation_2",
+            "gc-bound",
+            "garbage collection of generation 2 takes 30.0 s of the fit's 40.0 s (10 collections, 3.0 s each)",
+        ),
+        (
+            "checkpoint/write",
+            "checkpoint-bound",
+            "saving checkpoints takes 30.0 s of the fit's 40.0 s (10 times, 3.0 s each); 30.0 s to write them",
+        ),
         ("compile", "compile-bound", "torch.compile takes 30.0 s of the fit's 40.0 s (10 compilations, 3.0 s each)"),
     ],
 )

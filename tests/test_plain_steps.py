@@ -36,6 +36,7 @@ class Loop:
         self.seen = {}
         watch(self.step_timer, lambda times, *_: self.seen.__setitem__(times.step, times))
         self.gpu_waits = gpu_waits
+        self.before = []
         self.step_timer.start()
         self.step(10)
         budget.rate = 0.0
@@ -55,14 +56,19 @@ class Loop:
             self.step_timer.exit(name)
         during()
         self.step_timer.saw_training = True
-        if self.step_timer.plain and self.step_timer.plain_steps_ahead():
-            self.step_timer.end_plain_step(ONE, self.device.host_clock_ns())
+        if not self.step_timer.disturbed and self.step_timer.plain_steps_ahead():
+            self.before.append(ONE)
+            self.step_timer.end_plain_step(self.device.host_clock_ns())
             return True
-        self.step_timer.end_step(ONE)
+        self.step_timer.end_step(ONE, self._taken())
         return False
 
+    def _taken(self):
+        before, self.before = self.before, []
+        return before
+
     def finish(self):
-        self.step_timer.finish(wait=True)
+        self.step_timer.finish(self._taken(), wait=True)
         return {step: dict(times.device_ms) for step, times in self.seen.items()}
 
 

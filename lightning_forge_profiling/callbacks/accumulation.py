@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from lightning_forge_profiling.callbacks.lightning_api import StepProgress
-
 _LONGEST_CYCLE: Final = 64
 """If the module accumulates gradients by itself, its first cycle ends within this many steps."""
 
@@ -12,18 +10,22 @@ class AccumulationCycles:
     """Follows gradient accumulation from batch to batch.
 
     Args:
-        progress: of the fit, before its first batch.
+        updates: optimizer steps before the first batch of the fit.
     """
 
-    def __init__(self, progress: StepProgress) -> None:
-        self._updates = progress.updates.completed
+    def __init__(self, updates: int) -> None:
+        self._updates = updates
 
-    def after_batch(self, progress: StepProgress, step: int) -> tuple[bool, bool]:
-        """Whether the batch that has just ended changed the weights, and whether it was the last of its cycle.
+    def after_batch(self, updates: int, step: int, *, each_changes: bool) -> tuple[bool, bool]:
+        """Whether a batch changed the weights, and whether it was the last of its cycle.
 
         Several optimizers in one batch are one change of the weights.
+
+        Args:
+            updates: optimizer steps up to its end.
+            step: its number.
+            each_changes: whether every batch changes the weights.
         """
-        updates = progress.updates.completed
         changed, self._updates = updates != self._updates, updates
         # a module may step an optimizer that Lightning does not know of
-        return changed, changed or progress.each_changes or (not updates and step >= _LONGEST_CYCLE)
+        return changed, changed or each_changes or (not updates and step >= _LONGEST_CYCLE)

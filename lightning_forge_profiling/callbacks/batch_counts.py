@@ -17,6 +17,9 @@ _log = plain_logger(__name__)
 
 FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
 
+Amounts: TypeAlias = tuple[float | None, float | None, float | None]
+"""Samples, tokens and FLOPs of a batch; None if unknown."""
+
 _SAMPLES = "samples"
 _MODULE_ATTRIBUTE = "flops_per_batch"
 
@@ -57,7 +60,7 @@ class WorkCounter:
         problem, batches = self._problems.get(self._flops_name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
-    def usual(self, batch: Any) -> tuple[float | None, float | None, float | None] | None:
+    def usual(self, batch: Any) -> Amounts | None:
         """Samples, tokens and FLOPs of a batch by the short way; None if it takes `count`.
 
         Args:

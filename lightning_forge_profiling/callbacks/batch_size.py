@@ -23,6 +23,9 @@ _FIRST_BATCHES: Final = 8
 _Size = Callable[[Any], int]
 """Reads one size off a batch."""
 
+_LACKING: Final = (AttributeError, IndexError, KeyError, TypeError)
+"""Raised by it for a batch that lacks what another has."""
+
 
 class UnknownBatchSizeError(Exception):
     """The samples of a batch cannot be counted; the message says why."""
@@ -101,11 +104,15 @@ class BatchSize:
     def usual(self, batch: Any) -> int | None:
         """The loader's batch size if every part of the batch has it; None if it takes the full search."""
         usual = self._usual
-        if usual is not None:
+        if usual is None:
+            return None
+        try:
             for where in self._sizes:
-                if _read(where, batch) != usual:
+                if where(batch) != usual:
                     return None
-            self._batches += 1
+        except _LACKING:
+            return None
+        self._batches += 1
         return usual
 
     def _agreeing(self, batch: Any, known: _Known, *, ends_epoch: bool) -> list[_Size]:
@@ -207,5 +214,5 @@ def _within(get: Callable[[Any], Any], where: _Size, part: Any) -> int:
 def _read(where: _Size, batch: Any) -> int | None:
     try:
         return where(batch)
-    except (AttributeError, IndexError, KeyError, TypeError):  # a batch may lack what another has
+    except _LACKING:
         return None

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.names import EPOCH
+from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.steps import LOADER_START
 
@@ -59,6 +59,7 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
     checkpoint = _Checkpoint(step_timer)
     found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
     found |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
+    found |= dict.fromkeys(actions.state_collected, _Boundary(_nothing, checkpoint.write))
     found |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.enter_loader_start, _nothing))
     found |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.exit, LOADER_START), _nothing))
     found |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation, _nothing))
@@ -71,7 +72,10 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
 
 
 class _Checkpoint:
-    """The region `checkpoint`: from the save to the end of its hook, which then removes older checkpoints."""
+    """The region `checkpoint`: from the save to the end of its hook, which then removes older checkpoints.
+
+    In the ledger, writing is a part of its own.
+    """
 
     def __init__(self, step_timer: StepTimer) -> None:
         self._step_timer = step_timer
@@ -82,7 +86,13 @@ class _Checkpoint:
             self._open = True
             self._step_timer.enter("checkpoint")
 
+    def write(self) -> None:
+        if self._open and self._step_timer.ledger is not None:
+            self._step_timer.ledger.enter(CHECKPOINT_WRITE)
+
     def saved(self) -> None:
+        if self._step_timer.ledger is not None:
+            self._step_timer.ledger.exit(CHECKPOINT_WRITE)
         if self._open and not self._in_hook:
             self._open = False
             self._step_timer.exit("checkpoint")
@@ -171,7 +181,7 @@ class BoundaryProfiler:
         parts: of the ledger, by the names of their actions.
     """
 
-    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_loader_starts", "_both"})
+    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_around_parts", "_both"})
 
     def __init__(
         self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
@@ -179,8 +189,8 @@ class BoundaryProfiler:
         self.inner = inner
         self.step_timer = step_timer
         self._parts = parts
-        self._loader_starts = frozenset(actions.loader_starts)
-        self._both = self._loader_starts.union(actions.may_save)
+        self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected))
+        self._both = self._around_parts.union(actions.may_save)
         self._boundaries = _boundaries(step_timer, actions)
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
@@ -198,7 +208,7 @@ class BoundaryProfiler:
         of_part = _Boundary(partial(ledger.enter, part), partial(ledger.exit, part))
         if boundary is None:
             return of_part
-        return _inside(boundary, of_part) if action_name in self._loader_starts else _inside(of_part, boundary)
+        return _inside(boundary, of_part) if action_name in self._around_parts else _inside(of_part, boundary)
 
     def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)

@@ -17,6 +17,7 @@ from lightning_forge_profiling.callbacks.lightning_api import (
     timed_restoring,
 )
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.timing.garbage import GarbageTimer
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
 _OF_SET_UP: Final = (
@@ -119,8 +120,7 @@ def _inside(clock: LedgerClock, part: str) -> Iterator[None]:
 class LedgerParts:
     """Enters into the ledger what Lightning does not announce, while a training loop runs.
 
-    Only the training thread's time is entered. Garbage collection is not: a Python function in `gc.callbacks` swallows
-    the exception of a signal that arrives while it runs, and so Ctrl-C.
+    Only the training thread's time is entered.
 
     Args:
         clock: the ledger.
@@ -136,6 +136,8 @@ class LedgerParts:
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
         self._logger_part = f"logger/{names}"
         self._logging = timed_logging(trainer, self.logging)
+        self._garbage = GarbageTimer()
+        clock.note_garbage(self._garbage)
         dynamo = sys.modules.get("torch._dynamo.callback")  # not imported for this
         self._compiler = None if dynamo is None else dynamo.callback_handler
         if self._compiler is not None:
@@ -145,6 +147,7 @@ class LedgerParts:
     def close(self) -> None:
         """Restore everything."""
         self._logging.release()
+        self._garbage.close()
         compiler, self._compiler = self._compiler, None
         if compiler is not None:
             for listed, ours in (

@@ -98,6 +98,8 @@ class Actions(NamedTuple):
     """Each is one region, from its beginning to its end."""
     saves: Collection[str] = ()
     """Save a checkpoint."""
+    state_collected: Collection[str] = ()
+    """The last action of such a save before its file is written."""
     may_save: Collection[str] = ()
     """Hooks of callbacks that save checkpoints and then remove older ones."""
     loader_starts: Collection[str] = ()
@@ -127,6 +129,7 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
             "optimizer_step": "optimizer",  # manual optimization
         },
         saves=("save_checkpoint",),
+        state_collected=(f"{of_module}on_save_checkpoint",),
         may_save=tuple(
             f"[Callback]{callback.state_key}.{hook}"
             for callback in trainer.checkpoint_callbacks

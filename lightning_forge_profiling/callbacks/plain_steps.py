@@ -5,7 +5,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
-from lightning_forge_profiling.callbacks.batch_counts import WorkCounter
+from lightning_forge_profiling.callbacks.batch_counts import Amounts, WorkCounter
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer, step_progress
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.rates import StepWork
@@ -35,7 +35,9 @@ class PlainSteps:
         self._counter = counter
         self._cycles = cycles
         self._clock_ns = clock_ns
-        self._left = self._ended = 0
+        self._left = 0
+        self._ended: list[tuple[Amounts, int]] = []
+        """Of each step what is in its batch, and the optimizer steps up to its end."""
         self._trainer: Trainer = None
         self._profiler: object = None
         self._progress = StepProgress(None, None, each_changes=True)
@@ -53,10 +55,16 @@ class PlainSteps:
             self._trainer, self._profiler = trainer, trainer.profiler
             self._progress = step_progress(trainer, module)
 
-    def take(self) -> int:
-        """How many steps have ended the short way since the last call."""
-        ended, self._ended = self._ended, 0
-        return ended
+    def take(self) -> list[StepWork]:
+        """What is in the batches of the steps that have ended the short way since the last call."""
+        if not self._ended:
+            return []
+        ended, self._ended = self._ended, []
+        first, works = self._step_timer.step - len(ended), []
+        for step, ((samples, tokens, flops), updates) in enumerate(ended, first):
+            changed, ends_cycle = self._cycles.after_batch(updates, step, each_changes=self._progress.each_changes)
+            works.append(StepWork(samples, tokens, int(changed), flops, ends_cycle))
+        return works
 
     def end(self, batch: Any) -> bool:
         """End the current step if it is plain; otherwise do nothing.
@@ -68,10 +76,10 @@ class PlainSteps:
             Whether the step was ended.
         """
         step_timer = self._step_timer
-        if not self._left or not step_timer.plain or self._trainer.profiler is not self._profiler:
+        if not self._left or step_timer.disturbed or not step_timer.saw_training:
             return False
-        progress = self._progress
-        if progress.batches.is_last_batch:
+        batches, updates, _ = self._progress
+        if batches.is_last_batch or self._trainer.profiler is not self._profiler:
             return False
         began_ns = self._clock_ns()
         try:
@@ -79,10 +87,8 @@ class PlainSteps:
             if amounts is None:
                 return False
             self._left -= 1
-            self._ended += 1
-            changed, ends_cycle = self._cycles.after_batch(progress, step_timer.step)
-            samples, tokens, flops = amounts
-            step_timer.end_plain_step(StepWork(samples, tokens, int(changed), flops, ends_cycle), began_ns)
+            self._ended.append((amounts, updates.completed))
+            step_timer.end_plain_step(began_ns)
         except Exception as exc:
             step_timer.fail(exc)
         return True

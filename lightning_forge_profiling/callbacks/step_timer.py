@@ -1,6 +1,6 @@
 """Turns the boundaries of a fit (a fetch begins, backward ends) into region times, steps and the run's totals."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from threading import Lock
 from time import perf_counter_ns
@@ -25,7 +25,7 @@ _log = plain_logger(__name__)
 MAX_USER_REGIONS: Final = 64
 """Regions of the user's beyond these are not timed, so that names made up in a loop cannot grow without end."""
 
-_DELIVER_EVERY: Final = 32
+_DELIVER_EVERY: Final = 64
 """Reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm."""
 
 _DELIVER_ABOVE: Final = 1024
@@ -81,6 +81,8 @@ class StepTimer:
         """The step under way."""
         self.saw_training = False
         """Whether its training step was announced."""
+        self.disturbed = True
+        """Whether it is unlike the steps before it, or not timed."""
         timed = {*regions, *EXCLUDED, "other"}
         self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*REGIONS, *EXCLUDED)}
@@ -103,10 +105,8 @@ class StepTimer:
         self._user_regions = Lock()  # autograd has a thread for each device
         self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
         self._completed = CompletedSteps(self.totals)
-        self._plain: list[StepWork] = []
         self._plain_ended_ns: list[int] = []
         self._plain_own_ns = 0
-        self._disturbed = False
         self._deliver_at = _DELIVER_EVERY
         self._dropped = 0
         for region in (*REGIONS, *EXCLUDED, LOADER_START, WHOLE):
@@ -125,6 +125,7 @@ class StepTimer:
     def start(self) -> None:
         """The training loop begins: step 0 starts now."""
         self._active = self._began = True
+        self.disturbed = False
         self._started_ns = self._clock_ns()
         self._since = self.timers.mark()
         self._stepped_ns = self._since.host_ns
@@ -144,7 +145,7 @@ class StepTimer:
         if self._active and not self._split:
             self._split = True
             if self._label == WHOLE:
-                if self._plain:  # the piece began with the first of them
+                if self._plain_ended_ns:  # the piece began with the first of them
                     self._since = self.timers.switch(WHOLE, "other")
                 else:
                     self.timers.relabel(WHOLE, "other")
@@ -167,7 +168,7 @@ class StepTimer:
         if not self._active or not (self._split or name in EXCLUDED):
             return
         began_ns = self._clock_ns()
-        self._disturbed = True
+        self.disturbed = True
         if self._validating and self._is_of_validation(name):
             return
         before = self._since
@@ -252,21 +253,30 @@ class StepTimer:
                 self.fail(exc)
 
     def end_step(
-        self, work: StepWork, *, recorded: bool = False, ends_epoch: bool = False, saw_all: bool = True
+        self,
+        work: StepWork,
+        before: Sequence[StepWork] = (),
+        *,
+        recorded: bool = False,
+        ends_epoch: bool = False,
+        saw_all: bool = True,
+        began_ns: int | None = None,
     ) -> None:
         """End the current step; the next one begins at the same instant.
 
         Args:
             work: the samples, tokens and FLOPs of its batch.
+            before: those of each plain step since the last call.
             recorded: whether the profiler ran, in which case the step does not count.
             ends_epoch: whether the next step is the first of an epoch, and so not typical.
             saw_all: whether all boundaries of the step were announced.
+            began_ns: when the callbacks began to end it, by the host clock; None for now.
         """
         if not self._active:
             return
-        began_ns = self._clock_ns()
+        began_ns = self._clock_ns() if began_ns is None else began_ns
         try:
-            before = self._take_plain()
+            plain = self._take_plain(before)
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
             timers, split, chosen = self.timers, self._split, self._chosen
@@ -286,12 +296,12 @@ class StepTimer:
             self._be_in(self._base)
             timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
-            self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, before))
+            self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, plain))
             if left_out != "recorded":
                 self._learn(began_ns - self._stepped_ns, self._own_ns, split=split)
             self._stepped_ns = began_ns
             self._own_ns = self._before_fetch_ns = 0
-            self._disturbed = False
+            self.disturbed = False
             self.step = timers.tag = self.step + 1
             if self.ledger is not None:
                 self.ledger.begin_step(self.step, last_counts=left_out is None)
@@ -301,13 +311,8 @@ class StepTimer:
         except Exception as exc:
             self.fail(exc)
 
-    @property
-    def plain(self) -> bool:
-        """Whether the current step is timed in one piece and has been like the steps before it so far."""
-        return self.saw_training and not self._disturbed and self._active
-
     def plain_steps_ahead(self) -> int:
-        """How many steps from the current one on may end by `end_plain_step`, if they are `plain`.
+        """How many steps from the current one on may end by `end_plain_step`, unless one is `disturbed`.
 
         Steps timed in one piece may share one pair of events where the GPU waits for the host: the host's clock then
         tells how the time between the two events divides. Where the host is ahead of the GPU each step needs its own
@@ -318,32 +323,29 @@ class StepTimer:
         later = range(self.step + 1, max(self._deliver_at, self.step + 1))
         return next((step for step in later if self._budget.splits(step)), later.stop) - later.start
 
-    def end_plain_step(self, work: StepWork, began_ns: int) -> None:
+    def end_plain_step(self, began_ns: int) -> None:
         """End a plain step: the part of `end_step` that cannot wait.
 
         Args:
-            work: the samples, tokens and FLOPs of its batch.
             began_ns: when the callbacks began to end it.
         """
-        self._plain.append(work)
         self._plain_ended_ns.append(began_ns)
         self.step += 1
         self.saw_training = False
         ledger = self.ledger
         if ledger is not None:
-            if ledger.noted:
+            if ledger.noted or ledger.collected:
                 ledger.begin_step(self.step)
             else:
                 ledger.step = self.step
         self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
         self._own_ns = 0
 
-    def _take_plain(self) -> PlainSteps | None:
-        """The plain steps that have ended since the last call."""
-        works, ended_ns = self._plain, self._plain_ended_ns
+    def _take_plain(self, works: Sequence[StepWork]) -> PlainSteps | None:
+        """The plain steps that have ended since the last call, given what is in their batches."""
+        ended_ns, self._plain_ended_ns = self._plain_ended_ns, []
         if not works:
             return None
-        self._plain, self._plain_ended_ns = [], []
         host_ms = [(end - began) / 1e6 for began, end in pairwise((self._stepped_ns, *ended_ns))]
         own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
         self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
@@ -355,10 +357,11 @@ class StepTimer:
         # queue, which is not overhead of timing
         self._budget.add(step_ns=step_ns, own_ns=0 if self._host_is_ahead else own_ns, split=split, steps=steps)
 
-    def finish(self, *, wait: bool) -> None:
+    def finish(self, before: Sequence[StepWork] = (), *, wait: bool) -> None:
         """The training loop has ended.
 
         Args:
+            before: the samples, tokens and FLOPs of each plain step since `end_step`.
             wait: wait for the GPU to get there, so that nothing is missing. False after an exception, when the GPU
                 may never get there.
         """
@@ -367,16 +370,14 @@ class StepTimer:
         try:
             while self._stack:
                 self._pop()
-            self._active = False
+            self._active, self.disturbed = False, True
             self.timers.stop(self._label)
             if self.ledger is not None:
                 self.ledger.exit(STEPS)
-            before = self._take_plain()
-            if before is not None:
+            plain = self._take_plain(before)
+            if plain is not None:
                 complete = self.timers.dropped == self._dropped
-                self._completed.expect(
-                    EndedStep(self.timers.tag, self.step, None, None, StepTiming(), complete, before)
-                )
+                self._completed.expect(EndedStep(self.timers.tag, self.step, None, None, StepTiming(), complete, plain))
             if wait:
                 self.timers.elapsed_all()
             self._ended_ns = self._clock_ns()
@@ -441,7 +442,7 @@ class StepTimer:
 
     def fail(self, exc: Exception) -> None:
         """Switch timing off for the rest of this run, and log why."""
-        self._active = False
-        self.tracing = False
+        self._active = self.tracing = False
+        self.disturbed = True
         _log.warning("Profiling is switched off for the rest of this run: %s: %s", type(exc).__name__, exc)
         _log.debug("", exc_info=exc)

@@ -1,7 +1,7 @@
 """The base class of both callbacks: one step timer for the two of them, driven by the first in the Trainer's list."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
@@ -290,7 +290,7 @@ class TimedCallback(Callback):
         assert step_timer is not None  # noqa: S101
         if self._leads:
             self._continues_from = int(trainer.global_step)
-            self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module))
+            self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, pl_module).updates.completed)
             self._counter = self._work_counter(pl_module)
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
             self._leave_set_up()
@@ -325,17 +325,20 @@ class TimedCallback(Callback):
         plain = self._plain_steps
         if self._step_timer is None or (plain is not None and plain.end(batch)):
             return
-        skipped = 0 if plain is None else plain.take()
-        self._end_step(trainer, pl_module, batch)
+        began_ns = perf_counter_ns()
+        before = [] if plain is None else plain.take()
+        self._end_step(trainer, pl_module, batch, before, began_ns)
         for peer in self._peers:
-            peer._step_ended(trainer, skipped)  # noqa: SLF001  (one of us)
+            peer._step_ended(trainer, len(before))  # noqa: SLF001  (one of us)
         kind = self.profiled, self._step_timer.step < self._step_timer.warmup_steps
         if kind != self._kind_of_step:
             self._kind_of_step = kind
             for peer in self._peers:
                 peer._other_steps_come()  # noqa: SLF001  (one of us)
         if plain is not None and not self._failed:
+            began_ns = perf_counter_ns()
             plain.expect(trainer, pl_module, min(peer.idle_steps(trainer) for peer in self._peers))
+            self._step_timer.totals.add_own((perf_counter_ns() - began_ns) / 1e3)
 
     def _enter_validation(self) -> None:
         if self._step_timer is not None:
@@ -418,14 +421,18 @@ class TimedCallback(Callback):
                 peer.come_down(trainer, exception)
 
     @guarded
-    def _end_step(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+    def _end_step(
+        self, trainer: Trainer, module: LightningModule, batch: Any, before: Sequence[StepWork], began_ns: int
+    ) -> None:
         step_timer, stand_in = self._step_timer, self._stand_in
         if step_timer is not None and stand_in is not None:
             step_timer.end_step(
                 self._work(trainer, module, batch, step_timer.step),
+                before,
                 recorded=self.profiled,
                 ends_epoch=lightning_api.ends_epoch(trainer),
                 saw_all=stand_in.saw_step(trainer, trained=batch is not None),
+                began_ns=began_ns,
             )
             if self._ledger_parts is not None:
                 self._ledger_parts.end_step()
@@ -466,14 +473,13 @@ class TimedCallback(Callback):
         if standing is None or self._step_timer is None:
             return
         standing.leave(trainer)
-        if self._plain_steps is not None:
-            skipped = self._plain_steps.take()
-            for peer in self._peers:
-                peer.skip_steps(skipped)
+        before = [] if self._plain_steps is None else self._plain_steps.take()
+        for peer in self._peers:
+            peer.skip_steps(len(before))
         set_region_sink(self._previous_sink)
         if self._ledger_parts is not None:
             self._ledger_parts.close()
-        self._step_timer.finish(wait=wait)  # last: Ctrl-C may end the wait
+        self._step_timer.finish(before, wait=wait)  # last: Ctrl-C may end the wait
         if self._ledger_clock is not None:
             self._ledger_clock.enter(_TEAR_DOWN)
             if wait:  # no hooks follow an exception
@@ -552,5 +558,6 @@ class TimedCallback(Callback):
     def _work(self, trainer: Trainer, module: LightningModule, batch: Any, step: int) -> StepWork:
         assert self._counter is not None  # noqa: S101  (on_train_start made both)
         assert self._cycles is not None  # noqa: S101
-        changed, ends_cycle = self._cycles.after_batch(lightning_api.step_progress(trainer, module), step)
+        _, updates, each_changes = lightning_api.step_progress(trainer, module)
+        changed, ends_cycle = self._cycles.after_batch(updates.completed, step, each_changes=each_changes)
         return self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle)

@@ -1,5 +1,6 @@
 """Costs of the parts of a run's ledger: without one-time work in short runs, and of hooks what the GPU waits for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -67,8 +68,15 @@ class LedgerCosts:
         return max((name for name in self.ledger.parts if name.startswith(prefix)), key=self.seconds, default="")
 
     def seconds(self, part: str) -> float:
-        """Cost of a part. On a GPU, a hook within a step costs at most what the GPU waits in the region around it."""
-        seconds, _ = self._recurring(part)
+        """Cost of a part. On a GPU, a hook within a step costs at most what the GPU waits in the region around it.
+
+        A garbage collection may come anywhere in a step. It costs all its time if the GPU waits for the host anyway;
+        otherwise its excess over the step time, because the GPU has about one step queued.
+        """
+        seconds, count = self._recurring(part)
+        drained_pct = self.evidence.drained_pct
+        if part_kind(part) == "gc" and self.evidence.on_device and drained_pct is not None:
+            return max(seconds * drained_pct / 100, seconds - count * self.evidence.step_ms.mean / 1e3)
         region = self.evidence.regions.get(hook_region(part))
         if region is None or not self.evidence.on_device:
             return seconds
@@ -78,23 +86,32 @@ class LedgerCosts:
         """Whether a part is a hook or a logger that runs in most steps."""
         return bool(hook_region(part)) and self.ledger.counts.get(part, 0) > self.steps / 2
 
+    def _sum(self, by_part: Mapping[str, float], part: str) -> float:
+        """Sum of a part and the parts within it, as `checkpoint/write` is within `checkpoint`."""
+        return sum(value for name, value in by_part.items() if name == part or name.startswith(f"{part}/"))
+
+    def count(self, part: str) -> int:
+        """How often a part was entered; if it was not, how often the parts within it were."""
+        counts = self.ledger.counts
+        return counts[part] if part in counts else int(self._sum(counts, part))
+
     def _recurring(self, part: str) -> tuple[float, int]:
         """A part's seconds and count; in a trial without a first time that is an outlier."""
-        seconds, count = self.ledger.parts.get(part, 0.0), self.ledger.counts.get(part, 0)
+        seconds, count = self._sum(self.ledger.parts, part), self.count(part)
         if self.of == "step" and not self.per_batch(part):
             return 0.0, 0
         if not self.is_trial:
             return seconds, count
         if count <= 1:
             return 0.0, 0
-        first_s = self.ledger.first_s.get(part, 0.0)
+        first_s = self._sum(self.ledger.first_s, part)
         later_s = seconds - first_s
         is_other = first_s > max(_UNLIKE * later_s / (count - 1), _MATTERS * seconds)
         return (later_s, count - 1) if is_other else (seconds, count)
 
     def times(self, part: str) -> dict[str, float | str]:
         """Evidence of a part: its name and how often it was entered."""
-        return {"part": part, "times": self.ledger.counts.get(part, 0)}
+        return {"part": part, "times": self.count(part)}
 
     def takes(self, part: str, events: str) -> str:
         """A part's time in words: per fit and per event, or per step."""
@@ -106,7 +123,7 @@ class LedgerCosts:
         else:
             took, waits = f"takes {in_s(seconds)} of the fit's {in_s(self.whole_s)}", in_s(exposed_s)
             if count > 1:
-                after = " after the first" if count < self.ledger.counts[part] else ""
+                after = " after the first" if count < self.count(part) else ""
                 took += f" ({count} {events}{after}, {in_s(seconds / count)} each)"
         return took if exposed_s >= _HIDDEN * seconds else f"{took}, of which the GPU waits {waits}"
 

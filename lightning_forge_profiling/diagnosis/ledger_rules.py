@@ -6,7 +6,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_s
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Explanation, Rule, saving
-from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS, hook_region
+from lightning_forge_profiling.names import CHECKPOINT_WRITE, STARTUP_PROCESS, STEPS, hook_region, part_kind
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.saving import Saving
 
@@ -49,6 +49,29 @@ def _loader(run: LedgerCosts) -> Explanation:
     return Explanation(f"{what} {run.takes('data_loader', 'times')}", run.times("data_loader"), advice)
 
 
+def _garbage(run: LedgerCosts) -> Explanation:
+    part = run.largest("gc/")
+    generations = part.removeprefix("gc/generation_").replace("_", " and ")
+    return Explanation(
+        f"garbage collection of generation {generations} {run.takes(part, 'collections')}",
+        run.times(part),
+        "Call gc.collect() and gc.freeze() once before training, so that collections skip the objects that exist by "
+        "then; or gc.disable(), and gc.collect() every n steps, with the same n on every rank. Calls of gc.collect() "
+        "in the script count, too.",
+    )
+
+
+def _checkpoint(run: LedgerCosts) -> Explanation:
+    write_s = run.ledger.parts.get(CHECKPOINT_WRITE, 0.0)
+    to_write = f"; {in_s(write_s)} to write them" if write_s else ""
+    return Explanation(
+        f"saving checkpoints {run.takes('checkpoint', 'times')}{to_write}",
+        run.times("checkpoint"),
+        "Save less often (every_n_train_steps or every_n_epochs of ModelCheckpoint), save less (save_weights_only=True "
+        "leaves out the optimizer's state), or save beside the training (AsyncCheckpointIO).",
+    )
+
+
 def _startup_s(run: LedgerCosts) -> float:
     startup = sum(s for name, s in run.ledger.parts.items() if name.startswith("startup/"))
     return 0.0 if run.is_trial or run.of == "step" else startup
@@ -69,14 +92,7 @@ _HOOK: Final = (
 )
 
 LEDGER_RULES: Final[tuple[Rule[LedgerCosts], ...]] = (
-    _part_rule(
-        "checkpoint-bound",
-        "checkpoint",
-        "saving checkpoints",
-        "times",
-        "Save less often (every_n_train_steps or every_n_epochs of ModelCheckpoint), save less (save_weights_only=True "
-        "leaves out the optimizer's state), or save beside the training (AsyncCheckpointIO).",
-    ),
+    Rule("checkpoint-bound", lambda run: run.seconds("checkpoint"), _checkpoint),
     _part_rule(
         "validation-bound",
         "validation",
@@ -103,6 +119,7 @@ LEDGER_RULES: Final[tuple[Rule[LedgerCosts], ...]] = (
         "TORCH_LOGS=recompiles prints the reason of each recompilation. For batches of many shapes use "
         "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
     ),
+    Rule("gc-bound", lambda run: run.seconds(run.largest("gc/")), _garbage),
     Rule(STARTUP_BOUND, _startup_s, _startup),
 )
 """Costs are in seconds of the run."""
@@ -169,7 +186,9 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
     if evidence is None or evidence.ledger is None:
         return 100.0
     run = LedgerCosts(evidence, evidence.ledger)
-    in_step = [s for name, s in run.ledger.parts.items() if name == STEPS or run.per_batch(name)]
+    in_step = [
+        s for name, s in run.ledger.parts.items() if name == STEPS or part_kind(name) == "gc" or run.per_batch(name)
+    ]
     return min(100 * sum(in_step) / run.whole_s, 100.0) if run.whole_s > 0 else 100.0
 
 

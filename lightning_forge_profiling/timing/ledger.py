@@ -1,14 +1,15 @@
 """Splits the wall time of a run into parts that sum to it, with one stack and one clock."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
 from time import perf_counter_ns
 from typing import Final
 
-from lightning_forge_profiling.names import EXCLUDED
+from lightning_forge_profiling.names import EXCLUDED, GC_FULL, GC_YOUNG, STEPS
 from lightning_forge_profiling.notebook import ShownInNotebook
+from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
 from lightning_forge_profiling.timing.spans import Span, SpanLog
 
 _LONG_NS: Final = 100_000
@@ -81,6 +82,9 @@ class LedgerClock:
         self.noted: defaultdict[str, int] = defaultdict(int)
         """Long parts of the current step, in nanoseconds by part."""
         self._in_steps: list[tuple[int, int, dict[str, int]]] = []  # a heap: how long, number, parts
+        self._garbage: GarbageTimer | None = None
+        self.collected: Collection[object] = ()
+        """Not empty if garbage was collected since the last change."""
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """Enter a part, inside the current one.
@@ -90,6 +94,8 @@ class LedgerClock:
             counts: whether to count this entry.
         """
         now_ns, stack = self._clock_ns(), self._stack
+        if self.collected:
+            now_ns = self._take_garbage()
         if stack:
             took_ns = now_ns - self._since_ns
             self._ns[stack[-1]] += took_ns
@@ -105,6 +111,8 @@ class LedgerClock:
         stack = self._stack
         if part in stack:
             now_ns = self._clock_ns()
+            if self.collected:
+                now_ns = self._take_garbage()
             took_ns = now_ns - self._since_ns
             self._ns[stack[-1]] += took_ns
             self._since_ns = now_ns
@@ -130,6 +138,31 @@ class LedgerClock:
         if _OUTSIDE_STEPS.isdisjoint(self._stack):
             self.noted[self._stack[-1]] += took_ns
 
+    def note_garbage(self, garbage: GarbageTimer) -> None:
+        """Count garbage collections from here on, each at the next change of the part.
+
+        Args:
+            garbage: timer of this thread's collections.
+        """
+        self._garbage, self.collected = garbage, garbage.pending
+
+    def _take_garbage(self) -> int:
+        """Take the collections since the last change out of the current part, and return the current time."""
+        now_ns = self._clock_ns()
+        while self.collected and self._garbage is not None:
+            for generation, began_ns, ended_ns in self._garbage.take():
+                part, took_ns = GC_FULL if generation == FULL else GC_YOUNG, ended_ns - began_ns
+                self._ns[part] += took_ns
+                self._counts[part] += 1
+                self._first_ns.setdefault(part, took_ns)
+                self._since_ns += took_ns
+                if took_ns >= _LONG_NS and STEPS in self._stack and _OUTSIDE_STEPS.isdisjoint(self._stack):
+                    self.noted[part] += took_ns
+                if took_ns >= _SPAN_NS:
+                    self._spans.add(part, began_ns, ended_ns, self.step)
+            now_ns = self._clock_ns()
+        return now_ns
+
     def begin_step(self, step: int, *, last_counts: bool = True) -> None:
         """Begin a step, which ends the previous one.
 
@@ -137,6 +170,8 @@ class LedgerClock:
             step: number of the step.
             last_counts: whether the previous step counts.
         """
+        if self.collected:
+            self._take_garbage()
         self.step = step
         parts = self.noted
         if not parts:
@@ -171,7 +206,7 @@ class LedgerClock:
 
     def read_parts(self) -> Ledger:
         """The ledger with its parts alone, for logged rows: a tenth of the work of `read`."""
-        return self._parts(self._clock_ns())
+        return self._parts(self._take_garbage())
 
     def _parts(self, now_ns: int) -> Ledger:
         parts, wall_ns = dict(self._ns), now_ns - self._began_ns
@@ -186,7 +221,7 @@ class LedgerClock:
 
     def read(self) -> Ledger:
         """The ledger so far; the clock runs on."""
-        now_ns = self._clock_ns()
+        now_ns = self._take_garbage()
         opened = (*zip(self._stack, self._entered_ns, strict=True), *self._open_spans.items())
         return replace(
             self._parts(now_ns),

@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -177,6 +179,23 @@ def make_trainer(tmp_path):
     yield make
     for trainer, profiler in made:
         assert trainer.profiler is profiler, "the Trainer's own profiler is not back in place"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a file system with room for so many bytes, and returns its folder."""
+    folder = tmp_path / "disk"
+
+    def mount(size):
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("needs the right to mount a tmpfs")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from tests.ports import free_port
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes, and looks for them in /proc")
 
 KILLS = 50
+FEW_LINES = 8192
+"""Room for a few lines of a record, in bytes."""
 
 
 def contents(folder, rank=0):
@@ -162,34 +164,20 @@ def test_a_full_disk_costs_one_warning_and_the_rest_of_the_record(tmp_path, undi
         assert read_rank(path).problems == ("rank0.jsonl: its last line is torn, as after a crash",)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system with room for a few lines."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(folder)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_disk_without_space_costs_one_warning_and_the_rest_of_the_record(tmp_path, small_disk, undisturbed):
-    done = script("recorded.py", small_disk, "steps=30", cwd=tmp_path)
+    disk = small_disk(FEW_LINES)
+    done = script("recorded.py", disk, "steps=30", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == undisturbed
     [warning] = warnings(done)
     assert "No space left on device" in warning
-    assert read_rank(small_disk / "forge_record" / "rank0.jsonl").begin.rank == 0
+    assert read_rank(disk / "forge_record" / "rank0.jsonl").begin.rank == 0
 
 
 def test_a_disk_that_is_read_only_costs_one_warning_and_the_record(tmp_path, small_disk, undisturbed):
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    done = script("recorded.py", small_disk, "steps=30", cwd=tmp_path)
+    disk = small_disk(FEW_LINES)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    done = script("recorded.py", disk, "steps=30", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == undisturbed
     [warning] = warnings(done)

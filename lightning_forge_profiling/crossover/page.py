@@ -10,7 +10,7 @@ from lightning_forge_profiling.crossover.curves import GPU_WAYS, CrossoverResult
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, Theme, draw_operation
 from lightning_forge_profiling.crossover.text import NO_GPU, WAY_NAMES, describe, ends, facts, warnings
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.page import asset, filled, page
 
 _TITLE: Final = "The size from which the GPU is faster"
 _NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
@@ -28,18 +28,15 @@ def crossover_page(result: CrossoverResult) -> str:
     Returns:
         The text of the file.
     """
-    style = asset("report.css") + asset("crossover.css")
     found = warnings(result)
     values = {
-        "policy": f"default-src 'none'; style-src {source(style)}; img-src data:; base-uri 'none'; form-action 'none'",
-        "style": style,
         "title": _TITLE if result.setting.gpu else NO_GPU,
         "crossovers": _crossovers(result) if result.setting.gpu else "",
         "facts": "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(result)),
         "operations": "\n".join(map(_operation, result.operations)),
         "warnings": f'<section id="warnings"><h2>Warnings</h2>{_list(found)}</section>' if found else "",
     }
-    return filled(asset("crossover.html"), values)
+    return page("CPU against GPU", filled(asset("crossover.html"), values), style=asset("crossover.css"))
 
 
 def _list(texts: list[str]) -> str:

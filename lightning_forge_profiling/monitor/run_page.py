@@ -14,7 +14,7 @@ from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.record.lines import Event
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.page import asset, filled, page
 from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
 from lightning_forge_profiling.report.wording import ledger_rows
 from lightning_forge_profiling.results.analysis import Analysis, RunLedger
@@ -52,15 +52,9 @@ def run_page(record: RunRecord, now: float) -> str:
         _events(record, standing),
         _setting(first, record.problems),
     ]
-    style = asset("report.css") + asset("run.css") + placing.rules()
-    values = {
-        "policy": f"default-src 'none'; style-src {source(style)}; img-src data:; base-uri 'none'; form-action 'none'",
-        "style": style,
-        "title": _text(f"{standing.outcome} · {record.folder}"),
-        "source": _text(str(record.folder)),
-        "sections": "\n".join(filter(None, sections)),
-    }
-    return filled(asset("run.html"), values)
+    values = {"source": _text(str(record.folder)), "sections": "\n".join(filter(None, sections))}
+    title = _text(f"{standing.outcome} · {record.folder}")
+    return page(title, filled(asset("run.html"), values), style=asset("run.css") + placing.rules())
 
 
 def _pace_table(first: RankRecord) -> RunTable:

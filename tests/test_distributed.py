@@ -106,7 +106,7 @@ def test_the_table_is_printed_once(finished):
     _, done = finished
     assert tables(done.stdout) == 1
     assert "over 2 replicas" in done.stdout
-    assert "4 steps" in done.stdout
+    assert "beside it: 4 steps" in done.stdout
 
 
 def test_rates_are_logged_for_the_job_and_for_one_device(finished):

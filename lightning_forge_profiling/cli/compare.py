@@ -49,7 +49,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Compare two runs by their records, or two traces: step, regions, wall time, findings; "
         "of traces busy and idle time, kinds and kernels.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "paths",

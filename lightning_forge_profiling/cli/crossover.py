@@ -42,7 +42,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Time operations on the CPU and on the GPU over sizes, and find the size from which the GPU is\n"
         "faster: in a stream of calls, for a single call, and with copies to the GPU and back.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--ops", type=_operations, metavar="A,B", help=f"operations (default: {','.join(OPERATIONS)})")
     parser.add_argument(

@@ -20,7 +20,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="print the table of a run that is running, has ended or was killed",
         description="Print how a run stands and the table of its end, from the record that it writes while it trains.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
     parser.add_argument("--json", action="store_true", help="print the same as JSON and nothing else")

@@ -1,22 +1,16 @@
 """Results as the output of a notebook's cell: an analysis, and a ledger."""
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Final
 
 from lightning_forge_profiling.notebook import show_with
-from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.report.text import escaped
 from lightning_forge_profiling.report.wording import ledger_rows, share_of
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.timing.ledger import Ledger
 
 _CELL: Final = "padding:1px 8px;text-align:{};vertical-align:top"
-
-
-def escaped(text: str) -> str:
-    """Text of others, which can add no markup."""
-    return escape(plain(text))
 
 
 def analysis_html(analysis: Analysis) -> str:

@@ -43,6 +43,11 @@ def _source(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+def scrolling_table(head: str, rows: str) -> str:
+    """A table that scrolls where the screen is too narrow for it, from the cells of its head and its rows."""
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
 def filled(template: str, values: Mapping[str, str]) -> str:
     """A template with each `{{name}}` replaced by its value; values are not searched for names.
 

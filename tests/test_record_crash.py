@@ -13,8 +13,7 @@ import pytest
 
 from lightning_forge_profiling.record.lines import decode_line
 from lightning_forge_profiling.record.reader import read_rank, read_run
-from tests.outcomes import HANGS_S, SCRIPTS, script
-from tests.ports import free_port
+from tests.outcomes import HANGS_S, SCRIPTS, script, two_ranks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes, and looks for them in /proc")
 
@@ -186,26 +185,13 @@ def test_a_disk_that_is_read_only_costs_one_warning_and_the_record(tmp_path, sma
 
 
 def test_when_one_of_two_ranks_is_killed_the_records_of_both_are_read(tmp_path):
-    # started by ourselves: Lightning's launcher may kill rank 0 before it can say anything
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
-    command = [sys.executable, SCRIPTS / "recorded.py", tmp_path, "ranks=2"]
-    first, second = (
-        subprocess.Popen(
-            command, env={**shared, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in "01"
-    )
-    try:
+    with two_ranks("recorded.py", tmp_path, "ranks=2") as (first, second):
         for rank in range(2):
             reached(tmp_path / "forge_record", 20, rank)
         second.kill()
         second.communicate()
         _, err = first.communicate(timeout=HANGS_S)
         assert first.returncode != 0
-    finally:
-        for process in (first, second):
-            process.kill()
-            process.communicate()
     record = read_run(tmp_path / "forge_record")
     survivor, killed = record.ranks
     assert survivor.begin.run == killed.begin.run

@@ -171,6 +171,15 @@ def make_trainer(tmp_path):
         assert trainer.profiler is profiler, "the Trainer's own profiler is not back in place"
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium for the tests of a file."""
+    from tests.browser import chromium  # noqa: PLC0415  (not for tests without Selenium)
+
+    with chromium() as browser:
+        yield browser
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """Mounts a file system with room for so many bytes, and returns its folder."""

@@ -62,8 +62,8 @@ _HOMES = {
     "write_reports": "report.files",
 }
 
-_SHOWN_IN_NOTEBOOKS = frozenset({"Analysis", "analyze"})
-"""Whoever uses one of these gets an analysis, which a notebook shows by what `report` makes of it."""
+_SHOWN_IN_NOTEBOOKS = frozenset({"Analysis", "ForgeProfilerCallback", "ThroughputCallback", "analyze"})
+"""Whoever uses one of these gets an analysis or a ledger, which a notebook shows by what `report` makes of it."""
 
 __all__ = [
     "Analysis",

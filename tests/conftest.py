@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -152,31 +154,47 @@ def _signals_act():
 @pytest.fixture
 def make_trainer(tmp_path):
     """A quiet Trainer for the CPU that logs every step to a CSV file below `tmp_path`."""
-    import lightning as L  # noqa: PLC0415  (slow, and not every test needs it)
-    from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415
+    from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415  (slow, and not every test needs it)
+
+    from tests.models import quiet_trainer  # noqa: PLC0415
 
     made: list[tuple[Any, Any]] = []
 
     def make(*callbacks, **options):
-        options.setdefault("logger", CSVLogger(tmp_path, name="csv"))
-        options.setdefault("max_epochs", 1)
-        trainer: Any = L.Trainer(  # whose `profiler` is set where mypy does not look
-            accelerator="cpu",
-            devices=options.pop("devices", 1),
-            callbacks=list(callbacks),
-            default_root_dir=tmp_path,
-            log_every_n_steps=options.pop("log_every_n_steps", 1),
-            enable_progress_bar=options.pop("enable_progress_bar", False),
-            enable_model_summary=False,
-            enable_checkpointing=options.pop("enable_checkpointing", False),
-            **options,
-        )
+        logs = {"logger": CSVLogger(tmp_path, name="csv"), "log_every_n_steps": 1, "default_root_dir": tmp_path}
+        trainer: Any = quiet_trainer(*callbacks, **{**logs, **options})  # mypy does not see its `profiler`
         made.append((trainer, trainer.profiler))
         return trainer
 
     yield make
     for trainer, profiler in made:
         assert trainer.profiler is profiler, "the Trainer's own profiler is not back in place"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium for the tests of a file."""
+    from tests.browser import chromium  # noqa: PLC0415  (not for tests without Selenium)
+
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a file system with room for so many bytes, and returns its folder."""
+    folder = tmp_path / "disk"
+
+    def mount(size):
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("needs the right to mount a tmpfs")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.fixture

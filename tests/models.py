@@ -31,6 +31,15 @@ def every_step(*arguments, **options):
     return ThroughputCallback(*arguments, overhead=None, **options)
 
 
+def quiet_trainer(*callbacks, **options):
+    """A Trainer for one epoch on the CPU that prints, logs and saves nothing of its own."""
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False,
+        "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
+    return L.Trainer(callbacks=list(callbacks), **{**quiet, **options})
+
+
 class Samples(Dataset):
     """`count` labelled points."""
 

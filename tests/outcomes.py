@@ -3,13 +3,16 @@
 import csv
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_forge_profiling.record.reader import newest_record, read_run
+from tests.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
 REPORTS = {"summary.json", "summary.md", "report.html"}
@@ -96,3 +99,22 @@ def script(name, *args, cwd, **options):
     """Run a script as a process of its own."""
     command = [sys.executable, str(SCRIPTS / name), *map(str, args)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANGS_S, check=False, **options)
+
+
+@contextmanager
+def two_ranks(name, *args):
+    """Both ranks of a script, started here: Lightning's launcher may kill rank 0 before it can say anything."""
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+    command = [sys.executable, SCRIPTS / name, *args]
+    ranks = [
+        subprocess.Popen(
+            command, env={**shared, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    ]
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()

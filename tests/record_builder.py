@@ -1,4 +1,4 @@
-"""Records of made-up runs: consistent as real ones are, of several ranks, running, finished, failed, killed or torn."""
+"""Records of whole runs, made up but consistent: of several ranks, running, finished, failed, killed or torn."""
 
 import random
 import time
@@ -23,6 +23,7 @@ REGIONS = {"data": 9.0, "transfer": 0.4, "forward": 8.0, "backward": 15.5, "opti
 BATCH, TOKENS = 16.0, 16 * 1024.0
 VALIDATION_S, CHECKPOINT_S, STARTUP_S = 4.0, 1.5, 12.0
 LATE_MS = 6.0
+PER_ROW = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,24 +33,20 @@ class MadeRun:
     Attributes:
         ranks: number of ranks.
         rows: number of logged rows, by each rank.
-        per_row: steps in a row.
         began: when the fit began, in seconds since 1970; None for as long ago that the last line is new.
         outcome: how it ended; None for a run without an end, as one that is running or was killed.
         late: the rank whose loader is slower than the others'; None for none.
         quiet: the rank that died half way; None for none.
-        gpu: whether it trains on GPUs, with telemetry.
         states: whether totals were written.
         run: its name.
     """
 
     ranks: int = 1
     rows: int = 24
-    per_row: int = 50
     began: float | None = None
     outcome: Literal["finished", "failed"] | None = None
     late: int | None = None
     quiet: int | None = None
-    gpu: bool = True
     states: bool = True
     run: str = "made-up"
 
@@ -69,7 +66,7 @@ class MadeRun:
 def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
     dice = random.Random(rank)  # noqa: S311
     step_s = (sum(REGIONS.values()) + (LATE_MS if run.late is not None else 0.0)) / 1e3
-    took_s = STARTUP_S + 1.02 * run.rows * run.per_row * step_s + (run.rows - 1) // 10 * (VALIDATION_S + CHECKPOINT_S)
+    took_s = STARTUP_S + 1.02 * run.rows * PER_ROW * step_s + (run.rows - 1) // 10 * (VALIDATION_S + CHECKPOINT_S)
     began = time.time() - took_s if run.began is None else run.began
     yield _begin(run, rank, began)
     counts: dict[int, int] = {}
@@ -78,7 +75,7 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
     fresh, step = {**spent, "startup/fit": STARTUP_S}, 0
     for row in range(run.rows // 2 if rank == run.quiet else run.rows):
         times_ms, sums, hosts = [], dict.fromkeys(REGIONS, 0.0), dict.fromkeys(REGIONS, 0.0)
-        for _ in range(run.per_row):
+        for _ in range(PER_ROW):
             times = _step_ms(dice, late=rank == run.late, waits=run.late not in {None, rank})
             host = {**times, "backward": 3.0}
             totals.add(StepTimes(step, times, host), StepWork(BATCH, TOKENS, 1), "warm-up" if step < 5 else None)
@@ -118,7 +115,7 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
             host_ms=hosts,
             steps_us=histogram(times_ms),
             ledger_s=fresh,
-            metrics={**rates.metrics(replicas=run.ranks, on_device=run.gpu), **(_gpu(dice) if run.gpu else {})},
+            metrics={**rates.metrics(replicas=run.ranks, on_device=True), **_gpu(dice)},
         )
         spent = {name: spent[name] + s for name, s in fresh.items()}
         fresh = dict.fromkeys(fresh, 0.0)
@@ -141,7 +138,7 @@ def _begin(run: MadeRun, rank: int, began: float) -> Begin:
         at=began,
         versions={"python": "3.12.3", "torch": "2.11.0", "lightning": "2.6.6", "lightning_forge_profiling": "0.1.0"},
         host=f"node{rank // 8}",
-        device="NVIDIA H200" if run.gpu else "cpu",
+        device="NVIDIA H200",
         settings={"precision": "bf16-mixed", "strategy": "ddp", "devices": run.ranks, "max_steps": 100_000},
         argv=("train.py", "--lr", "3e-4"),
         commit="0123456789abcdef0123456789abcdef01234567",
@@ -181,18 +178,18 @@ def _state(  # noqa: PLR0917
     summary = totals.summary(steps=step, before_first_s=STARTUP_S, wall_s=clock - began)
     gpu = TelemetrySummary(device="NVIDIA H200", samples=100, utilization_pct=74.0, memory_peak_gib=61.2,
         memory_total_gib=139.8, power_w=495.0, power_limit_w=700.0, temperature_peak_c=58.0,
-        sm_mhz=1755.0, throttled_pct=0.0) if run.gpu else None  # fmt: skip
+        sm_mhz=1755.0, throttled_pct=0.0)  # fmt: skip
     ledger = Ledger(clock - began, dict(sorted(spent.items(), key=lambda part: -part[1])), 0.0, {"validation": 1})
-    evidence = run_evidence(summary, on_device=run.gpu, world_size=run.ranks, telemetry=gpu, ledger=ledger)
+    evidence = run_evidence(summary, on_device=True, world_size=run.ranks, telemetry=gpu, ledger=ledger)
     report = RunReport(
         summary,
         None,
-        device="NVIDIA H200" if run.gpu else "cpu",
-        on_device=run.gpu,
+        device="NVIDIA H200",
+        on_device=True,
         replicas=run.ranks,
         log_folder=None,
         analysis=analysis_of(None, None, evidence),
         gpu=gpu,
     )
-    metrics = summary.steady.metrics(replicas=run.ranks, on_device=run.gpu) if summary.steady.steps else {}
+    metrics = summary.steady.metrics(replicas=run.ranks, on_device=True) if summary.steady.steps else {}
     return State(at=clock, step=step, report=report, metrics=metrics, steps_us=counts)

@@ -18,7 +18,7 @@ from lightning_forge_profiling.diagnosis.run_metrics import RUN_METRICS, run_met
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.record.run_samples import run_samples
-from tests.recorded_runs import SHARES, step_times, write_record
+from tests.compared_runs import SHARES, step_times, write_record
 from tests.test_cli import INPUT_BOUND, fails
 from tests.test_cli import forge as process
 

@@ -14,7 +14,6 @@ from lightning_forge_profiling.crossover.curves import CrossoverResult, Operatio
 from lightning_forge_profiling.crossover.json_file import read_crossover
 from lightning_forge_profiling.crossover.page import crossover_page
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation
-from tests.browser import chromium
 
 H200 = read_crossover(Path(__file__).parent / "data" / "crossover_h200.json")
 HOSTILE = '</style><script>hacked=1</script><img src=x onerror="hacked=1">"onmouseover="hacked=1"&lt;{{style}}'
@@ -55,12 +54,6 @@ def test_what_is_said_of_an_operation_stands_under_its_way():
 
 
 page_of = cache(crossover_page)  # drawing takes seconds
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 class Page:

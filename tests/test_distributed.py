@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -13,7 +12,6 @@ from tests.outcomes import (
     HANGS_S,
     PARTITION,
     REPORTS,
-    SCRIPTS,
     logged,
     read_trace,
     recorded_steps,
@@ -21,6 +19,7 @@ from tests.outcomes import (
     spans,
     tables,
     traces,
+    two_ranks,
     wait_for_processes_of,
     working_on,
 )
@@ -106,7 +105,7 @@ def test_the_table_is_printed_once(finished):
     _, done = finished
     assert tables(done.stdout) == 1
     assert "over 2 replicas" in done.stdout
-    assert "4 steps" in done.stdout
+    assert "beside it: 4 steps" in done.stdout
 
 
 def test_rates_are_logged_for_the_job_and_for_one_device(finished):
@@ -171,27 +170,16 @@ def test_an_exception_on_one_rank_ends_the_job_as_without_the_callbacks(tmp_path
 
 
 def test_no_rank_of_a_job_that_comes_down_waits_for_its_trace(tmp_path):
-    # started by ourselves: Lightning's launcher may kill rank 0 before it can say anything
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
-    command = [sys.executable, SCRIPTS / "distributed.py", "ddp", tmp_path, "fails=1", "stopped"]
-    first, second = (
-        subprocess.Popen(
-            command, env={**shared, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in "01"
-    )
-    try:
-        (out, err), _ = first.communicate(timeout=HANGS_S), second.communicate(timeout=HANGS_S)
-        assert first.returncode == 1, err
-        assert tables(out) == 1
-        assert "being written" in out
-        assert traces(tmp_path) == []
-    finally:
-        for pid in working_on(tmp_path):
-            os.kill(int(pid), signal.SIGCONT)
-        for process in (first, second):
-            process.kill()
-            process.communicate()
+    with two_ranks("distributed.py", "ddp", tmp_path, "fails=1", "stopped") as (first, second):
+        try:
+            (out, err), _ = first.communicate(timeout=HANGS_S), second.communicate(timeout=HANGS_S)
+            assert first.returncode == 1, err
+            assert tables(out) == 1
+            assert "being written" in out
+            assert traces(tmp_path) == []
+        finally:
+            for pid in working_on(tmp_path):
+                os.kill(int(pid), signal.SIGCONT)
     wait_for_processes_of(tmp_path)
     for rank in range(2):
         assert recorded_steps(read_trace(traces(tmp_path, rank)[0])) == [2, 3, 4]

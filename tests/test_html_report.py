@@ -18,7 +18,7 @@ from lightning_forge_profiling.report.wording import compute_lines
 from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Communication, Distribution, Gpu, Share
 from lightning_forge_profiling.results.timeline import Timeline
-from tests.browser import chromium, wait_until
+from tests.browser import wait_until
 from tests.report_page import Page
 from tests.sample_timeline import COPY, STEPS, lane, sample_timeline
 from tests.samples import ADAM, ADD, ALLREDUCE, GEMM, NORM, sample_analysis
@@ -135,12 +135,6 @@ def test_a_page_of_something_else_is_not_replaced(tmp_path):
     with pytest.raises(ValueError, match="not a report"):
         write_reports(run_only(), None, tmp_path)
     assert other.read_text(encoding="utf-8").endswith("<title>Something else</title>")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 
 from lightning_forge_profiling.results.analysis import RunLedger
 from lightning_forge_profiling.results.moments import RunSpan, SlowStep
-from tests.browser import chromium
 from tests.report_page import Page
 from tests.test_html_report import HOSTILE, RUN, run_only
 
@@ -34,12 +33,6 @@ SLOWEST = (
 
 def analysis(ledger=LEDGER, slowest=SLOWEST):
     return replace(run_only(), run=replace(RUN, ledger=ledger, slowest=slowest))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

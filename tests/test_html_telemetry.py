@@ -22,7 +22,7 @@ from lightning_forge_profiling.gpu.usage import GpuSample, UsageSums
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
-from tests.browser import chromium, wait_until
+from tests.browser import wait_until
 from tests.fake_nvml import GPU_IS_LOST, FakeBoard, FakeNvml
 from tests.models import Classifier, loader
 from tests.outcomes import HANGS_S
@@ -58,12 +58,6 @@ def analysis_with(seen, *, world_size=1):
     spread = Distribution(mean=51.0, p50=50.4, min=49.9, max=80.2)
     run = RunEvidence(steps=512, on_device=True, step_ms=spread, regions={}, world_size=world_size, telemetry=seen)
     return replace(sample_analysis(), run=run)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

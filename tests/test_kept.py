@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
-from tests.models import Classifier, every_step, loader
+from tests.models import Classifier, every_step, loader, quiet_trainer
 from tests.outcomes import logged, recorded_steps, script, tables, the_trace
 from tests.ports import free_port
 
@@ -72,16 +72,7 @@ ENDINGS = {"success": (-1, None), "an exception": (3, fails), "Ctrl-C": (3, ctrl
 def fit_and_forget(callbacks, folder, at, does, *, then=()):
     """A fit by a user who keeps the callbacks alone; returns weak references to all else that was in it."""
     model, data = Large(at, does), Data()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=list(callbacks),
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
+    trainer = quiet_trainer(*callbacks, default_root_dir=folder)
     handler = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(model, data)

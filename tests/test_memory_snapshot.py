@@ -1,13 +1,12 @@
 """Memory snapshots: of which moment, and that the user's own recording stays as it was."""
 
-import lightning as L
 import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot, TorchMemoryHistory, refuse_unless_moment
-from tests.models import Classifier, loader
+from tests.models import Classifier, loader, quiet_trainer
 
 
 class FakeHistory:
@@ -283,10 +282,7 @@ class TooMuch(Classifier):
 @pytest.mark.gpu
 def test_on_a_gpu_a_fit_that_runs_out_of_memory_leaves_a_snapshot(tmp_path):
     callback = callback_in(tmp_path / "traces", memory_snapshot="oom")
-    trainer = L.Trainer(
-        accelerator="gpu", devices=1, max_epochs=1, logger=False, callbacks=[callback], default_root_dir=tmp_path,
-        enable_checkpointing=False, enable_progress_bar=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(callback, accelerator="gpu", default_root_dir=tmp_path)  # fmt: skip
     with pytest.raises(torch.OutOfMemoryError):
         trainer.fit(TooMuch(), loader(24))
     content = callback.trace_report().memory_path.read_bytes()

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.callbacks.published_results import Result, publish
 from tests.browser import chromium, tensorboard_server, wait_until
-from tests.models import Classifier, every_step, loader
+from tests.models import Classifier, every_step, loader, quiet_trainer
 from tests.outcomes import REPORTS, script, tables, traces
 from tests.samples import sample_analysis
 
@@ -124,18 +124,9 @@ def test_a_store_that_is_gone_costs_one_warning(tmp_path):
 @pytest.fixture(scope="module")
 def board(tmp_path_factory):
     """A run with TensorBoard's logger: its folder and its callback."""
-    import lightning as L  # noqa: PLC0415  (slow)
-
     folder, throughput = tmp_path_factory.mktemp("board"), every_step(warmup_steps=2)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=TensorBoardLogger(folder, name="gpt"),
-        callbacks=[throughput, ForgeProfilerCallback(5, 7)],
-        log_every_n_steps=6,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        throughput, ForgeProfilerCallback(5, 7), logger=TensorBoardLogger(folder, name="gpt"), log_every_n_steps=6
     )
     trainer.fit(Classifier(), loader(80))
     return folder, throughput

@@ -8,7 +8,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, P
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
-from tests.models import SLOW_MS, Classifier, Fails, Manual, busy, every_step, loader
+from tests.models import SLOW_MS, Classifier, Fails, Manual, busy, every_step, loader, quiet_trainer
 from tests.outcomes import logged, recorded_steps, spans, tables, the_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -62,16 +62,11 @@ def fit(tmp_path):
     from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415
 
     def run(*callbacks, model=None, profiler=None, **options):
-        trainer = L.Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            callbacks=list(callbacks),
+        trainer = quiet_trainer(
+            *callbacks,
             logger=CSVLogger(tmp_path, name="csv"),
             default_root_dir=tmp_path,
             log_every_n_steps=1,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
             profiler=profiler,
             **options,
         )

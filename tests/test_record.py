@@ -33,7 +33,7 @@ from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork
-from tests.models import Classifier, Fails, Manual, every_step, loader
+from tests.models import Classifier, Fails, Manual, every_step, loader, quiet_trainer
 from tests.outcomes import logged
 
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(SHIPPED.read_bytes()))
@@ -62,16 +62,14 @@ def run(tmp_path_factory):
     """One run with a window, validation, checkpoints and a region; its folder and its callback."""
     folder = tmp_path_factory.mktemp("run")
     throughput = ThroughputCallback(warmup_steps=3, tokens_fn=lambda batch: batch[0].numel())
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=1,
+    trainer = quiet_trainer(
+        ForgeProfilerCallback(10, 12),
+        throughput,
         max_epochs=2,
         logger=CSVLogger(folder, name="csv"),
         default_root_dir=folder,
         log_every_n_steps=2,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[ForgeProfilerCallback(10, 12), throughput],
+        enable_checkpointing=True,
     )
     trainer.fit(Classifier(), loader(80), loader(8))
     return folder, throughput

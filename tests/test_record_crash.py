@@ -13,12 +13,13 @@ import pytest
 
 from lightning_forge_profiling.record.lines import decode_line
 from lightning_forge_profiling.record.reader import read_rank, read_run
-from tests.outcomes import HANGS_S, SCRIPTS, script
-from tests.ports import free_port
+from tests.outcomes import HANGS_S, SCRIPTS, script, two_ranks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes, and looks for them in /proc")
 
 KILLS = 50
+FEW_LINES = 8192
+"""Room for a few lines of a record, in bytes."""
 
 
 def contents(folder, rank=0):
@@ -162,34 +163,20 @@ def test_a_full_disk_costs_one_warning_and_the_rest_of_the_record(tmp_path, undi
         assert read_rank(path).problems == ("rank0.jsonl: the last line is incomplete, as after a crash",)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system with room for a few lines."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(folder)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_disk_without_space_costs_one_warning_and_the_rest_of_the_record(tmp_path, small_disk, undisturbed):
-    done = script("recorded.py", small_disk, "steps=30", cwd=tmp_path)
+    disk = small_disk(FEW_LINES)
+    done = script("recorded.py", disk, "steps=30", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == undisturbed
     [warning] = warnings(done)
     assert "No space left on device" in warning
-    assert read_rank(small_disk / "forge_record" / "rank0.jsonl").begin.rank == 0
+    assert read_rank(disk / "forge_record" / "rank0.jsonl").begin.rank == 0
 
 
 def test_a_disk_that_is_read_only_costs_one_warning_and_the_record(tmp_path, small_disk, undisturbed):
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    done = script("recorded.py", small_disk, "steps=30", cwd=tmp_path)
+    disk = small_disk(FEW_LINES)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    done = script("recorded.py", disk, "steps=30", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == undisturbed
     [warning] = warnings(done)
@@ -198,26 +185,13 @@ def test_a_disk_that_is_read_only_costs_one_warning_and_the_record(tmp_path, sma
 
 
 def test_when_one_of_two_ranks_is_killed_the_records_of_both_are_read(tmp_path):
-    # started by ourselves: Lightning's launcher may kill rank 0 before it can say anything
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
-    command = [sys.executable, SCRIPTS / "recorded.py", tmp_path, "ranks=2"]
-    first, second = (
-        subprocess.Popen(
-            command, env={**shared, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in "01"
-    )
-    try:
+    with two_ranks("recorded.py", tmp_path, "ranks=2") as (first, second):
         for rank in range(2):
             reached(tmp_path / "forge_record", 20, rank)
         second.kill()
         second.communicate()
         _, err = first.communicate(timeout=HANGS_S)
         assert first.returncode != 0
-    finally:
-        for process in (first, second):
-            process.kill()
-            process.communicate()
     record = read_run(tmp_path / "forge_record")
     survivor, killed = record.ranks
     assert survivor.begin.run == killed.begin.run

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 import fsspec
-import lightning as L
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
@@ -16,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_forge_profiling import ForgeProfilerCallback, ProfilingConfig, build_profiler, print_profiler_summary
 from lightning_forge_profiling.callbacks.folders import finished_files, folder_of, upload
 from lightning_forge_profiling.errors import ConfigurationError
-from tests.models import Classifier, Fails, every_step, loader
+from tests.models import Classifier, Fails, every_step, loader, quiet_trainer
 from tests.outcomes import REPORTS, script, tables, traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -76,16 +75,7 @@ def test_traces_of_a_remote_logger_lie_beside_its_rows(memory, staging, make_tra
 
 def test_without_a_logger_they_lie_in_a_remote_default_root_dir(memory):
     callback = ForgeProfilerCallback(1, 2)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=[callback],
-        logger=False,
-        default_root_dir="memory://bucket/root",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(callback, default_root_dir="memory://bucket/root")
     trainer.fit(Classifier(), loader(16))
     assert callback.trace_report().url.startswith("memory://bucket/root/profiler_traces/")
     assert len(memory()) == len(WINDOW)

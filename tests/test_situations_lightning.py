@@ -118,7 +118,7 @@ def test_the_order_of_the_callbacks_does_not_matter(tmp_path, make_trainer, caps
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
     out = capsys.readouterr().out
     assert tables(out) == 1
-    assert "2 steps" in out
+    assert "beside it: 2 steps" in out
     assert len(logged(tmp_path)) > 0
 
 

@@ -13,7 +13,7 @@ from selenium.webdriver.common.by import By
 from lightning_forge_profiling import ForgeProfilerCallback, region
 from tests.browser import chromium, tensorboard_server, wait_until
 from tests.entered_steps import watch
-from tests.models import SLOW_MS, Classifier, every_step, loader
+from tests.models import SLOW_MS, Classifier, every_step, loader, quiet_trainer
 
 
 class Keep(L.Callback):
@@ -44,14 +44,14 @@ class WithRegion(Classifier):
 def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     logger, keep, forge = TensorBoardLogger(root), Keep(), ForgeProfilerCallback(start_step=5, end_step=8)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        forge,
+        every_step(warmup_steps=2),
+        keep,
         max_epochs=2,
         log_every_n_steps=2,
         logger=logger,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[forge, every_step(warmup_steps=2), keep],
+        enable_checkpointing=True,
     )
     trainer.fit(WithRegion(), loader(slow="data"))
     return logger.log_dir, keep, forge.trace_report()

@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import lightning as L
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
 from lightning_forge_profiling.timing.region import set_region_sink
-from tests.models import Classifier, Samples, every_step, loader
+from tests.models import Classifier, Samples, every_step, loader, quiet_trainer
 from tests.outcomes import HANGS_S, logged, recorded_steps, tables, the_trace
 from tests.test_region import Sink
 
@@ -243,17 +242,7 @@ def test_regions_in_the_backward_pass_of_a_gpu_are_the_fits(tmp_path, caplog):
             return Nested.apply(super().training_step(batch), 0)
 
     throughput = every_step(warmup_steps=0)
-    L.Trainer(
-        accelerator="gpu",
-        devices=1,
-        max_epochs=1,
-        callbacks=[throughput],
-        logger=False,
-        default_root_dir=tmp_path,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(Checkpointed(), loader())
+    quiet_trainer(throughput, accelerator="gpu", default_root_dir=tmp_path).fit(Checkpointed(), loader())
     assert computed_in > {threading.get_ident()}, "autograd has a thread of its own"
     assert user_regions(throughput) == {"block", "backward of mine", "the innermost"}
     assert throughput.summary()["time/block_ms"] > 0

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-_USES = re.compile(r"^ *(?:import|from) (?:lightning|pytorch_lightning)\b", re.MULTILINE)
+_USES = re.compile(r"^ *(?:import|from) (?:lightning|pytorch_lightning)\b|\bquiet_trainer\b", re.MULTILINE)
 _SCRIPTS = [*TESTS.glob("scripts/*.py"), *TESTS.parent.glob("examples/*.py")]
 
 
 def goes_through_lightning(item):
-    """Whether a test gets a Trainer, or its file imports Lightning or starts a script that does."""
+    """Whether a test gets a Trainer, or its file imports Lightning or makes a Trainer or starts a script that does."""
     return "make_trainer" in item.fixturenames or _file_does(item.path)
 
 

@@ -43,7 +43,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="find what bounds a run, and show the numbers",
         description="Find what bounds a run: print the verdict and the numbers behind it, and write reports.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank")
     parser.add_argument("--json", action="store_true", help="print summary.json and nothing else")

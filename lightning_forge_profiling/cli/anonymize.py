@@ -28,7 +28,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "identifiers of GPUs, command lines and environment. Names of operators, kernels, modules,\n"
         "functions and regions stay.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank")
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write to, created if needed")

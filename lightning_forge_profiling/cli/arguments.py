@@ -11,7 +11,7 @@ _SHORTEST_S = 0.1
 def at_least(lowest: int) -> Callable[[str], int]:
     """A whole number of at least `lowest`."""
 
-    def number(text: str) -> int:
+    def whole(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
@@ -20,7 +20,15 @@ def at_least(lowest: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {lowest}")
         return value
 
-    return number
+    return whole
+
+
+def number(text: str) -> float:
+    """A number; NaN for a text that is none, which lies in no range."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def percentage(text: str) -> float:
@@ -30,11 +38,8 @@ def percentage(text: str) -> float:
         >>> percentage("5%")
         5.0
     """
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = -1.0
-    if value < 0 or not math.isfinite(value):
+    value = number(text.removesuffix("%"))
+    if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage")
     return value
 
@@ -46,10 +51,7 @@ def share(text: str) -> float:
         >>> share("0.005")
         0.005
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = number(text)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, as 0.005 for half a percent")
     return value
@@ -75,10 +77,7 @@ def seconds(text: str) -> float:
         >>> seconds("0.5")
         0.5
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = number(text)
     if not _SHORTEST_S <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_SHORTEST_S}")
     return value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lightning_forge_profiling.cli.arguments import percentage
 from lightning_forge_profiling.cli.compare_runs import compare_records, has_record, has_trace
-from lightning_forge_profiling.cli.output import Progress, write_json
+from lightning_forge_profiling.cli.output import Progress, write_as_json
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 
@@ -49,7 +49,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Compare two runs by their records, or two traces: step, regions, wall time, findings; "
         "of traces busy and idle time, kinds and kernels.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "paths",
@@ -170,10 +169,7 @@ def _compare_traces(
     gates = [] if limit is None else [gate(comparison, metric, limit) for metric in metrics]
     outcome = overall(gates)
     if as_json:
-        import msgspec  # noqa: PLC0415
-
-        content = {"outcome": outcome, "gates": gates, "comparison": comparison}
-        write_json(msgspec.json.format(msgspec.json.encode(content), indent=2))
+        write_as_json({"outcome": outcome, "gates": gates, "comparison": comparison})
     else:
         from lightning_forge_profiling.report.comparison import print_comparison  # noqa: PLC0415
 

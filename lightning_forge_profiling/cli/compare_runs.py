@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_forge_profiling.cli.output import Progress, write_json
+from lightning_forge_profiling.cli.output import Progress, write_as_json
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_rank
 
@@ -74,10 +74,7 @@ def compare_records(
     gates = [] if fail_over is None else [run_gate(comparison, metric, fail_over) for metric in metrics]
     outcome = overall(gates)
     if as_json:
-        import msgspec  # noqa: PLC0415
-
-        content = {"outcome": outcome, "gates": gates, "comparison": comparison}
-        write_json(msgspec.json.format(msgspec.json.encode(content), indent=2))
+        write_as_json({"outcome": outcome, "gates": gates, "comparison": comparison})
     else:
         from lightning_forge_profiling.report.run_comparison import print_run_comparison  # noqa: PLC0415
 

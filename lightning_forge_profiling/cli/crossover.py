@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_forge_profiling.cli.arguments import number
 from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import Progress, say, write_json
 from lightning_forge_profiling.errors import ConfigurationError
@@ -42,7 +43,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Time operations on the CPU and on the GPU over sizes, and find the size from which the GPU is\n"
         "faster: in a stream of calls, for a single call, and with copies to the GPU and back.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--ops", type=_operations, metavar="A,B", help=f"operations (default: {','.join(OPERATIONS)})")
     parser.add_argument(
@@ -107,10 +107,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value

@@ -21,7 +21,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from lightning_forge_profiling.cli import (
     analyze,
@@ -123,6 +123,11 @@ def _fail(*messages: str) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    """The parser of the command line, and that of each command; descriptions and examples keep their lines."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
     def error(self, message: str) -> NoReturn:
         """Print an error; arguments in it may be file names with terminal escapes."""
         super().error(plain(message))
@@ -142,7 +147,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Find what bounds a PyTorch run, from its record or from traces of torch.profiler, "
         "and the size from which a GPU is faster than the CPU.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

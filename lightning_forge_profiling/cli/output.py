@@ -91,5 +91,12 @@ def write_json(content: bytes) -> None:
     sys.stdout.buffer.write(text.removesuffix("\n").encode() + b"\n")
 
 
+def write_as_json(result: object) -> None:
+    """Write a result as indented JSON on standard output."""
+    import msgspec  # noqa: PLC0415  (start fast)
+
+    write_json(msgspec.json.format(msgspec.json.encode(result, enc_hook=dict), indent=2))
+
+
 def _escaped(character: re.Match[str]) -> str:
     return character[0] if plain(character[0]) == character[0] else json.dumps(character[0])[1:-1]

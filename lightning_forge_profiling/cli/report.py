@@ -22,7 +22,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Write a run as one web page that works offline: verdict, split of the step and of the run, step "
         "time, rates and GPU over time, events, ranks.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
     parser.add_argument("--html", type=Path, metavar="FILE", required=True, help="the file to write")

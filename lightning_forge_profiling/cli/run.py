@@ -38,7 +38,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Run a training script with ForgeProfilerCallback and ThroughputCallback in every Lightning\n"
         "Trainer that it builds. A callback of a kind that the Trainer already has is not added.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     window = parser.add_mutually_exclusive_group()
     window.add_argument("--window", type=step_range, metavar="A:B", help="record steps A to B-1 (default: 5:8)")

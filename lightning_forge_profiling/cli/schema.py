@@ -14,7 +14,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Print the JSON Schema (2020-12) of summary.json, which is also what analyze --json prints.",
         epilog="examples:\n  forge-profiling schema > summary.schema.json\n"
         "  forge-profiling schema --record > record.schema.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--record", action="store_true", help="that of a line of forge_record/rankN.jsonl instead")
     parser.set_defaults(run=_run)

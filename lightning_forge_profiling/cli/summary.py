@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from lightning_forge_profiling.cli.output import write_json
+from lightning_forge_profiling.cli.output import write_as_json
 
 _EXAMPLES = """\
 examples:
@@ -20,7 +20,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="print the table of a run that is running, has ended or was killed",
         description="Print the status of a run and its table, from the record that it writes during training.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
     parser.add_argument("--json", action="store_true", help="print only JSON, with the same content")
@@ -35,10 +34,7 @@ def _run(args: argparse.Namespace) -> int:
     folder, where = find_record(args.run_path)
     record = read_run(folder)
     if args.json:
-        import msgspec  # noqa: PLC0415
-
-        content = msgspec.json.encode(run_summary(record, time.time()), enc_hook=dict)
-        write_json(msgspec.json.format(content, indent=2))
+        write_as_json(run_summary(record, time.time()))
     else:
         from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 

@@ -27,7 +27,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Write copies of traces that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3)\n"
         "reads correctly, named rankN.pt.trace.json.gz.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank")
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to write to, created if needed")

@@ -34,7 +34,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Open the HTML report in the browser, created now if there is none;\n"
         "or serve a trace once, from this machine only, to ui.perfetto.dev.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="report.html, a trace, or a folder with either")
     parser.add_argument("--perfetto", action="store_true", help="show the trace itself, at https://ui.perfetto.dev")

@@ -31,7 +31,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Show a run live, from the record that it writes during training: step time, regions, rates, GPU, "
         "causes of lost time, ranks, events. Exits when the run ends, and prints its table.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
     parser.add_argument("--once", action="store_true", help="print one frame and exit")

@@ -10,7 +10,8 @@ from lightning_forge_profiling.crossover.curves import GPU_WAYS, CrossoverResult
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, Theme, draw_operation
 from lightning_forge_profiling.crossover.text import NO_GPU, WAY_NAMES, describe, ends, facts, warnings
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.page import asset, filled, page, scrolling_table
+from lightning_forge_profiling.report.text import escaped
 
 _TITLE: Final = "The size from which the GPU is faster"
 _NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
@@ -28,18 +29,15 @@ def crossover_page(result: CrossoverResult) -> str:
     Returns:
         The text of the file.
     """
-    style = asset("report.css") + asset("crossover.css")
     found = warnings(result)
     values = {
-        "policy": f"default-src 'none'; style-src {source(style)}; img-src data:; base-uri 'none'; form-action 'none'",
-        "style": style,
         "title": _TITLE if result.setting.gpu else NO_GPU,
         "crossovers": _crossovers(result) if result.setting.gpu else "",
         "facts": "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(result)),
         "operations": "\n".join(map(_operation, result.operations)),
         "warnings": f'<section id="warnings"><h2>Warnings</h2>{_list(found)}</section>' if found else "",
     }
-    return filled(asset("crossover.html"), values)
+    return page("CPU against GPU", filled(asset("crossover.html"), values), style=asset("crossover.css"))
 
 
 def _list(texts: list[str]) -> str:
@@ -51,12 +49,12 @@ def _crossovers(result: CrossoverResult) -> str:
     ways = [way for way in GPU_WAYS if any(way in said for _, said in found)]
     head = "".join(f"<th>{WAY_NAMES[way]}</th>" for way in ways)
     rows = "".join(
-        f'<tr><th scope="row">{_text(operation.name)}</th>'
+        f'<tr><th scope="row">{escaped(operation.name)}</th>'
         + "".join(f"<td>{escape(said.get(way, ''))}</td>" for way in ways)
         + "</tr>"
         for operation, said in found
     )
-    return _scrolling(f"<th>operation</th>{head}", rows)
+    return scrolling_table(f"<th>operation</th>{head}", rows)
 
 
 def _operation(operation: OperationCurves) -> str:
@@ -65,7 +63,7 @@ def _operation(operation: OperationCurves) -> str:
     dark, light = (_data_uri(operation, theme) for theme in (DARK, LIGHT))
     narrow_dark, narrow_light = (_data_uri(operation, theme, narrow=True) for theme in (DARK, LIGHT))
     return f"""<section class="operation">
-<div class="heading"><h2>{_text(operation.name)}</h2><span class="muted">{_text(operation.meaning)}</span></div>
+<div class="heading"><h2>{escaped(operation.name)}</h2><span class="muted">{escaped(operation.meaning)}</span></div>
 <picture>
 <source media="{_NARROW} and {_DARK}" srcset="{narrow_dark}"><source media="{_NARROW}" srcset="{narrow_light}">
 <source media="{_DARK}" srcset="{dark}"><img src="{light}" alt="{escape(alt)}">
@@ -89,11 +87,7 @@ def _table(operation: OperationCurves) -> str:
         f'<tr><th scope="row" class="number">{size}</th>{"".join(_cells(operation, size))}</tr>'
         for size in operation.sizes
     )
-    return _scrolling(f'<th class="number">n</th>{head}', rows)
-
-
-def _scrolling(head: str, rows: str) -> str:
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return scrolling_table(f'<th class="number">n</th>{head}', rows)
 
 
 def _cells(operation: OperationCurves, size: int) -> Iterator[str]:
@@ -111,7 +105,3 @@ def _time(curve: Curve, size: int) -> str:
         return "-"
     count = "1 sample" if point.samples == 1 else f"±{100 * point.noise:.1f} %"
     return f'{in_unit(point.us)}<span class="muted">{count}</span>'
-
-
-def _text(text: str) -> str:
-    return escape(plain(text))

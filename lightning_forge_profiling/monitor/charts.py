@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.report.text import escaped
 
 _WIDE: Final = 1000
 _HIGH: Final = 100
@@ -167,7 +166,7 @@ def chart_row(chart: Chart, axis: TimeAxis, marks: Sequence[Mark], placing: Plac
         f'<span class="mark {placing.at("top", down(level))}" aria-hidden="true">{said}</span>'
         for level, said in levels
     )
-    title = f'<div class="chart-title"><b>{_text(chart.title)}</b>, {_text(chart.unit)}</div>'
+    title = f'<div class="chart-title"><b>{escaped(chart.title)}</b>, {escaped(chart.unit)}</div>'
     return _row(title + "".join(lines), _svg("chart", text, shapes) + names)
 
 
@@ -177,13 +176,13 @@ def _x(pct: float) -> str:
 
 def _svg(style: str, text: str, shapes: Sequence[str]) -> str:
     box = f'viewBox="0 0 {_WIDE} {_HIGH}" preserveAspectRatio="none"'
-    return f'<svg class="{style}" {box} role="img" aria-label="{_text(text)}">{"".join(shapes)}</svg>'
+    return f'<svg class="{style}" {box} role="img" aria-label="{escaped(text)}">{"".join(shapes)}</svg>'
 
 
 def _stroke(name: str, text: str, *, band: bool = False) -> str:
     style = "stroke band" if band else "stroke a"
     return (
-        f'<div class="chart-line"><span class="{style}" aria-hidden="true"></span><span>{_text(name)}</span>'
+        f'<div class="chart-line"><span class="{style}" aria-hidden="true"></span><span>{escaped(name)}</span>'
         f'<span class="reading">{text}</span></div>'
     )
 
@@ -255,13 +254,9 @@ def mark_row(name: str, marks: Sequence[Mark], axis: TimeAxis) -> str:
     """Row with a lane of the marks of one kind, and their number."""
     style = "throttled" if any(mark.is_problem for mark in marks) else "left-out"
     label = (
-        f'<div class="chart-line"><span class="stroke {style}" aria-hidden="true"></span><span>{_text(name)}</span>'
+        f'<div class="chart-line"><span class="stroke {style}" aria-hidden="true"></span><span>{escaped(name)}</span>'
         f'<span class="reading">{len(marks):,}</span></div>'
     )
     return _row(
         label, _svg("state-lane", f"{name}: {len(marks)} times", [_span(mark, axis) for mark in marks]), "state"
     )
-
-
-def _text(text: str) -> str:
-    return escape(plain(text))

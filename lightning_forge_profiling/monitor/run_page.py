@@ -1,7 +1,6 @@
 """A run as one web page, from its record: verdict, split of step and run, curves, ranks, events."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from typing import Final
 
 from lightning_forge_profiling.monitor.charts import Mark, Placing, TimeAxis, axis_row, chart_row, mark_row
@@ -11,11 +10,11 @@ from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces
 from lightning_forge_profiling.monitor.run_summary import totals
 from lightning_forge_profiling.monitor.standing import Standing, duration, run_standing
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.record.lines import Event
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.page import asset, filled, page, scrolling_table
 from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
+from lightning_forge_profiling.report.text import escaped
 from lightning_forge_profiling.report.wording import ledger_rows
 from lightning_forge_profiling.results.analysis import Analysis, RunLedger
 
@@ -52,15 +51,9 @@ def run_page(record: RunRecord, now: float) -> str:
         _events(record, standing),
         _setting(first, record.problems),
     ]
-    style = asset("report.css") + asset("run.css") + placing.rules()
-    values = {
-        "policy": f"default-src 'none'; style-src {source(style)}; img-src data:; base-uri 'none'; form-action 'none'",
-        "style": style,
-        "title": _text(f"{standing.outcome} · {record.folder}"),
-        "source": _text(str(record.folder)),
-        "sections": "\n".join(filter(None, sections)),
-    }
-    return filled(asset("run.html"), values)
+    values = {"source": escaped(str(record.folder)), "sections": "\n".join(filter(None, sections))}
+    title = escaped(f"{standing.outcome} · {record.folder}")
+    return page(title, filled(asset("run.html"), values), style=asset("run.css") + placing.rules())
 
 
 def _pace_table(first: RankRecord) -> RunTable:
@@ -81,7 +74,7 @@ def _verdict(standing: Standing, first: RankRecord, analysis: Analysis | None) -
     found = next((one for one in analysis.findings if one.code == analysis.verdict), None) if analysis else None
     code = analysis.verdict if analysis else "no verdict yet"
     title = found.title if found is not None else code
-    advice = f'<p class="advice">{_text(found.remedy)}</p>' if found is not None else ""
+    advice = f'<p class="advice">{escaped(found.remedy)}</p>' if found is not None else ""
     begin = first.begin
     facts = {
         "Device": begin.device,
@@ -90,13 +83,13 @@ def _verdict(standing: Standing, first: RankRecord, analysis: Analysis | None) -
         "Steps": f"{standing.step:,}",
         "Time": duration(standing.at - standing.began),
     }
-    shown = "".join(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
-    badges = f'<span class="badge">{_text(code)}</span><span class="badge quiet">{standing.outcome}</span>'
+    shown = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts.items())
+    badges = f'<span class="badge">{escaped(code)}</span><span class="badge quiet">{standing.outcome}</span>'
     return _section(
         "verdict",
         "",
-        f'<div class="badges">{badges}<span class="muted">{_text(standing.text)}</span></div>',
-        f"<h1>{_text(title)}</h1>{advice}",
+        f'<div class="badges">{badges}<span class="muted">{escaped(standing.text)}</span></div>',
+        f"<h1>{escaped(title)}</h1>{advice}",
         f'<dl class="facts">{shown}</dl>',
     )
 
@@ -104,15 +97,15 @@ def _verdict(standing: Standing, first: RankRecord, analysis: Analysis | None) -
 def _step(table: RunTable, placing: Placing) -> str:
     if not table.rows:
         return _section("step", "Where a step goes", '<p class="empty">No step was timed.</p>')
-    first, share, *others = table.headings
-    head = f"<th>{_text(first)}</th>" + "".join(f'<th class="number">{_text(name)}</th>' for name in (share, *others))
+    first, *others = table.headings
+    head = f"<th>{escaped(first)}</th>{_heads(others)}"
     parts = [(row.name, row.pct, f"region-{row.name}") for row in table.rows if row.pct and row.name in REGIONS]
     rows = "".join(_row(row, placing) for row in table.rows)
     return _section(
         "step",
-        _text(table.title or "Where a step goes"),
+        escaped(table.title or "Where a step goes"),
         _bar(parts, placing),
-        _scrolling(head, rows),
+        scrolling_table(head, rows),
         _lines(table.lines),
     )
 
@@ -123,22 +116,22 @@ def _row(row: Row, placing: Placing) -> str:
     share = "" if row.pct is None else f"{pct:.1f} %"
     times = "".join(map(_number, row.times))
     bar = f"number bar {placing.at('--part', pct)}"
-    return f'<tr{style}><th scope="row">{_text(row.name)}</th><td class="{bar}">{share}</td>{times}</tr>'
+    return f'<tr{style}><th scope="row">{escaped(row.name)}</th><td class="{bar}">{share}</td>{times}</tr>'
 
 
 def _bar(parts: Sequence[tuple[str, float, str]], placing: Placing) -> str:
     """Stacked bar of parts: name, share in percent, class of the colour."""
     said = ", ".join(f"{name} {pct:.0f} %" for name, pct, _ in parts)
     segments = "".join(
-        f'<div class="segment {colour} {placing.at("--part", pct)}" title="{_text(name)} {pct:.1f} %">'
-        f"<span>{_text(name) if pct >= _WORTH_A_NAME_PCT else ''}</span></div>"
+        f'<div class="segment {colour} {placing.at("--part", pct)}" title="{escaped(name)} {pct:.1f} %">'
+        f"<span>{escaped(name) if pct >= _WORTH_A_NAME_PCT else ''}</span></div>"
         for name, pct, colour in parts
     )
-    return f'<div class="stack" role="img" aria-label="{_text(said)}">{segments}</div>' if parts else ""
+    return f'<div class="stack" role="img" aria-label="{escaped(said)}">{segments}</div>' if parts else ""
 
 
 def _lines(lines: Iterable[Line]) -> str:
-    rows = "".join(f"<dt>{_text(line.name)}</dt><dd>{_text(line.text.text)}</dd>" for line in lines)
+    rows = "".join(f"<dt>{escaped(line.name)}</dt><dd>{escaped(line.text.text)}</dd>" for line in lines)
     return f'<dl class="lines">{rows}</dl>' if rows else ""
 
 
@@ -150,13 +143,13 @@ def _ledger(ledger: RunLedger | None, placing: Placing) -> str:
     colours = [f"part-{place}" if place < _COLOURED else "part-rest" for place in range(len(rows))]
     parts = [(name, pct, colour) for (name, _, _), pct, colour in zip(rows, shares, colours, strict=True)]
     cells = "".join(
-        f'<tr><th scope="row"><span class="part"><span class="swatch {colour}"></span>{_text(name)}</span></th>'
+        f'<tr><th scope="row"><span class="part"><span class="swatch {colour}"></span>{escaped(name)}</span></th>'
         f'<td class="number bar {placing.at("--part", pct)}">{pct:.1f} %</td>'
         f"{_number(f'{seconds:,.2f}')}{_number('' if count is None else f'{count:,}')}</tr>"
         for (name, seconds, count), pct, colour in zip(rows, shares, colours, strict=True)
     )
-    head = "<th>part</th>" + "".join(f'<th class="number">{name}</th>' for name in ("% of the run", "seconds", "times"))
-    return _section("ledger", "Where the run went", _bar(parts, placing), _scrolling(head, cells))
+    head = f"<th>part</th>{_heads(('% of the run', 'seconds', 'times'))}"
+    return _section("ledger", "Where the run went", _bar(parts, placing), scrolling_table(head, cells))
 
 
 def _over_time(record: RunRecord, first: RankRecord, standing: Standing, placing: Placing) -> str:
@@ -191,32 +184,30 @@ def _mark(event: Event, began: float) -> Mark:
 def _ranks(paces: Sequence[RankPace]) -> str:
     if len(paces) < 2:  # noqa: PLR2004
         return ""
-    names = ("step", "step ms", "ms before backward", "late by, ms", "")
-    head = "<th>rank</th><th>host</th>" + "".join(f'<th class="number">{name}</th>' for name in names)
+    head = f"<th>rank</th><th>host</th>{_heads(('step', 'step ms', 'ms before backward', 'late by, ms', ''))}"
     rows = ""
     for pace in paces:
         numbers = (pace.step_ms, pace.before_backward_ms, pace.late_ms)
-        cells = (f"{pace.step:,}", *("" if ms is None else f"{ms:.2f}" for ms in numbers), pace.outcome)
+        texts = (f"{pace.step:,}", *("" if ms is None else f"{ms:.2f}" for ms in numbers), pace.outcome)
+        cells = f"<td>{escaped(pace.host)}</td>{''.join(map(_number, texts))}"
         style = "" if pace.late_ms is None else ' class="late"'
-        rows += (
-            f'<tr{style}><th scope="row">{pace.rank}</th><td>{_text(pace.host)}</td>{"".join(map(_number, cells))}</tr>'
-        )
+        rows += f'<tr{style}><th scope="row">{pace.rank}</th>{cells}</tr>'
     note = (
         "Means over the latest intervals. Data-parallel ranks wait for each other in backward, "
         "so the rank that takes longest until then is late."
     )
-    return _section("ranks", "Ranks", _scrolling(head, rows), f'<p class="muted">{note}</p>')
+    return _section("ranks", "Ranks", scrolling_table(head, rows), f'<p class="muted">{note}</p>')
 
 
 def _findings(analysis: Analysis | None) -> str:
     others = [found for found in analysis.findings if found.code != analysis.verdict] if analysis else []
     said = "".join(
-        f'<div class="finding"><div class="badges"><span class="badge quiet">{_text(found.code)}</span>'
+        f'<div class="finding"><div class="badges"><span class="badge quiet">{escaped(found.code)}</span>'
         f'<span class="muted">{found.share_pct:.0f} % of the {"fit" if found.of == "run" else "step"}</span></div>'
-        f'<h3>{_text(found.title)}</h3><p class="advice">{_text(found.remedy)}</p></div>'
+        f'<h3>{escaped(found.title)}</h3><p class="advice">{escaped(found.remedy)}</p></div>'
         for found in others
     )
-    hints = "".join(f"<li>{_text(hint.text)}</li>" for hint in analysis.hints) if analysis else ""
+    hints = "".join(f"<li>{escaped(hint.text)}</li>" for hint in analysis.hints) if analysis else ""
     return _section("findings", "Other findings", said, f'<ul class="hints">{hints}</ul>' if hints else "")
 
 
@@ -232,14 +223,13 @@ def _seen_once(record: RunRecord) -> Iterator[Event]:
 def _events(record: RunRecord, standing: Standing) -> str:
     events = list(_seen_once(record))
     rows = "".join(
-        f"<tr>{_number(duration(event.at - standing.began))}{_number(f'{event.step:,}')}<td>{_text(event.kind)}</td>"
-        f"{_number(f'{event.seconds:.2f}' if event.seconds else '')}<td>{_text(event.text)}</td></tr>"
+        f"<tr>{_number(duration(event.at - standing.began))}{_number(f'{event.step:,}')}<td>{escaped(event.kind)}</td>"
+        f"{_number(f'{event.seconds:.2f}' if event.seconds else '')}<td>{escaped(event.text)}</td></tr>"
         for event in reversed(events[-_SHOWN_EVENTS:])
     )
-    after, step, seconds = (f'<th class="number">{name}</th>' for name in ("after", "step", "seconds"))
-    head = f"{after}{step}<th>event</th>{seconds}<th></th>"
+    head = f"{_heads(('after', 'step'))}<th>event</th>{_heads(['seconds'])}<th></th>"
     more = f'<p class="muted">The newest {_SHOWN_EVENTS} of {len(events):,}.</p>' if len(events) > _SHOWN_EVENTS else ""
-    return _section("events", "Events", _scrolling(head, rows) if rows else "", more)
+    return _section("events", "Events", scrolling_table(head, rows) if rows else "", more)
 
 
 def _setting(first: RankRecord, problems: Sequence[str]) -> str:
@@ -253,17 +243,14 @@ def _setting(first: RankRecord, problems: Sequence[str]) -> str:
         "Continues": begin.continues,
         "Could not be read": "; ".join(problems),
     }
-    said = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in rows.items() if value)
+    said = "".join(f"<dt>{name}</dt><dd>{escaped(value)}</dd>" for name, value in rows.items() if value)
     return _section("setting", "The run", f"<dl>{said}</dl>")
 
 
-def _scrolling(head: str, rows: str) -> str:
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+def _heads(names: Iterable[str]) -> str:
+    """Head cells of columns of numbers."""
+    return "".join(f'<th class="number">{escaped(name)}</th>' for name in names)
 
 
 def _number(text: str) -> str:
     return f'<td class="number">{text}</td>'
-
-
-def _text(text: str) -> str:
-    return escape(plain(text))

@@ -28,11 +28,7 @@ def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Scre
     screen = screen or Screen()
     for side, source in (("before", comparison.a), ("now", comparison.b)):
         screen.line(source, name=side, column=len("before "), whole=True)
-    for title, table in _tables(comparison, screen.width):
-        screen.line()
-        screen.line(Text(title, "bold"))
-        screen.table(table)
-    screen.line()
+    screen.tables(_tables(comparison, screen.width))
     for style, name, text in _lines(comparison, gates):
         screen.line(text, name=Text(name, style))
 

@@ -59,11 +59,7 @@ def print_analysis(
         screen.line(Text(note, "dim"))
     if all(rank.cpu is not None for rank in analysis.ranks):
         operators = operators or kernels  # there are no kernels to show
-    for title, table in _tables(analysis, kernels, operators, screen.width):
-        screen.line()
-        screen.line(Text(title, "bold"))
-        screen.table(table)
-    screen.line()
+    screen.tables(_tables(analysis, kernels, operators, screen.width))
     for style, name, text in _lines(analysis):
         screen.line(text, name=Text(name, style), column=_NAMES_WIDTH)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from lightning_forge_profiling.report.labels import kernel_labels
-from lightning_forge_profiling.report.page import asset, filled, source
+from lightning_forge_profiling.report.page import asset, filled, page
 from lightning_forge_profiling.report.slow_steps import slowest_rows
 from lightning_forge_profiling.report.wording import (
     compute_lines,
@@ -60,16 +60,9 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
         '<!DOCTYPE html>'
     """
     scripts = (_FOR_READERS.sub("", asset(f"{name}.js")) for name in _scripts(analysis))
-    style, script = asset("report.css"), "\n".join(["'use strict';", *scripts])
-    values = {
-        "policy": f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'",
-        "style": style,
-        "script": script,
-        "summary": _summary(analysis),
-        "timeline": _block("timeline", timelines),
-    }
-    return filled(asset("report.html"), values)
+    script = "\n".join(["'use strict';", *scripts])
+    values = {"script": script, "summary": _summary(analysis), "timeline": _block("timeline", timelines)}
+    return page("Profiling report", filled(asset("report.html"), values), script=script)
 
 
 def _scripts(analysis: Analysis) -> tuple[str, ...]:

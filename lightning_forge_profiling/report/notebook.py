@@ -1,22 +1,16 @@
 """HTML of an analysis and of a ledger, for notebooks."""
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Final
 
 from lightning_forge_profiling.notebook import show_with
-from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.report.text import escaped
 from lightning_forge_profiling.report.wording import ledger_rows, share_of
-from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence, RunLedger
+from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.timing.ledger import Ledger
 
 _CELL: Final = "padding:1px 8px;text-align:{};vertical-align:top"
-
-
-def escaped(text: str) -> str:
-    """Untrusted text, with markup escaped."""
-    return escape(plain(text))
 
 
 def analysis_html(analysis: Analysis) -> str:
@@ -39,15 +33,11 @@ def analysis_html(analysis: Analysis) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
-def _run_ledger(ledger: Ledger) -> RunLedger:
-    return RunLedger(wall_s=ledger.wall_s, parts=ledger.parts, unexplained_s=ledger.unexplained_s, counts=ledger.counts)
-
-
 def ledger_html(ledger: Ledger) -> str:
     """HTML table of the largest parts of a ledger, with their share of the wall time."""
     rows = [
         (name, f"{s:.2f}", f"{100 * s / ledger.wall_s:.1f} %" if ledger.wall_s > 0 else "", str(count or ""))
-        for name, s, count in ledger_rows(_run_ledger(ledger))
+        for name, s, count in ledger_rows(ledger)
     ]
     return html_table(("part", "seconds", "of the run", "times"), [*rows, ("the run", f"{ledger.wall_s:.2f}", "", "")])
 

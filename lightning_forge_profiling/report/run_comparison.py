@@ -39,11 +39,7 @@ def print_run_comparison(comparison: RunComparison, gates: Sequence[Gate], scree
         _print_side(name, side, screen)
     screen.line()
     screen.table(_metric_table(comparison))
-    for title, table in _other_tables(comparison):
-        screen.line()
-        screen.line(Text(title, "bold"))
-        screen.table(table)
-    screen.line()
+    screen.tables(_other_tables(comparison))
     for name, text in _remarks(comparison, gates):
         screen.line(text, name=Text(name, "yellow"), column=_COLUMN)
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import Final, TextIO
 
 from lightning_forge_profiling.report.table import Table, Text, clean, padded, width_of, wrap
@@ -76,6 +77,14 @@ class Screen:
         """Print a table."""
         for line in table.lines(self._width):
             self._write(line)
+
+    def tables(self, titled: Iterable[tuple[str, Table]]) -> None:
+        """Print tables below their titles, with an empty line before each and after the last."""
+        for title, table in titled:
+            self.line()
+            self.line(Text(title, "bold"))
+            self.table(table)
+        self.line()
 
     def flush(self) -> None:
         """Write out what is buffered: the process may be killed next."""

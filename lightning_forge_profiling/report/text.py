@@ -1,6 +1,7 @@
 """Names from a trace are untrusted: how each output escapes and shortens them."""
 
 import re
+from html import escape
 
 from lightning_forge_profiling.plain_text import plain
 
@@ -14,6 +15,11 @@ _WORD = re.compile(r"[^\s|]+")  # without pipes, which end a table's cell even i
 # An underscore inside a word is no markup, and setting names are full of them.
 _MARKUP = re.compile(r"[\\`*\[\]|~#]|(?<![^\W_])_|_(?![^\W_])")
 _LIST = re.compile(r"^(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+=]))")  # or the line below a heading
+
+
+def escaped(text: str) -> str:
+    """Text as it stands in HTML, where it can add no markup."""
+    return escape(plain(text))
 
 
 def prose(text: str) -> str:

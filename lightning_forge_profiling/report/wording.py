@@ -20,6 +20,7 @@ from lightning_forge_profiling.results.analysis import (
 )
 from lightning_forge_profiling.results.rank import RankSummary, Region
 from lightning_forge_profiling.results.table_rows import Operator
+from lightning_forge_profiling.timing.ledger import Ledger
 
 IDLE_WORDS: Final = MappingProxyType(
     {
@@ -168,7 +169,7 @@ def share_of(analysis: Analysis, finding: Finding) -> str:
     return "of the step, mean of the ranks" if averaged else "of the step"
 
 
-def ledger_rows(ledger: RunLedger | None) -> list[tuple[str, float, int | None]]:
+def ledger_rows(ledger: Ledger | RunLedger | None) -> list[tuple[str, float, int | None]]:
     """Name, seconds and count of each part of a ledger that is worth a row, then of the others together and the rest.
 
     Args:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import lightning as L
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from tests.models import Classifier, loader
+from tests.models import Classifier, loader, quiet_trainer
 
 
 def stop_child():
@@ -55,18 +54,13 @@ def main(strategy, folder, *options):
     forge = ForgeProfilerCallback(
         2, 6, ranks=[0] if "rank0" in chosen else "all", trace_dir="/dev/null" if "file" in chosen else None
     )
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        *([] if "plain" in chosen else [forge, ThroughputCallback(warmup_steps=1)]),
         devices=2,
         strategy=strategy,
-        max_epochs=1,
         logger=CSVLogger(folder, name="csv"),
         default_root_dir=folder,
         log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[] if "plain" in chosen else [forge, ThroughputCallback(warmup_steps=1)],
     )
     if "validates" in chosen:
         trainer.fit(ValidatesSlowly(), loader(80), loader(16))

@@ -9,7 +9,7 @@ import lightning as L
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from tests.models import Classifier, loader
+from tests.models import Classifier, loader, quiet_trainer
 
 
 def main(folder, largest):
@@ -17,14 +17,7 @@ def main(folder, largest):
     if int(largest):
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), hard))
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        callbacks=[ForgeProfilerCallback(2, 12, trace_dir=folder)],
-    )
+    trainer = quiet_trainer(ForgeProfilerCallback(2, 12, trace_dir=folder))
     model = Classifier()
     trainer.fit(model, loader(64))
     print("weights", *(parameter.double().sum().item().hex() for parameter in model.parameters()))  # noqa: T201

@@ -7,10 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import lightning as L
-
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from tests.models import Classifier, loader
+from tests.models import Classifier, loader, quiet_trainer
 
 
 class Announces(Classifier):
@@ -31,14 +29,7 @@ class Announces(Classifier):
 def main(which, at, folder):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     callbacks = [ForgeProfilerCallback(2, 5, trace_dir=folder), ThroughputCallback()] if which == "with" else []
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        callbacks=callbacks,
-    )
+    trainer = quiet_trainer(*callbacks)
     trainer.fit(Announces(int(at)), loader(64))
     print("went on")  # noqa: T201
 

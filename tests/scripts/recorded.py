@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import lightning as L
 
 from lightning_forge_profiling import ThroughputCallback
-from tests.models import Classifier, loader
+from tests.models import Classifier, loader, quiet_trainer
 
 
 def main(folder, *options):
@@ -21,19 +21,14 @@ def main(folder, *options):
     if "largest" in chosen:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(chosen["largest"]), hard))
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        ThroughputCallback(warmup_steps=1, record="plain" not in chosen),
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
         max_epochs=-1,
         max_steps=int(chosen.get("steps", -1)),
-        logger=False,
         default_root_dir=folder,
         log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[ThroughputCallback(warmup_steps=1, record="plain" not in chosen)],
     )
     model = Classifier()
     trainer.fit(model, loader(400))

@@ -6,24 +6,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import lightning as L
-
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from tests.models import Classifier, loader
+from tests.models import Classifier, loader, quiet_trainer
 
 
 def fit(folder, callbacks, **options):
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        default_root_dir=folder,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-        **options,
-    )
+    trainer = quiet_trainer(*callbacks, default_root_dir=folder, **options)
     trainer.fit(Classifier(), loader(80))
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import fsspec
-import lightning as L
 from fsspec.implementations.local import LocalFileSystem
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from tests.models import Classifier, loader
+from tests.models import Classifier, loader, quiet_trainer
 
 
 class Bucket(LocalFileSystem):
@@ -27,17 +26,12 @@ class Bucket(LocalFileSystem):
 def main(folder):
     os.environ["BUCKET"] = f"{folder}/bucket"
     fsspec.register_implementation("bucket", Bucket)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        ForgeProfilerCallback(2, 4, trace_dir="bucket://traces"),
+        ThroughputCallback(warmup_steps=1),
         devices=2,
         strategy="ddp",
-        max_epochs=1,
-        logger=False,
         default_root_dir=folder,
-        callbacks=[ForgeProfilerCallback(2, 4, trace_dir="bucket://traces"), ThroughputCallback(warmup_steps=1)],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     trainer.fit(Classifier(), loader(80))
 

@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from tests.models import Classifier, Fails, loader
+from tests.models import Classifier, Fails, loader, quiet_trainer
 
 
 def mlflow(folder, uri):
@@ -70,16 +70,12 @@ def main(kind, folder, *options):
     logger = LOGGERS[kind](folder)
     throughput = ThroughputCallback(warmup_steps=2, overhead=None, publish="quiet" not in options)
     callbacks = [throughput, *([ForgeProfilerCallback(5, 7)] if "profile" in options else [])]
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=[*callbacks, *([Goes(folder)] if kind == "mlflow-gone" else [])],
+    trainer = quiet_trainer(
+        *callbacks,
+        *([Goes(folder)] if kind == "mlflow-gone" else []),
         logger=logger,
         log_every_n_steps=6,
         default_root_dir=folder,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     failed = ""
     try:

@@ -10,7 +10,7 @@ import lightning as L
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from tests.models import Classifier, loader
+from tests.models import Classifier, loader, quiet_trainer
 
 
 class TheirProfiler(L.Callback):
@@ -32,14 +32,7 @@ class TheirProfiler(L.Callback):
 def main(start, end):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     ours, theirs = ForgeProfilerCallback(int(start), int(end)), TheirProfiler()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        callbacks=[ours, theirs],
-    )
+    trainer = quiet_trainer(ours, theirs)
     trainer.fit(Classifier(), loader(64))
     recorded = sum(event.count for event in theirs.profiler.key_averages() if event.key == "aten::linear")
     print(f"theirs recorded {recorded} linear layers, ours: {ours.trace_report().status}")  # noqa: T201

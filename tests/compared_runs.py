@@ -1,4 +1,4 @@
-"""Records of runs as they are on disk, with step times that wander as real ones do."""
+"""Records for `compare`: one rank, with the step times, ledger and findings that a test gives."""
 
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.timing.run_totals import RunTotals
 
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
+PER_ROW = 50
 LASTS = 0.8
 """Correlation of a step with the next one."""
 
@@ -31,8 +32,6 @@ def write_record(
     log_folder,
     times_ms,
     *,
-    every=50,
-    run=None,
     device="NVIDIA H200",
     world_size=1,
     precision="bf16-mixed",
@@ -49,7 +48,7 @@ def write_record(
     """Write a record and return its folder. `findings` are codes with their share, `ledger` parts in seconds."""
     lines: list[Line] = [
         Begin(
-            run=run or str(log_folder),
+            run=str(log_folder),
             rank=0,
             world_size=world_size,
             at=1000.0,
@@ -61,8 +60,8 @@ def write_record(
             commit=commit,
         )
     ]
-    for first in range(0, len(times_ms), every):
-        times = times_ms[first : first + every]
+    for first in range(0, len(times_ms), PER_ROW):
+        times = times_ms[first : first + PER_ROW]
         lines.append(
             Interval(
                 at=1000.0 + first,

@@ -1,6 +1,7 @@
 """Every name that is written to disk, logged, or put into a trace, once."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,7 @@ LOGGED_KINDS: Final = (
 """Kinds of parts that are logged; the sanity check is in `startup`, what is left in `other`."""
 
 
+@cache
 def part_kind(part: str) -> str:
     """What a part of the ledger is one of: `callbacks`, `hooks`, `loggers`, `startup`, or itself.
 
@@ -58,6 +60,7 @@ def part_kind(part: str) -> str:
     return _KINDS.get(first, first)
 
 
+@cache
 def hook_region(part: str) -> str:
     """The region that contains a part of the ledger: a hook within a step, or a logger; "" for any other part.
 

@@ -55,6 +55,9 @@ _SHORTEST_PERIOD_S: Final = 0.01
 
 _LOWEST_SHARE: Final = 1e-6
 
+_STALE: Final = 1.05
+"""The goodput of a row is estimated from the run's sums, which are renewed after so many times as many steps."""
+
 
 class ThroughputCallback(TimedCallback):
     """Logs samples, tokens and steps per second and milliseconds per region, without waiting for the GPU.
@@ -165,6 +168,7 @@ class ThroughputCallback(TimedCallback):
         self._peak: Peak | None = None
         self._sought_peak = self._logged_peak = self._advised = False
         self._logged_at = -1
+        self._steady = Rates()
 
     def _let_go(self) -> None:
         super()._let_go()
@@ -196,6 +200,7 @@ class ThroughputCallback(TimedCallback):
         self._peak = None
         self._sought_peak = self._logged_peak = self._advised = False
         self._logged_at = -1
+        self._steady = Rates()
         if self.record and not lightning_api.is_trial_run(trainer):
             self._place = claim_place(trainer)
 
@@ -424,13 +429,19 @@ class ThroughputCallback(TimedCallback):
         metrics = self._metrics(steady)
         if self._telemetry is not None:
             metrics |= self._telemetry.run_metrics(steady.per_second(steady.samples))
-        return metrics | self._ledger_metrics()
+        return metrics | self._ledger_metrics(steady)
 
-    def _ledger_metrics(self) -> dict[str, float]:
+    def _ledger_metrics(self, steady: Rates | None = None) -> dict[str, float]:
         clock, step_timer = self._peers[0]._ledger_clock, self._step_timer  # noqa: SLF001  (one of us)
         if clock is None or step_timer is None:
             return {}
-        return run_metrics(clock.read_parts(), step_timer.totals.steady() if step_timer.timers.on_device else None)
+        if not step_timer.timers.on_device:
+            return run_metrics(clock.read_parts())
+        if steady is not None:
+            self._steady = steady
+        elif step_timer.totals.counted > _STALE * self._steady.steps:
+            self._steady = step_timer.totals.steady()
+        return run_metrics(clock.read_parts(), self._steady)
 
     def _log(self, trainer: Trainer, rates: Rates, step: int, began_ns: int | None = None) -> None:
         if self.counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step

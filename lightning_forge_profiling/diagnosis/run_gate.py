@@ -10,7 +10,7 @@ from lightning_forge_profiling.diagnosis.run_metrics import RunMetric
 from lightning_forge_profiling.errors import ConfigurationError
 
 _REPEATS: Final = 3
-"""Runs a side to begin with: two leave four degrees of freedom fewer, and an interval twice as wide."""
+"""Runs a side to begin with: two leave two degrees of freedom instead of four, and an interval twice as wide."""
 
 
 def run_gate(comparison: RunComparison, metric: str, limit_pct: float) -> Gate:

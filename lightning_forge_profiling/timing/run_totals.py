@@ -251,6 +251,11 @@ class RunTotals:
         """Add host time in microseconds that timing and recording took between steps."""
         self._untaken.own_us += us
 
+    @property
+    def counted(self) -> int:
+        """How many steps count so far."""
+        return sum(sums.steps for sums in {self._steady, self._unwritten, self._untaken, self._cycle})
+
     def steady(self) -> Rates:
         """Sums over all steps that count."""
         return self._all(single_steps=False).read()

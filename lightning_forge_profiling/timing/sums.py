@@ -142,15 +142,15 @@ class StepSums:
 
         Args:
             other: their sums.
-            single_steps: whether to add the times of single steps too, thousands of them; sums need none.
+            single_steps: whether to add the times of single steps too, and their histogram; rates need neither.
         """
         self.steps += other.steps
         if single_steps:
             self.latest.extend(other.latest)
             self.latest_split.extend(other.latest_split)
+            self.histogram.update(other.histogram)
         self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
         self.longest_ms = max(self.longest_ms, other.longest_ms)
-        self.histogram.update(other.histogram)
         self.drained += other.drained
         self.asked += other.asked
         self.optimizer_steps += other.optimizer_steps
@@ -161,12 +161,13 @@ class StepSums:
         self.before_fetch_ms += other.before_fetch_ms
         self.loader_starts += other.loader_starts
         for mine, theirs in zip(self.times, other.times, strict=True):
-            mine.add(theirs.steps, theirs.device_ms, theirs.host_ms)
+            if theirs.steps:
+                mine.add(theirs.steps, theirs.device_ms, theirs.host_ms)
 
     def read(self) -> Rates:
         """The rates so far."""
         singular = self.singular
-        kinds = list(zip(self.chosen, self.plain, strict=True))
+        kinds = [both for both in zip(self.chosen, self.plain, strict=True) if both[0].steps or both[1].steps]
         if any(plain.steps and not chosen.steps for chosen, plain in kinds):  # nothing speaks for one of them alone
             kinds = [(_merged(self.chosen), _merged(self.plain))]
         atypical = any(plain.steps for plain in self.plain) and not any(chosen.steps for chosen in self.chosen)

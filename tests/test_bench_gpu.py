@@ -222,13 +222,16 @@ def test_work_on_a_stream_of_its_own_is_found(vector):
 def test_a_function_of_the_cpu_is_timed_there_although_the_gpu_is_in_use(vector, options):
     x = torch.ones(1000)
     assert vector.is_cuda
-    found = benchmark(torch.add, x, 1, min_time=0.03, max_time=0.5, **options)
-    alone = benchmark(torch.add, x, 1, min_time=0.03, max_time=0.5, device="cpu")
-    print(found, alone, sep="\n")
+    pairs = [
+        [benchmark(torch.add, x, 1, min_time=0.03, max_time=0.5, **given) for given in (options, {"device": "cpu"})]
+        for _ in range(4)
+    ]
+    found, _ = pairs[0]
     assert (found.method, found.device, found.threads) == ("cpu", "cpu", torch.get_num_threads())
     assert (found.clock, found.allocated_bytes, found.enqueue_us) == (None, None, None)
     assert not any("GPU" in warning or "CUDA" in warning for warning in found.warnings)
-    assert found.min_us == pytest.approx(alone.min_us, rel=0.5), "medians of a shared host differ by more"
+    fastest_us, alone_us = (min(result.min_us for result in results) for results in zip(*pairs, strict=True))
+    assert fastest_us == pytest.approx(alone_us, rel=0.5), "a shared host is at times slower by more, for one of them"
 
 
 def test_a_long_function_of_the_cpu_whose_calls_differ_is_not_taken_for_one_that_waits(vector):

@@ -52,11 +52,11 @@ types: $(READY)  ## mypy, strict, on the package; on the helpers of the tests wh
 unit: $(READY)  ## all tests that this machine can run
 	$(call tests,,)
 
-# GPU tests time, which tracing would distort; browser tests run the page's script, not the package. Apart from `unit`,
+# Browser tests run the page's script, not the package. Apart from `unit`,
 # because the tracer of Python 3.11 makes tests take 1.4 to 2.2 times the CPU time.
 coverage: $(READY)  ## branch coverage of the package by the tests that need no GPU; fails below pyproject.toml's fail_under
 	$(RUN) -m coverage erase
-	OMP_NUM_THREADS=1 $(RUN) -m coverage run -m pytest -m "not gpu and not multi_gpu and not browser" \
+	OMP_NUM_THREADS=1 $(RUN) -m coverage run -m pytest -m "not gpu and not multi_gpu and not browser and not untraced" \
 	  --numprocesses auto --dist loadfile --no-loadscope-reorder
 	$(RUN) -m coverage combine --quiet
 	$(RUN) -m coverage report

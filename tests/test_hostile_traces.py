@@ -149,6 +149,7 @@ NAMES = {
 }
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("kind", NAMES)
 def test_long_names_take_as_long_as_short_ones_of_the_same_length_together(kind, tmp_path):
     def measure(length):

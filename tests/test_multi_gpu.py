@@ -51,7 +51,10 @@ def test_both_ranks_record_one_window_and_the_rates_add_up(tmp_path, strategy):
 
 
 def test_a_late_host_is_named_and_what_recording_added_is_not_blamed(tmp_path):
-    """Recording slows both hosts by more than the 8 ms that rank 1 sleeps in each step."""
+    """Recording slows both hosts by more than the 16 ms that rank 1 sleeps in each step.
+
+    On one machine two hosts that did the same differed by 7.6 ms.
+    """
     train("ddp", tmp_path, "late")
     [path] = tmp_path.rglob("summary.json")
     summary = json.loads(path.read_text())
@@ -60,10 +63,10 @@ def test_a_late_host_is_named_and_what_recording_added_is_not_blamed(tmp_path):
     found = {found["code"]: found for found in summary["findings"]}
     print(json.dumps({"clocks": [early, late], "differences": summary["differences"]}, indent=1))
     print({code: (round(each["share_pct"], 1), each["title"]) for code, each in found.items()})
-    assert late["host_ms"] - early["host_ms"] > 3, "the hosts themselves differ by a few ms on some machines"
+    assert late["host_ms"] - early["host_ms"] > 3
     straggler = found["straggler"]
     assert (straggler["rank"], straggler["source"]) == (1, "run")
-    assert straggler["share_pct"] * live_ms / 100 <= 8 + 4
+    assert straggler["share_pct"] * live_ms / 100 <= 16 + 8
     waits_ms = sum(
         found[code]["share_pct"] * live_ms / 100
         for code in ("straggler", "launch-bound", "sync-bound", "slow-optimizer")

@@ -205,6 +205,7 @@ def ctrl_c_ignored():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.untraced
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.usefixtures("ctrl_c_ignored")
 def test_ctrl_c_ends_the_wait_for_a_driver_that_hangs():

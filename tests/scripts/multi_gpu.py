@@ -1,4 +1,4 @@
-"""Train the GPT on two GPUs: STRATEGY, the folder, and `late` for 8 ms of sleep before each backward pass of rank 1.
+"""Train the GPT on two GPUs: STRATEGY, the folder, and `late` for 16 ms of sleep before each backward pass of rank 1.
 
 Rank 0 prints what was logged as JSON.
 """
@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from benchmarks.workloads import GPT, random_tokens
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 
-LATE_S = 0.008
+LATE_S = 0.016
 
 
 class LateHost(GPT):

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 RATES = {f"throughput/{kind}_per_sec" for kind in ("samples", "steps", "optimizer_steps")}
 TIMES = {f"time/{region}_ms" for region in ("step", "attention", *PARTITION)} | {"profiling/overhead_us"}
 WHOLE_RUN = {"run/goodput", "run/steps_pct", "run/validation_pct", "run/checkpoint_pct", "run/data_loader_pct",
-             "run/callbacks_pct", "run/hooks_pct", "run/loggers_pct", "run/compile_pct", "run/gc_pct", "run/profiler_pct",
-             "run/startup_pct", "run/other_pct"}  # fmt: skip
+             "run/callbacks_pct", "run/hooks_pct", "run/loggers_pct", "run/compile_pct", "run/gc_pct",
+             "run/profiler_pct", "run/startup_pct", "run/other_pct"}  # fmt: skip
 
 
 def samples_of(row, steps=1):

@@ -17,6 +17,7 @@ in later steps (slow-launches), where the fix changes what is computed (python-b
 # ruff: noqa: INP001, T201  (a script, in no package; its output is the table)
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -176,6 +177,20 @@ def _logging(size: Size, *, every: int) -> Setup:
     return Setup(planted.MLP(2, 32), planted.held(size.batches, 8, 32, pin=False), {**options, "callbacks": callbacks})
 
 
+class CollectsGarbage(planted.MLP):
+    """Collects garbage every few steps, as scripts do that ran out of memory once."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """All generations."""
+        if batch_idx % 4 == 0:
+            gc.collect()
+
+
+def _garbage(size: Size, *, frozen: bool) -> Setup:
+    (gc.freeze if frozen else gc.unfreeze)()
+    return Setup(CollectsGarbage(2, 32), planted.held(size.batches, 8, 32, pin=False))
+
+
 CASES: dict[str, Case] = {
     "input-bound": Case(partial(_loader, 0), partial(_loader, 8)),
     "worker-restarts": Case(partial(_restarts, persistent=False), partial(_restarts, persistent=True)),
@@ -187,6 +202,7 @@ CASES: dict[str, Case] = {
     "compute-bound": Case(partial(_gpt, "32-true"), partial(_gpt, "bf16-mixed")),
     "memory-bandwidth-bound": Case(partial(_gelu, planted.HandWrittenGELU), partial(_gelu, FusedGELU)),
     "outside-the-step": Case(partial(_logging, every=1), partial(_logging, every=50), on_cpu=True, code="slow-logger"),
+    "gc-bound": Case(partial(_garbage, frozen=False), partial(_garbage, frozen=True), on_cpu=True),
     "communication-bound": Case(
         partial(_big_gradients, compressed=False), partial(_big_gradients, compressed=True), devices=2
     ),

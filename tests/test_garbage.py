@@ -89,6 +89,18 @@ def test_a_run_that_mostly_collects_is_told_so(make_trainer, capsys):
     assert "gc-bound" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_many_objects")
+def test_collections_between_the_regions_are_not_named_twice(make_trainer):
+    class CollectsBetween(Classifier):
+        def on_train_batch_start(self, *_):
+            gc.collect()
+
+    ours = ThroughputCallback(warmup_steps=3)
+    make_trainer(ours, logger=False).fit(CollectsBetween(), loader(128))
+    assert ours.analysis().verdict == "gc-bound"
+    assert "between-regions" not in {found.code for found in ours.analysis().findings}
+
+
 @pytest.mark.parametrize(
     ("drained_pct", "each_s", "costs_s"),
     [(100.0, 0.02, 2.0), (0.0, 0.02, None), (0.0, 0.3, 25.0), (50.0, 0.1, 5.0)],

@@ -5,6 +5,7 @@ import time
 import pytest
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from lightning.pytorch.tuner import Tuner
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
@@ -81,6 +82,35 @@ def test_each_checkpoint_of_some_steps_is_counted(make_trainer, tmp_path):
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
     ledger = fit(make_trainer(ThroughputCallback(), saves, enable_checkpointing=True), Classifier())
     assert ledger.counts["checkpoint"] == len(list(tmp_path.glob("*.ckpt"))) == 4
+
+
+class SlowWrites(TorchCheckpointIO):
+    """Takes its time to write, and knows how long."""
+
+    def __init__(self):
+        super().__init__()
+        self.took_s = 0.0
+
+    def save_checkpoint(self, *args, **kwargs):
+        began = time.perf_counter()
+        time.sleep(10 * SLOW_S)
+        super().save_checkpoint(*args, **kwargs)
+        self.took_s += time.perf_counter() - began
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_writing_a_checkpoint_counts_as_far_as_it_blocks(make_trainer, tmp_path, beside):
+    writes, saves = SlowWrites(), ModelCheckpoint(tmp_path)
+    plugins = [AsyncCheckpointIO(writes) if beside else writes]
+    ledger = fit(make_trainer(ThroughputCallback(), saves, enable_checkpointing=True, plugins=plugins), Classifier())
+    assert list(tmp_path.glob("*.ckpt"))
+    assert writes.took_s > 10 * SLOW_S
+    if beside:
+        assert ledger.parts["checkpoint/write"] < 0.5 * writes.took_s
+        assert ledger.parts["teardown"] > 0.5 * writes.took_s, "where Lightning waits for the writer"
+    else:
+        assert ledger.parts["checkpoint/write"] == pytest.approx(writes.took_s, rel=0.1, abs=0.02)
+        assert ledger.parts["checkpoint"] < 0.5 * writes.took_s
 
 
 @pytest.mark.parametrize(

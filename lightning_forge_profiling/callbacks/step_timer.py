@@ -372,8 +372,6 @@ class StepTimer:
                 self._pop()
             self._active, self.disturbed = False, True
             self.timers.stop(self._label)
-            if self.ledger is not None:
-                self.ledger.exit(STEPS)
             plain = self._take_plain(before)
             if plain is not None:
                 complete = self.timers.dropped == self._dropped
@@ -385,6 +383,9 @@ class StepTimer:
             self._completed.flush(self.timers.tag)
         except Exception as exc:
             self.fail(exc)
+        finally:  # Ctrl-C may end the wait
+            if self.ledger is not None:
+                self.ledger.exit(STEPS)
 
     def summary(self) -> RunSummary:
         """The run's totals so far."""

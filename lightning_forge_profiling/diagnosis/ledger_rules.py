@@ -233,6 +233,10 @@ def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: 
     in_other = [found for found in outside if _region(found, evidence) == "other"]
     if any(float(found.evidence["times"]) > often for found in in_other):  # the rest is mostly Lightning's own loop
         hidden.add("between-regions")
+    collecting_ms = sum(found.saves.ms_per_step for found in outside if found.code == "gc-bound" and found.saves)
+    between_pct = max((found.share_pct for found in findings if found.code == "between-regions"), default=0.0)
+    if collecting_ms > evidence.step_ms.mean * between_pct / 100 / 2:  # which region it was in is not known
+        hidden.add("between-regions")
     if any(found.code == "worker-restarts" for found in findings):
         hidden.add("loader-startup")
     in_update = hooks_pct(outside, evidence, "optimizer")

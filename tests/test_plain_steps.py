@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
@@ -224,3 +225,27 @@ def test_a_fit_that_ends_before_the_window_says_after_how_many_steps(make_traine
     forge = ForgeProfilerCallback(90, 93, analyze=False, tensorboard=False)
     run(make_trainer, 70, forge)
     assert "70" in forge.trace_report().message
+
+
+class SlowRows(CSVLogger):
+    """Takes its time for each row, and knows how long."""
+
+    took_ms = 0.0
+
+    def log_metrics(self, metrics, step=None):
+        began = time.perf_counter()
+        time.sleep(0.02)
+        super().log_metrics(metrics, step)
+        self.took_ms += 1e3 * (time.perf_counter() - began)
+
+
+def test_rows_count_in_full_although_few_steps_are_split(make_trainer, tmp_path):
+    """A row every seven steps is in one or none of the few steps that are split."""
+    logger = SlowRows(tmp_path)
+    ours = ThroughputCallback(warmup_steps=0, overhead=TIGHT)
+    make_trainer(ours, logger=logger, log_every_n_steps=7).fit(Classifier(), loader(1400))
+    run = ours.analysis().run
+    assert run.split_steps < 50
+    rows_ms = logger.took_ms / run.steps
+    assert rows_ms <= run.regions["other"].device_ms <= rows_ms + 1.5
+    assert sum(run.regions[name].device_ms for name in REGIONS) == pytest.approx(run.step_ms.mean)

@@ -328,8 +328,10 @@ class TimedCallback(Callback):
         began_ns = perf_counter_ns()
         before = [] if plain is None else plain.take()
         self._end_step(trainer, pl_module, batch, before, began_ns)
+        ended_ns = perf_counter_ns()
         for peer in self._peers:
             peer._step_ended(trainer, len(before))  # noqa: SLF001  (one of us)
+        self._step_timer.note_row(perf_counter_ns() - ended_ns)
         kind = self.profiled, self._step_timer.step < self._step_timer.warmup_steps
         if kind != self._kind_of_step:
             self._kind_of_step = kind

@@ -42,6 +42,8 @@ class StepTiming(NamedTuple):
         before_fetch_ms: host time from its beginning to its fetch, if its regions were timed.
         saw_all: whether all of its boundaries were announced; otherwise only the whole step is valid.
         ended_ns: when it ended, by the host's clock; 0 if unknown.
+        row_ms: the part of its `other` that a row for the loggers took, if the GPU waits for the host. Steps with a row
+            are too few for the split ones to represent.
     """
 
     drained: bool | None = None
@@ -50,6 +52,7 @@ class StepTiming(NamedTuple):
     before_fetch_ms: float = 0.0
     saw_all: bool = True
     ended_ns: int = 0
+    row_ms: float = 0.0
 
 
 class PlainSteps(NamedTuple):
@@ -61,6 +64,7 @@ class PlainSteps(NamedTuple):
         host_ms: host time of each.
         own_us: mean host time in microseconds that timing each of them took.
         ended_ns: when each ended, by the host's clock; empty if unknown.
+        row_ms: the part of their time that a row for the loggers took.
     """
 
     first: int
@@ -68,6 +72,7 @@ class PlainSteps(NamedTuple):
     host_ms: Sequence[float]
     own_us: float
     ended_ns: Sequence[int] = ()
+    row_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

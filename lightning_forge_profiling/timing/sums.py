@@ -73,6 +73,8 @@ class StepSums:
         self.flops: float | None = 0.0
         self.own_us = self.before_fetch_ms = 0.0
         self.loader_starts = 0
+        self.row_ms = 0.0
+        """Time in which rows went to the loggers; it is in none of the sums by region."""
         self.chosen, self.plain = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
         self.singular = _Times()
 
@@ -89,7 +91,7 @@ class StepSums:
     def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         """Add a step with its time."""
         samples, tokens, optimizer_steps, flops, _ = work
-        drained, chosen, own_us, before_fetch_ms, _, _ = timing
+        drained, chosen, own_us, before_fetch_ms, _, _, row_ms = timing
         changes = optimizer_steps > 0
         self.steps += 1
         self.latest.append((took_ms, changes))
@@ -111,7 +113,13 @@ class StepSums:
         if split:
             self.latest_split.append((times.device_ms, chosen))
         kind = self.singular if split and not chosen else (self.plain, self.chosen)[split][changes]
-        kind.add(1, times.device_ms, times.host_ms)
+        if row_ms:
+            name = "other" if split else WHOLE
+            row_ms = min(row_ms, times.device_ms.get(name, 0.0), times.host_ms.get(name, 0.0))
+            self.row_ms += row_ms
+            kind.add(1, _without(times.device_ms, name, row_ms), _without(times.host_ms, name, row_ms))
+        else:
+            kind.add(1, times.device_ms, times.host_ms)
 
     def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
         """Add plain steps with the time of each."""
@@ -127,6 +135,8 @@ class StepSums:
         self.tokens = added(self.tokens, _total(tokens))
         self.flops = added(self.flops, _total(flops))
         self.own_us += steps.own_us * len(took_ms)
+        row_ms = min(steps.row_ms, sum(took_ms), sum(steps.host_ms))
+        self.row_ms += row_ms
         for changes, kind in enumerate(self.plain):
             of_kind = [
                 (ms, host_ms)
@@ -135,7 +145,8 @@ class StepSums:
             ]
             if of_kind:
                 device_ms, host_ms = map(sum, zip(*of_kind, strict=True))
-                kind.add(len(of_kind), {WHOLE: device_ms}, {WHOLE: host_ms})
+                kind.add(len(of_kind), {WHOLE: device_ms - row_ms}, {WHOLE: host_ms - row_ms})
+                row_ms = 0.0
 
     def merge(self, other: "StepSums", *, single_steps: bool = True) -> None:
         """Add the sums of later steps.
@@ -160,6 +171,7 @@ class StepSums:
         self.own_us += other.own_us
         self.before_fetch_ms += other.before_fetch_ms
         self.loader_starts += other.loader_starts
+        self.row_ms += other.row_ms
         for mine, theirs in zip(self.times, other.times, strict=True):
             if theirs.steps:
                 mine.add(theirs.steps, theirs.device_ms, theirs.host_ms)
@@ -174,6 +186,9 @@ class StepSums:
         if atypical:
             kinds, singular = [(singular, _merged(self.plain))], _Times()
         whole = _merged([_spoken_for(chosen, plain) for chosen, plain in kinds] + [singular])
+        for sums in (whole.device_ms, whole.host_ms) if self.row_ms else ():
+            name = WHOLE if WHOLE in sums else "other"
+            sums[name] = sums.get(name, 0.0) + self.row_ms
         started_ms, started_host_ms = (
             _folded(sums, self._loader_starts_in) for sums in (whole.device_ms, whole.host_ms)
         )
@@ -249,6 +264,10 @@ def _divided(chosen: Mapping[str, float], plain: Mapping[str, float]) -> dict[st
     if LOADER_START in chosen or LOADER_START in plain:  # in its own step alone
         divided[LOADER_START] = chosen.get(LOADER_START, 0.0) + plain.get(LOADER_START, 0.0)
     return divided
+
+
+def _without(by_region: Mapping[str, float], name: str, ms: float) -> dict[str, float]:
+    return {**by_region, name: by_region[name] - ms}
 
 
 def _folded(sums: dict[str, float], into: str) -> float:

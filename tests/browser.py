@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 
 from tests.ports import free_port
 
@@ -25,13 +26,14 @@ PROFILER = "data/plugin/pytorch_profiler"
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
-    """Ask until the answer is true, and give it back."""
+    """Ask until the answer is true, and give it back. A page that is just being replaced has none."""
     deadline = time.monotonic() + timeout_s
-    while not (answer := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s:.0f} s in vain until {what}")
+    while time.monotonic() < deadline:
+        with suppress(StaleElementReferenceException):
+            if answer := condition():
+                return answer
         time.sleep(0.1)
-    return answer
+    return pytest.fail(f"waited {timeout_s:.0f} s in vain until {what}")
 
 
 class TensorBoard:

@@ -13,8 +13,9 @@ from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.rates import StepWork
-from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
+from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
+from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
+from lightning_forge_profiling.timing.sums import StepSums
 from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, Manual, loader
@@ -249,3 +250,15 @@ def test_rows_count_in_full_although_few_steps_are_split(make_trainer, tmp_path)
     rows_ms = logger.took_ms / run.steps
     assert rows_ms <= run.regions["other"].device_ms <= rows_ms + 1.5
     assert sum(run.regions[name].device_ms for name in REGIONS) == pytest.approx(run.step_ms.mean)
+
+
+def test_a_row_in_a_step_without_time_for_it_takes_none_from_other_regions():
+    sums = StepSums(REGIONS)
+    steps = [{"forward": 2.0}, {"forward": 2.0, "other": 5.0}]
+    for number, by_region in enumerate(steps):
+        times = StepTimes(number, by_region, by_region)
+        sums.add(times, times.step_ms, ONE, StepTiming(row_ms=4.0))
+    sums.add_plain(PlainSteps(2, [ONE] * 3, [3.0] * 3, 1.0, row_ms=1.5), [3.0] * 3)
+    rates = sums.read()
+    assert rates.device_ms == pytest.approx({"forward": 10.0, "other": 2.5 + 4.0 + 1.5})
+    assert rates.total_ms == pytest.approx(18.0)

@@ -113,13 +113,12 @@ class StepSums:
         if split:
             self.latest_split.append((times.device_ms, chosen))
         kind = self.singular if split and not chosen else (self.plain, self.chosen)[split][changes]
+        kind.add(1, times.device_ms, times.host_ms)
         if row_ms:
             name = "other" if split else WHOLE
             row_ms = min(row_ms, times.device_ms.get(name, 0.0), times.host_ms.get(name, 0.0))
             self.row_ms += row_ms
-            kind.add(1, _without(times.device_ms, name, row_ms), _without(times.host_ms, name, row_ms))
-        else:
-            kind.add(1, times.device_ms, times.host_ms)
+            kind.add(0, {name: -row_ms}, {name: -row_ms})
 
     def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
         """Add plain steps with the time of each."""
@@ -264,10 +263,6 @@ def _divided(chosen: Mapping[str, float], plain: Mapping[str, float]) -> dict[st
     if LOADER_START in chosen or LOADER_START in plain:  # in its own step alone
         divided[LOADER_START] = chosen.get(LOADER_START, 0.0) + plain.get(LOADER_START, 0.0)
     return divided
-
-
-def _without(by_region: Mapping[str, float], name: str, ms: float) -> dict[str, float]:
-    return {**by_region, name: by_region[name] - ms}
 
 
 def _folded(sums: dict[str, float], into: str) -> float:

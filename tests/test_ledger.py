@@ -78,6 +78,11 @@ def sums_up(ledger):
     return sum(ledger.parts.values()) + ledger.unexplained_s == pytest.approx(ledger.wall_s, abs=1e-8)
 
 
+def is_explained(ledger):
+    """Within half a percent, or two turns of a busy machine's scheduler: these runs take a second."""
+    return abs(ledger.unexplained_s) < max(0.005 * ledger.wall_s, 0.02)
+
+
 def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
     planted = Planted()
     logger = SlowLogger(tmp_path)
@@ -103,7 +108,7 @@ def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
     both = ledger.parts["checkpoint"] + ledger.parts["checkpoint/write"]
     assert both < planted.took_s["module/on_save_checkpoint"], "each nanosecond once"
     assert sums_up(ledger)
-    assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
+    assert is_explained(ledger)
 
 
 class SlowAround(Callback):
@@ -168,7 +173,7 @@ def test_what_is_planted_before_and_after_the_loop_is_found_in_its_part(make_tra
         assert ledger.parts[part] == pytest.approx(took_s, rel=0.1, abs=0.05), part
     assert ledger.counts["module/train_dataloader"] == 2, "once for each of the epochs that were left"
     assert sums_up(ledger)
-    assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
+    assert is_explained(ledger)
 
 
 def test_a_set_up_that_fails_leaves_nothing(make_trainer):
@@ -207,7 +212,6 @@ def test_rare_work_in_a_hook_of_each_batch_is_counted_and_not_estimated(make_tra
 
 @pytest.mark.parametrize("error", [RuntimeError("at step 25"), KeyboardInterrupt()])
 def test_a_failing_fit_has_its_ledger(make_trainer, error):
-    # Slow steps: of a fit of 30 ms, a percent is less than one turn of the scheduler.
     ours, slow = ThroughputCallback(overhead=None), Slow(Planted())
     trainer = make_trainer(ours, slow, max_epochs=1)
     with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):
@@ -215,7 +219,7 @@ def test_a_failing_fit_has_its_ledger(make_trainer, error):
     ledger = ours.ledger()
     assert ledger.parts[STEPS] > 0
     assert sums_up(ledger)
-    assert abs(ledger.unexplained_s) < 0.01 * ledger.wall_s
+    assert is_explained(ledger)
 
 
 class Reads(Callback):

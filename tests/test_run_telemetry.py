@@ -209,11 +209,13 @@ def ctrl_c_ignored():
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.usefixtures("ctrl_c_ignored")
 def test_ctrl_c_ends_the_wait_for_a_driver_that_hangs():
-    released = threading.Event()
+    stopped, released = threading.Event(), threading.Event()
 
     def hangs():
         telemetry.sampler._ended.wait()  # stop() waits from here on
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        if not stopped.wait(0.3):  # the first was lost between stop() releasing the interpreter and waiting
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         released.wait()
         raise LookupError
 
@@ -222,6 +224,7 @@ def test_ctrl_c_ends_the_wait_for_a_driver_that_hangs():
     thread = telemetry.sampler._thread
     began = time.monotonic()
     telemetry.stop()
+    stopped.set()
     assert time.monotonic() - began < 1.5  # 2 s are how long it waits for the driver
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     released.set()

@@ -125,15 +125,15 @@ class StepTimer:
 
     def start(self) -> None:
         """The training loop begins: step 0 starts now."""
+        if self.ledger is not None:
+            self.ledger.enter(STEPS)
+            self.ledger.begin_step(0, last_counts=False)
         self._active = self._began = True
         self.disturbed = False
         self._started_ns = self._clock_ns()
         self._since = self.timers.mark()
         self._stepped_ns = self._since.host_ns
         self.timers.start("other", at=self._since)
-        if self.ledger is not None:
-            self.ledger.enter(STEPS)
-            self.ledger.begin_step(0, last_counts=False)
 
     @property
     def _base(self) -> str:

@@ -299,8 +299,8 @@ class TimedCallback(Callback):
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:
-                self._ledger_clock.exit(_SET_UP)
                 self._ledger_parts = LedgerParts(self._ledger_clock, trainer, self._warming_up)
+                self._ledger_clock.exit(_SET_UP)
             step_timer.start()
         self._skip_hooks(manual=not pl_module.automatic_optimization)
         self.begin(trainer)

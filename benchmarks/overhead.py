@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ CONTENDERS = {
     "sync": "synchronizing timers",
     "traceml": "TraceML",
 }
+OFF = "off"
+SETTLING = 4
+"""Blocks at the start of a run that are not compared."""
 ON_OFF = {"onoff": DEFAULT_SHARE, "onoff-split": None}
 """Ours switched on and off within one run, at the default timing budget and with every step split."""
 
@@ -69,8 +73,8 @@ class Size:
     blocks: int
 
 
-# A block of the launch-bound loop is one round of reading results.
-SIZES = {"gpt": Size(15, 60, 8, 80), "small": Size(300, 1000, 64, 160)}
+# Blocks of the launch-bound loop are of whole log intervals (50 steps), or rows would be missed while switched off.
+SIZES = {"gpt": Size(15, 60, 8, 80), "small": Size(300, 1000, 100, 60)}
 QUICK = Size(12, 24, 4, 24)
 
 
@@ -134,36 +138,46 @@ class RegionTimers(Callback):
 
 
 class OnAndOff(Callback):
-    """Take our callbacks out of the run and put them back every few steps, and time the two kinds of blocks.
+    """Take our callbacks out of the run and put them back every few steps, and time every step of both kinds of blocks.
 
-    By an event of its own at each end of a block, all read after the run, so that nothing is drained: what a block
-    takes is GPU time where the GPU is the bottleneck, and host time where the host is. While off, the Trainer calls
-    none of our hooks and has the user's own profiler, and nothing is recorded; only the thread that reads the GPU's
-    sensors goes on. The last callback of the Trainer's list, so that a block ends with all of its last step.
+    By an event of its own at each step's end, all read after the run, so that nothing is drained: a step takes GPU time
+    where the GPU is the bottleneck, and host time where the host is. While off, the Trainer calls none of our hooks and
+    has the user's own profiler, and nothing is recorded; only the thread that reads the GPU's sensors goes on. The last
+    callback of the Trainer's list, so that a step holds all that we do at its end.
+
+    What we do differs from step to step, most of all in those with a row for the loggers, and a machine's noise is some
+    percent of a step. So there is one median for each kind of step, weighted by how many steps are of the kind.
     """
 
     def __init__(self, block: int) -> None:
         self.block = block
-        self.steps = 0
-        self.ends: list[tuple[bool, Any]] = []
-        self.cpu_ns: list[int] = []
+        self.kinds: list[str] = []
+        self.ends: list[Any] = []
         self._on = True
         self._callbacks: list[Callback] = []
         self._ours: Any = None
+        self._logged_at = -1
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """At the end of a block, note the instant and start one of the other kind."""
-        self.steps += 1
-        if self.steps % self.block:
-            return
+        """Note the end of a step and its kind, and at the end of a block start one of the other kind."""
         if self._ours is None:
             self._ours, self._callbacks = trainer.profiler, trainer.callbacks
         event: Any = event_source().new_event()
         event.record()
-        self.ends.append((self._on, event))
-        self.cpu_ns.append(time.thread_time_ns())
-        self._on = not self._on
-        self.switch(trainer, on=self._on)
+        self.ends.append(event)
+        self.kinds.append(self._kind())
+        if len(self.ends) % self.block == 0:
+            self._on = not self._on
+            self.switch(trainer, on=self._on)
+
+    def _kind(self) -> str:
+        if not self._on:
+            return OFF
+        ours = next(callback for callback in self._callbacks if isinstance(callback, ThroughputCallback))
+        before, self._logged_at = self._logged_at, ours._logged_at  # noqa: SLF001
+        if self._logged_at != before:
+            return "with a row"
+        return "plain" if self._ours.step_timer._plain_ended_ns else "split or read"  # noqa: SLF001
 
     def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:  # noqa: ARG002
         """Put everything back, for our callbacks to hear of the end."""
@@ -177,36 +191,29 @@ class OnAndOff(Callback):
         trainer.profiler = self._ours if on else self._ours.inner
         self._ours.step_timer._active = on  # noqa: SLF001
 
-    @property
-    def step_ms(self) -> float:
-        """Median step while switched off."""
-        return statistics.median(self.blocks_us()[False]) / 1e3
-
-    def blocks_us(self) -> dict[bool, list[float]]:
-        """Microseconds per step of the blocks switched on, and of those switched off."""
+    def steps_us(self) -> dict[str, list[float]]:
+        """Microseconds of the steps by kind, without the first blocks and the first step of each block."""
         drain()
-        blocks: dict[bool, list[float]] = {True: [], False: []}
-        for (_, before), (on, after) in pairwise(self.ends):
-            blocks[on].append(before.elapsed_time(after) * 1e3 / self.block)
-        return blocks
+        steps: dict[str, list[float]] = {}
+        for index, (before, after) in enumerate(pairwise(self.ends), 1):
+            if index >= SETTLING * self.block and index % self.block:
+                steps.setdefault(self.kinds[index], []).append(before.elapsed_time(after) * 1e3)
+        return steps
 
-    def cpu_blocks_us(self) -> dict[bool, list[float]]:
-        """The same by the CPU time of the training thread, which other processes' use of the cores is not in."""
-        blocks: dict[bool, list[float]] = {True: [], False: []}
-        for ((on, _), after), before in zip(
-            zip(self.ends[1:], self.cpu_ns[1:], strict=True), self.cpu_ns, strict=False
-        ):
-            blocks[on].append((after - before) / 1e3 / self.block)
-        return blocks
 
-    @staticmethod
-    def difference_us(blocks: dict[bool, list[float]]) -> tuple[float, float, int]:
-        """Median microseconds per step more with our recording than without, its standard error, and the pairs."""
-        pairs = [on - off for on, off in zip(blocks[True], blocks[False], strict=False)][4:]
-        quartiles = statistics.quantiles(pairs)
-        # the standard error of a median, from the quartiles of a distribution that is about normal
-        error = 1.2533 * (quartiles[2] - quartiles[0]) / 1.349 / len(pairs) ** 0.5
-        return statistics.median(pairs), error, len(pairs)
+def difference_us(steps: dict[str, list[float]]) -> tuple[float, float]:
+    """Microseconds per step more with our recording than without, and the standard error."""
+    off, kinds = steps[OFF], [times for kind, times in steps.items() if kind != OFF]
+    counted = sum(map(len, kinds))
+    more = sum(len(times) * statistics.median(times) for times in kinds) / counted - statistics.median(off)
+    errors = [len(times) / counted * median_error(times) for times in kinds]
+    return more, hypot(median_error(off), *errors)
+
+
+def median_error(values: Sequence[float]) -> float:
+    """The standard error of a median, from the quartiles of values that are about normal."""
+    low, _, high = statistics.quantiles(values)
+    return 1.2533 * (high - low) / 1.349 / len(values) ** 0.5
 
 
 def drain() -> None:
@@ -275,18 +282,14 @@ def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
     if contender in ON_OFF:
         ours, toggle = ThroughputCallback(overhead=ON_OFF[contender]), OnAndOff(size.block)
         fit(model, size.block * size.blocks, folder, quick=quick, callbacks=[ours, toggle])
-        more, error, pairs = toggle.difference_us(toggle.blocks_us())
-        cpu, cpu_error, _ = toggle.difference_us(toggle.cpu_blocks_us())
-        told = ours.summary()
+        steps = toggle.steps_us()
+        more, error = difference_us(steps)
         fresh.answer(
             more_us=more,
             error_us=error,
-            cpu_us=cpu,
-            cpu_error_us=cpu_error,
-            pairs=pairs,
+            kinds={kind: (len(times), statistics.median(times) / 1e3) for kind, times in steps.items()},
             block=size.block,
-            own_us=told["profiling/overhead_us"],
-            step_ms=toggle.step_ms,
+            own_us=ours.summary()["profiling/overhead_us"],
         )
         return
     steps = size.warmup + size.measured + 1
@@ -381,11 +384,11 @@ def compare(model: str, keys: Sequence[str], folder: str, args: argparse.Namespa
 
 def on_and_off(found: dict[str, Any]) -> str:
     """What came of switching on and off, in words."""
+    kinds = ", ".join(f"{count} {kind}: {step_ms:.3f}" for kind, (count, step_ms) in found["kinds"].items())
     return (
         f"switched on and off every {found['block']} steps of one run: {found['more_us']:+.1f} ± "
-        f"{found['error_us']:.1f} µs per step of {found['step_ms']:.2f} ms (median of {found['pairs']} pairs and its "
-        f"standard error), {found['cpu_us']:+.1f} ± {found['cpu_error_us']:.1f} µs of the training thread's CPU time; "
-        f"by the callback's own clock {found['own_us']:.1f} µs"
+        f"{found['error_us']:.1f} µs per step of {found['kinds'][OFF][1]:.2f} ms (and its standard error; median ms of "
+        f"{kinds}); by the callback's own clock {found['own_us']:.1f} µs"
     )
 
 

@@ -81,14 +81,23 @@ def test_switched_off_the_trainer_knows_nothing_of_us(make_trainer):
     make_trainer(throughput, Looks(), toggle, logger=False, max_steps=28).fit(Classifier(), loader(4 * 40))
     expected = [step // 4 % 2 == 0 for step in range(28)]
     assert blocks == [(on, on) for on in expected]
-    assert [on for on, _ in toggle.ends] == expected[::4]
+    assert [kind != overhead.OFF for kind in toggle.kinds] == expected
     assert throughput.analysis() is not None, "it ends off, and our callback hears of the end all the same"
-    assert all(before.elapsed_time(after) > 0 for (_, before), (_, after) in pairwise(toggle.ends))
+    assert all(before.elapsed_time(after) > 0 for before, after in pairwise(toggle.ends))
 
 
 def test_switching_on_and_off_reports_the_difference(tmp_path, capsys):
     overhead.measure("onoff", "small", str(tmp_path), quick=True)
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["pairs"] == 7
+    kinds = json.loads(capsys.readouterr().out.splitlines()[-1])["kinds"]
+    assert sum(count for kind, (count, _) in kinds.items() if kind != overhead.OFF) == kinds[overhead.OFF][0] == 30
+
+
+def test_the_difference_is_of_each_kind_of_step_by_how_many_there_are():
+    off = [1000.0 + step % 7 for step in range(700)]
+    rows, plain = [2003.0] * 20, [step + 5 for step in off]
+    more, error = overhead.difference_us({overhead.OFF: off, "plain": plain[:680], "with a row": rows})
+    assert more == pytest.approx((680 * 5 + 20 * 1000) / 700)
+    assert 0 < error < 1
 
 
 def test_recording_is_compared_by_option(capsys):

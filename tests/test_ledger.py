@@ -139,7 +139,7 @@ class SlowAroundModule(Classifier):
         return super().configure_optimizers()
 
     def load_state_dict(self, *args, **kwargs):
-        self.planted("startup/restore", 5 * SLOW_S)
+        self.planted("startup/restore", 50 * SLOW_S)  # reading the checkpoint takes some time, too
         return super().load_state_dict(*args, **kwargs)
 
     def train_dataloader(self):

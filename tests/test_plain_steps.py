@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import REGIONS, STEP_MS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
@@ -32,7 +32,7 @@ class Loop:
 
     def __init__(self, *, gpu_waits=True):
         self.device = FakeDevice()
-        budget = TimingBudget(None)
+        self.budget = budget = TimingBudget(None)
         timers = CUDATimerCollection((), events=self.device, clock_ns=self.device.host_clock_ns)
         self.step_timer = StepTimer(timers, budget=budget, clock_ns=self.device.host_clock_ns)
         self.seen = {}
@@ -94,6 +94,24 @@ def test_many_steps_take_one_event_and_each_has_its_own_time():
     assert rates.samples == 48
     assert rates.total_ms == pytest.approx(sum(took) + 70)
     assert loop.step_timer.summary().step_ms.max == pytest.approx(40)
+
+
+def test_a_split_step_behind_them_has_its_regions_and_its_own_time():
+    loop = Loop()
+    loop.budget.rate = 0.15
+    took = [10 + step % 3 for step in range(40)]
+    ended = [loop.step(ms) for ms in took]
+    split = [step for step in range(4, 43) if loop.budget.splits(step)]
+    assert len(split) > 4
+    assert all(ended[step - 3 - 1] for step in split), "the step before it is as plain as the others"
+    assert not any(ended[step - 3] for step in split)
+    times = loop.finish()
+    for step, ms in enumerate(took, 3):
+        parts = dict.fromkeys(("data", "forward", "backward", "optimizer"), ms / 4) if step in split else {WHOLE: ms}
+        assert {name: value for name, value in times[step].items() if value} == pytest.approx(parts)
+    rates = loop.step_timer.totals.steady()
+    assert (rates.steps, rates.split_steps) == (43, 2 + len(split))
+    assert rates.total_ms == pytest.approx(sum(took) + 30)
 
 
 def test_where_the_host_is_ahead_of_the_gpu_each_step_has_its_event():
@@ -229,15 +247,16 @@ def test_a_fit_that_ends_before_the_window_says_after_how_many_steps(make_traine
 
 
 class SlowRows(CSVLogger):
-    """Takes its time for each row, and knows how long."""
+    """Takes its time for each row of ours, and knows how long."""
 
     took_ms = 0.0
 
     def log_metrics(self, metrics, step=None):
         began = time.perf_counter()
-        time.sleep(0.02)
         super().log_metrics(metrics, step)
-        self.took_ms += 1e3 * (time.perf_counter() - began)
+        if STEP_MS in metrics:  # Lightning's own rows are sampled as everything else is
+            time.sleep(0.02)
+            self.took_ms += 1e3 * (time.perf_counter() - began)
 
 
 def test_rows_count_in_full_although_few_steps_are_split(make_trainer, tmp_path):

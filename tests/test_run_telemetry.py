@@ -50,6 +50,13 @@ class Fit:
             self.board.millijoules += watts * 200
             assert self.telemetry.sampler.sample()
 
+    def waits(self, seconds):
+        """Without a sample."""
+        self.ns += round(seconds * 1e9)
+
+    def row(self, samples=100.0, took_ms=1e3):
+        return self.telemetry.metrics(samples, took_ms)
+
     def allocates(self, *, mallocs=0, peak_gib=0.0, retries=0):
         self.allocator["device_allocs"] += mallocs
         self.allocator["retries"] += retries
@@ -59,10 +66,10 @@ class Fit:
 def test_a_row_has_the_means_since_the_row_before():
     fit = Fit()
     fit.passes(1, utilization=40, watts=350)
-    fit.telemetry.metrics(100.0)
+    fit.row()
     fit.passes(1, utilization=90, memory_utilization=50, watts=700, memory_used=70 * GIB, reasons=0x4, celsius=66)
     fit.allocates(mallocs=3, peak_gib=60, retries=1)
-    assert fit.telemetry.metrics(samples_per_second=100.0) == pytest.approx(
+    assert fit.row() == pytest.approx(
         {
             "gpu/utilization_pct": 90,
             "gpu/memory_utilization_pct": 50,
@@ -89,8 +96,9 @@ def test_a_row_has_the_means_since_the_row_before():
 def test_a_row_that_no_sample_fell_into_has_pytorchs_figures_alone():
     fit = Fit()
     fit.passes(1)
-    fit.telemetry.metrics(100.0)
-    assert set(fit.telemetry.metrics(100.0)) == {
+    fit.row()
+    fit.waits(1)
+    assert set(fit.row()) == {
         "gpu/allocated_gib",
         "gpu/allocated_peak_gib",
         "gpu/reserved_gib",
@@ -99,13 +107,26 @@ def test_a_row_that_no_sample_fell_into_has_pytorchs_figures_alone():
     }
 
 
+def test_rows_within_a_second_share_their_telemetry():
+    fit = Fit()
+    fit.passes(1, utilization=40, watts=350)
+    fit.allocates(mallocs=3)
+    assert fit.row()["gpu/utilization_pct"] == 40
+    fit.passes(0.4, utilization=90, watts=700)
+    fit.allocates(mallocs=2)
+    assert fit.row(samples=30.0, took_ms=200.0) == {}
+    fit.passes(0.6, utilization=90, watts=700)
+    third = fit.row(samples=50.0, took_ms=600.0)
+    assert (third["gpu/device_allocs"], third["gpu/joules_per_sample"]) == (2, pytest.approx(700 / (80 / 0.8)))
+
+
 def test_what_the_driver_does_not_tell_is_not_logged():
     fit = Fit()
     fit.nvml.fails |= dict.fromkeys(
         ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTotalEnergyConsumption"), NOT_SUPPORTED
     )
     fit.passes(1)
-    metrics = fit.telemetry.metrics(100.0)
+    metrics = fit.row()
     assert not {"gpu/utilization_pct", "gpu/joules_per_sample", "gpu/memory_own_gib"} & metrics.keys()
     assert metrics["gpu/power_w"] == 100
 
@@ -116,14 +137,14 @@ def test_the_run_is_without_its_warm_up_and_its_validation():
     fit.allocates(mallocs=500, peak_gib=90)  # the warm-up
     fit.telemetry.restart()
     fit.passes(2, utilization=80, watts=600)
-    fit.telemetry.metrics(50.0)
+    fit.row(50.0)
     fit.telemetry.pause()
     fit.passes(4, utilization=20, watts=200)
     fit.allocates(mallocs=70, peak_gib=95)  # validation
     fit.telemetry.resume()
     fit.passes(2, utilization=100, watts=600)
     fit.allocates(mallocs=4)
-    fit.telemetry.metrics(50.0)
+    fit.row(50.0)
     summary = fit.telemetry.summary(samples_per_second=50.0, steps=40)
     assert summary.utilization_pct == 90
     assert (summary.power_w, summary.joules_per_sample) == (pytest.approx(600), pytest.approx(12))
@@ -165,13 +186,14 @@ def test_a_reading_that_fails_is_a_gap():
 
 def test_the_allocators_validation_is_in_no_row():
     fit = Fit()
-    fit.telemetry.metrics(None)
+    fit.row(None)
     fit.allocates(mallocs=2)
     fit.telemetry.pause()
     fit.allocates(mallocs=70, peak_gib=95)
     fit.telemetry.resume()
     fit.allocates(mallocs=1)
-    metrics = fit.telemetry.metrics(None)
+    fit.waits(1)
+    metrics = fit.row(None)
     assert metrics["gpu/device_allocs"] == 3
     assert metrics["gpu/allocated_peak_gib"] == 2, "it did not rise in these steps"
 
@@ -190,10 +212,11 @@ def test_the_peak_of_an_earlier_fit_is_not_this_ones():
     fit.telemetry.restart()
     fit.allocator["allocated_bytes"] = 2 * GIB
     fit.passes(1)
-    fit.telemetry.metrics(None)
+    fit.row(None)
     assert fit.telemetry.summary(None, steps=5).allocated_peak_gib == 5, "the most that was seen, in the warm-up too"
     fit.allocates(peak_gib=41)
-    fit.telemetry.metrics(None)
+    fit.waits(1)
+    fit.row(None)
     assert fit.telemetry.summary(None, steps=5).allocated_peak_gib == 41
 
 

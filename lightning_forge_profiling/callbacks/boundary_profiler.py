@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
@@ -28,20 +28,18 @@ _LOST_IN_A_ROW: Final = 3
 
 
 class _Nothing:
-    """A context manager that does nothing, ten times cheaper than one made from a generator."""
+    """A context manager that does nothing. Its methods are C functions, since most of a step's actions get it.
+
+    `type(None)` returns None, and the method of an empty string an empty one, which does not swallow an exception.
+    """
 
     __slots__ = ()
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        pass
+    __enter__ = type(None)
+    __exit__ = "".format
 
 
-_NOTHING: Final = _Nothing()
+_NOTHING: Final = cast("AbstractContextManager[None]", _Nothing())
 
 
 class _Boundary(NamedTuple):
@@ -168,6 +166,13 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
         return context
 
 
+class _Mode(NamedTuple):
+    """What is announced in one kind of step, split into regions or not."""
+
+    boundaries: Mapping[str, _Boundary]
+    profile: Callable[[str], AbstractContextManager[Any]]
+
+
 class BoundaryProfiler:
     """Forwards everything to the user's profiler, and reports the regions' boundaries to the step timer.
 
@@ -181,7 +186,9 @@ class BoundaryProfiler:
         parts: of the ledger, by the names of their actions.
     """
 
-    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_boundaries", "_parts", "_around_parts", "_both"})
+    _OWN: Final = frozenset(
+        {"inner", "step_timer", "profile", "_parts", "_around_parts", "_both", "_modes", "_announced"}
+    )
 
     def __init__(
         self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
@@ -191,17 +198,35 @@ class BoundaryProfiler:
         self._parts = parts
         self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected))
         self._both = self._around_parts.union(actions.may_save)
-        self._boundaries = _boundaries(step_timer, actions)
+        boundaries = _boundaries(step_timer, actions)
+        plain = {name: boundary for name, boundary in boundaries.items() if name not in actions.regions}
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
-                self._boundaries[name] = _Boundary(self._training_begins, self._boundaries[name].after)
+                boundaries[name] = _Boundary(self._training_begins, boundaries[name].after)
+                plain[name] = _Boundary(self._saw_training, _nothing)
+        self._modes = self._mode(plain), self._mode(boundaries)
         self.profile: Callable[[str], AbstractContextManager[Any]]
         """A context manager around the action of that name."""
-        self.profile = _Contexts(inner, self._boundary).__getitem__ if is_pass_through(inner) else self._profile_both
+        self.announce(regions=True)
 
-    def _boundary(self, action_name: str) -> _Boundary | None:
+    def _mode(self, boundaries: Mapping[str, _Boundary]) -> _Mode:
+        """What is announced in one kind of step, and the function `profile` for it."""
+        boundary_of = partial(self._boundary, boundaries)
+        if is_pass_through(self.inner):
+            return _Mode(boundaries, _Contexts(self.inner, boundary_of).__getitem__)
+        return _Mode(boundaries, partial(self._profile_both, boundary_of))
+
+    def announce(self, *, regions: bool) -> None:
+        """From here on report the boundaries of the built-in regions too, or only those that every step is watched for.
+
+        Args:
+            regions: whether the step under way is split into regions.
+        """
+        self._announced, self.profile = self._modes[regions]
+
+    def _boundary(self, boundaries: Mapping[str, _Boundary], action_name: str) -> _Boundary | None:
         """The functions to call at the boundaries of an action: for its region, and for its part of the ledger."""
-        boundary = self._boundaries.get(action_name)
+        boundary = boundaries.get(action_name)
         ledger, part = self.step_timer.ledger, self._parts.get(action_name)
         if ledger is None or part is None or (boundary is not None and action_name not in self._both):
             return boundary
@@ -210,25 +235,30 @@ class BoundaryProfiler:
             return of_part
         return _inside(boundary, of_part) if action_name in self._around_parts else _inside(of_part, boundary)
 
-    def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
+    def _profile_both(
+        self, boundary_of: Callable[[str], _Boundary | None], action_name: str
+    ) -> AbstractContextManager[Any]:
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)
-        boundary = self._boundary(action_name)
+        boundary = boundary_of(action_name)
         return inner if boundary is None else _Announced(boundary, inner)
 
     def _training_begins(self) -> None:
         self.step_timer.enter(_EVERY_STEP_HAS)
         self.step_timer.saw_training = True
 
+    def _saw_training(self) -> None:
+        self.step_timer.saw_training = True
+
     def start(self, action_name: str) -> None:
         """Begin an action."""
         self.inner.start(action_name)
-        boundary = self._boundaries.get(action_name)
+        boundary = self._announced.get(action_name)
         if boundary is not None:
             boundary.before()
 
     def stop(self, action_name: str) -> None:
         """End an action."""
-        boundary = self._boundaries.get(action_name)
+        boundary = self._announced.get(action_name)
         if boundary is not None:
             boundary.after()
         self.inner.stop(action_name)
@@ -276,6 +306,7 @@ class StandIn:
             self.leave(trainer)  # a fit that ended without calling any hook left one
             trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = trainer.profiler
+        self._step_timer.announce_to(trainer.profiler.announce)
 
     def follow(self, trainer: Trainer) -> None:
         """Wrap another profiler that was assigned to `trainer.profiler` since the last check."""

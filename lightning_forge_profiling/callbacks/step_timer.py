@@ -39,6 +39,11 @@ _ABSORBED_BELOW_NS: Final = 100_000
 _PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: "data_loader"}
 """Regions that are parts of the ledger, by the ledger's names."""
 
+
+def _ignore(*, regions: bool) -> None:
+    pass
+
+
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
 """Where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind
 all of its work, and tell how far the GPU is."""
@@ -89,6 +94,7 @@ class StepTimer:
         self._labels[LOADER_START] = LOADER_START
         self._budget = budget or TimingBudget(None)
         self._split = True
+        self._announce: Callable[..., object] = _ignore
         self._chosen = True
         self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
         self._host_is_ahead = None if timers.on_device else False
@@ -107,6 +113,9 @@ class StepTimer:
         self._completed = CompletedSteps(self.totals)
         self._plain_ended_ns: list[int] = []
         self._plain_own_ns = 0
+        self._plain_tag: int | None = None
+        """The tag of the plain steps' interval, once a split step has begun behind them."""
+        self._next_split = -1
         self._row_ns = 0
         self._deliver_at = _DELIVER_EVERY
         self._dropped = 0
@@ -126,7 +135,7 @@ class StepTimer:
     def start(self) -> None:
         """The training loop begins: step 0 starts now."""
         if self.ledger is not None:
-            self.ledger.enter(STEPS)
+            self.ledger.turn_to(STEPS)
             self.ledger.begin_step(0, last_counts=False)
         self._active = self._began = True
         self.disturbed = False
@@ -140,11 +149,25 @@ class StepTimer:
         """The name of the current step's time outside of all regions."""
         return "other" if self._split else WHOLE
 
+    def announce_to(self, announce: Callable[..., object]) -> None:
+        """Say whether the step under way is split into regions, now and at each change.
+
+        Args:
+            announce: called with `regions`; where it is False, `enter` and `exit` need not be called for regions.
+        """
+        self._announce = announce
+        announce(regions=self._split)
+
+    def _change_to(self, *, split: bool) -> None:
+        if split != self._split:
+            self._split = split
+            self._announce(regions=split)
+
     def split(self) -> None:
         """Time the regions of the current step although the budget did not choose it, and let it count for no other."""
         self._chosen = False
         if self._active and not self._split:
-            self._split = True
+            self._change_to(split=True)
             if self._label == WHOLE:
                 if self._plain_ended_ns:  # the piece began with the first of them
                     self._since = self.timers.switch(WHOLE, "other")
@@ -278,6 +301,9 @@ class StepTimer:
         began_ns = self._clock_ns() if began_ns is None else began_ns
         try:
             plain = self._take_plain(before)
+            if plain is not None and self._plain_tag is not None:
+                self._expect_plain(plain)
+                plain = None
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
             timers, split, chosen = self.timers, self._split, self._chosen
@@ -288,7 +314,7 @@ class StepTimer:
             self._update = None
             if drained is not None:
                 self._host_is_ahead = not drained
-            self._split = self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1)
+            self._change_to(split=self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1))
             self._chosen = not ends_epoch
             if not split or self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
                 self._since = timers.switch(self._label, self._base)
@@ -333,7 +359,8 @@ class StepTimer:
         if not self._active or self._split or self._host_is_ahead is not False:
             return 0
         later = range(self.step + 1, max(self._deliver_at, self.step + 1))
-        return next((step for step in later if self._budget.splits(step)), later.stop) - later.start
+        self._next_split = next((step for step in later if self._budget.splits(step)), -1)
+        return (later.stop if self._next_split < 0 else self._next_split + 1) - later.start
 
     def end_plain_step(self, began_ns: int) -> None:
         """End a plain step: the part of `end_step` that cannot wait.
@@ -350,8 +377,24 @@ class StepTimer:
                 ledger.begin_step(self.step)
             else:
                 ledger.step = self.step
+        if self.step == self._next_split:
+            self._begin_split_step()
         self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
         self._own_ns = 0
+
+    def _begin_split_step(self) -> None:
+        """Begin a step that the budget chose, behind plain ones."""
+        self._since = self.timers.switch(WHOLE, "other")
+        self._plain_ended_ns[-1] = self._since.host_ns
+        self._plain_tag, self.timers.tag = self.timers.tag, self.step
+        self._label = "other"
+        self._change_to(split=True)
+
+    def _expect_plain(self, plain: PlainSteps) -> None:
+        """Expect the interval of plain steps that no other step shares."""
+        tag = self.timers.tag if self._plain_tag is None else self._plain_tag
+        complete, self._plain_tag = self.timers.dropped == self._dropped, None
+        self._completed.expect(EndedStep(tag, plain.first, None, None, StepTiming(), complete, plain))
 
     def _take_plain(self, works: Sequence[StepWork]) -> PlainSteps | None:
         """The plain steps that have ended since the last call, given what is in their batches."""
@@ -387,8 +430,7 @@ class StepTimer:
             self.timers.stop(self._label)
             plain = self._take_plain(before)
             if plain is not None:
-                complete = self.timers.dropped == self._dropped
-                self._completed.expect(EndedStep(self.timers.tag, self.step, None, None, StepTiming(), complete, plain))
+                self._expect_plain(plain)
             if wait:
                 self.timers.elapsed_all()
             self._ended_ns = self._clock_ns()
@@ -396,9 +438,6 @@ class StepTimer:
             self._completed.flush(self.timers.tag)
         except Exception as exc:
             self.fail(exc)
-        finally:  # Ctrl-C may end the wait
-            if self.ledger is not None:
-                self.ledger.exit(STEPS)
 
     def summary(self) -> RunSummary:
         """The run's totals so far."""

@@ -20,8 +20,12 @@ from lightning_forge_profiling.gpu.telemetry import GpuInfo, GpuReader, Telemetr
 from lightning_forge_profiling.gpu.usage import GpuUsage
 from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends
 from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
+from lightning_forge_profiling.timing.sums import added
 
 _GIB: Final = 2**30
+
+_ROW_NS: Final = 10**9
+"""Shortest time between two rows with telemetry, a few samples: reading PyTorch's allocator takes 0.1 ms."""
 
 _LOGGED: Final = {
     "utilization_pct": ("gpu/utilization_pct", 1.0),
@@ -61,6 +65,9 @@ class RunTelemetry:
         self._read_allocator = read_allocator
         self._before: AllocatorReading | None = None
         self._earlier_peak = 0
+        self._next_row_ns = 0
+        self._samples: float | None = 0.0
+        self._took_ms = 0.0
         self._interval: list[AllocatorInterval] = []
         self._run: AllocatorInterval | None = None
 
@@ -101,15 +108,23 @@ class RunTelemetry:
             self.sampler.resume()
             self._before = self._read_allocator()
 
-    def metrics(self, samples_per_second: float | None) -> dict[str, float]:
-        """The metrics for the time since the last call.
+    def metrics(self, samples: float | None, took_ms: float) -> dict[str, float]:
+        """The metrics for the time since the last ones, at most once a second.
 
         Args:
-            samples_per_second: training samples of this device in that time.
+            samples: training samples of this device since the last call; None if unknown.
+            took_ms: the time they took.
 
         Returns:
-            `gpu/...`; without a sample in that time, only those of PyTorch's allocator.
+            `gpu/...`, only those of PyTorch's allocator if there is no sample of that time; {} within a second.
         """
+        self._samples, self._took_ms = added(self._samples, samples), self._took_ms + took_ms
+        now_ns = self._clock_ns()
+        if now_ns < self._next_row_ns:
+            return {}
+        self._next_row_ns = now_ns + _ROW_NS
+        samples_per_second = self._samples / self._took_ms * 1e3 if self._samples and self._took_ms else None
+        self._samples, self._took_ms = 0.0, 0.0
         usage = self.sampler.take()
         self._read(usage.peak.get("allocated_bytes", 0.0))
         interval, self._interval = self._interval, []

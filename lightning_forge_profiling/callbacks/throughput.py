@@ -64,10 +64,10 @@ class ThroughputCallback(TimedCallback):
 
     Logged are `throughput/NAME_per_sec` for the whole job, `throughput/device/NAME_per_sec` for one of several devices,
     `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
-    and with a known peak `throughput/mfu`, a fraction; `gpu/...` for the GPU of rank 0; `run/goodput`, a fraction, and
-    `run/KIND_pct`, what steps, validation, checkpoints, ... took of the run's wall time up to then. Rates are over
-    device time between events, host time without a GPU. Warm-up steps, recorded steps, validation and checkpoints do
-    not count.
+    and with a known peak `throughput/mfu`, a fraction; `run/goodput`, a fraction, and `run/KIND_pct`, what steps,
+    validation, checkpoints, ... took of the run's wall time up to then; at most once a second `gpu/...` for the GPU of
+    rank 0. Rates are over device time between events, host time without a GPU. Warm-up steps, recorded steps,
+    validation and checkpoints do not count.
 
     A row covers the accumulation cycles that have completed since the row before; on a GPU the last step or two come
     with the next row. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an
@@ -169,6 +169,7 @@ class ThroughputCallback(TimedCallback):
         self._sought_peak = self._logged_peak = self._advised = False
         self._logged_at = -1
         self._steady = Rates()
+        self._of_gpu: dict[str, float] = {}
 
     def _let_go(self) -> None:
         super()._let_go()
@@ -201,6 +202,7 @@ class ThroughputCallback(TimedCallback):
         self._sought_peak = self._logged_peak = self._advised = False
         self._logged_at = -1
         self._steady = Rates()
+        self._of_gpu = {}
         if self.record and not lightning_api.is_trial_run(trainer):
             self._place = claim_place(trainer)
 
@@ -446,12 +448,13 @@ class ThroughputCallback(TimedCallback):
     def _log(self, trainer: Trainer, rates: Rates, step: int, began_ns: int | None = None) -> None:
         if self.counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step
             self._find_peak(trainer)
-        metrics = self._metrics(rates) if rates.steps else {}
-        if metrics and self._telemetry is not None:
-            metrics |= self._telemetry.metrics(rates.per_second(rates.samples))
-        if not metrics:
+        if not rates.steps:
             return
-        metrics |= self._ledger_metrics()
+        metrics = self._metrics(rates) | self._ledger_metrics()
+        if self._telemetry is not None:
+            of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
+            self._of_gpu = of_gpu or self._of_gpu
+            metrics |= of_gpu
         self._logged_at = step
         if self.prog_bar:
             shown = (per_second("samples"), per_second("steps"))
@@ -466,4 +469,4 @@ class ThroughputCallback(TimedCallback):
             with self.logging():
                 self._loggers.log(trainer.loggers, metrics, step)
         if self._run_record is not None:
-            self._run_record.row(metrics, step)
+            self._run_record.row(self._of_gpu | metrics, step)

@@ -256,8 +256,7 @@ class TimedCallback(Callback):
             warmup = [peer.warmup_steps for peer in peers if peer.warmup_steps is not None]
             overhead = next((peer.overhead for peer in peers if peer.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
             self._ledger_clock = LedgerClock(_run_began_ns(), STARTUP_PROCESS)
-            self._ledger_clock.exit(STARTUP_PROCESS)
-            self._ledger_clock.enter(_SET_UP)
+            self._ledger_clock.turn_to(_SET_UP)
             self._step_timer = StepTimer(
                 CUDATimerCollection((), device=trainer.strategy.root_device),
                 regions=set.intersection(*(set(peer.regions) for peer in peers)),
@@ -300,7 +299,6 @@ class TimedCallback(Callback):
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:
                 self._ledger_parts = LedgerParts(self._ledger_clock, trainer, self._warming_up)
-                self._ledger_clock.exit(_SET_UP)
             step_timer.start()
         self._skip_hooks(manual=not pl_module.automatic_optimization)
         self.begin(trainer)
@@ -481,11 +479,13 @@ class TimedCallback(Callback):
         set_region_sink(self._previous_sink)
         if self._ledger_parts is not None:
             self._ledger_parts.close()
-        self._step_timer.finish(before, wait=wait)  # last: Ctrl-C may end the wait
-        if self._ledger_clock is not None:
-            self._ledger_clock.enter(_TEAR_DOWN)
-            if wait:  # no hooks follow an exception
-                tear_down(self._step_timer, trainer, self._hook_parts)
+        try:
+            self._step_timer.finish(before, wait=wait)  # last: Ctrl-C may end the wait
+        finally:
+            if self._ledger_clock is not None:
+                self._ledger_clock.turn_to(_TEAR_DOWN)
+        if wait:  # no hooks follow an exception
+            tear_down(self._step_timer, trainer, self._hook_parts)
 
     @guarded
     def _abandon(self, trainer: Trainer) -> None:

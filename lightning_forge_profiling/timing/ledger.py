@@ -124,6 +124,16 @@ class LedgerClock:
             if part not in self._first_ns:
                 self._first_ns[part] = self._ns[part]
 
+    def turn_to(self, part: str) -> None:
+        """Exit all parts and enter another at the same instant, so that no time falls between them."""
+        if self._stack:
+            self.exit(self._stack[0])
+        else:
+            self._since_ns = self._clock_ns()
+        self._stack.append(part)
+        self._entered_ns.append(self._since_ns)
+        self._counts[part] += 1
+
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
             self._took_long(took_ns)

@@ -176,14 +176,16 @@ class Rates:
             (40.0, 15.0)
         """
         metrics: dict[str, float] = {}
+        total_ms = self.total_ms
         own = {
-            "samples": self.per_second(self.samples),
-            "tokens": self.per_second(self.tokens),
-            "steps": self.per_second(self.steps),
-            "optimizer_steps": self.per_second(self.optimizer_steps),
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "optimizer_steps": self.optimizer_steps,
         }
-        for name, rate in own.items():
-            if rate is not None:
+        for name, amount in own.items() if total_ms > 0 else ():
+            if amount is not None:
+                rate = amount / total_ms * 1e3
                 # every replica works on its own samples; the steps are the same steps
                 metrics[per_second(name)] = rate * (replicas if name in {"samples", "tokens"} else 1)
                 if replicas * devices_per_batch > 1:

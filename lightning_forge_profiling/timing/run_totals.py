@@ -10,7 +10,7 @@ from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.rates import Percentiles, PlainSteps, Rates, Spread, StepTiming, StepWork
 from lightning_forge_profiling.timing.slowest import SlowestSteps, TimedStep
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
-from lightning_forge_profiling.timing.sums import StepSums, added
+from lightning_forge_profiling.timing.sums import StepSums, added, total
 
 LeftOut = Literal["warm-up", "recorded"]
 
@@ -159,8 +159,7 @@ class RunTotals:
 
     def _add_singly(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
         """Enter what is kept of single plain steps, in few calls: most of a run's steps are plain."""
-        for work in steps.works:
-            self._samples = added(self._samples, work.samples)
+        self._samples = added(self._samples, total([work.samples for work in steps.works]))
         if self._window_ended or steps.first < _SETTLED:
             for number, ms in enumerate(took_ms, steps.first):
                 self._add_beside_window(number, ms)

@@ -2,8 +2,9 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from statistics import median
-from typing import Final
+from typing import Final, cast
 
 from lightning_forge_profiling.names import EXCLUDED
 from lightning_forge_profiling.timing.rates import (
@@ -123,28 +124,24 @@ class StepSums:
     def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
         """Add plain steps with the time of each."""
         samples, tokens, optimizer_steps, flops, _ = zip(*steps.works, strict=True)
+        changed = [updates > 0 for updates in optimizer_steps]
         self.steps += len(took_ms)
-        self.latest.extend(zip(took_ms, map(bool, optimizer_steps), strict=True))
+        self.latest.extend(zip(took_ms, changed, strict=True))
         self.shortest_ms = min(self.shortest_ms, *took_ms)
         self.longest_ms = max(self.longest_ms, *took_ms)
         if self._bucket is not None:
             self.histogram.update(map(self._bucket, took_ms))
         self.optimizer_steps += sum(optimizer_steps)
-        self.samples = added(self.samples, _total(samples))
-        self.tokens = added(self.tokens, _total(tokens))
-        self.flops = added(self.flops, _total(flops))
+        self.samples = added(self.samples, total(samples))
+        self.tokens = added(self.tokens, total(tokens))
+        self.flops = added(self.flops, total(flops))
         self.own_us += steps.own_us * len(took_ms)
         row_ms = min(steps.row_ms, sum(took_ms), sum(steps.host_ms))
         self.row_ms += row_ms
-        for changes, kind in enumerate(self.plain):
-            of_kind = [
-                (ms, host_ms)
-                for ms, host_ms, changed in zip(took_ms, steps.host_ms, optimizer_steps, strict=True)
-                if changed == changes
-            ]
-            if of_kind:
-                device_ms, host_ms = map(sum, zip(*of_kind, strict=True))
-                kind.add(len(of_kind), {WHOLE: device_ms - row_ms}, {WHOLE: host_ms - row_ms})
+        for kind, mine in zip(self.plain, ([not one for one in changed], changed), strict=True):
+            if any(mine):
+                device_ms, host_ms = sum(compress(took_ms, mine)), sum(compress(steps.host_ms, mine))
+                kind.add(sum(mine), {WHOLE: device_ms - row_ms}, {WHOLE: host_ms - row_ms})
                 row_ms = 0.0
 
     def merge(self, other: "StepSums", *, single_steps: bool = True) -> None:
@@ -184,7 +181,8 @@ class StepSums:
         atypical = any(plain.steps for plain in self.plain) and not any(chosen.steps for chosen in self.chosen)
         if atypical:
             kinds, singular = [(singular, _merged(self.plain))], _Times()
-        whole = _merged([_spoken_for(chosen, plain) for chosen, plain in kinds] + [singular])
+        parts = [_spoken_for(chosen, plain) for chosen, plain in kinds]
+        whole = parts[0] if len(parts) == 1 and not singular.steps else _merged([*parts, singular])
         for sums in (whole.device_ms, whole.host_ms) if self.row_ms else ():
             name = WHOLE if WHOLE in sums else "other"
             sums[name] = sums.get(name, 0.0) + self.row_ms
@@ -249,8 +247,9 @@ def _merged(several: Iterable[_Times]) -> _Times:
 def _spoken_for(chosen: _Times, plain: _Times) -> _Times:
     """The times of chosen and plain steps, where plain steps divide as the chosen ones do."""
     both = _Times()
-    both.add(chosen.steps + plain.steps, _divided(chosen.device_ms, plain.device_ms), {})
-    both.add(0, {}, _divided(chosen.host_ms, plain.host_ms))
+    both.steps = chosen.steps + plain.steps
+    both.device_ms = _divided(chosen.device_ms, plain.device_ms)
+    both.host_ms = _divided(chosen.host_ms, plain.host_ms)
     return both
 
 
@@ -273,10 +272,9 @@ def _folded(sums: dict[str, float], into: str) -> float:
     return started_ms
 
 
-def _total(amounts: Sequence[float | None]) -> float | None:
+def total(amounts: Sequence[float | None]) -> float | None:
     """The sum; None if one is unknown."""
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if len(known) == len(amounts) else None
+    return None if None in amounts else sum(cast("Sequence[float]", amounts))
 
 
 def added(one: float | None, other: float | None) -> float | None:

@@ -5,11 +5,15 @@ of them with their regions, and with the regions of those alone that the timing 
 one run, so that what differs between processes is not in the ratio. The budget learns from the measured cost of the
 split steps, and `--plain-us` for the others.
 
+The second is done several times, as if the fit had begun some steps earlier, so that other steps are chosen: the mean
+of the ratios shows whether the estimate is biased, their standard deviation how far that of one run may be off.
+
     python -m benchmarks.duty_cycle
     python -m benchmarks.duty_cycle --quick    # few steps, for a machine without a GPU
 """
 
 import argparse
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +28,8 @@ from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
+
+TURNS = 16
 
 Step = tuple[StepTimes, StepWork, LeftOut | None, StepTiming]
 
@@ -48,11 +54,13 @@ class Kept(ThroughputCallback):
         totals.add = added
 
 
-def entered(steps: Sequence[Step], budget: TimingBudget, plain_ns: int) -> tuple[dict[str, float], int]:
+def entered(
+    steps: Sequence[Step], budget: TimingBudget, plain_ns: int, earlier: int = 0
+) -> tuple[dict[str, float], int]:
     """The regions' means with the regions of the chosen steps alone, and how many those are."""
     totals, chosen = RunTotals(), 0
     for times, work, left_out, timing in steps:
-        splits = left_out is not None or budget.splits(times.step)
+        splits = left_out is not None or budget.splits(times.step + earlier)
         chosen += splits and left_out is None
         totals.add(times if splits else times.whole(), work, left_out, timing)
         own_ns = int(timing.own_us * 1e3) if splits else plain_ns
@@ -78,12 +86,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = trainer(folder, steps, callbacks=[kept], logger=False, enable_checkpointing=False)
         run.fit(SmallKernels(), DataLoader(torch.randn(steps + 10, 1, 64), batch_size=None))
     every, _ = entered(kept.steps, TimingBudget(None), 0)
-    some, chosen = entered(kept.steps, TimingBudget(DEFAULT_SHARE), int(args.plain_us * 1e3))
+    plain_ns = int(args.plain_us * 1e3)
+    turns = [entered(kept.steps, TimingBudget(DEFAULT_SHARE), plain_ns, 97 * turn) for turn in range(TURNS)]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{device}: regions of {chosen} of {len(kept.steps)} steps against those of all")
-    print("\n| region | all ms | chosen ms | ratio |\n| --- | ---: | ---: | ---: |")
+    chosen = statistics.median(count for _, count in turns)
+    print(f"{device}: regions of {chosen:.0f} of {len(kept.steps)} steps against those of all, {TURNS} choices")
+    print("\n| region | all ms | chosen ms | ratio | of one choice |\n| --- | ---: | ---: | ---: | ---: |")
     for name, ms in every.items():
-        print(f"| {name} | {ms:.4f} | {some[name]:.4f} | {some[name] / ms if ms else float('nan'):.4f} |")
+        ratios = [some[name] / ms for some, _ in turns] if ms else [float("nan")] * TURNS
+        mean, scatter = statistics.mean(ratios), statistics.stdev(ratios)
+        print(f"| {name} | {ms:.4f} | {mean * ms:.4f} | {mean:.4f} | ± {scatter:.4f} |")
     return 0
 
 

@@ -417,7 +417,7 @@ def test_a_slow_callback_is_the_verdict_and_not_the_short_wait_for_data(make_tra
     assert analysis.verdict == "slow-callback"
     first = analysis.findings[0]
     assert first.title.startswith("callback Slow.on_train_batch_end takes ")
-    assert first.evidence["seconds"] >= 15 * 1e-3
+    assert first.evidence["seconds"] >= 14 * 1e-3, "all but the first call, if that took much longer"
     assert first.saves.at_most
     assert "between-regions" not in {found.code for found in analysis.findings}, "the same time is named once"
     assert first.saves.text in analysis.verdict_text

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import hypot
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import lightning as L
@@ -140,6 +141,8 @@ class RegionTimers(Callback):
 class OnAndOff(Callback):
     """Take our callbacks out of the run and put them back every few steps, and time every step of both kinds of blocks.
 
+    Of each two blocks either comes first, by chance: what else runs once a second may beat with a fixed order.
+
     By an event of its own at each step's end, all read after the run, so that nothing is drained: a step takes GPU time
     where the GPU is the bottleneck, and host time where the host is. While off, the Trainer calls none of our hooks and
     has the user's own profiler, and nothing is recorded; only the thread that reads the GPU's sensors goes on. The last
@@ -153,6 +156,8 @@ class OnAndOff(Callback):
         self.block = block
         self.kinds: list[str] = []
         self.ends: list[Any] = []
+        self._dice = Random(block)  # noqa: S311  (not cryptography)
+        self._coming: list[bool] = []
         self._on = True
         self._callbacks: list[Callback] = []
         self._ours: Any = None
@@ -167,7 +172,8 @@ class OnAndOff(Callback):
         self.ends.append(event)
         self.kinds.append(self._kind())
         if len(self.ends) % self.block == 0:
-            self._on = not self._on
+            self._coming = self._coming or self._dice.sample((True, False), 2)
+            self._on = self._coming.pop()
             self.switch(trainer, on=self._on)
 
     def _kind(self) -> str:

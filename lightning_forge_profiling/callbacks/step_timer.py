@@ -39,14 +39,13 @@ _ABSORBED_BELOW_NS: Final = 100_000
 _PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: "data_loader"}
 """Regions that are parts of the ledger, by the ledger's names."""
 
-
-def _ignore(*, regions: bool) -> None:
-    pass
-
-
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
 """Where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind
 all of its work, and tell how far the GPU is."""
+
+
+def _ignore(*, regions: bool) -> None:
+    pass
 
 
 class StepTimer:
@@ -116,6 +115,7 @@ class StepTimer:
         self._plain_tag: int | None = None
         """The tag of the plain steps' interval, once a split step has begun behind them."""
         self._next_split = -1
+        """The number of the next step that the budget has chosen, if it comes behind plain ones."""
         self._row_ns = 0
         self._deliver_at = _DELIVER_EVERY
         self._dropped = 0

@@ -255,7 +255,7 @@ class SlowRows(CSVLogger):
         began = time.perf_counter()
         super().log_metrics(metrics, step)
         if STEP_MS in metrics:  # Lightning's own rows are sampled as everything else is
-            time.sleep(0.02)
+            time.sleep(0.05)
             self.took_ms += 1e3 * (time.perf_counter() - began)
 
 
@@ -267,7 +267,7 @@ def test_rows_count_in_full_although_few_steps_are_split(make_trainer, tmp_path)
     run = ours.analysis().run
     assert run.split_steps < 50
     rows_ms = logger.took_ms / run.steps
-    assert rows_ms <= run.regions["other"].device_ms <= rows_ms + 1.5
+    assert rows_ms <= run.regions["other"].device_ms < 2 * rows_ms, "all of them, and none twice"
     assert sum(run.regions[name].device_ms for name in REGIONS) == pytest.approx(run.step_ms.mean)
 
 

@@ -72,16 +72,17 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_comes_between_a_batch_and_its_validation_is_the_steps(make_trainer, case):
     later, options = CASES[case]
-    clock, throughput = Clock(), every_step(warmup_steps=1)
+    clock, throughput = Clock(), every_step(warmup_steps=5)
     options = {"logger": False, "val_check_interval": 4, "limit_val_batches": 1, "num_sanity_val_steps": 0} | options
     make_trainer(clock, throughput, *later, **options).fit(TenMs(), loader(104), loader(4))
     metrics = throughput.summary()
-    # from the end of the first batch to that of the last; the clock sees a little less than all of validation
-    passed = clock.batches[-1] - clock.batches[0] - sum(clock.ends) + sum(clock.starts)
+    # from the end of the fifth batch to that of the last; the clock sees a little less than all of validation, and much
+    # less of the first one, which prepares the loader
+    passed = clock.batches[-1] - clock.batches[4] - sum(clock.ends[1:]) + sum(clock.starts[1:])
     assert len(clock.starts) == 6
     assert len(clock.batches) == 26
-    assert metrics["throughput/steps_per_sec"] == pytest.approx(25e3 / passed, rel=0.15)
-    assert metrics["time/other_ms"] * 25 >= 6 * PLANTED_MS
+    assert metrics["throughput/steps_per_sec"] == pytest.approx(21e3 / passed, rel=0.15)
+    assert metrics["time/other_ms"] * 21 >= 5 * PLANTED_MS
 
 
 class AtTheEnd(L.Callback):

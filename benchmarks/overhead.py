@@ -4,14 +4,15 @@ Every contender trains the same model in a fresh process, in turns; quoted are m
 of the paired differences and ratios to the same turn's run without a callback, these with minimum and maximum. A step
 is wall time over the settled steps, with the GPU drained at both ends only. All contenders log to a CSV file at the
 Trainer's default interval; checkpoints are off. A second table has the regions' means under the timing budget beside
-those with every step split, from the same children. In one more process our recording is switched on and off every few
-steps.
+those with every step split, from the same children. In further processes our recording is switched on and off every
+few steps; they differ by more than their own errors, so quoted is their median with its standard error.
 
 TraceML is started the way its users are told to, `traceml run SCRIPT`, which adds its callback to the Trainer; the
 child fails if it has not. Where `traceml_ai` cannot be imported this contender is skipped.
 
     python -m benchmarks.overhead            # the GPU-bound GPT and the launch-bound loop
     python -m benchmarks.overhead --only small --turns 3 --contenders throughput,split,onoff
+    python -m benchmarks.overhead --only small --turns 20 --contenders onoff
     python -m benchmarks.overhead --quick    # small models and few steps, for a machine without a GPU
 """
 
@@ -75,7 +76,7 @@ class Size:
 
 
 # Blocks of the launch-bound loop are of whole log intervals (50 steps), or rows would be missed while switched off.
-SIZES = {"gpt": Size(15, 60, 8, 80), "small": Size(300, 1000, 100, 60)}
+SIZES = {"gpt": Size(15, 60, 8, 80), "small": Size(300, 1000, 100, 24)}
 QUICK = Size(12, 24, 4, 24)
 
 
@@ -382,19 +383,35 @@ def compare(model: str, keys: Sequence[str], folder: str, args: argparse.Namespa
     outcomes = compare_contenders(model, others, folder, args) if others or not toggled else {}
     well = not fresh.failed(outcomes)
     for key in toggled:
-        outcome = fresh.run(child(key, model, folder, quick=args.quick))
-        well &= not outcome.problem
-        print(f"\n{model}, {key}: {outcome.problem or on_and_off(outcome.result or {})}")
+        print(f"\n{model}, {key}: switched on and off every few steps of one run")
+        found: list[dict[str, Any]] = []
+        for _ in range(args.turns):
+            outcome = fresh.run(child(key, model, folder, quick=args.quick))
+            well &= not outcome.problem
+            found += [outcome.result] if outcome.result else []
+            print(outcome.problem or on_and_off(found[-1]), flush=True)
+        if len(found) > 1:
+            print(all_on_and_off(found))
     return well
 
 
 def on_and_off(found: dict[str, Any]) -> str:
-    """What came of switching on and off, in words."""
+    """What came of switching on and off in one process, in words."""
     kinds = ", ".join(f"{count} {kind}: {step_ms:.3f}" for kind, (count, step_ms) in found["kinds"].items())
     return (
-        f"switched on and off every {found['block']} steps of one run: {found['more_us']:+.1f} ± "
-        f"{found['error_us']:.1f} µs per step of {found['kinds'][OFF][1]:.2f} ms (and its standard error; median ms of "
-        f"{kinds}); by the callback's own clock {found['own_us']:.1f} µs"
+        f"{found['more_us']:+.1f} ± {found['error_us']:.1f} µs per step of {found['kinds'][OFF][1]:.2f} ms (and its "
+        f"standard error; median ms of {kinds}); by the callback's own clock {found['own_us']:.1f} µs"
+    )
+
+
+def all_on_and_off(found: Sequence[dict[str, Any]]) -> str:
+    """What came of several processes."""
+    more, steps = [one["more_us"] for one in found], [one["kinds"][OFF][1] for one in found]
+    low, middle, high = statistics.quantiles(more)
+    own = fresh.middle([one["own_us"] for one in found], ".1f")
+    return (
+        f"{len(found)} processes: median {middle:+.1f} ± {median_error(more):.1f} µs of {fresh.middle(steps)} ms (and "
+        f"its standard error; quartiles {low:+.1f} and {high:+.1f}); by the callback's own clock {own} µs"
     )
 
 

@@ -33,7 +33,7 @@ def main() -> None:
     with profile(schedule=steps, record_shapes=True, profile_memory=True) as profiler:
         for _ in range(WARMUP_STEPS + RECORDED_STEPS):
             with record_function("get_batch"):  # by this name the analysis knows a loader
-                inputs, targets = torch.randn(512, 256, 32).mean(-1), torch.randint(10, (512,))
+                inputs, targets = torch.randn(512, 256, 128).mean(-1), torch.randint(10, (512,))
             loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
             loss.backward()
             optimizer.step()

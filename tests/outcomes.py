@@ -23,8 +23,11 @@ PARTITION = ("data", "transfer", "forward", "backward", "optimizer", "other")
 
 def traces(folder, rank=0):
     """The traces of a rank anywhere below a folder, in order of their time."""
+    name = f"rank{rank}.trace.json.gz"
+    # not `rglob`, which raises where a child process removes a folder meanwhile
+    found = [Path(parent, name) for parent, _, files in os.walk(folder) if name in files]
     # a window's folder begins with its time; the folder of the run above it may have a random name
-    return sorted(folder.rglob(f"rank{rank}.trace.json.gz"), key=lambda path: (path.parent.name, path))
+    return sorted(found, key=lambda path: (path.parent.name, path))
 
 
 def the_trace(folder, rank=0):

@@ -39,6 +39,7 @@ def instants_of(found):
     return instants(spans)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_spans, any_spans)
 def test_interval_algebra_is_that_of_sets(ours, theirs):
     a, b = intervals(ours), intervals(theirs)
@@ -49,6 +50,7 @@ def test_interval_algebra_is_that_of_sets(ours, theirs):
     assert a.total == len(instants(ours))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_spans, any_spans)
 def test_how_much_lies_within_and_what_contains_what(ours, asked):
     covered, asked = instants(ours), [(min(span), max(span)) for span in asked]

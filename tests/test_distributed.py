@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -173,7 +174,7 @@ def test_no_rank_of_a_job_that_comes_down_waits_for_its_trace(tmp_path):
     with two_ranks("distributed.py", "ddp", tmp_path, "fails=1", "stopped") as (first, second):
         try:
             (out, err), _ = first.communicate(timeout=HANGS_S), second.communicate(timeout=HANGS_S)
-            assert first.returncode == 1, err
+            assert exit_code(subprocess.CompletedProcess(first.args, first.returncode, out, err)) == 1, err
             assert tables(out) == 1
             assert "being written" in out
             assert traces(tmp_path) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -349,6 +349,7 @@ shapes = st.lists(st.integers(-1, 9) | st.integers(), max_size=5)
 texts = st.sampled_from(["", "1", "True", "False", "[True, True, False]", "[1, 1]", "[0, 0]", "[]"]) | st.text()
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.sampled_from(sorted(COUNTED)),
     dims=st.lists(shapes | json_values, max_size=17),

@@ -178,6 +178,7 @@ def test_ctrl_c_in_a_collection_ends_the_run(tmp_path):
 
 
 def test_collections_of_other_threads_are_not_this_threads():
+    gc.collect()  # so that no collection of this thread's own falls due meanwhile
     timer = GarbageTimer()
     other = threading.Thread(target=gc.collect, args=(1,))
     other.start()

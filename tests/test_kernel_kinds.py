@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS, classify
@@ -306,12 +306,14 @@ PIECES = st.sampled_from(
 TEXTS = st.text() | st.lists(PIECES | st.text(max_size=5)).map("".join)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(name=TEXTS, activity=TEXTS, collective=TEXTS, operator=TEXTS)
 def test_any_text_has_a_kind(name: str, activity: str, collective: str, operator: str) -> None:
     kind = classify(name, activity=activity, collective=collective, operator=operator)
     assert kind.category == CATEGORY_OF[kind.kind]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(name=TEXTS.map("_Z{}".format) | TEXTS)
 def test_any_text_has_a_base_name_that_is_no_longer(name: str) -> None:
     assert len(base_name(name)) <= len(name)

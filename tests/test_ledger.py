@@ -14,6 +14,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import STEPS
+from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from tests.models import Classifier, Fails, loader
 
@@ -37,7 +38,7 @@ class Slow(Callback):
         self.planted = planted
 
     def on_train_epoch_end(self, trainer, module):
-        self.planted("callback/Slow.on_train_epoch_end", 3 * SLOW_S)
+        self.planted("callback/Slow.on_train_epoch_end", 15 * SLOW_S)
 
     def on_train_batch_end(self, *_):
         self.planted("callback/Slow.on_train_batch_end")
@@ -52,10 +53,11 @@ class SlowModule(Classifier):
         self.planted("module/on_train_epoch_start", 3 * SLOW_S)
 
     def validation_step(self, batch):
-        self.planted("sanity_check" if self.trainer.sanity_checking else "validation", 15 * SLOW_S)
+        checks = self.trainer.sanity_checking  # once, and beside what Lightning sets up there
+        self.planted("sanity_check" if checks else "validation", (75 if checks else 15) * SLOW_S)
 
     def on_save_checkpoint(self, checkpoint):
-        self.planted("module/on_save_checkpoint", 3 * SLOW_S)
+        self.planted("module/on_save_checkpoint", 15 * SLOW_S)
 
 
 class SlowLogger(CSVLogger):
@@ -139,7 +141,7 @@ class SlowAroundModule(Classifier):
         return super().configure_optimizers()
 
     def load_state_dict(self, *args, **kwargs):
-        self.planted("startup/restore", 50 * SLOW_S)  # reading the checkpoint takes some time, too
+        self.planted("startup/restore", 100 * SLOW_S)  # reading the checkpoint takes some time, too
         return super().load_state_dict(*args, **kwargs)
 
     def train_dataloader(self):
@@ -184,13 +186,21 @@ def test_a_set_up_that_fails_leaves_nothing(make_trainer):
     assert not {"_restore_modules_and_callbacks", "restore_training_state"} & {*vars(trainer._checkpoint_connector)}
 
 
-def test_rare_work_in_a_hook_of_each_batch_is_counted_and_not_estimated(make_trainer, tmp_path):
+def test_rare_work_in_a_hook_of_each_batch_is_counted_and_not_estimated(make_trainer, tmp_path, monkeypatch):
     class Rarely(Callback):
         def on_train_batch_end(self, trainer, *_):
             if trainer.global_step % 20 == 0:
-                planted("callback/Rarely.on_train_batch_end", 5 * SLOW_S)
+                planted("callback/Rarely.on_train_batch_end", 15 * SLOW_S)
 
-    planted = Planted()
+    def finish(session, *args, **kwargs):
+        began = time.perf_counter()
+        try:
+            return finished(session, *args, **kwargs)
+        finally:
+            waits.append(time.perf_counter() - began)
+
+    planted, waits, finished = Planted(), [], TraceSession.finish
+    monkeypatch.setattr(TraceSession, "finish", finish)
     forge = ForgeProfilerCallback(20, 23, trace_dir=tmp_path / "t")
     ours, _ = fit(
         make_trainer, tmp_path, Rarely(), forge, overhead=1e-6, max_epochs=-1, max_steps=150, limit_val_batches=0,
@@ -201,7 +211,8 @@ def test_rare_work_in_a_hook_of_each_batch_is_counted_and_not_estimated(make_tra
     assert ledger.counts[hook] == 150
     assert ledger.parts[hook] == pytest.approx(planted.took_s[hook], rel=0.1)
     assert all(seconds >= 0 for seconds in ledger.parts.values())
-    assert ledger.parts["profiler"] < ledger.wall_s / 2
+    assert waits
+    assert ledger.parts["profiler"] - sum(waits) < (ledger.wall_s - sum(waits)) / 2, "but for the trace's own analysis"
     assert sums_up(ledger)
 
 
@@ -282,10 +293,10 @@ def test_an_overridden_optimizer_step_is_the_steps_own(make_trainer, tmp_path):
 
 def test_a_hook_of_a_lambda_callback_is_a_part(make_trainer, tmp_path):
     planted = Planted()
-    hook = LambdaCallback(on_train_epoch_end=lambda *_: planted("callback/LambdaCallback.on_train_epoch_end"))
+    part = "callback/LambdaCallback.on_train_epoch_end"
+    hook = LambdaCallback(on_train_epoch_end=lambda *_: planted(part, 15 * SLOW_S))
     ours, _ = fit(make_trainer, tmp_path, hook, logger=False, enable_checkpointing=False)
-    for part, took_s in planted.took_s.items():
-        assert ours.ledger().parts[part] == pytest.approx(took_s, rel=0.1, abs=0.02)
+    assert ours.ledger().parts[part] == pytest.approx(planted.took_s[part], rel=0.1)
 
 
 class Strict(CSVLogger):

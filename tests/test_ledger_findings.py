@@ -156,10 +156,7 @@ def test_a_planted_cost_is_the_verdict_of_a_real_fit(make_trainer, tmp_path, *, 
     trainer.fit(model(), loader(80), loader(16))
     analysis = ours.analysis()
     assert analysis.verdict == code, analysis.verdict_text
-    assert analysis.findings[0].evidence["seconds"] == pytest.approx(
-        ours.ledger().parts[next(iter(p for p in ours.ledger().parts if p not in {"startup/process", "steps"}))],
-        rel=0.3,
-    )
+    assert analysis.findings[0].evidence["seconds"] == pytest.approx(ours.ledger().parts[part], rel=0.3)
 
 
 # -- hooks within a step ---------------------------------------------------------------------------------------------
@@ -259,11 +256,11 @@ def test_workers_that_start_once_are_no_cost_of_each_epoch():
 
 class SleepsInUpdate(Classifier):
     def on_before_optimizer_step(self, optimizer):
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def test_a_sleep_within_the_update_is_blamed_once(make_trainer, tmp_path):
-    ours, forge = ThroughputCallback(warmup_steps=2, overhead=None), ForgeProfilerCallback(20, 23, trace_dir=tmp_path)
+    ours, forge = ThroughputCallback(warmup_steps=2, overhead=None), ForgeProfilerCallback(20, 31, trace_dir=tmp_path)
     make_trainer(ours, forge, logger=False).fit(SleepsInUpdate(), loader(4 * 40))
     analysis = ours.analysis()
     assert analysis.verdict == "slow-hook"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cmarkgfm
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_forge_profiling.pipeline import analyze
@@ -97,6 +97,7 @@ def test_no_name_does_anything_on_github(name):
 pieces = st.sampled_from([*NAMES, *"@#|`\\*_-+.)(<>&;:!~$= x1", "www.", "://", "a"])
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(pieces, max_size=8).map("".join), st.sampled_from(PLACES))
 def test_nor_does_any_made_of_such_pieces(name, place):
     assume(plain(name).strip())
@@ -104,6 +105,7 @@ def test_nor_does_any_made_of_such_pieces(name, place):
     assert shown_only(Page(place.format(*[prose(name)] * count)), Page(place.format(*"x" * count)), name)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(pieces, max_size=8).map("".join))
 def test_a_code_span_is_one_span_whatever_it_holds(name):
     for text in (f"# Profile of {code(name)}", f"| a |\n|---|\n| {code_cell(name)} |"):

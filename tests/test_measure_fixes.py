@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.measure_fixes import CASES, Measured, row
+from tests.outcomes import HANGS_S
 
 CHECKOUT = Path(__file__).parents[1]
 WITHOUT_CASE = {"gpu-idle", "slow-launches", "python-bound", "between-regions"}
@@ -15,7 +16,7 @@ WITHOUT_CASE = {"gpu-idle", "slow-launches", "python-bound", "between-regions"}
 
 def run(*arguments):
     command = [sys.executable, "-m", "docs.measure_fixes", *map(str, arguments)]
-    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 def measured(predicted_ms, *, at_most, saved_ms=10.0):
@@ -38,7 +39,7 @@ def test_each_page_of_a_finding_that_has_a_fix_has_its_pair():
 
 def test_a_case_ends_in_a_line_and_in_the_file(tmp_path):
     out = tmp_path / "fixes.json"
-    done = run("--quick", "--cases", "slow-optimizer", "--out", out)
+    done = run("--quick", "--cases", "slow-optimizer", "--limit", HANGS_S - 20, "--out", out)
     assert done.returncode == 0, done.stderr
     *_, line = done.stdout.splitlines()
     figures = json.loads(out.read_text())["slow-optimizer"]

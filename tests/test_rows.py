@@ -118,7 +118,7 @@ def test_steps_are_uneven_among_those_like_them(make_trainer, accumulate, hint):
         def optimizer_step(self, *arguments, **options):
             super().optimizer_step(*arguments, **options)
             if accumulate > 1 or self.seen % 4 == 0:
-                time.sleep(0.12)  # so long that a busy machine's own unevenness is little beside it
+                time.sleep(0.3)  # so long that a busy machine's own unevenness is little beside it
 
     throughput = every_step(warmup_steps=4)
     trainer = make_trainer(throughput, logger=False, accumulate_grad_batches=accumulate)

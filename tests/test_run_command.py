@@ -22,7 +22,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.entry_point import RUN_OPTIONS
 from tests.models import Classifier, loader
-from tests.outcomes import HANGS_S, SCRIPTS, recorded_steps, tables, the_trace, traces
+from tests.outcomes import HANGS_S, SCRIPTS, recorded_steps, tables, the_trace, traces, wait_for_processes_of
 from tests.ports import free_port
 
 GROUPS = {
@@ -178,6 +178,7 @@ def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
     assert process.returncode == 1, err
     assert "went on" not in out
     assert tables(err) == 1
+    wait_for_processes_of(tmp_path)
     assert recorded_steps(the_trace(tmp_path / "traces")) == [2, 3, 4]
 
 

@@ -397,7 +397,7 @@ def test_a_run_of_warm_up_steps_is_no_evidence():
 def test_a_slow_dataset_ends_in_its_verdict_with_throughput_callback_alone(make_trainer, capsys):
     callback = ThroughputCallback(warmup_steps=2)
     assert callback.analysis() is None
-    make_trainer(callback, logger=False).fit(Classifier(), loader(40, slow="data"))
+    make_trainer(callback, logger=False).fit(Classifier(), loader(200, 20, slow="data"))
     [verdict] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("verdict")]
     assert verdict.startswith("verdict     input-bound: training waits ")
     analysis = callback.analysis()
@@ -409,15 +409,15 @@ def test_a_slow_dataset_ends_in_its_verdict_with_throughput_callback_alone(make_
 def test_a_slow_callback_is_the_verdict_and_not_the_short_wait_for_data(make_trainer):
     class Slow(Callback):
         def on_train_batch_end(self, *_):
-            busy(1)
+            busy(20)
 
     callback = every_step(2)
-    make_trainer(callback, Slow(), logger=False).fit(Classifier(), loader(60))
+    make_trainer(callback, Slow(), logger=False).fit(Classifier(), loader(30, 1, slow="data"))
     analysis = callback.analysis()
     assert analysis.verdict == "slow-callback"
     first = analysis.findings[0]
     assert first.title.startswith("callback Slow.on_train_batch_end takes ")
-    assert first.evidence["seconds"] >= 14 * 1e-3, "all but the first call, if that took much longer"
+    assert first.evidence["seconds"] >= 29 * 20e-3, "all but the first call, if that took much longer"
     assert first.saves.at_most
     assert "between-regions" not in {found.code for found in analysis.findings}, "the same time is named once"
     assert first.saves.text in analysis.verdict_text
@@ -430,7 +430,7 @@ def test_a_short_run_says_why_there_is_no_verdict(make_trainer, capsys):
 
 def test_both_callbacks_give_one_verdict_also_where_no_trace_is_recorded(make_trainer, capsys, tmp_path):
     throughput, forge = ThroughputCallback(warmup_steps=2), ForgeProfilerCallback(90, 93, trace_dir=tmp_path / "t")
-    make_trainer(throughput, forge, logger=False).fit(Classifier(), loader(40, slow="data"))
+    make_trainer(throughput, forge, logger=False).fit(Classifier(), loader(200, 20, slow="data"))
     assert capsys.readouterr().out.count("verdict ") == 1
     assert forge.analysis() is throughput.analysis()
     assert forge.analysis().verdict == "input-bound"

@@ -167,7 +167,7 @@ def test_without_the_plugins_copy_there_is_no_tensorboard_folder(tmp_path, make_
 
 def test_without_the_analysis_there_are_no_reports_and_the_runs_verdict_stays(tmp_path, make_trainer, capsys):
     callback = ForgeProfilerCallback(1, 2, analyze=False)
-    make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(40, slow="data"))
+    make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(200, slow="data"))
     assert not REPORTS & {p.name for p in tmp_path.rglob("*")}
     report = callback.trace_report()
     assert (report.status, report.summary_path, report.report_path) == ("written", None, None)
@@ -176,13 +176,13 @@ def test_without_the_analysis_there_are_no_reports_and_the_runs_verdict_stays(tm
 
 def test_the_reports_tell_of_the_trace_and_of_the_whole_run(tmp_path, make_trainer, capsys):
     callback = ForgeProfilerCallback(4, 7)
-    make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(80, slow="data"))
+    make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(200, slow="data"))
     analysis = callback.analysis()
     assert analysis.verdict == "input-bound"
-    assert (analysis.ranks[0].steps, analysis.run.steps) == (2, 14)
+    assert (analysis.ranks[0].steps, analysis.run.steps) == (2, 44)
     folder = callback.trace_report().path.parent
     written = json.loads((folder / "summary.json").read_text())
-    assert (written["verdict"], written["run"]["steps"]) == ("input-bound", 14)
+    assert (written["verdict"], written["run"]["steps"]) == ("input-bound", 44)
     for name in ("summary.md", "report.html"):
         assert "training waits" in (folder / name).read_text() or "data loader" in (folder / name).read_text()
     assert "verdict     input-bound: " in capsys.readouterr().out

@@ -52,7 +52,7 @@ def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int)
                 receiver, sender = Pipe(duplex=False)
                 with sender:  # closed in this process, so that the receiver sees the end of the other
                     process = Process(target=_call, args=(sender, work, tasks[task]), daemon=True)
-                    process.start()
+                    _start(process)
                 running[receiver] = task, process
             for receiver in set(running).intersection(wait(list(running))):
                 task, process = running[receiver]
@@ -66,8 +66,22 @@ def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int)
     return [results[task] for task in range(len(tasks))]
 
 
+def _start(process: Process) -> None:
+    """Start a process, with Ctrl-C held back until it ignores it: before that, it would print a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):
+        process.start()
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()  # inherits the mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _call(sender: Connection, work: Callable[[T], R], task: T) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which kills this process
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     outcome: tuple[R | Exception, str]
     try:
         outcome = work(task), ""

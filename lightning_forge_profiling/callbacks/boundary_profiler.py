@@ -141,6 +141,14 @@ class _Announced:
             self._inner.__exit__(exc_type, exc, tb)
 
 
+def _context(boundary: _Boundary) -> AbstractContextManager[None]:
+    """A context manager that calls the functions of a boundary."""
+    if boundary.after is not _nothing:
+        return _Announced(boundary)
+    only_enters = type("_OnlyEnters", (_Nothing,), {"__slots__": (), "__enter__": staticmethod(boundary.before)})
+    return cast("AbstractContextManager[None]", only_enters())
+
+
 class _Contexts(dict[str, AbstractContextManager[Any]]):
     """The context manager for each action name, for a Trainer without a profiler of the user's.
 
@@ -160,7 +168,7 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
             inner: AbstractContextManager[Any] = self._inner.profile(action_name)
             return inner
         boundary = self._boundary_of(action_name)
-        context = _NOTHING if boundary is None else _Announced(boundary)
+        context = _NOTHING if boundary is None else _context(boundary)
         if len(self) < self.MOST:
             self[action_name] = context
         return context
@@ -203,7 +211,7 @@ class BoundaryProfiler:
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
                 boundaries[name] = _Boundary(self._training_begins, boundaries[name].after)
-                plain[name] = _Boundary(self._saw_training, _nothing)
+                plain[name] = _Boundary(step_timer.awaits_training.clear, _nothing)
         self._modes = self._mode(plain), self._mode(boundaries)
         self.profile: Callable[[str], AbstractContextManager[Any]]
         """A context manager around the action of that name."""
@@ -244,10 +252,7 @@ class BoundaryProfiler:
 
     def _training_begins(self) -> None:
         self.step_timer.enter(_EVERY_STEP_HAS)
-        self.step_timer.saw_training = True
-
-    def _saw_training(self) -> None:
-        self.step_timer.saw_training = True
+        self.step_timer.awaits_training.clear()
 
     def start(self, action_name: str) -> None:
         """Begin an action."""
@@ -322,8 +327,8 @@ class StandIn:
             trained: whether the batch ran a training step.
         """
         step_timer = self._step_timer
-        saw = step_timer.saw_training or not trained
-        step_timer.saw_training = False
+        saw = not step_timer.awaits_training or not trained
+        step_timer.awaits_training[:] = [None]
         if saw and trainer.profiler is self._ours and not self._replaced:
             self._lost = 0
             return True

@@ -76,7 +76,7 @@ class PlainSteps:
             Whether the step was ended.
         """
         step_timer = self._step_timer
-        if not self._left or step_timer.disturbed or not step_timer.saw_training:
+        if not self._left or step_timer.disturbed or step_timer.awaits_training:
             return False
         batches, updates, _ = self._progress
         if batches.is_last_batch or self._trainer.profiler is not self._profiler:

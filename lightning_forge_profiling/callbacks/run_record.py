@@ -33,7 +33,7 @@ _STATE_S: Final = 5.0
 _STATE_SHARE: Final = 0.01
 """Shortest pause between states, as a share of the run's time: totals change ever more slowly."""
 
-_COST: Final = 0.0003
+_COST: Final = 0.0002
 """Largest share of the run that the training thread spends on states, at some milliseconds each, and again on
 intervals, at some 0.1 ms each."""
 

@@ -83,8 +83,8 @@ class StepTimer:
         """Whether to show the regions in a trace that is being recorded."""
         self.step = 0
         """The step under way."""
-        self.saw_training = False
-        """Whether its training step was announced."""
+        self.awaits_training: list[None] = [None]
+        """Not empty until its training step is announced, in most steps by `clear`, a C function."""
         self.disturbed = True
         """Whether it is unlike the steps before it, or not timed."""
         timed = {*regions, *EXCLUDED, "other"}
@@ -370,7 +370,7 @@ class StepTimer:
         """
         self._plain_ended_ns.append(began_ns)
         self.step += 1
-        self.saw_training = False
+        self.awaits_training.append(None)
         ledger = self.ledger
         if ledger is not None:
             if ledger.noted or ledger.collected:

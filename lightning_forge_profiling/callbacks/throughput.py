@@ -45,7 +45,7 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.goodput import run_metrics
 from lightning_forge_profiling.timing.rates import Rates
-from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.run_totals import RunSummary, RunTotals
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 
 _log = plain_logger(__name__)
@@ -55,8 +55,9 @@ _SHORTEST_PERIOD_S: Final = 0.01
 
 _LOWEST_SHARE: Final = 1e-6
 
-_STALE: Final = 1.05
-"""The goodput of a row is estimated from the run's sums, which are renewed after so many times as many steps."""
+_SHARES_NS: Final = 10**9
+_SHARES_STEPS: Final = 1.05
+"""Goodput and the run's shares are computed anew after a second, or after so many times as many steps."""
 
 
 class ThroughputCallback(TimedCallback):
@@ -168,8 +169,12 @@ class ThroughputCallback(TimedCallback):
         self._peak: Peak | None = None
         self._sought_peak = self._logged_peak = self._advised = False
         self._logged_at = -1
-        self._steady = Rates()
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
         self._of_gpu: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
+        self._shares_until = 0, 0.0
 
     def _let_go(self) -> None:
         super()._let_go()
@@ -201,8 +206,7 @@ class ThroughputCallback(TimedCallback):
         self._peak = None
         self._sought_peak = self._logged_peak = self._advised = False
         self._logged_at = -1
-        self._steady = Rates()
-        self._of_gpu = {}
+        self._forget_rows()
         if self.record and not lightning_api.is_trial_run(trainer):
             self._place = claim_place(trainer)
 
@@ -433,24 +437,28 @@ class ThroughputCallback(TimedCallback):
             metrics |= self._telemetry.run_metrics(steady.per_second(steady.samples))
         return metrics | self._ledger_metrics(steady)
 
-    def _ledger_metrics(self, steady: Rates | None = None) -> dict[str, float]:
+    def _ledger_metrics(self, steady: Rates) -> dict[str, float]:
         clock, step_timer = self._peers[0]._ledger_clock, self._step_timer  # noqa: SLF001  (one of us)
         if clock is None or step_timer is None:
             return {}
-        if not step_timer.timers.on_device:
-            return run_metrics(clock.read_parts())
-        if steady is not None:
-            self._steady = steady
-        elif step_timer.totals.counted > _STALE * self._steady.steps:
-            self._steady = step_timer.totals.steady()
-        return run_metrics(clock.read_parts(), self._steady)
+        return run_metrics(clock.read_parts(), steady if step_timer.timers.on_device else None)
+
+    def _latest_shares(self, totals: RunTotals) -> dict[str, float]:
+        """Goodput and the shares of the run, those of the row before if they can hardly have changed since."""
+        until_ns, until_step = self._shares_until
+        now_ns, counted = perf_counter_ns(), totals.counted
+        if now_ns >= until_ns or counted > until_step:
+            self._shares_until = now_ns + _SHARES_NS, counted * _SHARES_STEPS
+            self._shares = self._ledger_metrics(totals.steady())
+        return self._shares
 
     def _log(self, trainer: Trainer, rates: Rates, step: int, began_ns: int | None = None) -> None:
         if self.counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step
             self._find_peak(trainer)
-        if not rates.steps:
+        if not rates.steps or self._step_timer is None:
             return
-        metrics = self._metrics(rates) | self._ledger_metrics()
+        totals = self._step_timer.totals
+        metrics = self._metrics(rates) | self._latest_shares(totals)
         if self._telemetry is not None:
             of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
             self._of_gpu = of_gpu or self._of_gpu
@@ -463,8 +471,8 @@ class ThroughputCallback(TimedCallback):
         if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
             self._logged_peak = True
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
-        if began_ns is not None and self._step_timer is not None:
-            self._step_timer.totals.add_own((perf_counter_ns() - began_ns) / 1e3)
+        if began_ns is not None:
+            totals.add_own((perf_counter_ns() - began_ns) / 1e3)
         if trainer.is_global_zero:
             with self.logging():
                 self._loggers.log(trainer.loggers, metrics, step)

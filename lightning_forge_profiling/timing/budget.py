@@ -17,9 +17,8 @@ _LATEST: Final = 64
 _DECIDE_EVERY: Final = 16
 
 _COUNTED: Final = 2
-"""Timing costs the run about twice what it takes by its own clock: its lines evict others from the processor's caches,
-which the training then misses. Switching every step's timing on and off within one run cost 1.3 to 1.9 times that
-(docs/benchmarks.md)."""
+"""Switching every step's timing on and off within one run cost 1.3 to 1.9 times what it took by its own clock (H200,
+2026-11-22, an earlier version): presumably its lines evict others from the caches, which the training then misses."""
 
 _LOWEST_RATE: Final = 1 / 64
 """Where even the ends of steps cost more than the share, regions of some steps are timed all the same."""

@@ -264,9 +264,7 @@ def test_rows_count_in_full_although_few_steps_are_split(make_trainer, tmp_path)
     """A row every seven steps is in one or none of the few steps that are split."""
     logger = SlowRows(tmp_path)
     ours = ThroughputCallback(warmup_steps=0, overhead=TIGHT)
-    make_trainer(ours, logger=logger, log_every_n_steps=7).fit(
-        Classifier(), loader(1404)
-    )  # one step after the last row
+    make_trainer(ours, logger=logger, log_every_n_steps=7).fit(Classifier(), loader(1404))
     run = ours.analysis().run
     assert run.steps == 351, "one after the last row"
     assert run.split_steps < 50

@@ -67,8 +67,8 @@ def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int)
 
 
 def _start(process: Process) -> None:
-    """Start a process, with Ctrl-C held back until it ignores it: before that, it would print a traceback."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Start a process with Ctrl-C blocked, which would else end it with a traceback before it ignores Ctrl-C."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         process.start()
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -80,8 +80,6 @@ def _start(process: Process) -> None:
 
 def _call(sender: Connection, work: Callable[[T], R], task: T) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which kills this process
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     outcome: tuple[R | Exception, str]
     try:
         outcome = work(task), ""

@@ -57,6 +57,13 @@ def test_each_row_has_the_run_up_to_then(make_trainer, tmp_path):
     assert ours.summary()["run/callbacks_pct"] == pytest.approx(100 * callbacks_s / at_end.ledger.wall_s, rel=0.1)
 
 
+def test_rows_in_quick_succession_repeat_it(make_trainer, tmp_path):
+    make_trainer(ThroughputCallback(warmup_steps=0), log_every_n_steps=1).fit(Classifier(), loader(4 * 400))
+    values = [row["run/goodput"] for row in logged(tmp_path)]
+    assert len(values) >= 399
+    assert 20 < len(set(values)) < len(values) / 2, "new after 5 % more steps, the same in between"
+
+
 def test_the_table_and_all_reports_have_it(make_trainer, tmp_path, capsys):
     forge = ForgeProfilerCallback(2, 4, trace_dir=tmp_path)
     ours = ThroughputCallback(warmup_steps=0)

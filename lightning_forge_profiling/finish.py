@@ -1,8 +1,8 @@
 """The child process of a recorded window: compresses the trace, copies it for TensorBoard and analyses it.
 
-One process per rank, beside the training, at low priority and without torch. It starts with the profiler and waits for
-a line on standard input, which says whether the raw trace has been exported. It may outlive the training, which does
-not wait for it after an exception.
+One process per rank, without torch. It starts with the profiler and waits for a line on standard input, which says
+whether the raw trace has been exported. While training goes on it works at the lowest priority, and only if a core is
+free, otherwise once training is over. It may outlive the training, which does not wait for it after an exception.
 """
 
 import argparse
@@ -11,12 +11,15 @@ import gzip
 import os
 import select
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
+from lightning_forge_profiling.host import cpu_times, free_cores
 from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
 from lightning_forge_profiling.names import plugin_name, trace_name
@@ -25,6 +28,16 @@ from lightning_forge_profiling.safe_files import discard_with_folders, make_own_
 
 OTHERS_WAIT_S = 15.0
 LOOK_S = 1.0
+SHORTEST_LOOK_S = 0.25
+LONGEST_LOOK_S = 60.0
+"""How long the cores are watched before one counts as free: longer each time that none was."""
+FREE_CORES = 0.9
+"""Of a free core, some time goes to the rest of the system."""
+STARVES_BELOW = 0.5
+"""Once training is over, work that gets less of a core than this at the lowest priority is begun again at a higher."""
+NICENESS = 10
+INTERRUPTED = 75
+"""EX_TEMPFAIL of sysexits.h: to be tried again."""
 PART = ".part"
 
 
@@ -46,25 +59,84 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plugin", type=Path)
     parser.add_argument("--analyze", action="store_true")
     args = parser.parse_args(argv)
-    os.nice(10)
-    order = _order(args.training)
+    order = _word(args.training)
     if order not in {"go", "alone"}:  # nothing was recorded, or the training process is gone
         discard_with_folders(args.raw)
         return 0
-    wait_s = 0.0 if order == "alone" else OTHERS_WAIT_S
+    if order == "go" and (code := beside_training(lambda: _finish(args, inf), args.training)) is not None:
+        return code
+    os.nice(NICENESS)
+    return _finish(args, 0.0 if order == "alone" else OTHERS_WAIT_S)
+
+
+def beside_training(work: Callable[[], int], training: int) -> int | None:
+    """Do the work at the lowest priority, once a core is free for it.
+
+    Args:
+        work: what to do; it may be interrupted and begun again.
+        training: id of the training process.
+
+    Returns:
+        The exit code of the work; None if training was over before it was done.
+    """
+    look_s, before = SHORTEST_LOOK_S, cpu_times()
+    while True:
+        if _word(training, look_s):
+            return None
+        now = cpu_times()
+        if free_cores(before, now) >= FREE_CORES:
+            break
+        look_s, before = min(2 * look_s, LONGEST_LOOK_S), now
+    ends, held = os.pipe()  # can be read once the worker, which holds the other end, is gone
+    worker = os.fork()
+    if not worker:
+        os.close(ends)
+        os._exit(_at_lowest_priority(work))
+    os.close(held)
+    over = False
+    while True:
+        before_s = _cpu_s(worker)
+        readable = select.select([ends] if over else [ends, sys.stdin], [], [], LOOK_S)[0]
+        if ends in readable:
+            break
+        if over and _cpu_s(worker) - before_s < STARVES_BELOW * LOOK_S:
+            os.kill(worker, signal.SIGTERM)
+            if not select.select([ends], [], [], LOOK_S)[0]:
+                os.kill(worker, signal.SIGKILL)
+            break
+        over = over or bool(readable) or os.getppid() != training
+    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    return None if code < 0 or code == INTERRUPTED else code
+
+
+def _cpu_s(process: int) -> float:
+    return cpu_times((process,)).processes_s.get(process, (0.0, 0.0))[0]
+
+
+def _at_lowest_priority(work: Callable[[], int]) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # an exception, so that temporary files go
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     try:
-        _compress(args.raw, args.final)
-        if args.plugin is not None:
-            _copy_for_plugin(args.raw, args.plugin)
-            publish(args.plugin, args.ranks, wait_s)
+        return work()
+    except SystemExit:
+        return INTERRUPTED
+
+
+def _finish(args: argparse.Namespace, wait_s: float) -> int:
+    """Finish one rank's trace; if this was interrupted before, finish the rest."""
+    try:
+        if args.raw.exists() or not args.final.exists():
+            _trace_files(args, wait_s)
     except Exception as exc:
         what = "TensorBoard's copy of the trace" if args.final.exists() else "the trace"
         _say(f"{what} could not be written: {type(exc).__name__}: {exc}")
         if args.plugin is not None:
             _part(args.plugin).unlink(missing_ok=True)
-        return 1
-    finally:
         discard_with_folders(args.raw)
+        return 1
+    discard_with_folders(args.raw)
     if args.analyze:
         try:
             analyze(args.final, args.ranks, wait_s)
@@ -74,16 +146,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _order(training: int) -> str:
-    """The line from the training process, which is the parent; "" once that is gone.
+def _trace_files(args: argparse.Namespace, wait_s: float) -> None:
+    _compress(args.raw, args.final)
+    if args.plugin is not None:
+        _copy_for_plugin(args.raw, args.plugin)
+        publish(args.plugin, args.ranks, wait_s)
 
-    End of file on the pipe does not show that: forked processes, such as a DataLoader's workers, hold the other end
-    open too.
+
+def _word(training: int, wait_s: float = inf) -> str:
+    """The next line from the training process, which is the parent.
+
+    Args:
+        training: its id.
+        wait_s: how long to wait for it.
+
+    Returns:
+        The line; "over" once that process is gone or has closed the pipe; "" if there was none in time. End of file
+        does not show that it is gone: forked processes, as a DataLoader's workers, hold the other end open too.
     """
-    while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+    deadline = time.monotonic() + wait_s
+    while not select.select([sys.stdin], [], [], min(LOOK_S, max(deadline - time.monotonic(), 0.0)))[0]:
         if os.getppid() != training:
+            return "over"
+        if time.monotonic() >= deadline:
             return ""
-    return sys.stdin.readline().strip()
+    word = b""
+    while not word.endswith(b"\n") and (byte := os.read(sys.stdin.fileno(), 1)):  # select() does not look into a buffer
+        word += byte
+    return word.decode().strip() or "over"
 
 
 def _say(problem: str) -> None:
@@ -159,6 +249,6 @@ def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     missing = [
         f"the trace of rank {rank} did not arrive in time" for rank, trace in traces.items() if not trace.exists()
     ]
-    result = pipeline.analyze(own.parent)
+    result = pipeline.analyze(own.parent, processes=1 if wait_s == inf else None)
     analysis = replace(result.analysis, warnings=(*result.analysis.warnings, *missing))
     write_reports(analysis, result.timelines, own.parent)

@@ -9,8 +9,11 @@ REGIONS: Final = ("data", "transfer", "forward", "backward", "optimizer", "other
 """The built-in regions. By self time they tile a step: their sum is the step."""
 
 EXCLUDED: Final = ("validation", "checkpoint", "profiler")
-"""What happens between the batches of a fit but is no part of a step. `profiler` is the time that starting, stopping
-and exporting a trace blocked the training loop."""
+"""What happens between the batches of a fit but is no part of a step. `profiler` is this package's own: starting,
+stopping and exporting a trace, and its rows for the loggers and the record."""
+
+PROFILER: Final = "profiler"
+"""The part of the ledger for this package's own work: recording a window, timing steps, rows, the record."""
 
 STEPS: Final = "steps"
 """The part of the ledger for the training loop, without the other parts."""

@@ -78,6 +78,7 @@ def analyze(
     top: int = 20,
     sort: str | None = None,
     progress: Callable[[str], None] | None = None,
+    processes: int | None = None,
 ) -> AnalysisResult:
     """Analyse a trace, or a folder with one trace per rank.
 
@@ -89,6 +90,7 @@ def analyze(
         sort: sort key of the operators: `self_device`, `device`, `self_host`, `host`, `calls` or `memory`; None for
             `self_device`, or `self_host` without GPU work.
         progress: called with a description of each stage.
+        processes: number of ranks that are read at a time; None for one on each usable core.
 
     Returns:
         Verdict, findings and figures as `.analysis`, and the timelines of the reports as `.timelines`.
@@ -112,7 +114,8 @@ def analyze(
     if rank is not None:
         groups = [group for group in groups if rank_in_name(group[0]) in {None, rank}]
     analyze_one = partial(_analyze_rank, steps=steps, top=top, sort=sort, spans=MOST_SPANS // max(len(groups), 1))
-    results, problems = _analyze_all(groups, analyze_one, progress or _silent)
+    most = usable_cores() if processes is None else processes
+    results, problems = _analyze_all(groups, analyze_one, most, progress or _silent)
     results = _numbered(results, rank)
     if not results:
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
@@ -229,10 +232,11 @@ def _not_counted(rank: RankSummary) -> str:
 def _analyze_all(
     groups: Sequence[Sequence[Path]],
     analyze_one: _AnalyzeOne,
+    most: int,
     progress: Callable[[str], None],
 ) -> tuple[list[_Rank], list[str]]:
     # with torch loaded this process may hold a CUDA context, which does not survive a fork
-    processes = 1 if "torch" in sys.modules else min(len(groups), usable_cores())
+    processes = 1 if "torch" in sys.modules else min(len(groups), most)
     if processes <= 1:
         outcomes: Iterable[_Rank | list[str]] = _one_by_one(groups, analyze_one, progress)
     else:

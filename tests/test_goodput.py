@@ -51,17 +51,12 @@ def test_each_row_has_the_run_up_to_then(make_trainer, tmp_path):
     rows, parts = logged(tmp_path), at_end.ledger.parts
     for row in rows:
         assert sum(row[f"run/{kind}_pct"] for kind in LOGGED_KINDS) == pytest.approx(100)
-        assert row["run/goodput"] == pytest.approx(row["run/steps_pct"] / 100), "no GPU worked meanwhile"
+        assert row["run/goodput"] == pytest.approx(row["run/steps_pct"] / (100 - row["run/profiler_pct"])), (
+            "no GPU worked meanwhile"
+        )
     assert rows[0]["run/validation_pct"] == 0 < rows[-1]["run/validation_pct"]
     callbacks_s = sum(s for name, s in parts.items() if name.startswith("callback/"))
     assert ours.summary()["run/callbacks_pct"] == pytest.approx(100 * callbacks_s / at_end.ledger.wall_s, rel=0.1)
-
-
-def test_rows_in_quick_succession_repeat_it(make_trainer, tmp_path):
-    make_trainer(ThroughputCallback(warmup_steps=0), log_every_n_steps=1).fit(Classifier(), loader(4 * 400))
-    values = [row["run/goodput"] for row in logged(tmp_path)]
-    assert len(values) >= 399
-    assert 20 < len(set(values)) < len(values) / 2, "new after 5 % more steps, the same in between"
 
 
 def test_the_table_and_all_reports_have_it(make_trainer, tmp_path, capsys):
@@ -75,7 +70,9 @@ def test_the_table_and_all_reports_have_it(make_trainer, tmp_path, capsys):
     assert words in " ".join(capsys.readouterr().out.split())
     assert words in (folder / "summary.md").read_text()
     assert json.loads((folder / "summary.json").read_text())["run"]["ledger"]["goodput"] == run.ledger.goodput
-    assert run.ledger.goodput == pytest.approx(run.ledger.parts["steps"] / run.ledger.wall_s)
+    parts = run.ledger.parts
+    assert parts["profiler"] > 0
+    assert run.ledger.goodput == pytest.approx(parts["steps"] / (run.ledger.wall_s - parts["profiler"]))
 
 
 @pytest.mark.parametrize(

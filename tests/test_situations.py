@@ -96,7 +96,7 @@ class Clock(L.Callback):
         (Classifier, {"enable_progress_bar": True}),
     ],
 )
-def test_the_regions_tile_the_step_without_gap_or_overlap(make_trainer, kind, options):
+def test_the_regions_tile_the_step_without_gap_or_overlap(tmp_path, make_trainer, kind, options):
     before, after, throughput = Clock(), Clock(), every_step(warmup_steps=1)
     trainer = make_trainer(before, throughput, after, **{"max_epochs": 2} | options)
     trainer.fit(kind(), loader())
@@ -104,7 +104,8 @@ def test_the_regions_tile_the_step_without_gap_or_overlap(make_trainer, kind, op
     counted = len(before.read) - 1
     total = counted * metrics["time/step_ms"]
     assert sum(metrics[f"time/{region}_ms"] for region in PARTITION) == pytest.approx(metrics["time/step_ms"])
-    assert before.read[-1] - after.read[0] <= total <= after.read[-1] - before.read[0]
+    rows = 1e3 * excluded_s(tmp_path, "profiler")
+    assert before.read[-1] - after.read[0] <= total + rows <= after.read[-1] - before.read[0]
 
 
 @pytest.mark.parametrize("interval", [2, 3, 8])

@@ -87,7 +87,7 @@ class SetUpParts:
     def __init__(self, clock: LedgerClock, step_timer: StepTimer, trainer: Trainer, parts: Mapping[str, str]) -> None:
         self._trainer = trainer
         trainer.profiler = BoundaryProfiler(trainer.profiler, step_timer, Actions(), parts)
-        self._methods = timed_restoring(trainer, partial(_inside, clock, "startup/restore"))
+        self._methods = timed_restoring(trainer, partial(clock.inside, "startup/restore"))
 
     def close(self) -> None:
         """Restore everything."""
@@ -108,15 +108,6 @@ def tear_down(step_timer: StepTimer, trainer: Trainer, parts: Mapping[str, str])
     trainer.profiler = BoundaryProfiler(trainer.profiler, step_timer, Actions(), parts)
 
 
-@contextmanager
-def _inside(clock: LedgerClock, part: str) -> Iterator[None]:
-    clock.enter(part)
-    try:
-        yield
-    finally:
-        clock.exit(part)
-
-
 class LedgerParts:
     """Enters into the ledger what Lightning does not announce, while a training loop runs.
 
@@ -135,7 +126,7 @@ class LedgerParts:
         self._compiling = ""
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
         self._logger_part = f"logger/{names}"
-        self._logging = timed_logging(trainer, self.logging)
+        self._logging = timed_logging(trainer, self._in_loggers)
         self._garbage = GarbageTimer()
         clock.note_garbage(self._garbage)
         dynamo = sys.modules.get("torch._dynamo.callback")  # not imported for this
@@ -158,9 +149,9 @@ class LedgerParts:
                     listed.remove(ours)
 
     @contextmanager
-    def logging(self) -> Iterator[None]:
-        """The loggers are given a row."""
-        with _inside(self._clock, self._logger_part) if get_ident() == self._thread else nullcontext():
+    def _in_loggers(self) -> Iterator[None]:
+        """Lightning gives the loggers a row."""
+        with self._clock.inside(self._logger_part) if get_ident() == self._thread else nullcontext():
             yield
 
     def end_step(self) -> None:

@@ -102,7 +102,7 @@ def run_evidence(
         telemetry=telemetry,
         compute=tuple(compute),
         split_steps=steady.split_steps if steady.split_steps < steady.steps else None,
-        overhead_us=steady.own_us / steady.steps,
+        overhead_us=steady.overhead_us,
         clocks=tuple(clocks),
         window_effect=window_effect(run.before_window_ms, run.after_window_ms),
         worker_restarts=_worker_restarts(steady, workers),

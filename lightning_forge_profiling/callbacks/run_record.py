@@ -93,30 +93,33 @@ class RunRecord:
             logger_step: its x-axis value.
         """
         self._logged, self._logger_step = metrics, logger_step
-        now_s = perf_counter()
-        if now_s < self._next_interval_s or not self._writer.takes:
+        if not self.interval_due():
             return  # its steps will be in the next interval
+        now_s = perf_counter()
         if not self._next_interval_s or self._writer.segments > self._segments:
             self._next_state_s = now_s
         began_s = thread_time()
         self._write_interval()
         self._next_interval_s = now_s + self._pause_s(began_s, _INTERVAL_S)
 
-    def step_ended(self) -> None:
-        """Write a state if one is due."""
-        if perf_counter() >= self._next_state_s:  # runs in every step
-            self._write_due_state(perf_counter())
+    def interval_due(self) -> bool:
+        """Whether `row` would write a line."""
+        return not self._failed and perf_counter() >= self._next_interval_s and self._writer.takes
+
+    def state_due(self) -> bool:
+        """Whether it is time for the totals."""
+        return not self._failed and perf_counter() >= self._next_state_s
 
     @guarded
-    def _write_due_state(self, now_s: float) -> None:
-        began_s = thread_time()
+    def state(self) -> None:
+        """Write the totals so far."""
+        now_s, began_s = perf_counter(), thread_time()
         self._write_state(self._report())
         self._next_state_s = now_s + self._pause_s(began_s, max(_STATE_S, _STATE_SHARE * (now_s - self._began_s)))
 
     def _pause_s(self, began_s: float, least_s: float) -> float:
         """Pause before the next line of a kind. `began_s` is the thread's CPU time at which the last one was begun."""
         spent_s = thread_time() - began_s
-        self._step_timer.totals.add_own(spent_s * 1e6)
         return max(least_s, spent_s / _COST)
 
     @guarded

@@ -116,7 +116,6 @@ class StepTimer:
         """The tag of the plain steps' interval, once a split step has begun behind them."""
         self._next_split = -1
         """The number of the next step that the budget has chosen, if it comes behind plain ones."""
-        self._row_ns = 0
         self._deliver_at = _DELIVER_EVERY
         self._dropped = 0
         for region in (*REGIONS, *EXCLUDED, LOADER_START, WHOLE):
@@ -321,33 +320,23 @@ class StepTimer:
             else:
                 timers.relabel("other", self._base)
             self._be_in(self._base)
-            row_ms, self._row_ns = 0.0 if self._host_is_ahead else self._row_ns / 1e6, 0
-            timing = StepTiming(
-                drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns, row_ms
-            )
+            timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
             self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, plain))
             if left_out != "recorded":
                 self._learn(began_ns - self._stepped_ns, self._own_ns, split=split)
             self._stepped_ns = self._since.host_ns
+            if self.ledger is not None:
+                self.ledger.charge(self._own_ns)
+                self.ledger.begin_step(self.step + 1, last_counts=left_out is None)
             self._own_ns = self._before_fetch_ns = 0
             self.disturbed = False
             self.step = timers.tag = self.step + 1
-            if self.ledger is not None:
-                self.ledger.begin_step(self.step, last_counts=left_out is None)
             if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self.fail(exc)
-
-    def note_row(self, took_ns: int) -> None:
-        """Note a row for the loggers, at the beginning of the current step.
-
-        Args:
-            took_ns: host time that it took.
-        """
-        self._row_ns = took_ns
 
     def plain_steps_ahead(self) -> int:
         """How many steps from the current one on may end by `end_plain_step`, unless one is `disturbed`.
@@ -402,11 +391,12 @@ class StepTimer:
         if not works:
             return None
         host_ms = [(end - began) / 1e6 for began, end in pairwise((self._stepped_ns, *ended_ns))]
+        if self.ledger is not None:
+            self.ledger.charge(self._plain_own_ns)
         own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
         self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
         self._stepped_ns = ended_ns[-1]
-        row_ns, self._row_ns = self._row_ns, 0
-        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3, ended_ns, row_ns / 1e6)
+        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3, ended_ns)
 
     def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
         # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from time import perf_counter_ns
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -45,7 +45,7 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.goodput import run_metrics
 from lightning_forge_profiling.timing.rates import Rates
-from lightning_forge_profiling.timing.run_totals import RunSummary, RunTotals
+from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 
 _log = plain_logger(__name__)
@@ -55,9 +55,6 @@ _SHORTEST_PERIOD_S: Final = 0.01
 
 _LOWEST_SHARE: Final = 1e-6
 
-_SHARES_NS: Final = 10**9
-_SHARES_STEPS: Final = 1.05
-"""Goodput and the run's shares are computed anew after a second, or after so many times as many steps."""
 
 
 class ThroughputCallback(TimedCallback):
@@ -82,7 +79,8 @@ class ThroughputCallback(TimedCallback):
             batches.
         tokens_fn: returns the tokens in a batch; None logs no tokens. Neither function should return a tensor on the
             GPU.
-        log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`.
+        log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`, but at most once a second, and
+            once at the end of a shorter fit.
         prog_bar: also show samples/s (or steps/s) and the step's time in the progress bar.
         flops_per_batch: floating-point operations of one batch, forward and backward (`count_flops` counts them): a
             number, or a function of the batch; None reads the module's `flops_per_batch` attribute after each batch, if
@@ -110,6 +108,9 @@ class ThroughputCallback(TimedCallback):
         >>> callback.summary()
         {}
     """
+
+    row_period_s = 1.0
+    """Rows at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one."""
 
     def __init__(
         self,
@@ -173,8 +174,7 @@ class ThroughputCallback(TimedCallback):
 
     def _forget_rows(self) -> None:
         self._of_gpu: dict[str, float] = {}
-        self._shares: dict[str, float] = {}
-        self._shares_until = 0, 0.0
+        self._row_s, self._row_step, self._step_s = perf_counter(), 0, inf
 
     def _let_go(self) -> None:
         super()._let_go()
@@ -283,16 +283,27 @@ class ThroughputCallback(TimedCallback):
 
     def after_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
-        if self._step_timer is not None and lightning_api.logs_now(trainer, self.log_every_n_steps):
-            began_ns = perf_counter_ns()
-            self._step_timer.deliver()
-            self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer), began_ns)
-        if self._run_record is not None:
-            self._run_record.step_ended()
+        record, logs = self._run_record, lightning_api.logs_now(trainer, self.log_every_n_steps) and self._row_due()
+        if logs or (record is not None and record.state_due()):
+            with self.own_work():
+                if logs and self._step_timer is not None:
+                    self._step_timer.deliver()
+                    self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer))
+                if record is not None and record.state_due():
+                    record.state()
+
+    def _row_due(self) -> bool:
+        """Whether enough time has passed for a row at the Trainer's own interval."""
+        return self.log_every_n_steps is not None or perf_counter() - self._row_s >= self.row_period_s
 
     def idle_steps(self, trainer: Trainer) -> int:
-        """Until the next row."""
-        return lightning_api.batches_until_log(trainer, self.log_every_n_steps)
+        """Until the next row, if the steps go on as since the last one."""
+        until_log = lightning_api.batches_until_log(trainer, self.log_every_n_steps)
+        if self.log_every_n_steps is not None or self._step_timer is None:
+            return until_log
+        passed_s, steps = perf_counter() - self._row_s, self._step_timer.step - self._row_step
+        step_s = passed_s / steps if steps else self._step_s
+        return max(until_log, int((self.row_period_s - passed_s) / step_s))
 
     def before_other_steps(self) -> None:
         """Sample what counts: neither the warm-up nor steps in which the profiler runs."""
@@ -412,8 +423,7 @@ class ThroughputCallback(TimedCallback):
         if MFU in metrics and recorded[0].peak.flops is not None:
             metrics[PEAK_TFLOPS] = recorded[0].peak.flops / 1e12
         if metrics:
-            with self.logging():
-                self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
+            self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
             self._loggers.close()
 
     def _metrics(self, rates: Rates) -> dict[str, float]:
@@ -443,22 +453,15 @@ class ThroughputCallback(TimedCallback):
             return {}
         return run_metrics(clock.read_parts(), steady if step_timer.timers.on_device else None)
 
-    def _latest_shares(self, totals: RunTotals) -> dict[str, float]:
-        """Goodput and the shares of the run, those of the row before if they can hardly have changed since."""
-        until_ns, until_step = self._shares_until
-        now_ns, counted = perf_counter_ns(), totals.counted
-        if now_ns >= until_ns or counted > until_step:
-            self._shares_until = now_ns + _SHARES_NS, counted * _SHARES_STEPS
-            self._shares = self._ledger_metrics(totals.steady())
-        return self._shares
-
-    def _log(self, trainer: Trainer, rates: Rates, step: int, began_ns: int | None = None) -> None:
+    def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
         if self.counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step
             self._find_peak(trainer)
         if not rates.steps or self._step_timer is None:
             return
-        totals = self._step_timer.totals
-        metrics = self._metrics(rates) | self._latest_shares(totals)
+        step_timer, now_s = self._step_timer, perf_counter()
+        self._step_s = (now_s - self._row_s) / max(step_timer.step - self._row_step, 1)
+        self._row_s, self._row_step = now_s, step_timer.step
+        metrics = self._metrics(rates) | self._ledger_metrics(step_timer.totals.steady())
         if self._telemetry is not None:
             of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
             self._of_gpu = of_gpu or self._of_gpu
@@ -471,10 +474,7 @@ class ThroughputCallback(TimedCallback):
         if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
             self._logged_peak = True
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
-        if began_ns is not None:
-            totals.add_own((perf_counter_ns() - began_ns) / 1e3)
         if trainer.is_global_zero:
-            with self.logging():
-                self._loggers.log(trainer.loggers, metrics, step)
+            self._loggers.log(trainer.loggers, metrics, step)
         if self._run_record is not None:
             self._run_record.row(self._of_gpu | metrics, step)

@@ -1,8 +1,8 @@
 """The base class of both callbacks: one step timer for the two of them, driven by the first in the Trainer's list."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from time import perf_counter_ns
@@ -28,7 +28,7 @@ from lightning_forge_profiling.callbacks.run_report import leave_figures, run_re
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import process_age_s
-from lightning_forge_profiling.names import REGIONS, STARTUP_PROCESS
+from lightning_forge_profiling.names import PROFILER, REGIONS, STARTUP_PROCESS
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
@@ -326,19 +326,15 @@ class TimedCallback(Callback):
         began_ns = perf_counter_ns()
         before = [] if plain is None else plain.take()
         self._end_step(trainer, pl_module, batch, before, began_ns)
-        ended_ns = perf_counter_ns()
         for peer in self._peers:
             peer._step_ended(trainer, len(before))  # noqa: SLF001  (one of us)
-        self._step_timer.note_row(perf_counter_ns() - ended_ns)
         kind = self.profiled, self._step_timer.step < self._step_timer.warmup_steps
         if kind != self._kind_of_step:
             self._kind_of_step = kind
             for peer in self._peers:
                 peer._other_steps_come()  # noqa: SLF001  (one of us)
         if plain is not None and not self._failed:
-            began_ns = perf_counter_ns()
             plain.expect(trainer, pl_module, min(peer.idle_steps(trainer) for peer in self._peers))
-            self._step_timer.totals.add_own((perf_counter_ns() - began_ns) / 1e3)
 
     def _enter_validation(self) -> None:
         if self._step_timer is not None:
@@ -398,10 +394,21 @@ class TimedCallback(Callback):
     def _leads(self) -> bool:
         return bool(self._peers) and self._peers[0] is self
 
-    def logging(self) -> AbstractContextManager[None]:
-        """Around rows that go to the loggers: the time counts to them in the ledger."""
-        parts = self._peers[0]._ledger_parts if self._peers else None  # noqa: SLF001  (one of us)
-        return nullcontext() if parts is None else parts.logging()
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Around rows and lines of the record: the time counts to the profiler, and to no step."""
+        step_timer, clock = self._step_timer, self._peers[0]._ledger_clock  # noqa: SLF001  (one of us)
+        if step_timer is None or not step_timer.active:
+            with nullcontext() if clock is None else clock.inside(PROFILER):
+                yield
+            return
+        began_ns = perf_counter_ns()
+        step_timer.enter(PROFILER)
+        try:
+            yield
+        finally:
+            step_timer.exit(PROFILER)
+            step_timer.totals.add_rows((perf_counter_ns() - began_ns) / 1e3)
 
     def _warming_up(self) -> bool:
         return self._step_timer is not None and self._step_timer.step < self._step_timer.warmup_steps
@@ -456,7 +463,9 @@ class TimedCallback(Callback):
         for name in lightning_api.BATCH_HOOKS:
             self.__dict__.pop(name, None)
         self._step_back(trainer, wait=not interrupted)
-        self.end(trainer, interrupted=interrupted)
+        clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
+        with nullcontext() if clock is None else clock.inside(PROFILER):
+            self.end(trainer, interrupted=interrupted)
         if self._peers[-1] is self and not interrupted and self._step_timer is not None:
             leave_figures(trainer, self._step_timer, self._peers, self.ledger())
 
@@ -506,11 +515,11 @@ class TimedCallback(Callback):
         self._leave_set_up()
         StandIn.leave(trainer)  # again: who kept ours may have assigned it since
         clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
-        if clock is not None:
-            clock.enter("profiler")
+        with nullcontext() if clock is None else clock.inside(PROFILER):
+            self._finish(trainer, interrupted=interrupted)
+
+    def _finish(self, trainer: Trainer, *, interrupted: bool) -> None:
         self.finish(interrupted=interrupted)
-        if clock is not None:
-            clock.exit("profiler")
         step_timer, peers, self._step_timer = self._step_timer, self._peers, None
         if peers[-1:] != (self,):
             return

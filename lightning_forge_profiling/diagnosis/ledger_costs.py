@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from lightning_forge_profiling.diagnosis.rule import in_ms
-from lightning_forge_profiling.names import STARTUP_PROCESS, hook_region, part_kind
+from lightning_forge_profiling.names import PROFILER, STARTUP_PROCESS, hook_region, part_kind
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger
 
 _LONG_RUN_S: Final = 600.0
@@ -54,13 +54,13 @@ class LedgerCosts:
     def whole_s(self) -> float:
         """Seconds that costs are a share of.
 
-        Time before the fit is left out, since the script may have run for long. In a trial, one-time work is left out
-        too: setup, the sanity check, recording a window.
+        Time before the fit is left out, since the script may have run for long, and so is the profiler's. In a trial,
+        one-time work is left out too: setup, the sanity check.
         """
         if self.of == "step":
             return self.evidence.step_ms.mean * self.steps / 1e3
         if not self.is_trial:
-            return self.ledger.wall_s - self.ledger.parts.get(STARTUP_PROCESS, 0.0)
+            return self.ledger.wall_s - sum(self.ledger.parts.get(part, 0.0) for part in (STARTUP_PROCESS, PROFILER))
         return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
 
     def largest(self, prefix: str) -> str:

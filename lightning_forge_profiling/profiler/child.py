@@ -90,7 +90,7 @@ class FinishingChild:
         self._tell(b"dismiss\n")
 
     def wait(self, timeout_s: float) -> str:
-        """Wait until it has ended. Ctrl-C ends the wait, and the process continues alone.
+        """Tell it that the training is over, and wait until it has ended. Ctrl-C leaves it alone with its work.
 
         Args:
             timeout_s: after this many seconds it is killed.
@@ -123,23 +123,24 @@ class FinishingChild:
         return None
 
     def _let_go(self) -> None:
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        for pipe in (self._process.stdin, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
     def _problem(self, timeout_s: float) -> str:
+        self._tell(b"over\n")
         _, stderr = self._process.communicate(timeout=timeout_s)
         if not self._process.returncode:
             return ""
         return stderr.decode(errors="replace").strip() or f"the process ended with code {self._process.returncode}"
 
     def _tell(self, word: bytes) -> None:
-        stdin, self._process.stdin = self._process.stdin, None
-        if stdin is not None:
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
                 stdin.write(word)
                 stdin.flush()
-            with contextlib.suppress(BrokenPipeError):
-                stdin.close()
 
 
 def _folders(packages: Sequence[str]) -> Iterator[str]:

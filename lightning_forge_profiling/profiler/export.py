@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from torch.profiler import profile
+from torch.profiler.profiler import _KinetoProfile
 
 from lightning_forge_profiling.profiler.paths import window_folder
 
 
-def export_trace(profiler: profile, raw: Path) -> None:
+def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
     """Write the trace of a profiler.
 
     Args:

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler.profiler import _KinetoProfile
 
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.plain_text import plain_logger
@@ -75,7 +76,7 @@ class TraceSession:
         self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
         self._next_step = 0
         self._phase = Phase.WAIT
-        self._profiler: profile | None = None
+        self._profiler: _KinetoProfile | None = None
         self._claimed = self._begun = False
         self._annotation: record_function | None = None
         self._raw: Path | None = None
@@ -226,7 +227,8 @@ class TraceSession:
         self._child = FinishingChild(
             self._raw, self._rank, ranks=self._expected_ranks, tensorboard=config.tensorboard, analyze=self._analyzes
         )
-        self._profiler = profile(
+        # not `profile`, which refers to itself: a collection in a later step would free all that it has recorded
+        self._profiler = _KinetoProfile(
             activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
             record_shapes=config.record_shapes,
             profile_memory=config.profile_memory,
@@ -241,7 +243,7 @@ class TraceSession:
             self._profiler.start_trace()
         self._report = replace(self._report, status="recording", start_stall_ms=(perf_counter() - began) * 1e3)
 
-    def _stop_profiler(self, profiler: profile) -> None:
+    def _stop_profiler(self, profiler: _KinetoProfile) -> None:
         with detached_at_stop() if "cuda" in self._activities else nullcontext("") as why_attached:
             profiler.stop_trace()
         self._release()

@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 
-from lightning_forge_profiling.names import GOODPUT, LOGGED_KINDS, STEPS, hook_region, part_kind, part_pct
+from lightning_forge_profiling.names import GOODPUT, LOGGED_KINDS, PROFILER, STEPS, hook_region, part_kind, part_pct
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 
 
 def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
-    """Productive step time as a fraction of wall time.
+    """Productive step time as a fraction of wall time, less this package's own.
 
     The ledger's part `steps` is productive: every training batch, warm-up included, without hooks, loggers and other
     parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where a region's host
@@ -27,7 +27,8 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
         >>> goodput(ledger, rates)
         0.65
     """
-    if ledger.wall_s <= 0:
+    whole_s = ledger.wall_s - ledger.parts.get(PROFILER, 0.0)
+    if whole_s <= 0:
         return 0.0
     productive_s = ledger.parts.get(STEPS, 0.0)
     if on_device is not None:
@@ -38,7 +39,7 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
         for region, seconds in hooks_s.items():
             ahead_ms = on_device.mean_host_ms(region) - on_device.mean_ms(region)
             productive_s += min(seconds, max(ahead_ms, 0.0) * on_device.steps / 1e3)
-    return productive_s / ledger.wall_s
+    return productive_s / whole_s
 
 
 def run_metrics(ledger: Ledger, on_device: Rates | None = None) -> dict[str, float]:

@@ -1,13 +1,14 @@
 """Splits the wall time of a run into parts that sum to it, with one stack and one clock."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
 from time import perf_counter_ns
 from typing import Final
 
-from lightning_forge_profiling.names import EXCLUDED, GC_FULL, GC_YOUNG, STEPS
+from lightning_forge_profiling.names import EXCLUDED, GC_FULL, GC_YOUNG, PROFILER, STEPS
 from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
 from lightning_forge_profiling.timing.spans import Span, SpanLog
@@ -124,6 +125,15 @@ class LedgerClock:
             if part not in self._first_ns:
                 self._first_ns[part] = self._ns[part]
 
+    @contextmanager
+    def inside(self, part: str) -> Iterator[None]:
+        """Enter a part, and exit it at the end of the context."""
+        self.enter(part)
+        try:
+            yield
+        finally:
+            self.exit(part)
+
     def turn_to(self, part: str) -> None:
         """Exit all parts and enter another at the same instant, so that no time falls between them."""
         if self._stack:
@@ -133,6 +143,11 @@ class LedgerClock:
         self._stack.append(part)
         self._entered_ns.append(self._since_ns)
         self._counts[part] += 1
+
+    def charge(self, own_ns: int) -> None:
+        """Count time of the steps to the profiler: what timing them took."""
+        self._ns[STEPS] -= own_ns
+        self._ns[PROFILER] += own_ns
 
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
@@ -157,10 +172,14 @@ class LedgerClock:
         self._garbage, self.collected = garbage, garbage.pending
 
     def _take_garbage(self) -> int:
-        """Take the collections since the last change out of the current part, and return the current time."""
+        """Take the collections since the last change out of the current part, and return the current time.
+
+        Those in the profiler's own work are the profiler's.
+        """
         now_ns = self._clock_ns()
         while self.collected and self._garbage is not None:
-            for generation, began_ns, ended_ns in self._garbage.take():
+            collections = self._garbage.take()
+            for generation, began_ns, ended_ns in () if PROFILER in self._stack else collections:
                 part, took_ns = GC_FULL if generation == FULL else GC_YOUNG, ended_ns - began_ns
                 self._ns[part] += took_ns
                 self._counts[part] += 1

@@ -42,8 +42,6 @@ class StepTiming(NamedTuple):
         before_fetch_ms: host time from its beginning to its fetch, if its regions were timed.
         saw_all: whether all of its boundaries were announced; otherwise only the whole step is valid.
         ended_ns: when it ended, by the host's clock; 0 if unknown.
-        row_ms: the part of its `other` that a row for the loggers took, if the GPU waits for the host. Steps with a row
-            are too few for the split ones to represent.
     """
 
     drained: bool | None = None
@@ -52,7 +50,6 @@ class StepTiming(NamedTuple):
     before_fetch_ms: float = 0.0
     saw_all: bool = True
     ended_ns: int = 0
-    row_ms: float = 0.0
 
 
 class PlainSteps(NamedTuple):
@@ -64,7 +61,6 @@ class PlainSteps(NamedTuple):
         host_ms: host time of each.
         own_us: mean host time in microseconds that timing each of them took.
         ended_ns: when each ended, by the host's clock; empty if unknown.
-        row_ms: the part of their time that a row for the loggers took.
     """
 
     first: int
@@ -72,7 +68,6 @@ class PlainSteps(NamedTuple):
     host_ms: Sequence[float]
     own_us: float
     ended_ns: Sequence[int] = ()
-    row_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,8 @@ class Rates:
         flops: their floating-point operations; None if unknown.
         regions: the built-in regions that are timed; the others' time is in `other`.
         split_steps: in how many of the steps the regions were timed.
-        own_us: host time in microseconds that timing itself took.
+        own_us: host time in microseconds that timing took inside the steps.
+        rows_us: host time in microseconds that our rows and the record took between the steps.
         before_fetch_ms: in the split steps, host time from a step's beginning to its fetch, which is in `other`. In a
             run of several processes Lightning synchronizes them there.
         atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
@@ -109,11 +105,17 @@ class Rates:
     regions: tuple[str, ...] = REGIONS
     split_steps: int = 0
     own_us: float = 0.0
+    rows_us: float = 0.0
     before_fetch_ms: float = 0.0
     atypical: bool = False
     loader_starts: int = 0
     loader_start_ms: float = 0.0
     loader_start_host_ms: float = 0.0
+
+    @property
+    def overhead_us(self) -> float:
+        """Host time in microseconds per step that this package took."""
+        return (self.own_us + self.rows_us) / self.steps if self.steps else 0.0
 
     @property
     def total_ms(self) -> float:
@@ -187,8 +189,9 @@ class Rates:
             if amount is not None:
                 rate = amount / total_ms * 1e3
                 # every replica works on its own samples; the steps are the same steps
-                metrics[per_second(name)] = rate * (replicas if name in {"samples", "tokens"} else 1)
-                if replicas * devices_per_batch > 1:
+                of_device = name in {"samples", "tokens"}
+                metrics[per_second(name)] = rate * (replicas if of_device else 1)
+                if of_device and replicas * devices_per_batch > 1:
                     metrics[per_second(name, device=True)] = rate
         flops_per_second = self.per_second(self.flops)
         if flops_per_second is not None:
@@ -201,7 +204,7 @@ class Rates:
             if on_device:
                 metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
         if self.steps:
-            metrics["profiling/overhead_us"] = self.own_us / self.steps
+            metrics["profiling/overhead_us"] = self.overhead_us
         return metrics
 
 

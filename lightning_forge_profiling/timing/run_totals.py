@@ -246,9 +246,9 @@ class RunTotals:
         """The histogram of the times of all steps that count."""
         return dict(self._all().histogram)
 
-    def add_own(self, us: float) -> None:
-        """Add host time in microseconds that timing and recording took between steps."""
-        self._untaken.own_us += us
+    def add_rows(self, us: float) -> None:
+        """Add host time in microseconds that our rows and the record took between steps."""
+        self._untaken.rows_us += us
 
     @property
     def counted(self) -> int:

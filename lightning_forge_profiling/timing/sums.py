@@ -64,7 +64,9 @@ class StepSums:
         self._bucket = bucket
         self.histogram: Counter[int] = Counter()
         self.steps = 0
-        self.latest: deque[tuple[float, bool]] = deque(maxlen=MEDIAN_OVER)  # how long, and whether weights changed
+        # of each step how long, and whether weights changed: numbers, which the garbage collector does not count
+        self.latest: deque[float] = deque(maxlen=MEDIAN_OVER)
+        self.latest_changed: deque[bool] = deque(maxlen=MEDIAN_OVER)
         self.latest_split: deque[tuple[Mapping[str, float], bool]] = deque(maxlen=REGIONS_OVER)  # and whether chosen
         self.shortest_ms, self.longest_ms = float("inf"), 0.0
         self.drained = self.asked = 0
@@ -72,10 +74,8 @@ class StepSums:
         self.samples: float | None = 0.0
         self.tokens: float | None = 0.0
         self.flops: float | None = 0.0
-        self.own_us = self.before_fetch_ms = 0.0
+        self.own_us = self.rows_us = self.before_fetch_ms = 0.0
         self.loader_starts = 0
-        self.row_ms = 0.0
-        """Time in which rows went to the loggers; it is in none of the sums by region."""
         self.chosen, self.plain = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
         self.singular = _Times()
 
@@ -92,10 +92,11 @@ class StepSums:
     def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         """Add a step with its time."""
         samples, tokens, optimizer_steps, flops, _ = work
-        drained, chosen, own_us, before_fetch_ms, _, _, row_ms = timing
+        drained, chosen, own_us, before_fetch_ms, _, _ = timing
         changes = optimizer_steps > 0
         self.steps += 1
-        self.latest.append((took_ms, changes))
+        self.latest.append(took_ms)
+        self.latest_changed.append(changes)
         self.shortest_ms = min(self.shortest_ms, took_ms)
         self.longest_ms = max(self.longest_ms, took_ms)
         if self._bucket is not None:
@@ -115,18 +116,14 @@ class StepSums:
             self.latest_split.append((times.device_ms, chosen))
         kind = self.singular if split and not chosen else (self.plain, self.chosen)[split][changes]
         kind.add(1, times.device_ms, times.host_ms)
-        if row_ms:
-            name = "other" if split else WHOLE
-            row_ms = min(row_ms, times.device_ms.get(name, 0.0), times.host_ms.get(name, 0.0))
-            self.row_ms += row_ms
-            kind.add(0, {name: -row_ms}, {name: -row_ms})
 
     def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
         """Add plain steps with the time of each."""
         samples, tokens, optimizer_steps, flops, _ = zip(*steps.works, strict=True)
         changed = [updates > 0 for updates in optimizer_steps]
         self.steps += len(took_ms)
-        self.latest.extend(zip(took_ms, changed, strict=True))
+        self.latest.extend(took_ms)
+        self.latest_changed.extend(changed)
         self.shortest_ms = min(self.shortest_ms, *took_ms)
         self.longest_ms = max(self.longest_ms, *took_ms)
         if self._bucket is not None:
@@ -136,13 +133,10 @@ class StepSums:
         self.tokens = added(self.tokens, total(tokens))
         self.flops = added(self.flops, total(flops))
         self.own_us += steps.own_us * len(took_ms)
-        row_ms = min(steps.row_ms, sum(took_ms), sum(steps.host_ms))
-        self.row_ms += row_ms
         for kind, mine in zip(self.plain, ([not one for one in changed], changed), strict=True):
             if any(mine):
                 device_ms, host_ms = sum(compress(took_ms, mine)), sum(compress(steps.host_ms, mine))
-                kind.add(sum(mine), {WHOLE: device_ms - row_ms}, {WHOLE: host_ms - row_ms})
-                row_ms = 0.0
+                kind.add(sum(mine), {WHOLE: device_ms}, {WHOLE: host_ms})
 
     def merge(self, other: "StepSums", *, single_steps: bool = True) -> None:
         """Add the sums of later steps.
@@ -154,6 +148,7 @@ class StepSums:
         self.steps += other.steps
         if single_steps:
             self.latest.extend(other.latest)
+            self.latest_changed.extend(other.latest_changed)
             self.latest_split.extend(other.latest_split)
             self.histogram.update(other.histogram)
         self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
@@ -165,9 +160,9 @@ class StepSums:
         self.tokens = added(self.tokens, other.tokens)
         self.flops = added(self.flops, other.flops)
         self.own_us += other.own_us
+        self.rows_us += other.rows_us
         self.before_fetch_ms += other.before_fetch_ms
         self.loader_starts += other.loader_starts
-        self.row_ms += other.row_ms
         for mine, theirs in zip(self.times, other.times, strict=True):
             if theirs.steps:
                 mine.add(theirs.steps, theirs.device_ms, theirs.host_ms)
@@ -183,9 +178,6 @@ class StepSums:
             kinds, singular = [(singular, _merged(self.plain))], _Times()
         parts = [_spoken_for(chosen, plain) for chosen, plain in kinds]
         whole = parts[0] if len(parts) == 1 and not singular.steps else _merged([*parts, singular])
-        for sums in (whole.device_ms, whole.host_ms) if self.row_ms else ():
-            name = WHOLE if WHOLE in sums else "other"
-            sums[name] = sums.get(name, 0.0) + self.row_ms
         started_ms, started_host_ms = (
             _folded(sums, self._loader_starts_in) for sums in (whole.device_ms, whole.host_ms)
         )
@@ -200,6 +192,7 @@ class StepSums:
             self.regions,
             self.steps - sum(plain.steps for plain in self.plain),
             self.own_us,
+            self.rows_us,
             self.before_fetch_ms,
             atypical,
             self.loader_starts,
@@ -211,10 +204,11 @@ class StepSums:
         """The spread of the steps' times."""
         if not self.latest:
             return Spread()
-        kinds = [[ms for ms, changes in self.latest if changes is kind] for kind in (False, True)]
+        latest = [*zip(self.latest, self.latest_changed, strict=True)]
+        kinds = [[ms for ms, changes in latest if changes is kind] for kind in (False, True)]
         counts = (self.steps - self.optimizer_steps, self.optimizer_steps)
         like_ms = sum(count * median(times) for count, times in zip(counts, kinds, strict=True) if times) / self.steps
-        of_all = percentiles([ms for ms, _ in self.latest])
+        of_all = percentiles(list(self.latest))
         return Spread(of_all.p50, of_all.p95, self.shortest_ms, self.longest_ms, like_ms)
 
     def region_percentiles(self) -> dict[str, Percentiles]:

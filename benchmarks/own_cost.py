@@ -7,6 +7,7 @@ whatever this package does beside the training competes with the steps.
 
     python -m benchmarks.own_cost
     python -m benchmarks.own_cost --cores 1 --together 4
+    python -m benchmarks.own_cost --workload gpt --devices 2 --steps 200
     python -m benchmarks.own_cost --quick    # few steps
 """
 
@@ -28,7 +29,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
 from benchmarks import fresh
-from benchmarks.workloads import SmallKernels, trainer
+from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 
 WARMUP, WINDOW = 10, range(29, 34)
@@ -73,15 +74,21 @@ class Clock(Callback):
             self.collections[info["generation"]].append((now_ns - self.began_ns) / 1e6)
 
 
-def fit(contender: str, folder: str, steps: int) -> None:
+def fit(contender: str, args: argparse.Namespace) -> None:
     """Train as this contender, and report."""
     torch.set_num_threads(1)
+    steps, folder = args.steps, args.folder
     clock, throughput = Clock(), ThroughputCallback()
     ours = [] if contender == "none" else [ForgeProfilerCallback(30, 33), throughput]
     logger = TensorBoardLogger(folder, name=f"{os.getpid()}")
-    made = trainer(folder, steps, callbacks=[clock, *ours], logger=logger, log_every_n_steps=1, accelerator="auto")
+    options = {"devices": args.devices, "strategy": "ddp"} if args.devices > 1 else {}
+    made = trainer(folder, steps, callbacks=[clock, *ours], logger=logger, log_every_n_steps=1, **options)
+    gpt = args.workload == "gpt"
+    data = random_tokens(steps + 10) if gpt else DataLoader(torch.randn(steps + 10, 1, 64), batch_size=None)
     began = time.perf_counter()
-    made.fit(SmallKernels(), DataLoader(torch.randn(steps + 10, 1, 64), batch_size=None))
+    made.fit(fresh.on_device(GPT) if gpt else SmallKernels(), data)
+    if not made.is_global_zero:
+        return
     took = [ms for each in clock.collections.values() for ms in each]
     fresh.answer(
         fit_s=time.perf_counter() - began,
@@ -98,7 +105,7 @@ def together(contender: str, folder: str, args: argparse.Namespace) -> None:
     """Several fits at a time on the same cores; reports their means."""
     if args.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
-    fits = fresh.module("benchmarks.own_cost", "--fit", contender, "--folder", folder, "--steps", str(args.steps))
+    fits = fresh.module("benchmarks.own_cost", "--fit", contender, "--folder", folder, *sizes(args))
     children = [subprocess.Popen(fits, stdout=subprocess.PIPE, text=True) for _ in range(args.together)]
     found = [json.loads(child.communicate()[0].splitlines()[-1]) for child in children]
     means = {
@@ -109,6 +116,12 @@ def together(contender: str, folder: str, args: argparse.Namespace) -> None:
     fresh.answer(
         **means, counted_ms=statistics.fmean(counted) if counted else None, collections=found[0]["collections"]
     )
+
+
+def sizes(args: argparse.Namespace) -> list[str]:
+    """The arguments that a child gets too."""
+    names = ("steps", "cores", "together", "workload", "devices")
+    return [text for name in names for text in (f"--{name}", str(getattr(args, name)))]
 
 
 def row(mine: Sequence[fresh.Outcome], control: Sequence[fresh.Outcome]) -> list[str]:
@@ -133,6 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=2000, help="of a fit (2000)")
     parser.add_argument("--cores", type=int, default=0, help="pin the fits to so many cores (all)")
     parser.add_argument("--together", type=int, default=1, metavar="N", help="fits at a time (1)")
+    parser.add_argument("--workload", choices=("small", "gpt"), default="small", help="launch-bound, or a GPT (small)")
+    parser.add_argument("--devices", type=int, default=1, help="GPUs of a fit (1)")
     parser.add_argument("--quick", action="store_true", help="60 steps")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--fit", help=argparse.SUPPRESS)
@@ -140,16 +155,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     args.steps = 60 if args.quick else args.steps
     if args.fit:
-        fit(args.fit, args.folder, args.steps)
+        fit(args.fit, args)
         return 0
     if args.child:
         together(args.child, args.folder, args)
         return 0
-    sizes = ("--steps", str(args.steps), "--cores", str(args.cores), "--together", str(args.together))
     with tempfile.TemporaryDirectory() as folder:
         children = {
             contender: fresh.Child(
-                fresh.module("benchmarks.own_cost", "--child", contender, "--folder", folder, *sizes)
+                fresh.module("benchmarks.own_cost", "--child", contender, "--folder", folder, *sizes(args))
             )
             for contender in CONTENDERS
         }
@@ -164,8 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "collections by generation",
     )
     fresh.print_table(
-        f"{args.together} at a time on {args.cores or 'all'} cores, {args.steps} steps, {args.pairs} turns, "
-        "medians (min to max)",
+        f"{args.workload}, {args.devices} device(s), {args.together} at a time on {args.cores or 'all'} cores, "
+        f"{args.steps} steps, {args.pairs} turns, medians (min to max)",
         (*heads, "ms in them", "longest", "fit's s more"),
         {contender: row(turns, outcomes["none"]) for contender, turns in outcomes.items()},
         outcomes,

@@ -34,8 +34,7 @@ LONGEST_LOOK_S = 60.0
 FREE_CORES = 0.9
 """Of a free core, some time goes to the rest of the system."""
 STARVES_BELOW = 0.5
-"""Once training is over, work that gets less of a core than this at the lowest priority is begun again at a higher."""
-NICENESS = 10
+"""Once training is over, work that gets less of a core than this at the lowest priority is begun again at the usual."""
 INTERRUPTED = 75
 """EX_TEMPFAIL of sysexits.h: to be tried again."""
 PART = ".part"
@@ -65,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if order == "go" and (code := beside_training(lambda: _finish(args, inf), args.training)) is not None:
         return code
-    os.nice(NICENESS)
     return _finish(args, 0.0 if order == "alone" else OTHERS_WAIT_S)
 
 

@@ -56,7 +56,6 @@ _SHORTEST_PERIOD_S: Final = 0.01
 _LOWEST_SHARE: Final = 1e-6
 
 
-
 class ThroughputCallback(TimedCallback):
     """Logs samples, tokens and steps per second and milliseconds per region, without waiting for the GPU.
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks import after_window, compare_false_alarms, fresh, ledger, overhead, recording, short_run
+from benchmarks import after_window, compare_false_alarms, fresh, ledger, overhead, own_cost, recording, short_run
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from tests.models import Classifier, loader
@@ -106,6 +106,13 @@ def test_recording_is_compared_by_option(capsys):
     assert recording.main(["--quick", "--rounds", "1", "--models", "small"]) == 0
     shown = rows(capsys.readouterr().out, ["CPU and CUDA", "record_shapes", "shapes, memory, flops", "with_stack"])
     assert all(float(row.split(" | ")[2]) > 0 for row in shown)
+
+
+def test_what_we_cost_is_compared_with_no_callback(capsys):
+    assert own_cost.main(["--quick", "--pairs", "1", "--cores", "1", "--together", "2"]) == 0
+    none, both = rows(capsys.readouterr().out, ["none", "both callbacks"])
+    assert none.split(" | ")[3] == "-", "no mean of ours"
+    assert float(both.split(" | ")[3].split()[0]) > 0
 
 
 def python(code, **options):

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -189,22 +190,28 @@ def test_the_table_is_printed_once_whichever_callback_fails_last(make_trainer, c
 
 
 class Removes(L.Callback):
-    """Removes the trace's folder once the trace is in it."""
+    """Removes the trace once it is there, while the end of the fit waits for its analysis."""
 
     def __init__(self, folder):
         self.folder = folder
+        self.thread = threading.Thread(target=self.remove)
 
-    def teardown(self, trainer, pl_module, stage):
+    def remove(self):
         deadline = time.monotonic() + HANGS_S
         while not (found := traces(self.folder)):
             assert time.monotonic() < deadline
             time.sleep(0.001)
         found[0].unlink()
 
+    def teardown(self, trainer, pl_module, stage):
+        self.thread.start()
+
 
 def test_a_trace_that_somebody_has_removed_is_said_so(tmp_path, make_trainer, capsys):
     forge = ForgeProfilerCallback(1, 3, tensorboard=False)
-    make_trainer(Removes(tmp_path), forge).fit(Classifier(), loader(64))
+    removes = Removes(tmp_path)
+    make_trainer(removes, forge).fit(Classifier(), loader(64))
+    removes.thread.join()
     report = forge.trace_report()
     assert (report.status, report.path) == ("failed", None)
     assert report.message

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "monitor": {"msgspec", "timing", "results", "diagnosis", "report", "record"},
     "bench": {"torch", "numpy", "timing", "gpu"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
-    "finish": {"kineto", "pipeline", "report"},
+    "finish": {"host", "kineto", "pipeline", "report"},
     "profiler": {"torch", "results", "pipeline", "report", "finish"},
     "callbacks": {
         "torch", "msgspec", "fsspec", "lightning", "pytorch_lightning",

@@ -93,7 +93,9 @@ def test_a_killed_training_leaves_its_totals(tmp_path, steps):
     folder = tmp_path / "forge_record"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
-            before = reached(folder, steps)
+            deadline = time.monotonic() + HANGS_S
+            while b'"line":"state"' not in (before := reached(folder, steps))[0]:
+                assert time.monotonic() < deadline
         finally:
             process.kill()
             process.communicate()

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.verdict import order_note
+from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.results.analysis import (
     NOTHING_STANDS_OUT,
@@ -111,7 +112,11 @@ def goodput_words(ledger: RunLedger) -> str:
         >>> goodput_words(RunLedger(wall_s=12.8, parts={}, unexplained_s=0.0, counts={}, goodput=0.72))
         "goodput 72 % of the run's 12.8 s"
     """
-    return "" if ledger.goodput is None else f"goodput {100 * ledger.goodput:.0f} % of the run's {ledger.wall_s:.1f} s"
+    if ledger.goodput is None:
+        return ""
+    own_s = ledger.parts.get(PROFILER, 0.0)
+    without = " without profiling" if own_s >= 0.05 else ""  # noqa: PLR2004  (which is shown as 0.1)
+    return f"goodput {100 * ledger.goodput:.0f} % of the run's {ledger.wall_s - own_s:.1f} s{without}"
 
 
 def slower_after(effect: WindowEffect) -> bool:

@@ -6,6 +6,8 @@ import re
 import time
 from pathlib import Path
 
+from lightning_forge_profiling.safe_files import read_regular
+
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -84,6 +86,6 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int |
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular(path).decode(errors="replace")
     except OSError:
         return ""

@@ -461,7 +461,7 @@ def test_a_file_that_is_there_already_is_not_written_to(tmp_path, caplog):
     folder = tmp_path / "forge_record"
     folder.mkdir()
     (folder / "rank0.jsonl").write_text("mine")
-    writer = RecordWriter.to(folder, begin_of())
+    writer = RecordWriter(lambda: Segments(folder, begin_of()))
     assert writer.close(timeout_s=60)
     assert (folder / "rank0.jsonl").read_text() == "mine"
     assert not writer.write(Event(at=0.0, step=0, kind="epoch"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.output import Progress, write_as_json
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
-from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_rank
+from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.results.run_samples import RunSamples
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def has_record(path: Path) -> bool:
     """Whether `path` is a record, its folder, or a folder above one."""
-    return bool(_records(path)) if path.is_dir() else record_rank(path.name) is not None
+    return bool(_records(path)) if path.is_dir() else record_part(path.name) is not None
 
 
 def has_trace(path: Path) -> bool:
@@ -87,7 +87,7 @@ def _samples(path: Path, progress: Progress) -> "RunSamples":
     from lightning_forge_profiling.record.run_samples import run_samples  # noqa: PLC0415
 
     progress(f"reading {path}")
-    samples = run_samples(read_run(newest_record(path)))
+    samples = run_samples(read_run(newest_record(path), first_only=True))
     count = len(_records(path)) if path.is_dir() else 1
     if count < 2:  # noqa: PLR2004
         return samples

@@ -5,6 +5,7 @@ import re
 import stat
 from collections.abc import Container, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +27,12 @@ def command_line(argv: Sequence[str]) -> tuple[str, ...]:
         argv: the program and its arguments.
 
     Example:
-        >>> command_line(["src/train.py", "--lr=0.1", "--api-key", "12ab", "s3://me:56ef@host/data", "-p", "pass", "-x1"])
+        >>> command_line(["src/train.py", "--lr=0.1", "--api-key", "12ab", "s3://me:56ef@host/data", "-p", "pass"])
         ('train.py', '--lr', '--api-key', '-p')
     """
     kept = [os.path.basename(argument) for argument in argv[:1]]  # noqa: PTH119  (keeps "-c" and "")
     secret = False
-    for argument in argv[1:]:
+    for argument in takewhile(lambda each: each != "--", argv[1:]):
         name, equals, _ = argument.partition("=")
         if secret or not _OPTION.fullmatch(name):
             secret = False  # a value, whatever it looks like

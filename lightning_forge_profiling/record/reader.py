@@ -20,7 +20,7 @@ _MOST_BYTES: Final = 16 << 20
 """Of a segment, and so of a line. A segment of a run has 1 MB and one line."""
 KEPT: Final = 50
 """Latest intervals and latest events that are kept of each rank but the first."""
-_TRIES: Final = 20
+_TRIES: Final = 100
 
 
 class RecordError(ForgeProfilingError):
@@ -217,36 +217,32 @@ def _run_of(file: BinaryIO) -> str:
 
 
 def _segments(path: Path, opened: ExitStack, problems: list[str]) -> list[BinaryIO]:
-    """Files of a rank's record, oldest first, all of the same moment: one is opened anew if it rotates meanwhile."""
-    before = _inodes(path)
-    for _ in range(_TRIES):
-        files, problems[:] = [], []
-        for each in before:
+    """Files of a rank's record, oldest first, all of one moment: if the newest was not replaced, none was renamed."""
+    prefix = path.name.removesuffix("jsonl")
+    for left in reversed(range(_TRIES)):
+        problems.clear()
+        newest: list[BinaryIO] = []
+        with suppress(FileNotFoundError):
+            newest.append(opened.enter_context(open_regular(path)))
+        names = os.listdir(path.parent)  # noqa: PTH208  (ten times as fast for 1,000 ranks)
+        parts = (record_part(name) for name in names if name.startswith(prefix))
+        older: list[BinaryIO] = []
+        for rank, number in sorted((rank, number) for rank, number in filter(None, parts) if number is not None):
+            segment = path.with_name(segment_name(rank, number))
             try:
-                files.append(opened.enter_context(open_regular(each)))
-            except FileNotFoundError:
-                break
+                older.append(opened.enter_context(open_regular(segment)))
+            except FileNotFoundError:  # the oldest is removed before a rotation
+                continue
             except OSError as exc:
-                problems.append(f"{each.name} cannot be read: {exc.strerror}")
-        now = _inodes(path)
-        if now == before:
-            return files
-        before = now
+                problems.append(f"{segment.name} cannot be read: {exc.strerror}")
+        inodes: list[int] = []
+        with suppress(FileNotFoundError):
+            inodes.append(path.lstat().st_ino)
+        # without a newest, the process was killed while rotating: in all tries, else it is rotating
+        if inodes == [os.fstat(file.fileno()).st_ino for file in newest] and (newest or not left):
+            return older + newest
         opened.close()
     raise OSError(EBUSY, "it is replaced faster than it can be opened", str(path))
-
-
-def _inodes(path: Path) -> dict[Path, int]:
-    """The files of a rank's record and their inodes, oldest first."""
-    prefix = path.name.removesuffix("jsonl")
-    names = os.listdir(path.parent)  # noqa: PTH208  (ten times as fast for 1,000 ranks)
-    parts = (record_part(name) for name in names if name.startswith(prefix))
-    older = sorted((rank, number) for rank, number in filter(None, parts) if number is not None)
-    inodes = {}
-    for each in (*(path.with_name(segment_name(*part)) for part in older), path):
-        with suppress(FileNotFoundError):
-            inodes[each] = each.lstat().st_ino
-    return inodes
 
 
 def read_rank(path: Path) -> RankRecord:
@@ -311,9 +307,12 @@ def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) ->
     for lines in ranks:
         try:
             lines.read()
-            rank = lines.record(totals=lines.run not in with_totals, at_rest=at_rest)
         except OSError as exc:
             problems.append(f"{lines.path} cannot be read: {exc.strerror}")
+            if not lines.run:
+                continue
+        try:
+            rank = lines.record(totals=lines.run not in with_totals, at_rest=at_rest)
         except RecordError as exc:
             problems.append(str(exc))
         else:

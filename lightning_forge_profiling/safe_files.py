@@ -54,23 +54,9 @@ def open_regular(path: Path, *, owners: Container[int] | None = None) -> BinaryI
 
 
 def read_regular(path: Path, most: int = MOST_BYTES, *, owners: Container[int] | None = None) -> bytes:
-    """Read a whole file with `open_regular`.
-
-    Args:
-        path: a regular file. Its size is not asked for, since that of a file in `/proc` is 0.
-        most: the largest size in bytes.
-        owners: ids of the users that may own it; None for any.
-
-    Raises:
-        OSError: it cannot be opened or read, or is larger.
-
-    Example:
-        >>> read_regular(Path("/proc/self/comm"), 2)
-        Traceback (most recent call last):
-        OSError: [Errno 27] it is larger than 2 bytes: '/proc/self/comm'
-    """
+    """Read a whole file with `open_regular`. Raises OSError also for a file of more than `most` bytes."""
     with open_regular(path, owners=owners) as file:
-        content = file.read(most + 1)
+        content = file.read(most + 1)  # that of a file in /proc has no size
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
     return content

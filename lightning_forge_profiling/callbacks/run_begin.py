@@ -111,20 +111,13 @@ def begin_line(trainer: Trainer, place: RecordPlace) -> Begin:
 
 
 def with_origin(begin: Begin, own: Path) -> Begin:
-    """The first line with what files of others say: git's, and records of earlier runs.
-
-    Not for the training thread: the files may be on a disk that hangs.
-
-    Args:
-        begin: the first line without that.
-        own: folder of this run's record.
-    """
-    commit = continues = ""
+    """The first line with what files of others say, which may be on a disk that hangs: not for the training thread."""
     with suppress(Exception):  # such as a working directory that was removed
-        commit = git_commit(Path.cwd())
+        begin = replace(begin, commit=git_commit(Path.cwd()))
     with suppress(Exception):
         continues = record_of_checkpoint(Path(begin.restored_from), but=own) if begin.restored_from else ""
-    return replace(begin, commit=commit, continues=continues)
+        begin = replace(begin, continues=continues)
+    return begin
 
 
 def _versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from errno import EBUSY, ENOENT
 from io import BytesIO
-from itertools import chain, count
+from itertools import chain, compress, count
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
@@ -118,11 +118,7 @@ class RankLines:
         self._first_bad, self._rest = "", b""
 
     def read(self) -> None:
-        """Read new lines. After a rotation or replacement, read everything again, older segments first.
-
-        Raises:
-            OSError: the files cannot be opened.
-        """
+        """Read new lines; after a rotation or replacement all, older segments first. May raise OSError."""
         with ExitStack() as opened:
             with suppress(FileNotFoundError):  # it is being rotated, or the process was killed while rotating
                 file = opened.enter_context(open_regular(self.path))
@@ -134,9 +130,7 @@ class RankLines:
             problems: list[str] = []
             files = _segments(self.path, opened, problems)
             if not files:
-                if self._begin is None:
-                    raise FileNotFoundError(ENOENT, "it was removed", str(self.path))
-                return
+                raise FileNotFoundError(ENOENT, "it was removed", str(self.path))
             self._forget()
             self._problems = problems
             self.run = next((run for file in reversed(files) if (run := _run_of(file))), "")
@@ -176,11 +170,7 @@ class RankLines:
             self._lines[type(line)].append((next(self._order), line))
 
     def record(self, *, totals: bool = True, at_rest: bool = True) -> RankRecord:
-        """The lines kept so far.
-
-        Args:
-            totals: whether to keep totals.
-            at_rest: whether a last line without its end was cut off, rather than being written.
+        """The lines kept so far, without `totals` none of these; `at_rest`, no line is being written.
 
         Raises:
             RecordError: there is no `begin` of a known layout and of this rank.
@@ -293,11 +283,6 @@ def rank_files(folder: Path) -> list[Path]:
 def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) -> RunRecord:
     """Read the ranks of one run: that of rank 0, else the one with most ranks, or the newest of these.
 
-    Args:
-        folder: folder of the records.
-        ranks: the ranks, lowest first.
-        at_rest: whether a last line without its end was cut off, rather than being written.
-
     Raises:
         RecordError: no rank can be read.
     """
@@ -322,24 +307,10 @@ def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) ->
         raise RecordError(problems[0] if problems else f"{folder} has no record of a run")
     number = Counter(rank.begin.run for rank in found)
     first = max(found, key=lambda rank: (rank.begin.rank == 0, number[rank.begin.run], rank.begin.at)).begin
-    ours = []
-    for rank in found:
-        if rank.begin.run == first.run and rank.begin.rank < first.world_size:
-            ours.append(rank)
-            problems += rank.problems
-        else:
-            problems.append(f"{rank.path.name} is of another run")
-    return RunRecord(folder, tuple(ours), tuple(problems))
-
-
-def newest_record(path: Path) -> Path:
-    """Folder of the newest record at `path`: a record, its folder, or any folder above it.
-
-    Raises:
-        RecordError: there is none.
-        OSError: the folder cannot be listed.
-    """
-    return records_at(path)[0]
+    ours = [rank.begin.run == first.run and rank.begin.rank < first.world_size for rank in found]
+    for rank, is_ours in zip(found, ours, strict=True):
+        problems += rank.problems if is_ours else [f"{rank.path.name} is of another run"]
+    return RunRecord(folder, tuple(compress(found, ours)), tuple(problems))
 
 
 def records_at(path: Path) -> tuple[Path, ...]:

@@ -15,16 +15,7 @@ _layout = msgspec.json.Decoder(_Layout)
 
 
 def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> _T:
-    """Decode JSON that another process may have written or damaged.
-
-    Args:
-        content: the JSON.
-        decoder: of the type to decode to.
-        version: version of the layout that this package writes.
-
-    Raises:
-        ValueError: it is damaged, or has another layout; the message names a newer one.
-    """
+    """Decode JSON of a layout. Raises ValueError if it is damaged or has another layout, and says if that is newer."""
     try:
         return decoder.decode(content)
     except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, RecursionError) as exc:

@@ -81,13 +81,5 @@ def summary_json(analysis: Analysis) -> bytes:
 
 
 def read_summary(path: Path) -> Analysis:
-    """Read a `summary.json`.
-
-    Args:
-        path: the file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or has another layout.
-    """
+    """Read a `summary.json`. Raises OSError, or ValueError if it is damaged or has another layout."""
     return decoded(read_regular(path), _decoder, SCHEMA_VERSION)

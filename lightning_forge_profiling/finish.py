@@ -24,7 +24,7 @@ from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
 from lightning_forge_profiling.names import plugin_name, trace_name
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, whole_file
+from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, open_regular, whole_file
 
 OTHERS_WAIT_S = 15.0
 LOOK_S = 1.0
@@ -185,7 +185,7 @@ def _part(path: Path) -> Path:
 
 def _compress(raw: Path, final: Path) -> None:
     with (
-        raw.open("rb") as source,
+        open_regular(raw) as source,
         whole_file(final) as file,
         gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as target,
     ):

@@ -131,10 +131,15 @@ def segment_name(rank: int, number: int) -> str:
     return f"rank{rank}.{number}.jsonl"
 
 
-def record_rank(name: str) -> int | None:
-    """The rank of a record by its file's name; None for a rotated segment or another file."""
-    found = re.fullmatch(r"rank(\d+)\.jsonl", name)
-    return int(found[1]) if found else None
+def record_part(name: str) -> tuple[int, int | None] | None:
+    """Rank and segment of a file of a record by its name; no segment for the newest, None for another file.
+
+    Example:
+        >>> record_part("rank3.jsonl"), record_part("rank3.12.jsonl"), record_part("rank03.jsonl")
+        ((3, None), (3, 12), None)
+    """
+    found = re.fullmatch(r"rank(0|[1-9][0-9]{0,8})(?:\.([1-9][0-9]{0,17}))?\.jsonl", name)
+    return (int(found[1]), int(found[2]) if found[2] else None) if found else None
 
 
 GOODPUT: Final = "run/goodput"

@@ -1,20 +1,65 @@
-"""Files that appear complete or not at all, and folders owned by this user, safe where other users can write.
+"""Opens files of others to read, writes files that appear complete or not at all, and makes folders of this user.
 
-Nothing that another user may have planted is opened: a file is written under a random name and then replaces whatever
-has the final name, even a link or a pipe.
+It is safe where other users can write: a planted link, pipe or device is neither read, waited for, nor written to. A
+file is written under a random name and then replaces whatever has the final name.
 """
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _READ_WRITE: Final = 0o666
+
+MOST_BYTES: Final = 1 << 28
+"""Of a file that is read whole. No summary or report comes near it."""
+
+
+def open_regular(path: Path, *, owners: Container[int] | None = None) -> BinaryIO:
+    """Open a file to read, without waiting. All files that this package reads are opened here.
+
+    Args:
+        path: a regular file. Links among its folders are followed; the file itself must not be one.
+        owners: ids of the users that may own it; None for any.
+
+    Raises:
+        OSError: it cannot be opened, is a link, a pipe, a device or a folder, or belongs to another user.
+    """
+
+    def opened(name: str, _: int) -> int:
+        try:
+            descriptor = os.open(name, _READ)
+        except OSError as exc:
+            if exc.errno == errno.ELOOP:
+                raise OSError(exc.errno, "it is a link, which is not followed", name) from exc
+            raise
+        found = os.fstat(descriptor)
+        problem = "" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
+        if owners is not None and found.st_uid not in owners:
+            problem = "it belongs to another user"
+        if problem:
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, problem, name)
+        return descriptor
+
+    return BufferedReader(FileIO(os.fspath(path), opener=opened))
+
+
+def read_regular(path: Path, most: int = MOST_BYTES, *, owners: Container[int] | None = None) -> bytes:
+    """Read a whole file with `open_regular`. Raises OSError also for a file of more than `most` bytes."""
+    with open_regular(path, owners=owners) as file:
+        content = file.read(most + 1)  # that of a file in /proc has no size
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return content
 
 
 @contextmanager
@@ -89,7 +134,7 @@ def whole_file_by_name(path: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent, ignore_cleanup_errors=True) as private:
         part = Path(private) / f"part{path.suffix}"
         yield part
-        with part.open("rb") as file:
+        with open_regular(part) as file:
             _keep_mode(file.fileno(), before)
         part.replace(path)
 

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from lightning_forge_profiling.record.reader import newest_record, read_run
+from lightning_forge_profiling.record.reader import read_run, records_at
 from tests.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -62,7 +62,7 @@ def logged(folder, name="throughput/steps_per_sec"):
 
 def excluded_s(folder, part):
     """Seconds of `validation` or `checkpoint` that are no part of a step, of the one run below a folder."""
-    [record] = read_run(newest_record(folder)).ranks
+    [record] = read_run(records_at(folder)[0]).ranks
     assert record.state is not None
     return record.state.report.run.excluded_ms[part] / 1e3
 

@@ -180,3 +180,58 @@ def test_every_message_that_is_logged_is_plain_text():
     """A name of a device or a file, or an exception's text, may hold what steers a terminal."""
     direct = [module for module in MODULES if "getLogger" in module.read_text(encoding="utf-8")]
     assert direct == [ROOT / "plain_text.py"]
+
+
+READERS = {
+    *("open", "FileIO", "read_text", "read_bytes", "load", "fromfile", "memmap", "loadtxt", "genfromtxt"),
+    *("copyfile", "copy2", "copytree", "ZipFile"),
+}
+"""Functions that open a path, or may."""
+
+
+def opened_to_read(source: str) -> list[str]:
+    """The calls that may open a file to read: not those that name a mode or a flag of writing."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        call = ast.unparse(node)
+        given = [*node.args, *(each.value for each in node.keywords)]
+        modes = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        written = any(re.fullmatch("[wax]b?", mode) for mode in modes) or re.search(r"O_WRONLY|_NEW\b", call)
+        other = re.match(r"webbrowser\.open|self\.open\(\)|files\(", call)  # a page, a sensor, our own resources
+        if name in READERS and not written and not other:
+            found.append(call)
+    return found
+
+
+def test_only_one_function_opens_files_to_read():
+    found = {module: calls for module in MODULES if (calls := opened_to_read(module.read_text(encoding="utf-8")))}
+    assert found == {
+        ROOT / "safe_files.py": ["FileIO(os.fspath(path), opener=opened)", "os.open(name, _READ)"],
+    }, "open it with safe_files.open_regular, or read_regular"
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("open(path)", True),
+        ("path.open()", True),
+        ("path.open('rb')", True),
+        ("path.open('r+b')", True),
+        ("open(path, mode='rb')", True),
+        ("gzip.open(path)", True),
+        ("os.open(path, os.O_RDONLY)", True),
+        ("Path('a').read_text()", True),
+        ("path.read_bytes()", True),
+        ("np.load(path)", True),
+        ("files('x').joinpath('y').read_bytes()", False),
+        ("open(path, 'w')", False),
+        ("gzip.open(file, 'wb')", False),
+        ("os.open(os.devnull, os.O_WRONLY)", False),
+        ("path.write_bytes(b'')", False),
+    ],
+)
+def test_the_check_sees_every_way_to_read(source, reads):
+    assert bool(opened_to_read(source)) is reads

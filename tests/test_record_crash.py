@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import suppress
 
-import msgspec
 import pytest
 
 from lightning_forge_profiling.record.lines import decode_line
@@ -26,7 +25,7 @@ def contents(folder, rank=0):
     """The content of each segment, by its number."""
     found = {}
     for path in sorted(folder.glob(f"rank{rank}*.jsonl")):
-        with suppress(FileNotFoundError, msgspec.DecodeError):  # rotated or begun meanwhile
+        with suppress(FileNotFoundError, ValueError):  # rotated or begun meanwhile
             content = path.read_bytes()
             found[decode_line(content.partition(b"\n")[0]).segment] = content
     return found
@@ -202,7 +201,7 @@ def test_when_one_of_two_ranks_is_killed_the_records_of_both_are_read(tmp_path):
     assert [rank.begin.world_size for rank in record.ranks] == [2, 2]
     assert killed.end is None
     assert killed.intervals
-    assert killed.state is not None
+    assert read_rank(killed.path).state is not None
     assert survivor.end is not None, err
     assert survivor.end.outcome == "failed"
     assert survivor.end.exception

@@ -176,9 +176,9 @@ def test_what_is_no_record_is_refused_with_what_to_do(tmp_path):
     empty.mkdir()
     assert fails(forge("summary", empty), "no record of a run in ")
     (empty / "rank0.jsonl").touch()
-    assert fails(forge("summary", empty), "rank0.jsonl is not a record of a run: it is empty")
+    assert fails(forge("summary", empty), "rank0.jsonl cannot be read as a record: it is empty")
     (empty / "rank0.jsonl").write_text('{"line": "begin"}\nnonsense\n')
-    assert fails(forge("summary", empty), "rank0.jsonl is not a record of a run: ")
+    assert fails(forge("summary", empty), "rank0.jsonl cannot be read as a record: line 1: ")
 
 
 def test_a_folder_without_permission_is_said(tmp_path):

@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_forge_profiling.errors import ForgeProfilingError
+from lightning_forge_profiling.safe_files import read_regular
 from lightning_forge_profiling.timing.events import DeviceEventSource, Event
 
 _L2_UNKNOWN: Final = 128 * 2**20  # more than any L2 cache on the market, for a driver that does not report its size
@@ -155,7 +156,8 @@ class Gpu:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))
-            events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
+            text = read_regular(path, 1 << 32).decode(errors="replace")
+        events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
         return events
 
     def mark(self, name: str) -> AbstractContextManager[object]:

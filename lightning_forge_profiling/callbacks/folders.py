@@ -90,6 +90,7 @@ def finished_files(folder: Path, rank: int | None = None, *, others: bool = True
         path
         for path in sorted(folder.rglob("*"))
         if path.is_file()
+        and not path.is_symlink()
         and path.suffix != ".part"
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and _is_wanted(path.name if path.parent == folder else "", rank, others=others)

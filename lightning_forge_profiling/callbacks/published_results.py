@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.markdown_tables import table
 from lightning_forge_profiling.report.text import code_cell
 from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.safe_files import read_regular
 
 _log = plain_logger(__name__)
 
@@ -82,8 +84,8 @@ def _tensorboard(logger: Any, result: Result, _reports: Path) -> None:
 def _wandb(logger: Any, result: Result, reports: Path) -> None:
     """Log the page as a panel, and the means to the run's summary, which would otherwise have the last row."""
     html: Any = import_module("wandb").Html  # its logger has imported it
-    with (reports / REPORT_HTML).open(encoding="utf-8") as page:
-        logger.log_metrics({f"{_NAME}/report": html(page, inject=False)}, step=result.step)
+    page = StringIO(read_regular(reports / REPORT_HTML).decode())  # a str may be taken for a path
+    logger.log_metrics({f"{_NAME}/report": html(page, inject=False)}, step=result.step)
     prefix = f"{logger._prefix}-" if logger._prefix else ""  # noqa: SLF001  (Lightning puts it before every name)
     shown = {**result.means, **_tags(result)}
     logger.experiment.summary.update({f"{prefix}{name}": value for name, value in shown.items()})
@@ -103,7 +105,7 @@ def _comet(logger: Any, result: Result, reports: Path) -> None:
     experiment = logger.experiment
     logger.log_metrics(_means(result), step=result.step)
     experiment.log_others(_tags(result))
-    experiment.log_html((reports / REPORT_HTML).read_text(encoding="utf-8"))
+    experiment.log_html(read_regular(reports / REPORT_HTML).decode())
     for report in _files(reports):
         experiment.log_asset(str(report), file_name=f"{_NAME}/{report.name}")
 

@@ -14,7 +14,7 @@ import msgspec
 
 from lightning_forge_profiling.names import clock_path
 from lightning_forge_profiling.results.analysis import RankClock, RunLedger
-from lightning_forge_profiling.safe_files import write_whole
+from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.timing.rates import Rates
 
 _PATIENCE_S: Final = 1.0
@@ -74,7 +74,7 @@ def read_figures(folder: Path, ranks: Sequence[int], *, patience_s: float = _PAT
         sleep(0.01)
     found = []
     for path in filter(Path.is_file, paths):
-        with suppress(OSError, msgspec.MsgspecError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=RankFigures))
+        with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
+            found.append(msgspec.json.decode(read_regular(path), type=RankFigures))
             path.unlink()
     return tuple(found)

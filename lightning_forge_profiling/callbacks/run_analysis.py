@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-import msgspec
-
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.step_drift import step_drift
 from lightning_forge_profiling.diagnosis.window_effect import window_effect
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.files import read_summary, write_reports
 from lightning_forge_profiling.results.analysis import (
     Analysis,
     RankClock,
@@ -182,8 +180,8 @@ def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
     if trace is None or trace.summary_path is None:
         return None
     try:
-        return msgspec.json.decode(trace.summary_path.read_bytes(), type=Analysis)
-    except (OSError, msgspec.MsgspecError) as exc:
+        return read_summary(trace.summary_path)
+    except (OSError, ValueError) as exc:
         _log.warning("The trace's analysis could not be read: %s", exc)
         return None
 

@@ -5,11 +5,13 @@ import platform
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
@@ -86,7 +88,7 @@ def _new_folder(first: Path) -> Path:
 
 
 def begin_line(trainer: Trainer, place: RecordPlace) -> Begin:
-    """The first line of this rank's record.
+    """The first line of this rank's record, without what `with_origin` adds.
 
     Args:
         trainer: the fit's Trainer, once its training loop has begun.
@@ -104,10 +106,18 @@ def begin_line(trainer: Trainer, place: RecordPlace) -> Begin:
         settings=_settings(trainer),
         loader=loader_settings(trainer),
         argv=command_line(sys.argv),
-        commit=git_commit(Path.cwd()),
         restored_from=checkpoint,
-        continues=record_of_checkpoint(Path(checkpoint), but=place.folder) if checkpoint else "",
     )
+
+
+def with_origin(begin: Begin, own: Path) -> Begin:
+    """The first line with what files of others say, which may be on a disk that hangs: not for the training thread."""
+    with suppress(Exception):  # such as a working directory that was removed
+        begin = replace(begin, commit=git_commit(Path.cwd()))
+    with suppress(Exception):
+        continues = record_of_checkpoint(Path(begin.restored_from), but=own) if begin.restored_from else ""
+        begin = replace(begin, continues=continues)
+    return begin
 
 
 def _versions() -> dict[str, str]:

@@ -11,11 +11,12 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.run_begin import RecordPlace, begin_line
+from lightning_forge_profiling.callbacks.run_begin import RecordPlace, begin_line, with_origin
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends
 from lightning_forge_profiling.record.lines import End, Event, Interval, State
+from lightning_forge_profiling.record.segments import Segments
 from lightning_forge_profiling.record.writer import RecordWriter
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
@@ -81,7 +82,8 @@ class RunRecord:
         self._segments = 1
         self._began_s = perf_counter()
         self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
-        self._writer = RecordWriter.to(place.folder, begin_line(trainer, place))
+        begin, folder = begin_line(trainer, place), place.folder
+        self._writer = RecordWriter(lambda: Segments(folder, with_origin(begin, folder)))
         weakref.finalize(self, self._writer.close, 0)  # ends the thread if a fit is abandoned without a hook
 
     @guarded
@@ -220,7 +222,7 @@ class RunRecord:
 
 def _within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:
     """Times without custom regions, which overlap the built-in ones."""
-    return {name: ms for name, ms in by_region.items() if name not in rates.user_regions}
+    return {name: max(ms, 0.0) for name, ms in by_region.items() if name not in rates.user_regions}
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -96,20 +96,17 @@ def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Anal
 
 def _with_run(path: Path, analysis: "Analysis") -> "Analysis":
     """The analysis combined with the callbacks' measurements of the whole run, if they lie beside the traces."""
-    from msgspec import MsgspecError  # noqa: PLC0415
-    from msgspec.json import decode  # noqa: PLC0415
-
     from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.results.analysis import Analysis  # noqa: PLC0415
+    from lightning_forge_profiling.report.files import read_summary  # noqa: PLC0415
 
     folders = {trace.parent for trace in find_traces(path)[0]}
     summary = folders.pop() / SUMMARY_JSON
     if folders or not summary.is_file():
         return analysis
     try:
-        run = decode(summary.read_bytes(), type=Analysis).run
-    except (OSError, MsgspecError):  # written by another program, or by another version of this one
-        return analysis
+        run = read_summary(summary).run
+    except (OSError, ValueError) as exc:  # written by another program, or by another version of this one
+        return replace(analysis, warnings=(*analysis.warnings, f"{summary} cannot be read: {exc}"))
     return analysis if run is None else combine(analysis, run)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.output import Progress, write_as_json
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
-from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_rank
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.results.run_samples import RunSamples
@@ -15,7 +14,12 @@ if TYPE_CHECKING:
 
 def has_record(path: Path) -> bool:
     """Whether `path` is a record, its folder, or a folder above one."""
-    return bool(_records(path)) if path.is_dir() else record_rank(path.name) is not None
+    from lightning_forge_profiling.record.reader import RecordError, records_at  # noqa: PLC0415
+
+    try:
+        return bool(records_at(path))
+    except RecordError:
+        return False
 
 
 def has_trace(path: Path) -> bool:
@@ -26,14 +30,6 @@ def has_trace(path: Path) -> bool:
         return path.is_dir() and bool(find_traces(path)[0])
     except TraceError:
         return False
-
-
-def _records(folder: Path) -> list[Path]:
-    """Folders of the records in a folder."""
-    if (folder / record_name(0)).exists():
-        return [folder]
-    found = (path.parent for path in folder.rglob(record_name(0)))
-    return [record for record in found if record.name.startswith(RECORD_FOLDER)]
 
 
 def compare_records(
@@ -83,12 +79,11 @@ def compare_records(
 
 
 def _samples(path: Path, progress: Progress) -> "RunSamples":
-    from lightning_forge_profiling.record.reader import newest_record, read_run  # noqa: PLC0415
+    from lightning_forge_profiling.record.reader import read_run, records_at  # noqa: PLC0415
     from lightning_forge_profiling.record.run_samples import run_samples  # noqa: PLC0415
 
     progress(f"reading {path}")
-    samples = run_samples(read_run(newest_record(path)))
-    count = len(_records(path)) if path.is_dir() else 1
-    if count < 2:  # noqa: PLR2004
-        return samples
-    return replace(samples, problems=(f"the newest of {count} records in the folder", *samples.problems))
+    newest, *others = records_at(path)
+    samples = run_samples(read_run(newest, first_only=True))
+    notes = (f"the newest of {len(others) + 1} records in the folder",) if others else ()
+    return replace(samples, problems=(*notes, *samples.problems))

@@ -11,6 +11,8 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any, Self, cast
 
+from lightning_forge_profiling.safe_files import open_regular
+
 _ORIGIN = "https://ui.perfetto.dev"
 _PERFETTO_PORT = 9001  # the only port on 127.0.0.1 that the page's content security policy allows
 _LOOPBACK = "127.0.0.1"
@@ -34,7 +36,7 @@ class TraceServer:
     """
 
     def __init__(self, trace: Path, port: int) -> None:
-        trace.open("rb").close()
+        open_regular(trace).close()
         try:
             self._server = _Server(trace, port)
         except OSError as exc:
@@ -77,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_allowed():
             return
         server = cast("_Server", self.server)
-        with server.trace.open("rb") as file:
+        with open_regular(server.trace) as file:
             size = os.fstat(file.fileno()).st_size
             self._send_head(200, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
             sent = self.connection.sendfile(file)

@@ -7,6 +7,7 @@ import msgspec
 
 from lightning_forge_profiling.crossover.curves import SCHEMA_VERSION, CrossoverResult
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.safe_files import read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def read_crossover(path: Path) -> CrossoverResult:
         OSError: it cannot be read.
         ConfigurationError: its content is something else.
     """
-    return parse_crossover(path.read_bytes(), str(path))
+    return parse_crossover(read_regular(path.resolve()), str(path))
 
 
 def parse_crossover(content: bytes, name: str) -> CrossoverResult:
@@ -51,5 +52,5 @@ def parse_crossover(content: bytes, name: str) -> CrossoverResult:
     try:
         msgspec.json.decode(content, type=_Versioned)
         return msgspec.json.decode(content, type=CrossoverResult)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{name}: not what crossover --json wrote: {error}") from error

@@ -1,6 +1,7 @@
 """The bytes of a trace file in pieces, decompressed if gzipped, with a limit against decompression bombs."""
 
 import contextlib
+import os
 import zlib
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.safe_files import open_regular
 
 COMPRESS_LEVEL: Final = 4
 """Level for the gzip files we write: a third of level 9's time for some 10 % more bytes."""
@@ -45,11 +47,12 @@ def unpacked(path: Path, problems: list[str], *, always_allowed: int = _ALWAYS_A
         b'[{}] '
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             file.seek(0)
             if packed:
-                yield from _unzipped(file, problems, max(always_allowed, _ALLOWED_RATIO * path.stat().st_size))
+                size = os.fstat(file.fileno()).st_size
+                yield from _unzipped(file, problems, max(always_allowed, _ALLOWED_RATIO * size))
             else:
                 while piece := file.read(_PIECE_BYTES):
                     yield piece

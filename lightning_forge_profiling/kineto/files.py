@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable
+from errno import ELOOP
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,8 @@ def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """The traces of a file or folder.
 
     Args:
-        path: a trace, or a folder with one trace per rank. If only its subfolders have traces, the newest is taken.
+        path: a trace, a link to one, or a folder with one trace per rank, of which links are left out. If only its
+            subfolders have traces, the newest is taken.
 
     Returns:
         The files, and notes about which were chosen or could not be read.
@@ -30,7 +32,7 @@ def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
         TraceError: there are none.
     """
     if path.is_file():
-        return (path,), ()
+        return (path.resolve() if path.is_symlink() else path,), ()
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder")
     if not path.is_dir():
@@ -106,10 +108,12 @@ def _listed(folder: Path, unreadable: list[OSError]) -> tuple[list[str], list[Pa
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
-                if entry.is_file():
+                if entry.is_file(follow_symlinks=False):
                     names.append(entry.name)
                 elif entry.is_dir():
                     folders.append(folder / entry.name)
+                elif entry.is_symlink() and _TRACE.fullmatch(entry.name):
+                    unreadable.append(OSError(ELOOP, "a link, which is not followed", entry.path))
             except OSError as exc:  # a link to a folder without permission
                 unreadable.append(exc)
     return names, folders

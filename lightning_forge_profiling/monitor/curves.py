@@ -73,7 +73,7 @@ def curves(found: Sequence[Point]) -> Iterator[Chart]:
         found: the points, oldest first.
     """
     seconds = [point.second for point in found]
-    medians, highs = [point.spread.p50 for point in found], [point.spread.p95 for point in found]
+    medians, highs = [point.spread.p50 for point in found], [point.spread.p95 or point.spread.p50 for point in found]
     yield Chart("Step time", "ms", "median", seconds, medians, highs=highs, band="to the 95th percentile")
     for title, unit, name, factor in _METRICS:
         values = [None if (value := point.metrics.get(name)) is None else factor * value for point in found]

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from torch.profiler.profiler import _KinetoProfile
 
 from lightning_forge_profiling.profiler.paths import window_folder
+from lightning_forge_profiling.safe_files import open_regular
 
 
 def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
@@ -24,7 +25,7 @@ def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
     """
     with _name_for_kineto(raw) as name:
         profiler.export_chrome_trace(name)
-    with suppress(FileNotFoundError), raw.open("rb") as file:
+    with suppress(FileNotFoundError), open_regular(raw) as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(file.tell() - 64, 0))
         if file.read().rstrip().endswith(b"}"):

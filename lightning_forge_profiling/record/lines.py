@@ -5,15 +5,29 @@ time a `state` with the run's totals; an `end` closes a run that ended. Each lat
 except for its number, and a `state`. Timestamps are Unix time in seconds; names of durations end in the unit.
 """
 
+import json
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
+from lightning_forge_profiling.report.decoding import decoded
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
+
+_LEAST: Final = 1e-30
+_MOST: Final = 1e24
+"""Other numbers than 0 are between these, so that products and quotients of a few of them neither overflow nor vanish.
+The difference of two equal times may be 1e-17."""
+
+_Whole = Annotated[int, Meta(ge=0, le=10**15)]
+_Amount = Annotated[float, Meta(ge=0, le=1e18)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+_Ms = Annotated[float, Meta(ge=0, le=1e14)]
+_Bucket = Annotated[int, Meta(ge=0, le=2000)]
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="begin"):
@@ -31,7 +45,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
         device: the training device, such as `cuda:0 (NVIDIA H200)`.
         settings: settings of the Trainer: `precision`, `strategy`, `devices`, `max_steps`, `log_every_n_steps`, ...
         loader: settings of the training DataLoader; None if unknown.
-        argv: the command line, without secrets.
+        argv: name of the script and of its options, without their values.
         commit: git commit of the working directory; "" if there is none.
         restored_from: checkpoint that the run resumed from; "" for none.
         continues: record of the run that wrote the checkpoint; "" if unknown.
@@ -39,10 +53,10 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
 
     schema_version: Literal[1] = 1
     run: str
-    rank: int
-    world_size: int
-    segment: int = 0
-    at: float
+    rank: _Whole
+    world_size: Annotated[int, Meta(ge=1, le=10**9)]
+    segment: _Whole = 0
+    at: _Seconds
     versions: Mapping[str, str]
     host: str
     device: str
@@ -73,17 +87,17 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag=
         metrics: latest logged rates and telemetry, by name.
     """
 
-    at: float
-    step: int
-    logger_step: int
-    counted: int
-    optimizer_steps: int = 0
-    samples: float | None = None
-    tokens: float | None = None
-    device_ms: Mapping[str, float]
-    host_ms: Mapping[str, float] = {}
-    steps_us: Mapping[int, int]
-    ledger_s: Mapping[str, float] = {}
+    at: _Seconds
+    step: _Whole
+    logger_step: _Whole
+    counted: _Whole
+    optimizer_steps: _Whole = 0
+    samples: _Amount | None = None
+    tokens: _Amount | None = None
+    device_ms: Mapping[str, _Ms]
+    host_ms: Mapping[str, _Ms] = {}
+    steps_us: Mapping[_Bucket, _Whole]
+    ledger_s: Mapping[str, _Seconds] = {}
     metrics: Mapping[str, float] = {}
 
 
@@ -98,11 +112,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="ev
         seconds: duration; 0 for an instant.
     """
 
-    at: float
-    step: int
+    at: _Seconds
+    step: _Whole
     kind: str
     text: str = ""
-    seconds: float = 0.0
+    seconds: _Seconds = 0.0
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="state"):
@@ -116,11 +130,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="st
         steps_us: histogram of all counted steps' times.
     """
 
-    at: float
-    step: int
+    at: _Seconds
+    step: _Whole
     report: RunReport
     metrics: Mapping[str, float]
-    steps_us: Mapping[int, int] = {}
+    steps_us: Mapping[_Bucket, _Whole] = {}
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"):
@@ -133,8 +147,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"
         exception: type and message of the exception; "" without one.
     """
 
-    at: float
-    step: int
+    at: _Seconds
+    step: _Whole
     outcome: Literal["finished", "failed"]
     exception: str = ""
 
@@ -146,14 +160,33 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line, dec_hook=lambd
 
 
 def encode_line(line: Line) -> bytes:
-    """The line as JSON, with a newline."""
-    return _encoder.encode(line) + b"\n"
+    """The line as JSON, with a newline. What is not Unicode, such as bytes of a file's name, becomes "?"."""
+    try:
+        return _encoder.encode(line) + b"\n"
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(line, str_keys=True, enc_hook=str)
+        return json.dumps(plain, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def decode_line(text: bytes) -> Line:
     """Parse one line.
 
     Raises:
-        msgspec.DecodeError: the line is incomplete, or has another layout.
+        ValueError: the line is incomplete, has another layout, or a number that no run has.
     """
-    return _decoder.decode(text)
+    line = decoded(text, _decoder, SCHEMA_VERSION)
+    _check_numbers(msgspec.json.decode(text))
+    return line
+
+
+def _check_numbers(content: object) -> None:
+    waiting: list[Any] = [content]
+    while waiting:
+        value = waiting.pop()
+        for each in value.values() if type(value) is dict else value:
+            kind = type(each)
+            if kind is float or kind is int:
+                if each and not _LEAST <= abs(each) <= _MOST:
+                    raise ValueError("a number is out of range")
+            elif kind is dict or kind is list:
+                waiting.append(each)

@@ -1,74 +1,78 @@
-"""Origin of a run: command line without secrets, git commit, and the record of the run that it continues."""
+"""Origin of a run: its script and options, git commit, and the record of the run that it continues."""
 
 import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Container, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.lines import Begin, decode_line
+from lightning_forge_profiling.safe_files import open_regular, read_regular
 
-_SECRET: Final = re.compile(r"key|token|secret|password|passwd|credential", re.IGNORECASE)
-_COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
-_LEFT_OUT: Final = "..."
+_OPTION: Final = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]", re.ASCII)
+_SECRET: Final = re.compile(r"key|token|secret|pass|pw|auth|cred|cookie|bearer", re.IGNORECASE)
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _HEAD_BYTES: Final = 1 << 16
+_PACKED_BYTES: Final = 1 << 26
 
 
 def command_line(argv: Sequence[str]) -> tuple[str, ...]:
-    """The arguments without secrets.
-
-    Values of options named like `key`, `token`, `secret`, `password` or `credential`, and credentials in URLs, become
-    `...`.
+    """The name of the script and those of its options: values may be secrets.
 
     Args:
         argv: the program and its arguments.
 
     Example:
-        >>> command_line(["train.py", "--lr=0.1", "--api-key", "12ab", "--hub.token=34cd", "s3://me:56ef@host/data"])
-        ('train.py', '--lr=0.1', '--api-key', '...', '--hub.token=...', 's3://...@host/data')
+        >>> command_line(["src/train.py", "--lr=0.1", "--api-key", "12ab", "s3://me:56ef@host/data", "-p", "pass"])
+        ('train.py', '--lr', '--api-key', '-p')
     """
-    kept: list[str] = []
+    kept = [os.path.basename(argument) for argument in argv[:1]]  # noqa: PTH119  (keeps "-c" and "")
     secret = False
-    for argument in argv:
+    for argument in takewhile(lambda each: each != "--", argv[1:]):
         name, equals, _ = argument.partition("=")
-        if secret and not argument.startswith("-"):
-            kept.append(_LEFT_OUT)
-            secret = False
+        if secret or not _OPTION.fullmatch(name):
+            secret = False  # a value, whatever it looks like
             continue
-        secret = bool(_SECRET.search(name)) and (name.startswith("-") or bool(equals))
-        kept.append(
-            f"{name}={_LEFT_OUT}" if secret and equals else re.sub(r"://[^/@\s]+@", f"://{_LEFT_OUT}@", argument)
-        )
-        secret = secret and not equals
+        kept.append(name)
+        secret = not equals and _SECRET.search(name) is not None
     return tuple(kept)
 
 
 def git_commit(folder: Path) -> str:
     """The checked-out commit, read from git's files; "" outside a repository.
 
+    As in git, a repository of another user than this one and root does not count.
+
     Args:
         folder: a folder in the working tree.
     """
-    found = (each / ".git" for each in (folder, *folder.parents))
-    git = next((path for path in found if os.path.exists(path)), None)  # noqa: PTH110  (False without permission)
-    if git is None:
+    owners = {os.geteuid(), 0}
+    with suppress(OSError):
+        for parent in (folder, *folder.parents):
+            if os.path.lexists(parent / ".git"):
+                return _head(parent / ".git", owners)
+    return ""
+
+
+def _head(git: Path, owners: Container[int]) -> str:
+    """The commit of a `.git`, which is a folder or, in a worktree or a submodule, a file with the path of one."""
+    if stat.S_ISREG(git.lstat().st_mode):
+        git = git.parent / (_text(git, owners).removeprefix("gitdir:").strip() or git.name)
+    common = git / (_text(git / "commondir", owners) or ".")
+    if any(not stat.S_ISDIR(each.lstat().st_mode) or each.lstat().st_uid not in owners for each in (git, common)):
         return ""
-    if git.is_file():  # of a worktree or a submodule
-        git = (git.parent / _text(git).removeprefix("gitdir:").strip()).resolve()
-    common = (git / (_text(git / "commondir").strip() or ".")).resolve()
-    head = _text(git / "HEAD").strip()
+    head = _text(git / "HEAD", owners)
     if not head.startswith("ref:"):
         return head if _COMMIT.fullmatch(head) else ""
     ref = head.removeprefix("ref:").strip()
-    commit = _text(git / ref).strip() or _text(common / ref).strip()
-    if not commit:
-        packed = re.search(rf"^([0-9a-f]+) {re.escape(ref)}$", _text(common / "packed-refs"), re.MULTILINE)
-        commit = packed[1] if packed else ""
-    return commit if _COMMIT.fullmatch(commit) else ""
+    packed = re.search(rf"^(\w+) {re.escape(ref)}$", _text(common / "packed-refs", owners), re.MULTILINE)
+    within = ((each.resolve() / "refs", (each / ref).resolve()) for each in (git, common))
+    values = [_text(path, owners) for folder, path in within if path.is_relative_to(folder)]
+    return next(filter(_COMMIT.fullmatch, [*values, packed[1] if packed else ""]), "")
 
 
 def record_of_checkpoint(checkpoint: Path, *, but: Path) -> str:
@@ -98,14 +102,14 @@ def record_of_checkpoint(checkpoint: Path, *, but: Path) -> str:
 def _began_at(folder: Path) -> float | None:
     paths = [folder / record_name(0), *sorted(folder.glob("rank*.jsonl"))]
     for path in paths:
-        with suppress(OSError, msgspec.DecodeError), path.open("rb") as file:
+        with suppress(OSError, ValueError), open_regular(path) as file:
             first = decode_line(file.readline(_HEAD_BYTES))
             if isinstance(first, Begin):
                 return first.at
     return None
 
 
-def _text(path: Path) -> str:
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        return file.read()
+def _text(path: Path, owners: Container[int]) -> str:
+    with suppress(OSError):
+        return read_regular(path, _PACKED_BYTES, owners=owners).decode(errors="replace").strip()
     return ""

@@ -1,17 +1,26 @@
 """Reads records: one rank's with its rotated segments, or those of all ranks of a run."""
 
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from errno import EBUSY, ENOENT
+from io import BytesIO
+from itertools import chain, compress, count
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
+from typing import BinaryIO, Final, TypeVar
 
 from lightning_forge_profiling.errors import ForgeProfilingError
-from lightning_forge_profiling.names import RECORD_FOLDER, record_rank
+from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
 from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
+from lightning_forge_profiling.safe_files import open_regular
+
+_MOST_BYTES: Final = 16 << 20
+"""Of a segment, and so of a line. A segment of a run has 1 MB and one line."""
+KEPT: Final = 50
+"""Latest intervals and latest events that are kept of each rank but the first."""
+_TRIES: Final = 100
 
 
 class RecordError(ForgeProfilingError):
@@ -77,111 +86,231 @@ def _last(kind: type[_Kind], lines: tuple[Line, ...]) -> _Kind | None:
     return next((line for line in reversed(lines) if isinstance(line, kind)), None)
 
 
+class RankLines:
+    """Lines of one rank's record; a further `read` adds those written since.
+
+    Args:
+        path: `rankN.jsonl`.
+        kept: number of latest intervals and of latest events to keep, and only the newest totals; None for all lines.
+    """
+
+    def __init__(self, path: Path, kept: int | None = None) -> None:
+        self.path = path
+        self.run = ""
+        """Id of the run."""
+        self._kept = kept
+        self._inode = self._offset = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        last = None if self._kept is None else 1
+        self._begin: Begin | None = None
+        self._ours = False
+        self._order = count()
+        self._lines: dict[type, deque[tuple[int, Line]]] = {
+            Interval: deque(maxlen=self._kept),
+            Event: deque(maxlen=self._kept),
+            State: deque(maxlen=last),
+            End: deque(maxlen=last),
+        }
+        self._problems: list[str] = []
+        self._bad = self._number = 0
+        self._first_bad, self._rest = "", b""
+
+    def read(self) -> None:
+        """Read new lines; after a rotation or replacement all, older segments first. May raise OSError."""
+        with ExitStack() as opened:
+            with suppress(FileNotFoundError):  # it is being rotated, or the process was killed while rotating
+                file = opened.enter_context(open_regular(self.path))
+                found = os.fstat(file.fileno())
+                if self._begin and found.st_ino == self._inode and found.st_size >= self._offset:
+                    file.seek(self._offset)
+                    self._read(file)
+                    return
+            problems: list[str] = []
+            files = _segments(self.path, opened, problems)
+            if not files:
+                raise FileNotFoundError(ENOENT, "it was removed", str(self.path))
+            self._forget()
+            self._problems = problems
+            self.run = next((run for file in reversed(files) if (run := _run_of(file))), "")
+            for file in files:
+                self._offset = self._number = 0
+                self._inode = os.fstat(file.fileno()).st_ino
+                self._read(file)
+
+    def _read(self, file: BinaryIO) -> None:
+        name, content = Path(file.name).name, file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            self._problems.append(f"{name} cannot be read: it is larger than {_MOST_BYTES >> 20} MB")
+            self._offset = file.seek(0, os.SEEK_END)
+            return
+        self._rest = b""
+        for text in BytesIO(content):
+            if not text.endswith(b"\n"):
+                self._rest = text
+                break
+            self._offset += len(text)
+            self._number += 1
+            try:
+                self._enter(decode_line(text))
+            except ValueError as exc:
+                of = "" if name == self.path.name else f" of {name}"
+                self._first_bad = self._first_bad or f"line {self._number}{of}: {exc}"
+                self._bad += 1
+
+    def _enter(self, line: Line) -> None:
+        if isinstance(line, Begin):
+            self._ours = line.run == self.run
+            if not self._ours:
+                self._problems.append(f"{self.path.name}: segment {line.segment} is of another run")
+            elif self._begin is None:
+                self._begin = line
+        elif self._ours:
+            self._lines[type(line)].append((next(self._order), line))
+
+    def record(self, *, totals: bool = True, at_rest: bool = True) -> RankRecord:
+        """The lines kept so far, without `totals` none of these; `at_rest`, no line is being written.
+
+        Raises:
+            RecordError: there is no `begin` of a known layout and of this rank.
+        """
+        problems = list(self._problems)
+        if self._bad:
+            lines = "1 line" if self._bad == 1 else f"{self._bad:,} lines"
+            problems.append(f"{self.path.name}: {lines} cannot be read (first: {self._first_bad})")
+        if at_rest and self._rest:
+            try:
+                self._enter(decode_line(self._rest))
+            except ValueError:
+                problems.append(f"{self.path.name}: the last line is incomplete, as after a crash")
+        if self._begin is None:
+            why = self._first_bad or next(iter(problems), "it is empty")
+            raise RecordError(f"{self.path} cannot be read as a record: {why}")
+        part = record_part(self.path.name)
+        rank, ranks = self._begin.rank, self._begin.world_size
+        if rank >= ranks or (part is not None and part[0] != rank):
+            raise RecordError(f"{self.path} cannot be read as a record: it is of rank {rank} of {ranks}")
+        if not totals:
+            self._lines[State].clear()
+        kept = sorted(chain(*self._lines.values()))
+        return RankRecord(self.path, self._begin, tuple(line for _, line in kept), tuple(problems))
+
+
+def _run_of(file: BinaryIO) -> str:
+    """Id of the run in the first line; "" if that cannot be read."""
+    line: Line | None = None
+    with suppress(ValueError):
+        line = decode_line(file.readline(_MOST_BYTES))
+    file.seek(0)
+    return line.run if isinstance(line, Begin) else ""
+
+
+def _segments(path: Path, opened: ExitStack, problems: list[str]) -> list[BinaryIO]:
+    """Files of a rank's record, oldest first, all of one moment: if the newest was not replaced, none was renamed."""
+    prefix = path.name.removesuffix("jsonl")
+    for left in reversed(range(_TRIES)):
+        problems.clear()
+        newest: list[BinaryIO] = []
+        with suppress(FileNotFoundError):
+            newest.append(opened.enter_context(open_regular(path)))
+        names = os.listdir(path.parent)  # noqa: PTH208  (ten times as fast for 1,000 ranks)
+        parts = (record_part(name) for name in names if name.startswith(prefix))
+        older: list[BinaryIO] = []
+        for rank, number in sorted((rank, number) for rank, number in filter(None, parts) if number is not None):
+            segment = path.with_name(segment_name(rank, number))
+            try:
+                older.append(opened.enter_context(open_regular(segment)))
+            except FileNotFoundError:  # the oldest is removed before a rotation
+                continue
+            except OSError as exc:
+                problems.append(f"{segment.name} cannot be read: {exc.strerror}")
+        inodes: list[int] = []
+        with suppress(FileNotFoundError):
+            inodes.append(path.lstat().st_ino)
+        # without a newest, the process was killed while rotating: in all tries, else it is rotating
+        if inodes == [os.fstat(file.fileno()).st_ino for file in newest] and (newest or not left):
+            return older + newest
+        opened.close()
+    raise OSError(EBUSY, "it is replaced faster than it can be opened", str(path))
+
+
 def read_rank(path: Path) -> RankRecord:
     """Read one rank's record, older segments included.
 
-    Any prefix of a record is valid: an incomplete last line is skipped and reported in `problems`.
+    Any prefix of a record is valid: an incomplete last line is skipped and reported in `problems`, as are other lines
+    that cannot be read.
 
     Args:
         path: `rankN.jsonl`.
 
     Raises:
-        RecordError: the file cannot be read, or its first line is not a `begin` of a known layout.
+        RecordError: the file cannot be read, or has no `begin` of a known layout.
     """
-    begin: Begin | None = None
-    lines: list[Line] = []
-    problems: list[str] = []
-    older = older_segments(path)
-    for segment in (*older, path):
-        if older and not segment.exists():
-            continue  # being rotated, or the process was killed while rotating
-        for found in _lines(segment, problems):
-            if not isinstance(found, Begin):
-                lines.append(found)
-            elif begin is None or found.run == begin.run:
-                begin = begin or found
-            else:  # the segments before it are from an older run
-                begin, lines = found, []
-    if begin is None:
-        raise RecordError(f"{path} is not a record of a run: {problems[0] if problems else 'it is empty'}")
-    return RankRecord(path, begin, tuple(lines), tuple(problems))
-
-
-def older_segments(path: Path) -> list[Path]:
-    """Rotated segments of a rank's record, oldest first."""
-    rank = record_rank(path.name)
-    if rank is None:
-        return []
-    numbers = {found: found.suffixes[0][1:] for found in path.parent.glob(f"rank{rank}.*.jsonl")}
-    return sorted((found for found, number in numbers.items() if number.isdigit()), key=lambda one: int(numbers[one]))
-
-
-def _lines(path: Path, problems: list[str]) -> Iterator[Line]:
+    lines = RankLines(path)
     try:
-        content = path.read_bytes()
+        lines.read()
     except OSError as exc:
         raise RecordError(f"{path} cannot be read: {exc.strerror}") from exc
-    for number, text in enumerate(content.splitlines(keepends=True), 1):
-        try:
-            yield decode_line(text)
-        except msgspec.DecodeError as exc:
-            torn = not text.endswith(b"\n")
-            what = "the last line is incomplete, as after a crash" if torn else f"line {number} cannot be read ({exc})"
-            problems.append(f"{path.name}: {what}")
+    return lines.record()
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Read the records of all ranks in a folder.
+def read_run(folder: Path, *, first_only: bool = False) -> RunRecord:
+    """Read the records of all ranks in a folder: of the first rank all lines, of the others the latest.
 
     Args:
         folder: a `forge_record` folder.
+        first_only: whether to read only rank 0's, if it can be read.
 
     Raises:
         RecordError: the folder has no readable record.
     """
-    ranks, problems = [], []
-    for path in rank_files(folder):
-        try:
-            ranks.append(read_rank(path))
-        except RecordError as exc:
-            problems.append(str(exc))
-    return of_newest_run(folder, ranks, problems)
+    paths = rank_files(folder)
+    if first_only and paths[:1] == [folder / record_name(0)]:
+        with suppress(RecordError):
+            first = read_rank(paths[0])
+            return RunRecord(folder, (first,), first.problems)
+    return run_of(folder, (RankLines(path, KEPT if number else None) for number, path in enumerate(paths)))
 
 
 def rank_files(folder: Path) -> list[Path]:
-    """Records in a folder, one per rank, without older segments."""
+    """Records in a folder by rank, without older segments."""
     # includes ranks that were killed while rotating, with no newest segment
-    names = {re.sub(r"\.\d+(?=\.jsonl$)", "", path.name) for path in folder.glob("rank*.jsonl")}
-    return [folder / name for name in sorted(names) if record_rank(name) is not None]
+    parts = (record_part(path.name) for path in folder.iterdir())
+    return [folder / record_name(rank) for rank in sorted({part[0] for part in parts if part is not None})]
 
 
-def of_newest_run(folder: Path, ranks: Iterable[RankRecord], problems: Iterable[str] = ()) -> RunRecord:
-    """The ranks of the newest run among `ranks`.
-
-    Args:
-        folder: folder of the records.
-        ranks: the records that were read.
-        problems: what could not be read.
+def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) -> RunRecord:
+    """Read the ranks of one run: that of rank 0, else the one with most ranks, or the newest of these.
 
     Raises:
-        RecordError: there is no rank.
+        RecordError: no rank can be read.
     """
-    ranks, problems = list(ranks), list(problems)
-    if not ranks:
+    found: list[RankRecord] = []
+    problems: list[str] = []
+    with_totals = set[str]()  # those of one rank are shown
+    for lines in ranks:
+        try:
+            lines.read()
+        except OSError as exc:
+            problems.append(f"{lines.path} cannot be read: {exc.strerror}")
+            if not lines.run:
+                continue
+        try:
+            rank = lines.record(totals=lines.run not in with_totals, at_rest=at_rest)
+        except RecordError as exc:
+            problems.append(str(exc))
+        else:
+            found.append(rank)
+            with_totals |= {lines.run} if rank.state is not None else set()
+    if not found:
         raise RecordError(problems[0] if problems else f"{folder} has no record of a run")
-    newest = max(ranks, key=lambda rank: rank.begin.at).begin.run
-    ranks = sorted((rank for rank in ranks if rank.begin.run == newest), key=lambda rank: rank.begin.rank)
-    return RunRecord(folder, tuple(ranks), (*problems, *(text for rank in ranks for text in rank.problems)))
-
-
-def newest_record(path: Path) -> Path:
-    """Folder of the newest record at `path`: a record, its folder, or any folder above it.
-
-    Raises:
-        RecordError: there is none.
-        OSError: the folder cannot be listed.
-    """
-    return records_at(path)[0]
+    number = Counter(rank.begin.run for rank in found)
+    first = max(found, key=lambda rank: (rank.begin.rank == 0, number[rank.begin.run], rank.begin.at)).begin
+    ours = [rank.begin.run == first.run and rank.begin.rank < first.world_size for rank in found]
+    for rank, is_ours in zip(found, ours, strict=True):
+        problems += rank.problems if is_ours else [f"{rank.path.name} is of another run"]
+    return RunRecord(folder, tuple(compress(found, ours)), tuple(problems))
 
 
 def records_at(path: Path) -> tuple[Path, ...]:
@@ -197,8 +326,9 @@ def records_at(path: Path) -> tuple[Path, ...]:
         RecordError: there is none.
         OSError: the folder cannot be listed.
     """
-    if path.is_file():
-        if not _is_record(path.name):
+    if path.exists() and not path.is_dir():
+        path = path.resolve()
+        if record_part(path.name) is None:
             raise RecordError(
                 f"{path} is not a record of a run ({RECORD_FOLDER}/rankN.jsonl); for traces use forge-profiling analyze"
             )
@@ -208,17 +338,12 @@ def records_at(path: Path) -> tuple[Path, ...]:
     os.scandir(path).close()  # raises here; os.walk skips subfolders that cannot be listed
     found: dict[Path, float] = {}
     for folder, _, names in os.walk(path):
-        records = [Path(folder, name) for name in names if _is_record(name)]
+        records = [Path(folder, name) for name in names if record_part(name) is not None]
         if records and (Path(folder) == path or Path(folder).name.startswith(RECORD_FOLDER)):
             found[Path(folder)] = max(_written_at(record) for record in records)
     if not found:
         raise RecordError(f"no record of a run in {path} (a run with ThroughputCallback writes {RECORD_FOLDER}/)")
     return tuple(sorted(found, key=found.__getitem__, reverse=True))
-
-
-def _is_record(name: str) -> bool:
-    """Whether a file name is that of a rank's record or of an older segment."""
-    return re.fullmatch(r"rank\d+(\.\d+)?\.jsonl", name) is not None
 
 
 def _written_at(path: Path) -> float:

@@ -42,7 +42,7 @@ def run_samples(record: RunRecord) -> RunSamples:
         versions=rank.begin.versions,
         settings=_settings(rank.begin),
         ended=end.outcome if end is not None else "unfinished",
-        steps=max(interval.step for interval in rank.intervals),
+        steps=max(max(interval.step, interval.counted) for interval in intervals),
         counted=tuple(interval.counted for interval in intervals),
         step_ms=tuple(_step_ms(interval.device_ms) for interval in intervals),
         region_ms=_region_ms(intervals),

@@ -1,13 +1,12 @@
 """Writes a rank's record from a background thread, so that training never waits for the disk."""
 
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Final
 
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.record.lines import Begin, Line
+from lightning_forge_profiling.record.lines import Line
 from lightning_forge_profiling.record.segments import Segments
 
 _log = plain_logger(__name__)
@@ -31,9 +30,11 @@ class RecordWriter:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
+        >>> from lightning_forge_profiling.record.lines import Begin
         >>> folder = Path(tempfile.mkdtemp()) / "forge_record"
         >>> begin = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={}, host="", device="cpu", settings={})
-        >>> writer = RecordWriter.to(folder, begin)
+        >>> writer = RecordWriter(lambda: Segments(folder, begin))
         >>> writer.close(timeout_s=10)
         True
         >>> [path.name for path in folder.iterdir()]
@@ -50,16 +51,6 @@ class RecordWriter:
         self._syncs = self._closes = self._ended = False
         self._thread = Thread(target=self._run, name="forge-record", daemon=True)
         self._thread.start()
-
-    @classmethod
-    def to(cls, folder: Path, begin: Begin) -> "RecordWriter":
-        """A writer to a folder.
-
-        Args:
-            folder: created if missing.
-            begin: the first line.
-        """
-        return cls(lambda: Segments(folder, begin))
 
     @property
     def takes(self) -> bool:

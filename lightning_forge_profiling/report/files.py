@@ -8,10 +8,13 @@ from pathlib import Path
 import msgspec
 
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
+from lightning_forge_profiling.report.decoding import decoded
 from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.analysis import SCHEMA_VERSION, Analysis
 from lightning_forge_profiling.results.timeline import Timeline
-from lightning_forge_profiling.safe_files import write_whole
+from lightning_forge_profiling.safe_files import read_regular, write_whole
+
+_decoder = msgspec.json.Decoder(Analysis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def write_reports(
     folder.mkdir(parents=True, exist_ok=True)
     paths = ReportPaths(folder / SUMMARY_JSON, folder / SUMMARY_MARKDOWN, folder / REPORT_HTML)
     if timelines is None:
-        timelines = timelines_of(paths.html.read_text(encoding="utf-8")) if paths.html.is_file() else ()
+        timelines = timelines_of(read_regular(paths.html).decode()) if paths.html.is_file() else ()
     write_whole(paths.summary_json, summary_json(analysis))
     write_whole(paths.summary_markdown, markdown(analysis).encode(errors="replace"))
     write_whole(paths.html, html_report(analysis, timelines).encode(errors="replace"))
@@ -75,3 +78,8 @@ def summary_json(analysis: Analysis) -> bytes:
     """
     encoded = msgspec.json.encode(analysis, enc_hook=dict)  # the hook is for mappings that are no dict
     return msgspec.json.format(encoded, indent=2) + b"\n"
+
+
+def read_summary(path: Path) -> Analysis:
+    """Read a `summary.json`. Raises OSError, or ValueError if it is damaged or has another layout."""
+    return decoded(read_regular(path), _decoder, SCHEMA_VERSION)

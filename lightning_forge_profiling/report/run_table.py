@@ -1,5 +1,6 @@
 """What the table at the end of a fit says: the verdict, the split of the step, the rates, and where the files are."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import floor, log10
@@ -340,7 +341,8 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
     if trace.report_path is not None:
         yield Line("report", Text(str(trace.report_path)), whole=True)
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
-    size = _size(path.stat().st_size) if path.exists() else "being written" if trace.pending else "moved away"
+    written = os.path.exists(path)  # noqa: PTH110  (False for a name that is too long)
+    size = _size(path.stat().st_size) if written else "being written" if trace.pending else "moved away"
     if trace.report_path is not None and trace.report_path.parent == path.parent:
         yield Line("trace", Text(f"{path.name} beside it: {steps}, {size}, exported in {trace.stall_ms:.0f} ms"))
     else:

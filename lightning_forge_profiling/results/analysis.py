@@ -14,6 +14,8 @@ from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.saving import Saving
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 
+SCHEMA_VERSION: Final = 1
+
 NOTHING_STANDS_OUT: Final = "nothing stands out"
 NO_VERDICT: Final = "no verdict"
 
@@ -357,7 +359,7 @@ class Analysis(ShownInNotebook):
         tracked: what the Trainer's loggers call the run; empty for a trace alone.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1] = SCHEMA_VERSION
     source: str
     verdict: str
     verdict_text: str

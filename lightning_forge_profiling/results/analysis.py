@@ -233,7 +233,8 @@ class RunLedger:
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
         first_s: seconds of the first time of each part, which may include one-time work.
-        goodput: productive step time as a fraction of `wall_s` less `profiler`: `steps`, and on a GPU training during hooks.
+        goodput: productive step time as a fraction of `wall_s` less `profiler`: `steps`, and on a GPU training during
+            hooks.
         spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
     """
 

@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, cast
 
+from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH
@@ -49,11 +50,14 @@ class _Boundary(NamedTuple):
     after: Callable[[], object]
 
 
-def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
+def _boundaries(step_timer: StepTimer, actions: Actions, cpu: CpuAccount | None) -> dict[str, _Boundary]:
     found = {
         name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
         for name, region in actions.regions.items()
     }
+    if cpu is not None:
+        fetch = _Boundary(cpu.fetch_begins, cpu.fetch_ends)
+        found |= {name: _inside(found[name], fetch) for name, region in actions.regions.items() if region == "data"}
     checkpoint = _Checkpoint(step_timer)
     found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
     found |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
@@ -192,6 +196,7 @@ class BoundaryProfiler:
         step_timer: receives the boundaries; its ledger, if it has one, those of hooks.
         actions: Lightning's names for its actions.
         parts: of the ledger, by the names of their actions.
+        cpu: receives the fetches of steps that are split into regions.
     """
 
     _OWN: Final = frozenset(
@@ -199,14 +204,19 @@ class BoundaryProfiler:
     )
 
     def __init__(
-        self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
+        self,
+        inner: Any,
+        step_timer: StepTimer,
+        actions: Actions,
+        parts: Mapping[str, str] = _NO_PARTS,
+        cpu: CpuAccount | None = None,
     ) -> None:
         self.inner = inner
         self.step_timer = step_timer
         self._parts = parts
         self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected))
         self._both = self._around_parts.union(actions.may_save)
-        boundaries = _boundaries(step_timer, actions)
+        boundaries = _boundaries(step_timer, actions, cpu)
         plain = {name: boundary for name, boundary in boundaries.items() if name not in actions.regions}
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
@@ -295,12 +305,20 @@ class StandIn:
         step_timer: receives the boundaries.
         actions: Lightning's names for its actions.
         parts: of the ledger, by the names of their actions.
+        cpu: receives the fetches of steps that are split into regions.
     """
 
-    def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS) -> None:
+    def __init__(
+        self,
+        step_timer: StepTimer,
+        actions: Actions,
+        parts: Mapping[str, str] = _NO_PARTS,
+        cpu: CpuAccount | None = None,
+    ) -> None:
         self._step_timer = step_timer
         self._actions = actions
         self._parts = parts
+        self._cpu = cpu
         self._ours: BoundaryProfiler | None = None
         self._replaced = self._warned = False
         self._lost = 0
@@ -309,7 +327,9 @@ class StandIn:
         """Wrap the Trainer's profiler."""
         if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.step_timer is self._step_timer):
             self.leave(trainer)  # a fit that ended without calling any hook left one
-            trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
+            trainer.profiler = BoundaryProfiler(
+                trainer.profiler, self._step_timer, self._actions, self._parts, self._cpu
+            )
         self._ours = trainer.profiler
         self._step_timer.announce_to(trainer.profiler.announce)
 

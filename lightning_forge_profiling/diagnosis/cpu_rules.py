@@ -9,7 +9,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.rule import MEASURE, Evidence, Explanation, Rule, in_ms, unpredicted
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.results.analysis import RunEvidence
-from lightning_forge_profiling.results.cpu import CpuTime, CpuUse
+from lightning_forge_profiling.results.cpu import OTHERS, CpuTime, CpuUse
 
 PYTHON_BOUND: Final = "python-bound"
 
@@ -21,9 +21,6 @@ is left out."""
 _LARGE: Final = 65_536
 """With several threads each tensor is an OpenMP region, for which all threads need a core at the same time: only where
 cores are free, and half of the tensors have at least so many elements, which the loop divides among the threads too."""
-
-_ROUNDED: Final = 0.2
-"""A core counts as idle although the rest of the system uses so much of it."""
 
 _FUSED_IS_SLOW_PCT: Final = 20.0
 """An update that is fused already is named from here on, as in a run without a trace."""
@@ -108,31 +105,35 @@ def _threads(cpu: CpuTime, use: CpuUse | None) -> str:
     """What to do about the number of threads: more of them only where cores were idle."""
     threads, cores = cpu.intra_op_threads, cpu.usable_cores if use is None else max(int(use.cores), 1)
     if threads is None:
-        return f"The number of threads is unknown{_measured('1 2 4')}. "
+        return f"The number of threads is unknown: {_measured('1 2 4')}. "
     if cores is None:
         return ""
+    up_to = f"An operator uses up to {threads} "
     if threads > cores:
         fewer = f"OMP_NUM_THREADS={cores} or torch.set_num_threads({cores})"
-        return f"An operator uses up to {threads} threads where there are {cores} usable cores: set {fewer}. "
-    if use is None or use.idle is None:
-        of = f"An operator uses up to {threads} of {cores} usable cores, which may be idle or not"
-        return f"{of}{_measured(f'{threads} {cores}')}. " if threads < cores else ""
-    idle = f"{use.idle:.1f} of the {cores} usable cores were idle"
-    more = min(threads + int(use.idle + _ROUNDED), cores)
-    if more > threads and not use.contended:
-        return f"An operator uses up to {threads} threads, and {idle}: try OMP_NUM_THREADS={more}. "
-    if threads > 1 and use.contended:
-        others = cores - use.used - use.idle
+        return f"{up_to}threads where there are {cores} usable cores: set {fewer}. "
+    if use is not None and use.idle is not None:
+        return _by_use(threads, cores, use.idle, use.used)
+    unknown = f"{up_to}of {cores} usable cores, and whether the others are idle is unknown: "
+    return f"{unknown}{_measured(f'{threads} {cores}')}. " if threads < cores else ""
+
+
+def _by_use(threads: int, cores: int, idle: float, used: float) -> str:
+    more, others = min(threads + int(idle + OTHERS), cores), cores - used - idle
+    if others <= OTHERS and more > threads:
+        idle_cores = f"{idle:.1f} of the {cores} usable cores were idle"
+        return f"An operator uses up to {threads} threads, and {idle_cores}: try OMP_NUM_THREADS={more}. "
+    if others > OTHERS and threads > 1:
         return (
             f"Other processes used {others:.1f} of the {cores} usable cores, and a thread without a core holds up the "
-            f"others{_measured(f'{max(threads - ceil(others), 1)} {threads}')}. "
+            f"others: {_measured(f'{max(threads - ceil(others), 1)} {threads}')}. "
         )
     return ""
 
 
 def _measured(numbers: str) -> str:
     return (
-        f": measure for n in {numbers}; do OMP_NUM_THREADS=$n forge-profiling run --no-window train.py; done, then "
+        f"measure for n in {numbers}; do OMP_NUM_THREADS=$n forge-profiling run --no-window train.py; done, then "
         "forge-profiling compare A B"
     )
 

@@ -5,7 +5,7 @@ from math import ceil
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import MEASURE, Evidence, in_ms
-from lightning_forge_profiling.results.cpu import CpuUse
+from lightning_forge_profiling.results.cpu import OTHERS, CpuUse
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
 _HANDED_OVER_MS: Final = 1.0
@@ -21,9 +21,6 @@ dataset that waits for I/O, steps took 75, 41 and 28 ms with 1, 2 and 4 workers 
 
 _FOUND: Final = 0.25
 """Cores that workers find also where no core is idle: those that mostly wait are served first."""
-
-_ROUNDED: Final = 0.2
-"""A core counts as idle although the rest of the system uses so much of it."""
 
 _CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
 _CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
@@ -176,7 +173,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
             f"network: measure {_listed([f'num_workers={more}', *also])} ({MEASURE}), or {cheaper}.{shares_out}"
         )
     does = f"{_it(settings, now)} a core busy for {busy_pct:.0f} % of the time"
-    affordable = now + int(max(cpu.idle or 0.0, _FOUND if waits else 0.0) * 100 / max(busy_pct, 1.0) + _ROUNDED)
+    affordable = now + int(max(cpu.idle or 0.0, _FOUND if waits else 0.0) * 100 / max(busy_pct, 1.0) + OTHERS)
     if waits:
         affordable = min(affordable, max(2 * now, 4))
         does += " and waits for the rest of it, as for a disk or a network, so there may be more of them than cores"

@@ -218,9 +218,8 @@ def _update_advice(evidence: RunEvidence) -> str:
             "Give the optimizer fused=True, which replaces many kernels with a few; if it is fused already, update "
             f"less often: {often}."
         )
-    return cpu_update_advice(
-        "" if optimizer is None else optimizer.kind, evidence.cpu and evidence.cpu.threads, evidence, often
-    )
+    kind, threads = "" if optimizer is None else optimizer.kind, None if evidence.cpu is None else evidence.cpu.threads
+    return cpu_update_advice(kind, threads, evidence, often)
 
 
 def _paced(evidence: RunEvidence) -> list[str]:

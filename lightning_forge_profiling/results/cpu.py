@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+OTHERS: Final = 0.2
+"""Cores that the rest of a system uses without being busy, and the resolution of the accounting."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuTime:
@@ -60,11 +63,7 @@ class CpuUse:
     @property
     def contended(self) -> bool | None:
         """Whether other processes use these cores too, or the process and its loader use all of them."""
-        return None if self.idle is None else self.cores - self.used - self.idle > _OTHERS
-
-
-_OTHERS: Final = 0.15
-"""Cores that a system's own processes use, and what is lost to the resolution of the accounting."""
+        return None if self.idle is None else self.cores - self.used - self.idle > OTHERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,11 +44,11 @@ def use(cores=8, *, used, idle, threads=2, **more):
 @pytest.mark.parametrize(
     ("cpu", "expected"),
     [
-        (use(used=2, idle=5.9), "An operator uses up to 2 threads, and 5.9 of the 8 usable cores were idle: try OMP_"),
-        (use(used=2, idle=2.9), "Other processes used 3.1 of the 8 usable cores"),
-        (use(used=2, idle=0.0), "Other processes used 6.0 of the 8 usable cores"),
-        (use(used=2, idle=None), "whether the others are idle is unknown: measure for n in 2 8; do OMP_NUM_THREADS=$n"),
-        (None, "whether the others are idle is unknown: measure for n in 2 8; do OMP_NUM_THREADS=$n"),
+        (use(used=2, idle=5.9), "An operator uses up to 2 threads, and 5.9 of the 8 usable cores were free: try OMP_"),
+        (use(used=2, idle=2.9), "workers included, used 3.1 of the 8 usable cores"),
+        (use(used=2, idle=0.0), "workers included, used 6.0 of the 8 usable cores"),
+        (use(used=2, idle=None), "whether the others are free is unknown: measure for n in 2 8; do OMP_NUM_THREADS=$n"),
+        (None, "whether the others are free is unknown: measure for n in 2 8; do OMP_NUM_THREADS=$n"),
         (use(cores=1, used=1, idle=0.0), "up to 2 threads where there are 1 usable cores: set OMP_NUM_THREADS=1"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_loader_that_waits_may_have_more_workers_than_cores(make_trainer, monk
     callback = every_step(2)
     make_trainer(callback, logger=False).fit(Classifier(), DataLoader(Waits(), 4, num_workers=workers))
     advice = found(callback.analysis())["input-bound"].advice
-    assert "waits for the rest of it, as for a disk or a network" in advice
+    assert "and waits for the rest, as for a disk or a network" in advice
     assert int(re.search(r"try num_workers=(\d+)", advice)[1]) == 4
     assert COMMAND not in advice
 

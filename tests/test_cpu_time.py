@@ -101,7 +101,7 @@ def test_what_the_operators_take_names_the_costliest_by_their_own_time(tmp_path)
     [
         (
             ALONE,
-            "An operator uses up to 2 of 8 usable cores, and whether the others are idle is unknown: measure for n",
+            "An operator uses up to 2 of 8 usable cores, and whether the others are free is unknown: measure for n",
         ),
         (
             {**ALONE, "intra_op_threads": 16},

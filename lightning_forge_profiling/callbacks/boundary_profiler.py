@@ -11,7 +11,6 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, cast
 
-from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH
@@ -50,13 +49,13 @@ class _Boundary(NamedTuple):
     after: Callable[[], object]
 
 
-def _boundaries(step_timer: StepTimer, actions: Actions, cpu: CpuAccount | None) -> dict[str, _Boundary]:
+def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
     found = {
         name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
         for name, region in actions.regions.items()
     }
-    if cpu is not None:
-        fetch = _Boundary(cpu.fetch_begins, cpu.fetch_ends)
+    if actions.fetch is not None:
+        fetch = _Boundary(*actions.fetch)
         found |= {name: _inside(found[name], fetch) for name, region in actions.regions.items() if region == "data"}
     checkpoint = _Checkpoint(step_timer)
     found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
@@ -196,7 +195,6 @@ class BoundaryProfiler:
         step_timer: receives the boundaries; its ledger, if it has one, those of hooks.
         actions: Lightning's names for its actions.
         parts: of the ledger, by the names of their actions.
-        cpu: receives the fetches of steps that are split into regions.
     """
 
     _OWN: Final = frozenset(
@@ -204,19 +202,14 @@ class BoundaryProfiler:
     )
 
     def __init__(
-        self,
-        inner: Any,
-        step_timer: StepTimer,
-        actions: Actions,
-        parts: Mapping[str, str] = _NO_PARTS,
-        cpu: CpuAccount | None = None,
+        self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
     ) -> None:
         self.inner = inner
         self.step_timer = step_timer
         self._parts = parts
         self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected))
         self._both = self._around_parts.union(actions.may_save)
-        boundaries = _boundaries(step_timer, actions, cpu)
+        boundaries = _boundaries(step_timer, actions)
         plain = {name: boundary for name, boundary in boundaries.items() if name not in actions.regions}
         for name, region in actions.regions.items():
             if region == _EVERY_STEP_HAS:
@@ -305,20 +298,12 @@ class StandIn:
         step_timer: receives the boundaries.
         actions: Lightning's names for its actions.
         parts: of the ledger, by the names of their actions.
-        cpu: receives the fetches of steps that are split into regions.
     """
 
-    def __init__(
-        self,
-        step_timer: StepTimer,
-        actions: Actions,
-        parts: Mapping[str, str] = _NO_PARTS,
-        cpu: CpuAccount | None = None,
-    ) -> None:
+    def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS) -> None:
         self._step_timer = step_timer
         self._actions = actions
         self._parts = parts
-        self._cpu = cpu
         self._ours: BoundaryProfiler | None = None
         self._replaced = self._warned = False
         self._lost = 0
@@ -327,9 +312,7 @@ class StandIn:
         """Wrap the Trainer's profiler."""
         if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.step_timer is self._step_timer):
             self.leave(trainer)  # a fit that ended without calling any hook left one
-            trainer.profiler = BoundaryProfiler(
-                trainer.profiler, self._step_timer, self._actions, self._parts, self._cpu
-            )
+            trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = trainer.profiler
         self._step_timer.announce_to(trainer.profiler.announce)
 

@@ -112,6 +112,8 @@ class Actions(NamedTuple):
     """Each is one training epoch, from its beginning to its end."""
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
+    fetch: tuple[Callable[[], object], Callable[[], object]] | None = None
+    """Called when a fetch begins, and when it ends."""
 
 
 def actions(trainer: Trainer, module: LightningModule) -> Actions:

@@ -296,9 +296,9 @@ class TimedCallback(Callback):
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
             self._leave_set_up()
             self._hook_parts = hook_parts(trainer, pl_module, self._peers)
-            self._cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
-            actions = lightning_api.actions(trainer, pl_module)
-            self._stand_in = StandIn(step_timer, actions, self._hook_parts, self._cpu)
+            self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
+            actions = lightning_api.actions(trainer, pl_module)._replace(fetch=(cpu.fetch_begins, cpu.fetch_ends))
+            self._stand_in = StandIn(step_timer, actions, self._hook_parts)
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:

@@ -114,19 +114,20 @@ def _threads(cpu: CpuTime, use: CpuUse | None) -> str:
         return f"{up_to}threads where there are {cores} usable cores: set {fewer}. "
     if use is not None and use.idle is not None:
         return _by_use(threads, cores, use.idle, use.used)
-    unknown = f"{up_to}of {cores} usable cores, and whether the others are idle is unknown: "
+    unknown = f"{up_to}of {cores} usable cores, and whether the others are free is unknown: "
     return f"{unknown}{_measured(f'{threads} {cores}')}. " if threads < cores else ""
 
 
 def _by_use(threads: int, cores: int, idle: float, used: float) -> str:
     more, others = min(threads + int(idle + OTHERS), cores), cores - used - idle
     if others <= OTHERS and more > threads:
-        idle_cores = f"{idle:.1f} of the {cores} usable cores were idle"
-        return f"An operator uses up to {threads} threads, and {idle_cores}: try OMP_NUM_THREADS={more}. "
+        free = f"{idle:.1f} of the {cores} usable cores were free"
+        more_of = f"try OMP_NUM_THREADS={more}, which gains for large operators alone: {_measured(f'{threads} {more}')}"
+        return f"An operator uses up to {threads} threads, and {free}: {more_of}. "
     if others > OTHERS and threads > 1:
         return (
-            f"Other processes used {others:.1f} of the {cores} usable cores, and a thread without a core holds up the "
-            f"others: {_measured(f'{max(threads - ceil(others), 1)} {threads}')}. "
+            f"Other processes, loader workers included, used {others:.1f} of the {cores} usable cores, and a thread "
+            f"without a core holds up the others: {_measured(f'{max(threads - ceil(others), 1)} {threads}')}. "
         )
     return ""
 

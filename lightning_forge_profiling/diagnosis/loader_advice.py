@@ -17,10 +17,10 @@ _MOST_TRIED: Final = 16
 
 _WAITS_BELOW_PCT: Final = 50.0
 """A loader that keeps a core busy for less of its time mostly waits, and its workers may outnumber the cores: with a
-dataset that waits for I/O, steps took 75, 41 and 28 ms with 1, 2 and 4 workers on two cores."""
+dataset that waits, steps got faster with up to four on two cores (`python -m docs.measure_fixes --cpu workers`)."""
 
 _FOUND: Final = 0.25
-"""Cores that workers find also where no core is idle: those that mostly wait are served first."""
+"""Cores that workers get even where none is idle, since the scheduler prefers processes that mostly wait."""
 
 _CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
 _CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
@@ -65,9 +65,9 @@ def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
     Example:
         >>> cpu = CpuUse(cores=8, used=1, idle=7, loader_busy_pct=98)
         >>> wait = LoaderWait(host_ms=25, exposed_ms=25, step_ms=40, on_gpu=True, cpu=cpu)
-        >>> print(loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=0, pin_memory=True, cores=8)))
-        The DataLoader loads in the training process (num_workers=0). It keeps a core busy for 98 % of the time, and 7.0
-        of the 8 usable cores are idle: try num_workers=4 and persistent_workers=True.
+        >>> settings = LoaderSettings(kind="DataLoader", num_workers=0, pin_memory=True, cores=8)
+        >>> loader_advice(wait, settings).partition(". ")[2]
+        'Loading keeps a core busy for 98 % of the time, and 7.0 of the 8 usable cores are free: try num_workers=4...'
     """
     if wait.host_ms < _HANDED_OVER_MS:
         return _small_batches(wait, settings)
@@ -155,47 +155,38 @@ def _without_settings(wait: LoaderWait) -> str:
 
 def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
     """What the number of workers should be, by how busy they keep the cores."""
-    cpu, cheaper = wait.cpu, _cheaper(wait)
+    cpu, cheaper, most = wait.cpu, _cheaper(wait), settings.most_workers
     state = f"{_named(settings)} num_workers={now}" if now else f"{_in_process(settings)} (num_workers=0)"
-    busy_pct = None if cpu is None else cpu.loader_busy_pct
-    waits = busy_pct is not None and busy_pct < _WAITS_BELOW_PCT
     keeps_up = _keeps_up(wait, now)
     wanted = max(keeps_up, now + 1) if now else _wanted_of_none(wait)
     also = [] if now else ["persistent_workers=True"]
     if wait.on_gpu and not settings.pin_memory:
         also.append("pin_memory=True")
     shares_out = _SHARES_OUT if settings.iterable else ""
-    if busy_pct is None or cpu is None or (cpu.idle is None and not waits):
-        most = settings.most_workers
+    busy_pct = None if cpu is None else cpu.loader_busy_pct
+    waits = busy_pct is not None and busy_pct < _WAITS_BELOW_PCT
+    if cpu is None or busy_pct is None or (cpu.idle is None and not waits):
         more = min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
         return (
-            f"{state} on {_cores(settings)}. Workers gain where a core is idle, or where they wait for a disk or a "
+            f"{state} on {_cores(settings)}. Workers gain where a core is free, or where they wait for a disk or a "
             f"network: measure {_listed([f'num_workers={more}', *also])} ({MEASURE}), or {cheaper}.{shares_out}"
         )
-    does = f"{_it(settings, now)} a core busy for {busy_pct:.0f} % of the time"
-    affordable = now + int(max(cpu.idle or 0.0, _FOUND if waits else 0.0) * 100 / max(busy_pct, 1.0) + OTHERS)
-    if waits:
-        affordable = min(affordable, max(2 * now, 4))
-        does += " and waits for the rest of it, as for a disk or a network, so there may be more of them than cores"
-    else:
-        affordable = min(affordable, settings.most_workers)
-        does += f", and {cpu.idle:.1f} of {_cores(settings)} are idle"
-    tried = min(wanted, affordable, max(_MOST_TRIED, now))
+    idle = cpu.idle or 0.0
+    affordable = now + int(max(idle, _FOUND if waits else 0.0) * 100 / max(busy_pct, 1.0) + OTHERS)
+    tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if waits else most)
+    does = f"{'A worker' if now else 'Loading'} keeps a core busy for {busy_pct:.0f} % of the time"
     if tried <= now:
         pinned = " Set pin_memory=True." if wait.on_gpu and not settings.pin_memory else ""
-        return f"{state}. {does}: more workers would compete for the cores. {cheaper[0].upper()}{cheaper[1:]}.{pinned}"
-    advice = f"{state}. {does}: try {_listed([f'num_workers={tried}', *also])}."
+        free = f"and {idle:.1f} of {_cores(settings)} are free: more workers would compete for them"
+        return f"{state}. {does}, {free}. {cheaper[0].upper()}{cheaper[1:]}.{pinned}"
+    why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
+    advice = f"{state}. {does} {why}" if waits else f"{state}. {does}, and {idle:.1f} of {_cores(settings)} are free"
+    advice += f": try {_listed([f'num_workers={tried}', *also])}."
     if now:
         advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
     if keeps_up > tried:
         advice += f" {keeps_up} would keep up; so also {cheaper}."
     return advice + shares_out
-
-
-def _it(settings: LoaderSettings, now: int) -> str:
-    if now:
-        return "A worker keeps"
-    return "It keeps" if settings.loaders == 1 else "They keep"
 
 
 def _keeps_up(wait: LoaderWait, workers: int) -> int:

@@ -19,20 +19,17 @@ _ENOUGH_FETCH_NS: Final = 50_000_000
 
 
 class CpuAccount:
-    """Reads CPU times at the first and the last of steps that count in a row, and once a second in between.
+    """Reads CPU times at both ends of a row of steps that count, and once a second in between.
 
     Args:
         workers: returns the process ids of the loader's workers.
-        read: reads the CPU times.
+        read: reads the CPU times of this process and those.
     """
 
     def __init__(
-        self,
-        workers: Callable[[], Sequence[int]],
-        read: Callable[[Sequence[int]], CpuTimes] = cpu_times,
+        self, workers: Callable[[], Sequence[int]], read: Callable[[Sequence[int]], CpuTimes] = cpu_times
     ) -> None:
-        self._workers = workers
-        self._read = read
+        self._workers, self._read = workers, read
         self._last: CpuTimes | None = None
         self._wall_s = self._process_s = 0.0
         self._idle_s: float | None = 0.0
@@ -53,11 +50,7 @@ class CpuAccount:
             self._fetch_ns += perf_counter_ns() - began_ns
 
     def step_ended(self, *, counts: bool) -> None:
-        """A step has ended.
-
-        Args:
-            counts: whether the next one counts.
-        """
+        """A step has ended, and the next one counts or not."""
         if not counts:
             self.pause()
         elif self._last is None or perf_counter() - self._last.at_s >= _PERIOD_S:
@@ -89,11 +82,7 @@ class CpuAccount:
             self._thread_waits_s += now.thread_s[1] - before.thread_s[1]
 
     def use(self, ranks: int) -> CpuUse | None:
-        """The mean use over the steps that counted; None if they were too few.
-
-        Args:
-            ranks: ranks that share the cores.
-        """
+        """The mean use over the steps that counted, with so many ranks on the cores; None if they were too few."""
         if self._wall_s < _ENOUGH_S:
             return None
         cores, used = usable_cores() / ranks, self._process_s / self._wall_s

@@ -56,14 +56,7 @@ def _optimizer(context: RuleContext) -> Explanation:
 
 
 def cpu_update_advice(kind: str, threads: int | None, run: RunEvidence | None, often: str) -> str:
-    """What to do about an update on the CPU that is not fused.
-
-    Args:
-        kind: class of the optimizer; "" if unknown.
-        threads: number of threads that an operator may use; None if unknown.
-        run: evidence of the run; None if unknown.
-        often: how to update less often.
-    """
+    """What to do about an update on the CPU that is not fused; `often` says how to update less often."""
     optimizer, use = (None, None) if run is None else (run.optimizer, run.cpu)
     large = optimizer is not None and optimizer.median_elements >= _LARGE and use is not None and use.contended is False
     if kind in _FUSED_ON_CPU and (threads == 1 or large):

@@ -12,13 +12,9 @@ from lightning_forge_profiling.results.saving import Saving
 
 STARTUP_BOUND: Final = "startup-bound"
 
-_START_S: Final = 0.02
-_WORKER_START_S: Final = 0.01
-"""Starting and ending forked workers took 30 ms for one and 60 ms for four, on two cores of which one was busy up to a
-half more (torch 2.13, `python -m benchmarks.handover`)."""
-
-_START_MATTERS: Final = 0.05
-"""Share of a validation from which on its workers' start is named."""
+_SHORT_VALIDATION_S: Final = 10.0
+"""Starting and ending one to four forked workers took 30 to 60 ms on two free cores, 220 to 480 ms on busy ones (torch
+2.13, `python -m benchmarks.handover`): in a validation of so many seconds that is at most 5 %."""
 
 
 def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> Rule[LedgerCosts]:
@@ -59,30 +55,26 @@ def _loader(run: LedgerCosts) -> Explanation:
 
 def _validation(run: LedgerCosts) -> Explanation:
     settings, each_s = run.evidence.validation_loader, run.seconds("validation") / max(run.count("validation"), 1)
+    numbers = run.times("validation")
     advice = (
         "Validate less often (check_val_every_n_epoch, val_check_interval) or on fewer batches (limit_val_batches), or "
         "with a larger batch."
     )
-    numbers = run.times("validation")
-    if settings is None or settings.num_workers is None:
-        return Explanation(f"validation {run.takes('validation', 'runs')}", numbers, advice)
-    workers, batches = settings.num_workers, settings.batches
-    numbers |= {"num_workers": workers, "persistent_workers": str(settings.persistent_workers)}
-    if batches is not None:
-        numbers["batches"] = batches
-    start_s = _START_S + workers * _WORKER_START_S
-    if workers and not settings.persistent_workers and start_s >= _START_MATTERS * each_s:
-        of = "" if batches is None else f" of {batches} batches"
-        advice = (
-            f"Set persistent_workers=True in the validation DataLoader: its num_workers={workers} start anew in each "
-            f"run{of}. If a batch takes little time to make, num_workers=0 is faster still: measure it ({MEASURE}). "
-            f"Otherwise: {advice[0].lower()}{advice[1:]}"
-        )
-    elif not workers:
-        advice += (
-            " Its DataLoader has num_workers=0. Workers gain only if making batches takes most of the time: measure "
-            f"num_workers=1 with persistent_workers=True, without which they start anew in each run ({MEASURE})."
-        )
+    if settings is not None and settings.num_workers is not None:
+        workers = settings.num_workers
+        numbers |= {"num_workers": workers, "persistent_workers": str(settings.persistent_workers)}
+        numbers |= {} if settings.batches is None else {"batches": settings.batches}
+        if not workers:
+            advice += (
+                " Its DataLoader has num_workers=0. Workers gain only if making batches takes most of it: measure "
+                f"num_workers=1 with persistent_workers=True, without which they start anew in each run ({MEASURE})."
+            )
+        elif not settings.persistent_workers and each_s < _SHORT_VALIDATION_S:
+            advice = (
+                f"Set persistent_workers=True in the validation DataLoader: its num_workers={workers} start anew in "
+                f"each run. Where a batch is cheap to make, num_workers=0 is faster still: measure it ({MEASURE}). Or "
+                f"v{advice[1:]}"
+            )
     return Explanation(f"validation {run.takes('validation', 'runs')}", numbers, advice)
 
 

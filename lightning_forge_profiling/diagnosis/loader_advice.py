@@ -19,9 +19,6 @@ _WAITS_BELOW_PCT: Final = 50.0
 """A loader that keeps a core busy for less of its time mostly waits, and its workers may outnumber the cores: with a
 dataset that waits, steps got faster with up to four on two cores (`python -m docs.measure_fixes --cpu workers`)."""
 
-_FOUND: Final = 0.25
-"""Cores that workers get even where none is idle, since the scheduler prefers processes that mostly wait."""
-
 _CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
 _CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
 _SHARES_OUT: Final = " An IterableDataset must split its samples among the workers (torch.utils.data.get_worker_info)."
@@ -163,16 +160,16 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
     if wait.on_gpu and not settings.pin_memory:
         also.append("pin_memory=True")
     shares_out = _SHARES_OUT if settings.iterable else ""
-    busy_pct = None if cpu is None else cpu.loader_busy_pct
-    waits = busy_pct is not None and busy_pct < _WAITS_BELOW_PCT
-    if cpu is None or busy_pct is None or (cpu.idle is None and not waits):
+    known = cpu is not None and cpu.idle is not None and cpu.loader_busy_pct is not None
+    idle, busy_pct = ((cpu and cpu.idle) or 0.0), ((cpu and cpu.loader_busy_pct) or 0.0)
+    waits = busy_pct < _WAITS_BELOW_PCT
+    affordable = now + int(idle * 100 / max(busy_pct, 1.0) + OTHERS) if idle > OTHERS else now
+    if not known or (waits and affordable == now):
         more = min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
         return (
             f"{state} on {_cores(settings)}. Workers gain where a core is free, or where they wait for a disk or a "
             f"network: measure {_listed([f'num_workers={more}', *also])} ({MEASURE}), or {cheaper}.{shares_out}"
         )
-    idle = cpu.idle or 0.0
-    affordable = now + int(max(idle, _FOUND if waits else 0.0) * 100 / max(busy_pct, 1.0) + OTHERS)
     tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if waits else most)
     does = f"{'A worker' if now else 'Loading'} keeps a core busy for {busy_pct:.0f} % of the time"
     if tried <= now:

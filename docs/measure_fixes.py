@@ -485,7 +485,7 @@ def _advised(name: str, advice: list[str]) -> str:
         "threads": "try OMP_NUM_THREADS=2",
         "Adam": "Use Adam(fused=True)",
         "workers": "try num_workers=",
-        "validation": "Set persistent_workers=True in the validation" if "persistent" in name else "try num_workers=",
+        "validation": "Set persistent_workers=True in the validation" if "persistent" in name else "Give it workers",
     }[kind]
     return "yes" if any(sign in text for text in advice) else "no"
 

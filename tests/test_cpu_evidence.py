@@ -189,6 +189,13 @@ def test_workers_are_advised_by_what_they_need_of_the_idle_cores(workers, busy_p
     assert ("Make a sample cheaper" in advice) == (advised is None)
 
 
+def test_without_a_free_core_workers_that_wait_are_advised_beside_a_single_training_thread():
+    cpu = use(used=1, idle=0.0, threads=1, loader_busy_pct=3)
+    wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False, cpu=cpu)
+    advice = loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=2, cores=2))
+    assert "so there may be more workers than cores: try num_workers=4." in advice
+
+
 # -- validation -------------------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,8 @@ PYTHON_BOUND: Final = "python-bound"
 
 _FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad"})
 """With fused=True, from PyTorch 2.4 on, and one thread their update took 0.1 to 0.5 of the time of the CPU's default, a
-loop over the parameters, for 6 to 300 tensors of 256 to 1,048,576 elements, idle and busy; SGD's 0.3 to 1.0, and so it
-is left out."""
+loop over the parameters, for 6 to 300 tensors of 256 to 1,048,576 elements; SGD's 0.3 to 1.0, and so it is left out.
+Steps with Adam took 0.5 to 0.6, also beside a busy process (`python -m docs.measure_fixes --cpu fused`)."""
 
 _LARGE: Final = 65_536
 """With several threads each tensor is an OpenMP region, for which all threads need a core at the same time: only where

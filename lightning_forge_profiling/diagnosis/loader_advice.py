@@ -19,6 +19,10 @@ _WAITS_BELOW_PCT: Final = 50.0
 """A loader that keeps a core busy for less of its time mostly waits, and its workers may outnumber the cores: with a
 dataset that waits, steps got faster with up to four on two cores (`python -m docs.measure_fixes --cpu workers`)."""
 
+_FOUND: Final = 0.25
+"""Cores that workers get even where none is free, since the scheduler prefers processes that mostly wait. Not so beside
+a training thread that waits for further threads: with two threads steps took 1.5 times as long there."""
+
 _CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
 _CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
 _SHARES_OUT: Final = " An IterableDataset must split its samples among the workers (torch.utils.data.get_worker_info)."
@@ -163,7 +167,8 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
     known = cpu is not None and cpu.idle is not None and cpu.loader_busy_pct is not None
     idle, busy_pct = ((cpu and cpu.idle) or 0.0), ((cpu and cpu.loader_busy_pct) or 0.0)
     waits = busy_pct < _WAITS_BELOW_PCT
-    affordable = now + int(idle * 100 / max(busy_pct, 1.0) + OTHERS) if idle > OTHERS else now
+    left = max(idle, _FOUND) if known and waits and cpu is not None and cpu.threads == 1 else idle
+    affordable = now + int(left * 100 / max(busy_pct, 1.0) + OTHERS) if left > OTHERS else now
     if not known or (waits and affordable == now):
         more = min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
         return (

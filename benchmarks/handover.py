@@ -1,4 +1,4 @@
-"""What a DataLoader's worker takes to hand a batch over, whatever it costs to make: a dataset that makes nothing.
+"""What a DataLoader's workers take to hand a batch over, and to start and end: a dataset that makes nothing.
 
 python -m benchmarks.handover
 """
@@ -36,8 +36,20 @@ def batch_ms(loader: DataLoader[Any]) -> float:
     return (perf_counter() - began) / count * 1e3
 
 
+def start_ms(workers: int) -> float:
+    """Milliseconds of a pass of four batches, whose workers start and end with it."""
+    began = perf_counter()
+    for _ in DataLoader([torch.zeros(16)] * 4, batch_size=None, num_workers=workers):
+        pass
+    return (perf_counter() - began) * 1e3
+
+
 def main() -> None:
     """Print a line for each size of batch and number of workers: medians of rounds in turns."""
+    for workers in (0, 1, 2, 4):
+        print(
+            f"{workers} workers: {median(start_ms(workers) for _ in range(ROUNDS)):.1f} ms for a pass of four batches"
+        )
     loaders = {
         (numbers, workers): DataLoader(
             Ready(numbers), batch_size=None, num_workers=workers, persistent_workers=workers > 0

@@ -3,11 +3,15 @@
     python -m docs.measure_fixes                           # all cases; an H200 takes under 5 minutes
     python -m docs.measure_fixes --cases straggler,sync-bound
     python -m docs.measure_fixes --quick                   # tiny sizes on the CPU, to try the script itself
+    python -m docs.measure_fixes --cpu                     # threads, fused optimizers, workers: on a CPU
 
 Each case runs in a process of its own, with a time limit. Before and after come in turns, three each, with
 `ThroughputCallback` alone, so that no step is slowed by recording; the figures are medians of the three means. Then a
 run with the problem is recorded, and its finding says what the fix saves. A line of the table is printed as soon as a
 case is measured, and everything is in the file of `--out`, also where a case or the script comes to an end before.
+
+`--cpu` measures each fix on one and on two threads, on an idle machine and beside a process that keeps a core busy, in
+pairs of forked processes in turns. A fix is only advised where no median of such pairs is above 1.
 
 A page of docs/findings has no case where there is nothing to predict (gpu-idle), where the problem goes away by itself
 in later steps (slow-launches), where the fix changes what is computed (python-bound), or where what is left has no name
@@ -19,6 +23,8 @@ in later steps (slow-launches), where the fix changes what is computed (python-b
 import argparse
 import gc
 import json
+import math
+import multiprocessing
 import os
 import signal
 import statistics
@@ -26,7 +32,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,7 +45,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.results.analysis import Analysis
@@ -335,6 +342,175 @@ def run_apart(name: str, *, quick: bool, limit_s: float) -> Measured | str:
         return Measured(**read)
 
 
+# -- fixes on a CPU, which may lose -----------------------------------------------------------------------------------
+
+PAIRS = 3
+CPU_STEPS = 45
+CPU_LIMIT_S = 30
+
+
+class CpuMLP(planted.MLP):
+    """Layers of one width, trained with Adam."""
+
+    fused = False
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """As PyTorch does by default, or fused."""
+        return torch.optim.Adam(self.parameters(), lr=1e-4, fused=self.fused or None)
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:  # noqa: ARG002
+        """The forward pass alone."""
+        self(batch[0])
+
+
+class FusedMLP(CpuMLP):
+    """The same with a fused update."""
+
+    fused = True
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows that are waited for, or computed, for 10 ms each."""
+
+    def __init__(self, *, waits: bool) -> None:
+        self.waits = waits
+
+    def __len__(self) -> int:
+        return 4 * CPU_STEPS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.waits:
+            time.sleep(0.01)
+        end = time.thread_time() + (0 if self.waits else 0.01)
+        while time.thread_time() < end:
+            pass
+        return torch.ones(64)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSetup:
+    """One run on the CPU; `threads` is set if it is what the fix changes."""
+
+    module: Callable[[], L.LightningModule]
+    loader: Callable[[], DataLoader]
+    validation: Callable[[], DataLoader] | None = None
+    threads: int | None = None
+    epochs: int = 1
+
+
+def _mlp_on_cpu(kind: type[CpuMLP], layers: int, width: int, rows: int, threads: int | None = None) -> CpuSetup:
+    loader = partial(planted.held, CPU_STEPS, rows, width, pin=False)
+    return CpuSetup(partial(kind, layers, width), loader, threads=threads, epochs=max(256 // width, 1))
+
+
+def _rows(workers: int, *, waits: bool) -> CpuSetup:
+    loader = partial(DataLoader, Rows(waits=waits), 4, num_workers=workers, persistent_workers=workers > 0)
+    return CpuSetup(partial(CpuMLP, 4, 64), loader)
+
+
+def _validated(workers: int, *, persistent: bool) -> CpuSetup:
+    rows = TensorDataset(torch.ones(64, 64))
+    loader = partial(DataLoader, rows, 16, num_workers=workers, persistent_workers=persistent)
+    return CpuSetup(partial(CpuMLP, 4, 64), partial(planted.held, CPU_STEPS, 8, 64, pin=False), loader, epochs=8)
+
+
+CPU_CASES: dict[str, tuple[CpuSetup, CpuSetup]] = {
+    "threads 1 to 2, products of 64": tuple(_mlp_on_cpu(CpuMLP, 14, 64, 8, each) for each in (1, 2)),
+    "threads 1 to 2, products of 512": tuple(_mlp_on_cpu(CpuMLP, 4, 512, 256, each) for each in (1, 2)),
+    "Adam fused, 28 tensors of up to 4,096": tuple(_mlp_on_cpu(each, 14, 64, 8) for each in (CpuMLP, FusedMLP)),
+    "Adam fused, 8 tensors of up to 262,144": tuple(_mlp_on_cpu(each, 4, 512, 8) for each in (CpuMLP, FusedMLP)),
+    "workers 0 to 4, dataset waits": (_rows(0, waits=True), _rows(4, waits=True)),
+    "workers 2 to 4, dataset waits": (_rows(2, waits=True), _rows(4, waits=True)),
+    "workers 0 to 1, dataset computes": (_rows(0, waits=False), _rows(1, waits=False)),
+    "workers 2 to 4, dataset computes": (_rows(2, waits=False), _rows(4, waits=False)),
+    "validation workers 0 to 2": (_validated(0, persistent=False), _validated(2, persistent=False)),
+    "validation workers 2, persistent": (_validated(2, persistent=False), _validated(2, persistent=True)),
+}
+
+
+def _cpu_run(setup: CpuSetup, threads: int, folder: Path, results: Any, *, record: bool = False) -> None:
+    """One fit; sends milliseconds of a step, or of a validation, and the advice."""
+    torch.set_num_threads(setup.threads or threads)
+    validated = setup.validation is not None
+    throughput = ThroughputCallback(5, record=False)
+    forge = [ForgeProfilerCallback(CPU_STEPS - 5, CPU_STEPS - 2, trace_dir=folder, tensorboard=False)] if record else []
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=setup.epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=folder,
+        callbacks=[throughput, *forge],
+    )
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        trainer.fit(setup.module(), setup.loader(), [] if setup.validation is None else setup.validation())
+    analysis, ledger = throughput.analysis(), throughput.ledger()
+    if analysis is None or analysis.run is None or ledger is None:
+        raise RuntimeError("the run has no result")
+    ms = 1e3 * ledger.parts["validation"] / ledger.counts["validation"] if validated else analysis.run.step_ms.mean
+    results.send((ms, [found.advice for found in analysis.findings]))
+
+
+def _forked(setup: CpuSetup, threads: int, *, record: bool = False) -> tuple[float, list[str]]:
+    """A run in a process of its own: this one has imported everything, and has used no threads of PyTorch's yet."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        process = fork.Process(target=_cpu_run, args=(setup, threads, Path(folder), theirs), kwargs={"record": record})
+        process.start()
+        found: tuple[float, list[str]] = ours.recv() if ours.poll(CPU_LIMIT_S) else (math.inf, [])
+        process.kill()
+        process.join()
+    return found
+
+
+@contextmanager
+def _burner(*, on: bool) -> Iterator[None]:
+    """A process that keeps a core busy."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if on else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _advised(name: str, advice: list[str]) -> str:
+    kind = name.split(maxsplit=1)[0]
+    sign = {
+        "threads": "try OMP_NUM_THREADS=2",
+        "Adam": "Use Adam(fused=True)",
+        "workers": "try num_workers=",
+        "validation": "Set persistent_workers=True in the validation" if "persistent" in name else "Give it workers",
+    }[kind]
+    return "yes" if any(sign in text for text in advice) else "no"
+
+
+def measure_on_cpu(names: list[str], pairs: int) -> None:
+    """Print a line for each fix, number of threads, and load of the machine."""
+    print("| Fix | Threads | Machine | ms before | ms after | after / before: median, least to most | advised |")
+    print("|---|---:|---|---:|---:|---:|---|", flush=True)
+    for name in names:
+        before, after = CPU_CASES[name]
+        for threads in (0,) if before.threads else (1, 2):
+            for busy in (False, True):
+                with _burner(on=busy):
+                    found = [(_forked(before, threads)[0], _forked(after, threads)[0]) for _ in range(pairs)]
+                    advice = _forked(before, threads, record=not before.validation)[1]
+                ratios = sorted(second / first for first, second in found)  # inf: not done in CPU_LIMIT_S
+                first, second = (statistics.median(each) for each in zip(*found, strict=True))
+                print(
+                    f"| {name} | {threads or '1 to 2'} | {'busy' if busy else 'idle'} | {first:.2f} | {second:.2f} "
+                    f"| {statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f} "
+                    f"| {_advised(name, advice)} |",
+                    flush=True,
+                )
+
+
 def row(name: str, found: Measured | str) -> str:
     """A line of the table."""
     if isinstance(found, str):
@@ -356,8 +532,13 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for a case (default: {LIMIT_S})")
     parser.add_argument("--out", type=Path, default=Path("measure_fixes.json"), help="where all figures go, as JSON")
+    parser.add_argument("--cpu", nargs="?", const="", help="fixes on a CPU instead: those whose name contains this")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of runs with --cpu (default: {PAIRS})")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.cpu is not None:
+        measure_on_cpu([name for name in CPU_CASES if args.cpu in name], args.pairs)
+        return
     if args.run:
         measured = measure(args.run, SIZES[args.quick], args.out.parent)
         if measured is not None:

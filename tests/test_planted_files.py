@@ -209,9 +209,7 @@ def test_where_no_file_can_be_read_the_reason_is_said(tmp_path, command, kind, c
     for path in (record, record / "rank0.jsonl"):
         assert main([command, str(path), *map(str, options)]) == 2
         line = capsys.readouterr().err.splitlines()[-1]
-        assert re.search(
-            "rank0.jsonl cannot be read|no record of a run in|is not a record|no trace in this folder", line
-        )
+        assert re.search("rank0.jsonl (cannot be read|has none)|no (record of a run|trace) in|is not a record", line)
 
 
 def test_a_link_that_the_user_names_is_followed(tmp_path):

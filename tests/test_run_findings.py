@@ -103,7 +103,7 @@ def test_a_finding_has_its_numbers_and_names_the_setting():
     )
     assert found.share_pct == pytest.approx(100 * 9.14 / 53.28)
     assert found.evidence["exposed_wait_ms_per_step"] == 9.14
-    for setting in ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory"):
+    for setting in ("num_workers", "persistent_workers", "pin_memory"):
         assert setting in found.advice
 
 

@@ -203,8 +203,8 @@ def test_names_that_nobody_expected_change_no_time(category, tmp_path):
 @pytest.mark.parametrize(
     ("wait_ms", "busy", "expected", "absent"),
     [
-        (9.0, True, "try num_workers=2, persistent_workers=True and pin_memory=True.", "larger or cheaper"),
-        (9.0, False, "num_workers=2 and persistent_workers=True, if training leaves a core free.", "pin_memory"),
+        (9.0, True, "measure num_workers=2, persistent_workers=True and pin_memory=True (", "larger or cheaper"),
+        (9.0, False, "measure num_workers=2 and persistent_workers=True (", "pin_memory"),
         (0.6, True, "make batches larger or cheaper", "num_workers"),
         (0.6, False, "make batches larger or cheaper", "num_workers"),
     ],

@@ -54,6 +54,9 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
         name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
         for name, region in actions.regions.items()
     }
+    if actions.fetch is not None:
+        fetch = _Boundary(*actions.fetch)
+        found |= {name: _inside(found[name], fetch) for name, region in actions.regions.items() if region == "data"}
     checkpoint = _Checkpoint(step_timer)
     found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
     found |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))

@@ -71,6 +71,8 @@ __all__ = [
     "tracked_runs",
     "training_loaders",
     "uses_pytorch_profiler",
+    "validation_loaders",
+    "worker_processes",
 ]
 
 
@@ -110,6 +112,8 @@ class Actions(NamedTuple):
     """Each is one training epoch, from its beginning to its end."""
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
+    fetch: tuple[Callable[[], object], Callable[[], object]] | None = None
+    """Called when a fetch begins, and when it ends."""
 
 
 def actions(trainer: Trainer, module: LightningModule) -> Actions:
@@ -406,6 +410,18 @@ def training_loaders(trainer: Trainer) -> list[Any]:
     """The training loaders of this fit, mostly one DataLoader; empty before the training loop has set them up."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001
     return [] if combined is None else list(combined.flattened)
+
+
+def validation_loaders(trainer: Trainer) -> list[Any]:
+    """The validation loaders of this fit; empty before the first validation has set them up."""
+    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader  # noqa: SLF001
+    return [] if combined is None else list(combined.flattened)
+
+
+def worker_processes(trainer: Trainer) -> list[int]:
+    """Process ids of the training loaders' workers that are running."""
+    iterators = getattr(getattr(trainer.fit_loop._combined_loader, "_iterator", None), "iterators", ())  # noqa: SLF001
+    return [worker.pid for iterator in iterators for worker in getattr(iterator, "_workers", ()) if worker.pid]
 
 
 def replicas(trainer: Trainer) -> int:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.loader import loader_settings, restarted_workers
+from lightning_forge_profiling.callbacks.loader import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.callbacks.published_results import PUBLISH_S, Result, publish
 from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, rank_clock, read_figures, write_figures
 from lightning_forge_profiling.callbacks.run_analysis import (
@@ -74,6 +75,7 @@ def run_report(
     *,
     ledger: Ledger | None = None,
     continues_from: int = 0,
+    cpu: CpuAccount | None = None,
     interrupted: bool,
 ) -> RunReport:
     """The report at the end of a fit. Rewrites the reports beside the trace, and copies them to a remote folder.
@@ -84,6 +86,7 @@ def run_report(
         callbacks: the callbacks of this package.
         ledger: the run's ledger.
         continues_from: the optimizer step that the fit began with.
+        cpu: the account of the cores' use.
         interrupted: whether the fit ended by an exception, after which other ranks may write nothing.
     """
     trace = trace_of(callbacks)
@@ -92,7 +95,7 @@ def run_report(
     if trace is not None and trace.path is not None and recorded is not None and not interrupted:
         ranks = read_figures(trace.path.parent, [rank.rank for rank in recorded.ranks])
     report = _report(
-        trainer, step_timer, callbacks, ledger, recorded=recorded, ranks=ranks, continues_from=continues_from
+        trainer, step_timer, callbacks, ledger, recorded=recorded, ranks=ranks, continues_from=continues_from, cpu=cpu
     )
     for callback in callbacks:
         callback.copy_files(trainer, interrupted=interrupted)
@@ -106,6 +109,7 @@ def report_so_far(
     *,
     ledger: Ledger | None = None,
     continues_from: int = 0,
+    cpu: CpuAccount | None = None,
 ) -> RunReport:
     """The report on a running fit, without the analysis of its trace.
 
@@ -115,8 +119,9 @@ def report_so_far(
         callbacks: the callbacks of this package.
         ledger: the run's ledger.
         continues_from: the optimizer step that the fit began with.
+        cpu: the account of the cores' use.
     """
-    return _report(trainer, step_timer, callbacks, ledger, continues_from=continues_from)
+    return _report(trainer, step_timer, callbacks, ledger, continues_from=continues_from, cpu=cpu)
 
 
 def _report(
@@ -128,6 +133,7 @@ def _report(
     recorded: Analysis | None = None,
     ranks: Sequence[RankFigures] = (),
     continues_from: int = 0,
+    cpu: CpuAccount | None = None,
 ) -> RunReport:
     trace = trace_of(callbacks)
     run, on_device = step_timer.summary(), step_timer.timers.on_device
@@ -147,6 +153,13 @@ def _report(
         differences=ledger_differences({each.clock.rank: each.ledger for each in ranks if each.ledger is not None}),
         continues_from=continues_from,
     )
+    if evidence is not None:
+        evidence = replace(
+            evidence,
+            validation_loader=loader_settings(trainer, validation=True),
+            optimizer=optimizer_settings(trainer),
+            cpu=None if cpu is None else cpu.use(max(int(trainer.num_devices), 1)),
+        )
     folder = lightning_api.logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(
         run,

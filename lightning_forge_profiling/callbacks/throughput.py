@@ -234,6 +234,7 @@ class ThroughputCallback(TimedCallback):
                     peers,
                     ledger=self.ledger(),
                     continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
+                    cpu=peers[0]._cpu,  # noqa: SLF001  (one of us)
                 ),
                 metrics=self.summary,
                 ledger=clock,

@@ -14,6 +14,7 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
 from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
+from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.ledger_parts import (
     LedgerParts,
@@ -118,6 +119,7 @@ class TimedCallback(Callback):
         self._ledger_parts: LedgerParts | None = None
         self._set_up_parts: SetUpParts | None = None
         self._hook_parts: Mapping[str, str] = {}
+        self._cpu: CpuAccount | None = None
         self._watched: tuple[lightning_api.WatchedLoop, ...] = ()
         self._plain_steps: PlainSteps | None = None
         self._kind_of_step = (False, True)
@@ -294,7 +296,9 @@ class TimedCallback(Callback):
             self._plain_steps = PlainSteps(step_timer, self._counter, self._cycles)
             self._leave_set_up()
             self._hook_parts = hook_parts(trainer, pl_module, self._peers)
-            self._stand_in = StandIn(step_timer, lightning_api.actions(trainer, pl_module), self._hook_parts)
+            self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
+            actions = lightning_api.actions(trainer, pl_module)._replace(fetch=(cpu.fetch_begins, cpu.fetch_ends))
+            self._stand_in = StandIn(step_timer, actions, self._hook_parts)
             self._stand_in.take_place(trainer)
             self._previous_sink = set_region_sink(step_timer)
             if self._ledger_clock is not None:
@@ -333,10 +337,18 @@ class TimedCallback(Callback):
             self._kind_of_step = kind
             for peer in self._peers:
                 peer._other_steps_come()  # noqa: SLF001  (one of us)
+        self._account(counts=not any(kind))
         if plain is not None and not self._failed:
             plain.expect(trainer, pl_module, min(peer.idle_steps(trainer) for peer in self._peers))
 
+    @guarded
+    def _account(self, *, counts: bool) -> None:
+        if self._cpu is not None and self._cpu.due(counts=counts):
+            with self.own_work():
+                self._cpu.read(counts=counts)
+
     def _enter_validation(self) -> None:
+        self._account(counts=False)
         if self._step_timer is not None:
             self._step_timer.enter_validation()
 
@@ -482,6 +494,8 @@ class TimedCallback(Callback):
         if standing is None or self._step_timer is None:
             return
         standing.leave(trainer)
+        if self._cpu is not None:
+            self._cpu.read(counts=False)
         before = [] if self._plain_steps is None else self._plain_steps.take()
         for peer in self._peers:
             peer.skip_steps(len(before))
@@ -549,6 +563,7 @@ class TimedCallback(Callback):
             peers,
             ledger=self.ledger(),
             continues_from=peers[0]._continues_from,  # noqa: SLF001  (one of us)
+            cpu=peers[0]._cpu,  # noqa: SLF001  (one of us)
             interrupted=interrupted,
         )
 

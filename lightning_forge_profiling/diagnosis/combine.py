@@ -218,7 +218,12 @@ def _merge(
 
 
 def _bounded_by_run(found: Finding, of_run: Finding | None, evidence: RunEvidence) -> Finding:
-    """A bound on what the fix saves holds for all steps of the run, not only for the recorded ones."""
+    """A bound on what the fix saves holds for all steps of the run, not only for the recorded ones.
+
+    The run's advice on the loader knows the use of the cores.
+    """
+    if of_run is not None and found.code == "input-bound" and evidence.loader is not None:
+        found = replace(found, advice=of_run.advice)
     recorded, run = found.saves, None if of_run is None else of_run.saves
     if recorded is None or run is None or not recorded.at_most or run.ms_per_step <= recorded.ms_per_step:
         return found

@@ -43,7 +43,7 @@ def without_gpu_work(
     others += of_cpu
     if "data" not in evidence.regions:  # the region was not timed
         return [*mine, *others, *live.values()], differences
-    if mine and "input-bound" in live and not evidence.on_device:
+    if mine and "input-bound" in live and not evidence.on_device and evidence.loader is None:
         # the trace's advice knows the loader
         live["input-bound"] = replace(live["input-bound"], advice=mine[0].advice)
     in_run = share_pct(evidence, "data")
@@ -75,7 +75,9 @@ def _of_cpu(
     in_run_pct = share_pct(evidence, "optimizer")
     of_update = "optimizer" in evidence.regions and update and abs(update[0].share_pct - in_run_pct) > DIFFER_BY_PCT
     if not changed and not of_update:
-        return [*mine.values()], []
+        known = RuleContext(recorded, run=evidence)
+        advice = {rule.code: rule.explain(known).advice for rule in CPU_RULES if rule.code in mine}
+        return [replace(found, advice=advice[code]) for code, found in mine.items()], []
     context = _live_cpu(recorded, recorded.cpu, evidence)
     several = evidence.world_size > 1
     findings = []
@@ -110,4 +112,4 @@ def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence) -> Rul
         python_ms_per_step=min(python_ms, live_ms),
         costliest_ms_per_step={name: ms * scale for name, ms in cpu.costliest_ms_per_step.items()},
     )
-    return RuleContext(replace(recorded, step_ms=evidence.step_ms, cpu=live_cpu), live=True)
+    return RuleContext(replace(recorded, step_ms=evidence.step_ms, cpu=live_cpu), live=True, run=evidence)

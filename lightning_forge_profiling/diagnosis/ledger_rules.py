@@ -5,12 +5,16 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_s
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Explanation, Rule, saving
+from lightning_forge_profiling.diagnosis.rule import MEASURE, NAMED_FROM_PCT, Explanation, Rule, saving
 from lightning_forge_profiling.names import CHECKPOINT_WRITE, STARTUP_PROCESS, STEPS, hook_region, part_kind
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.saving import Saving
 
 STARTUP_BOUND: Final = "startup-bound"
+
+_SHORT_VALIDATION_S: Final = 10.0
+"""Starting and ending one to four forked workers took 30 to 60 ms on two free cores, 220 to 480 ms on busy ones (torch
+2.13, `python -m benchmarks.handover`): in a validation of so many seconds that is at most 5 %."""
 
 
 def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> Rule[LedgerCosts]:
@@ -43,10 +47,35 @@ def _loader(run: LedgerCosts) -> Explanation:
     else:
         what = "creating the DataLoader's iterator and its workers"
         advice = (
-            "Set persistent_workers=True in the DataLoader, use fewer workers, make the dataset object smaller (each "
-            "worker gets a copy), or make epochs longer."
+            "Set persistent_workers=True in the DataLoader, make the dataset object smaller (each worker gets a copy), "
+            "or make epochs longer."
         )
     return Explanation(f"{what} {run.takes('data_loader', 'times')}", run.times("data_loader"), advice)
+
+
+def _validation(run: LedgerCosts) -> Explanation:
+    settings, each_s = run.evidence.validation_loader, run.seconds("validation") / max(run.count("validation"), 1)
+    numbers = run.times("validation")
+    advice = (
+        "Validate less often (check_val_every_n_epoch, val_check_interval) or on fewer batches (limit_val_batches), or "
+        "with a larger batch."
+    )
+    if settings is not None and settings.num_workers is not None:
+        workers = settings.num_workers
+        numbers |= {"num_workers": workers, "persistent_workers": str(settings.persistent_workers)}
+        numbers |= {} if settings.batches is None else {"batches": settings.batches}
+        if not workers:
+            advice += (
+                " Its DataLoader has num_workers=0. Workers gain only if making batches takes most of it: measure "
+                f"num_workers=1 with persistent_workers=True, without which they start anew in each run ({MEASURE})."
+            )
+        elif not settings.persistent_workers and each_s < _SHORT_VALIDATION_S:
+            advice = (
+                f"Set persistent_workers=True in the validation DataLoader: its num_workers={workers} start anew in "
+                f"each run. Where a batch is cheap to make, num_workers=0 is faster still: measure it ({MEASURE}). Or "
+                f"v{advice[1:]}"
+            )
+    return Explanation(f"validation {run.takes('validation', 'runs')}", numbers, advice)
 
 
 def _garbage(run: LedgerCosts) -> Explanation:
@@ -93,14 +122,7 @@ _HOOK: Final = (
 
 LEDGER_RULES: Final[tuple[Rule[LedgerCosts], ...]] = (
     Rule("checkpoint-bound", lambda run: run.seconds("checkpoint"), _checkpoint),
-    _part_rule(
-        "validation-bound",
-        "validation",
-        "validation",
-        "runs",
-        "Validate less often (check_val_every_n_epoch, val_check_interval), on fewer batches (limit_val_batches), or "
-        "faster: a larger batch, workers and pinned memory in its DataLoader.",
-    ),
+    Rule("validation-bound", lambda run: run.seconds("validation"), _validation),
     _largest_rule("slow-callback", "callback/", "callback", _HOOK),
     _largest_rule("slow-hook", "module/", "the module's", _HOOK),
     _largest_rule("slow-hook", "datamodule/", "the data module's", _HOOK),

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import Evidence, in_ms
+from lightning_forge_profiling.diagnosis.rule import MEASURE, Evidence, in_ms
+from lightning_forge_profiling.results.cpu import OTHERS, CpuUse
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 
 _HANDED_OVER_MS: Final = 1.0
@@ -13,6 +14,14 @@ two cores, `python -m benchmarks.handover`): where a batch takes little longer t
 
 _MOST_TRIED: Final = 16
 """More workers than this are rarely the answer to a loader that loads in the training process."""
+
+_WAITS_BELOW_PCT: Final = 50.0
+"""A loader that keeps a core busy for less of its time mostly waits, and its workers may outnumber the cores: with a
+dataset that waits, steps got faster with up to four on two cores (`python -m docs.measure_fixes --cpu workers`)."""
+
+_FOUND: Final = 0.25
+"""Cores that workers get even where none is free, since the scheduler prefers processes that mostly wait. Not so beside
+a training thread that waits for further threads: with two threads steps took 1.5 times as long there."""
 
 _CHEAPER: Final = "make a sample cheaper (decode and augment less, ahead of time, or on the GPU)"
 _CHEAPER_ON_CPU: Final = "make a sample cheaper (decode and augment less, or ahead of time)"
@@ -30,6 +39,7 @@ class LoaderWait:
         on_gpu: whether training is on a GPU, to which batches are copied.
         in_process: whether the loader is known to work in the training process; None if unknown.
         pinned: whether batches are known to be in pinned memory.
+        cpu: use of the cores; None if unknown, as from a trace alone.
     """
 
     host_ms: float
@@ -38,6 +48,7 @@ class LoaderWait:
     on_gpu: bool
     in_process: bool | None = None
     pinned: bool = False
+    cpu: CpuUse | None = None
 
     @property
     def rest_ms(self) -> float:
@@ -53,9 +64,11 @@ def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
         settings: the loader's; None where only a trace without them is known.
 
     Example:
-        >>> wait = LoaderWait(host_ms=25, exposed_ms=25, step_ms=40, on_gpu=True)
-        >>> loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=0, pin_memory=True, cores=8))
-        'The DataLoader loads in the training process (num_workers=0): try num_workers=4 and persistent_workers=True.'
+        >>> cpu = CpuUse(cores=8, used=1, idle=7, loader_busy_pct=98)
+        >>> wait = LoaderWait(host_ms=25, exposed_ms=25, step_ms=40, on_gpu=True, cpu=cpu)
+        >>> settings = LoaderSettings(kind="DataLoader", num_workers=0, pin_memory=True, cores=8)
+        >>> loader_advice(wait, settings).partition(". ")[2]
+        'Loading keeps a core busy for 98 % of the time, and 7.0 of the 8 usable cores are free: try num_workers=4...'
     """
     if wait.host_ms < _HANDED_OVER_MS:
         return _small_batches(wait, settings)
@@ -63,12 +76,10 @@ def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
         return _without_settings(wait)
     if settings.num_workers is None:
         return (
-            f"The loader is of type {settings.kind}, not a torch.utils.data.DataLoader: use a DataLoader with workers, "
-            f"fetch batches ahead in a thread, or {_cheaper(wait)}."
+            f"The loader is of type {settings.kind}, not a torch.utils.data.DataLoader: {_cheaper(wait)}, or measure a "
+            f"DataLoader with workers, or batches that a thread fetches ahead: {MEASURE}."
         )
-    if settings.num_workers >= settings.most_workers:
-        return _at_the_limit(wait, settings, settings.num_workers)
-    return _more_workers(wait, settings, settings.num_workers)
+    return _workers(wait, settings, settings.num_workers)
 
 
 def only_bounded(wait: LoaderWait, settings: LoaderSettings | None) -> bool:
@@ -131,58 +142,53 @@ def _small_batches(wait: LoaderWait, settings: LoaderSettings | None) -> str:
 
 def _without_settings(wait: LoaderWait) -> str:
     """Words that are right whatever the loader's settings are."""
-    limit = " Use no more workers than usable cores, counting all ranks on the host."
     also = ["persistent_workers=True", *([] if wait.pinned or not wait.on_gpu else ["pin_memory=True"])]
     if wait.in_process:
-        wanted = _listed([f"num_workers={_wanted_of_none(wait)}", *also])
-        cores = "" if wait.on_gpu else ", if training leaves a core free"
-        return f"The DataLoader loads in the training process: try {wanted}{cores}.{limit}"
+        settings = _listed([f"num_workers={_wanted_of_none(wait)}", *also])
+        tried = f"The DataLoader loads in the training process: measure {settings}"
+    else:
+        tried = f"Measure the DataLoader with more num_workers than now, with {_listed(also)}"
     return (
-        f"Give the DataLoader more num_workers than now, with {_listed(also)}, or a larger prefetch_factor where "
-        f"batches are uneven, or {_cheaper(wait)}.{limit}"
+        f"{tried} ({MEASURE}), or {_cheaper(wait)}. Workers that compute gain up to one for each core that training "
+        "leaves free, all ranks on the host counted; those that wait for a disk or a network may be more."
     )
 
 
-def _more_workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
-    limit = settings.most_workers
-    if not wait.on_gpu and limit == 1:
-        return f"{_in_process(settings)}, and workers would have to share {_cores(settings)}: {_cheaper(wait)}."
+def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
+    """What the number of workers should be, by how busy they keep the cores."""
+    cpu, cheaper, most = wait.cpu, _cheaper(wait), settings.most_workers
+    state = f"{_named(settings)} num_workers={now}" if now else f"{_in_process(settings)} (num_workers=0)"
     keeps_up = _keeps_up(wait, now)
-    if now:
-        wanted = max(keeps_up, now + 1)
-        state = f"{_named(settings)} num_workers={now} where {limit} are possible"
-    else:
-        wanted = _wanted_of_none(wait)
-        state = f"{_in_process(settings)} (num_workers=0)"
-    tried = [f"num_workers={min(wanted, limit)}"]
-    if not now:
-        tried.append("persistent_workers=True")
+    wanted = max(keeps_up, now + 1) if now else _wanted_of_none(wait)
+    also = [] if now else ["persistent_workers=True"]
     if wait.on_gpu and not settings.pin_memory:
-        tried.append("pin_memory=True")
-    advice = f"{state}: try {_listed(tried)}"
-    if not wait.on_gpu:
-        advice += ", if training leaves a core free"
-    advice += "."
-    if keeps_up > limit:
-        advice += f" That uses all of {_cores(settings)}, and {keeps_up} would keep up; so also {_cheaper(wait)}."
-    elif now:
+        also.append("pin_memory=True")
+    shares_out = _SHARES_OUT if settings.iterable else ""
+    known = cpu is not None and cpu.idle is not None and cpu.loader_busy_pct is not None
+    idle, busy_pct = ((cpu and cpu.idle) or 0.0), ((cpu and cpu.loader_busy_pct) or 0.0)
+    waits = busy_pct < _WAITS_BELOW_PCT
+    left = max(idle, _FOUND) if known and waits and cpu is not None and cpu.threads == 1 else idle
+    affordable = now + int(left * 100 / max(busy_pct, 1.0) + OTHERS) if left > OTHERS else now
+    if not known or (waits and affordable == now):
+        more = min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
+        return (
+            f"{state} on {_cores(settings)}. Workers gain where a core is free, or where they wait for a disk or a "
+            f"network: measure {_listed([f'num_workers={more}', *also])} ({MEASURE}), or {cheaper}.{shares_out}"
+        )
+    tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if waits else most)
+    does = f"{'A worker' if now else 'Loading'} keeps a core busy for {busy_pct:.0f} % of the time"
+    if tried <= now:
+        pinned = " Set pin_memory=True." if wait.on_gpu and not settings.pin_memory else ""
+        free = f"and {idle:.1f} of {_cores(settings)} are free: more workers would compete for them"
+        return f"{state}. {does}, {free}. {cheaper[0].upper()}{cheaper[1:]}.{pinned}"
+    why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
+    advice = f"{state}. {does} {why}" if waits else f"{state}. {does}, and {idle:.1f} of {_cores(settings)} are free"
+    advice += f": try {_listed([f'num_workers={tried}', *also])}."
+    if now:
         advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
-    return advice + (_SHARES_OUT if settings.iterable else "")
-
-
-def _at_the_limit(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
-    limit, cores = settings.most_workers, _cores(settings)
-    if now > limit:
-        advice = f"{_named(settings)} num_workers={now}, more than {cores}: try num_workers={limit}"
-    else:
-        advice = f"{_named(settings)} num_workers={now}, one for each of {cores}: more would compete for them"
-    pinned = " Set pin_memory=True." if wait.on_gpu and not settings.pin_memory else ""
-    cheaper = _cheaper(wait)
-    fewer = ", or fewer ranks on a host" if settings.ranks_on_host > 1 else ""
-    return (
-        f"{advice}. {cheaper[0].upper()}{cheaper[1:]}. Otherwise a larger prefetch_factor than "
-        f"{settings.prefetch_factor} where batches are uneven, or more cores{fewer}.{pinned}"
-    )
+    if keeps_up > tried:
+        advice += f" {keeps_up} would keep up; so also {cheaper}."
+    return advice + shares_out
 
 
 def _keeps_up(wait: LoaderWait, workers: int) -> int:

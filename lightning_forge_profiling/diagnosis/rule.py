@@ -61,6 +61,10 @@ class Rule(Generic[Context]):
     above: float = 0.0
 
 
+MEASURE: Final = "forge-profiling run --no-window train.py with each, then forge-profiling compare A B"
+"""How to measure a setting where there is no evidence that it gains."""
+
+
 def unpredicted(_: object) -> None:
     """For `Rule.saves_ms`: there is no fix, or nothing bounds what it saves."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import in_ms
+from lightning_forge_profiling.results.analysis import RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 
 _MATH: Final = frozenset({"matmul", "convolution", "attention"})
@@ -20,11 +21,13 @@ class RuleContext:
         rank: the rank.
         wait_ms: how long it waits for other ranks in collectives, per step; None where none could be matched.
         live: whether its CPU times are upper bounds for an unrecorded step, and not those of the recorded steps.
+        run: evidence of the whole run; None for a trace alone.
     """
 
     rank: RankSummary
     wait_ms: float | None = None
     live: bool = False
+    run: RunEvidence | None = None
 
     @property
     def on_gpu(self) -> bool:

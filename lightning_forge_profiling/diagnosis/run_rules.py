@@ -8,6 +8,7 @@ say which ones they cannot distinguish.
 from dataclasses import replace
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.cpu_rules import cpu_update_advice
 from lightning_forge_profiling.diagnosis.ledger_costs import in_s
 from lightning_forge_profiling.diagnosis.ledger_rules import without_hooks
 from lightning_forge_profiling.diagnosis.loader_advice import (
@@ -117,7 +118,11 @@ def _input_cost(evidence: RunEvidence) -> float:
 def _wait(evidence: RunEvidence) -> LoaderWait:
     data = region(evidence, "data")
     return LoaderWait(
-        host_ms=data.host_ms, exposed_ms=data.device_ms, step_ms=evidence.step_ms.mean, on_gpu=evidence.on_device
+        host_ms=data.host_ms,
+        exposed_ms=data.device_ms,
+        step_ms=evidence.step_ms.mean,
+        on_gpu=evidence.on_device,
+        cpu=evidence.cpu,
     )
 
 
@@ -199,9 +204,22 @@ def _optimizer(evidence: RunEvidence) -> Explanation:
     return Explanation(
         f"the optimizer's update, with clipping and zero_grad, takes {_of_step(evidence, optimizer.device_ms)}",
         {"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
-        "Give the optimizer fused=True, which replaces many kernels with a few; if it is fused already, update less "
-        f"often: a larger batch, or a larger accumulate_grad_batches{accumulating(evidence.loader)}.",
+        _update_advice(evidence),
     )
+
+
+def _update_advice(evidence: RunEvidence) -> str:
+    often = f"a larger batch, or a larger accumulate_grad_batches{accumulating(evidence.loader)}"
+    optimizer = evidence.optimizer
+    if optimizer is not None and optimizer.fused:
+        return f"It is fused already: update less often ({often})."
+    if evidence.on_device:
+        return (
+            "Give the optimizer fused=True, which replaces many kernels with a few; if it is fused already, update "
+            f"less often: {often}."
+        )
+    kind, threads = "" if optimizer is None else optimizer.kind, None if evidence.cpu is None else evidence.cpu.threads
+    return cpu_update_advice(kind, threads, evidence, often)
 
 
 def _paced(evidence: RunEvidence) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lightning_forge_profiling.notebook import ShownInNotebook
+from lightning_forge_profiling.results.cpu import CpuUse, OptimizerSettings
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
@@ -296,6 +297,9 @@ class RunEvidence:
         continues_from: the optimizer step from which this fit continues, as one that is resumed from a checkpoint; 0
             for a fit from the beginning. The ledger and all figures are of this fit alone.
         slowest: the five slowest counted steps, the slowest first.
+        validation_loader: settings of the DataLoader that the fit validates on; None if unknown or without validation.
+        optimizer: the optimizer and its parameter tensors on rank 0; None if unknown.
+        cpu: use of the cores on rank 0; None if unknown, as after less than half a second of counted steps.
     """
 
     steps: int
@@ -320,6 +324,9 @@ class RunEvidence:
     ledger_differences: tuple[RankDifference, ...] = ()
     continues_from: int = 0
     slowest: tuple[SlowStep, ...] = ()
+    validation_loader: LoaderSettings | None = None
+    optimizer: OptimizerSettings | None = None
+    cpu: CpuUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,11 @@
-"""Where the step time goes on a rank that trains on the CPU."""
+"""Where the step time goes on a rank that trains on the CPU, and how a run uses the cores."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+OTHERS: Final = 0.2
+"""Cores that the rest of a system uses without being busy, and the resolution of the accounting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +38,48 @@ class CpuTime:
     operator_threads: int
     intra_op_threads: int | None
     usable_cores: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuUse:
+    """Use of the cores over the counted steps of a run, by the kernel's accounting.
+
+    Attributes:
+        cores: cores that this rank may use: its affinity or its container's quota, divided by the ranks on the host.
+        used: cores that the training process used, on average.
+        idle: of these cores, how many no process used, on average; None if unknown.
+        threads: number of threads that one operator may use.
+        loader_busy_pct: of the time that making batches took, the share in which a core worked on them or was waited
+            for, in the loader's workers or else in the training thread. In the rest the loader waits, as for a disk or
+            a network. None if unknown.
+    """
+
+    cores: float
+    used: float
+    idle: float | None = None
+    threads: int = 1
+    loader_busy_pct: float | None = None
+
+    @property
+    def contended(self) -> bool | None:
+        """Whether other processes use these cores too, or the process and its loader use all of them."""
+        return None if self.idle is None else self.cores - self.used - self.idle > OTHERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """The first optimizer of a fit.
+
+    Attributes:
+        kind: its class, such as `AdamW`.
+        fused: whether it was created with `fused=True`.
+        tensors: number of parameter tensors that it updates.
+        elements: number of elements of all of them.
+        median_elements: median number of elements of a tensor.
+    """
+
+    kind: str
+    fused: bool
+    tensors: int
+    elements: int
+    median_elements: int

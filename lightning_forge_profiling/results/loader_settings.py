@@ -1,11 +1,11 @@
-"""Settings of the DataLoader that a fit trains from, and the cores it may use."""
+"""Settings of a fit's DataLoader, and the cores it may use."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """Settings of the DataLoader that a fit trains from, and the cores it may use.
+    """Settings of the DataLoader that a fit trains from or validates on, and the cores it may use.
 
     Attributes:
         kind: its class, such as `DataLoader`.
@@ -20,6 +20,7 @@ class LoaderSettings:
         cores: cores that this rank's process may use.
         ranks_on_host: ranks that share these cores.
         accumulate_grad_batches: batches per optimizer step.
+        batches: batches of a validation; None if unknown, and of the loader that the fit trains from.
     """
 
     kind: str = ""
@@ -34,6 +35,7 @@ class LoaderSettings:
     cores: int = 1
     ranks_on_host: int = 1
     accumulate_grad_batches: int = 1
+    batches: int | None = None
 
     @property
     def most_workers(self) -> int:

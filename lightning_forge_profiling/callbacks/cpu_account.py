@@ -1,0 +1,102 @@
+"""CPU time of the training process, of its loader and of the machine's cores, over the counted steps of a run."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter, perf_counter_ns, thread_time_ns
+from typing import Final
+
+import torch
+
+from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
+from lightning_forge_profiling.results.cpu import CpuUse
+
+_PERIOD_S: Final = 1.0
+"""A reading takes some 0.1 ms, and workers that ended cannot be read."""
+
+_ENOUGH_S: Final = 0.5
+"""The kernel counts in hundredths of a second: less is no evidence."""
+
+_ENOUGH_FETCH_NS: Final = 50_000_000
+
+
+class CpuAccount:
+    """Reads CPU times at both ends of a row of steps that count, and once a second in between.
+
+    Args:
+        workers: returns the process ids of the loader's workers.
+        read: reads the CPU times of this process and those.
+    """
+
+    def __init__(
+        self, workers: Callable[[], Sequence[int]], read: Callable[[Sequence[int]], CpuTimes] = cpu_times
+    ) -> None:
+        self._workers, self._times = workers, read
+        self._last: CpuTimes | None = None
+        self._wall_s = self._process_s = 0.0
+        self._idle_s: float | None = 0.0
+        self._worker_s = self._worker_busy_s = 0.0
+        self._thread_s = self._thread_waits_s = 0.0
+        self._fetch_began_ns = 0, 0
+        self._fetch_ns = self._fetch_cpu_ns = 0
+
+    def fetch_begins(self) -> None:
+        """The training thread begins to wait for a batch."""
+        self._fetch_began_ns = perf_counter_ns(), thread_time_ns()
+
+    def fetch_ends(self) -> None:
+        """It has the batch."""
+        began_ns, cpu_ns = self._fetch_began_ns
+        if self._last is not None:
+            self._fetch_cpu_ns += thread_time_ns() - cpu_ns
+            self._fetch_ns += perf_counter_ns() - began_ns
+
+    def due(self, *, counts: bool) -> bool:
+        """Whether to `read` between two steps, of which the later one counts or not."""
+        if self._last is None or not counts:
+            return counts or self._last is not None
+        return perf_counter() - self._last.at_s >= _PERIOD_S
+
+    def read(self, *, counts: bool) -> None:
+        """Read, and add what was used since the last reading if that was of steps that count."""
+        before, now = self._last, self._times(self._workers())
+        self._last = now if counts else None
+        if before is not None:
+            self._add(before, now)
+
+    def _add(self, before: CpuTimes, now: CpuTimes) -> None:
+        wall_s = now.at_s - before.at_s
+        self._wall_s += wall_s
+        self._process_s += now.process_s - before.process_s
+        if self._idle_s is None or now.idle_s is None or before.idle_s is None:
+            self._idle_s = None
+        else:
+            self._idle_s += now.idle_s - before.idle_s
+        for pid in now.processes_s.keys() & before.processes_s.keys():
+            busy_s = sum(now.processes_s[pid]) - sum(before.processes_s[pid])
+            self._worker_s += wall_s
+            self._worker_busy_s += min(busy_s, wall_s)
+        if now.thread_s is not None and before.thread_s is not None:
+            self._thread_s += now.thread_s[0] - before.thread_s[0]
+            self._thread_waits_s += now.thread_s[1] - before.thread_s[1]
+
+    def use(self, ranks: int) -> CpuUse | None:
+        """The mean use over the steps that counted, with so many ranks on the cores; None if they were too few."""
+        if self._wall_s < _ENOUGH_S:
+            return None
+        cores, used = usable_cores() / ranks, self._process_s / self._wall_s
+        left = cores - used - self._worker_busy_s / self._wall_s  # of a container's quota
+        idle = None if self._idle_s is None else self._idle_s / self._wall_s / ranks
+        return CpuUse(
+            cores=cores,
+            used=used,
+            idle=None if idle is None else max(min(idle, left), 0.0),
+            threads=torch.get_num_threads(),
+            loader_busy_pct=self._loader_busy_pct(),
+        )
+
+    def _loader_busy_pct(self) -> float | None:
+        if self._worker_s >= _ENOUGH_S:
+            return 100 * self._worker_busy_s / self._worker_s
+        if self._fetch_ns < _ENOUGH_FETCH_NS or not self._thread_s:
+            return None
+        waits = 1 + self._thread_waits_s / self._thread_s  # for a core, as often in the fetch as elsewhere
+        return min(100 * self._fetch_cpu_ns * waits / self._fetch_ns, 100.0)

@@ -1,0 +1,327 @@
+"""Advice on threads, fused optimizers and workers is given where the use of the cores shows that it gains; else it is
+to measure, with the command."""
+
+import os
+import re
+import time
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.callbacks import timed_callback
+from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.loader_advice import LoaderWait, loader_advice
+from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger, RunRegion
+from lightning_forge_profiling.results.cpu import CpuUse, OptimizerSettings
+from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.rank import Distribution
+from tests.models import Classifier, every_step, loader
+from tests.test_cpu_time import ALONE, found, training
+
+COMMAND = "forge-profiling compare A B"
+
+
+def ran(*, optimizer_ms=30.0, **evidence):
+    """A run of as many milliseconds as the trace of `training`."""
+    spread = Distribution(mean=100.0, p50=100.0, min=100.0, max=100.0)
+    regions = {name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in (("data", 10.0), ("optimizer", optimizer_ms))}
+    return RunEvidence(steps=40, on_device=False, step_ms=spread, regions=regions, **evidence)
+
+
+def use(cores=8, *, used, idle, threads=2, **more):
+    return CpuUse(cores=cores, used=used, idle=idle, threads=threads, **more)
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cpu", "expected"),
+    [
+        (use(used=2, idle=5.9), "An operator uses up to 2 threads, and 5.9 of the 8 usable cores were free: try OMP_"),
+        (use(used=2, idle=2.9), "workers included, used 3.1 of the 8 usable cores"),
+        (use(used=2, idle=0.0), "workers included, used 6.0 of the 8 usable cores"),
+        (use(used=2, idle=None), "whether the others are free is unknown: measure for n in 2 8; do OMP_NUM_THREADS=$n"),
+        (None, "whether the others are free is unknown: measure for n in 2 8; do OMP_NUM_THREADS=$n"),
+        (use(cores=1, used=1, idle=0.0), "up to 2 threads where there are 1 usable cores: set OMP_NUM_THREADS=1"),
+    ],
+)
+def test_more_threads_are_advised_only_where_cores_were_idle(tmp_path, cpu, expected):
+    traced = analyze(training(about=ALONE).write(tmp_path)).analysis
+    advice = found(combine(traced, ran(cpu=cpu)))["compute-bound"].advice
+    assert expected in advice
+    assert ("try OMP_NUM_THREADS=7" in advice or "try OMP_NUM_THREADS=8" in advice) == (expected.endswith("try OMP_"))
+    assert (COMMAND in advice) == ("measure" in advice)
+
+
+# -- fused optimizers -------------------------------------------------------------------------------------------------
+
+LARGE = OptimizerSettings(kind="AdamW", fused=False, tensors=12, elements=12 << 18, median_elements=1 << 18)
+SMALL = replace(LARGE, tensors=28, elements=28_000, median_elements=1000)
+FREE, BUSY = use(used=2, idle=6), use(used=2, idle=0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "cpu", "gains"),
+    [
+        (SMALL, use(used=1, idle=0, threads=1), True),
+        (replace(SMALL, kind="SGD"), use(used=1, idle=7, threads=1), False),
+        (SMALL, FREE, False),
+        (LARGE, FREE, True),
+        (LARGE, BUSY, False),
+        (LARGE, None, False),
+        (None, FREE, False),
+    ],
+)
+@pytest.mark.parametrize("with_trace", [True, False])
+def test_a_fused_update_is_advised_on_a_cpu_only_where_it_was_measured_to_gain(
+    tmp_path, optimizer, cpu, gains, with_trace
+):
+    threads = 2 if cpu is None else cpu.threads
+    trace = training(about={**ALONE, "intra_op_threads": threads})
+    traced = analyze(trace.write(tmp_path)).analysis if with_trace else None
+    if with_trace and optimizer is not None and optimizer.kind != "AdamW":
+        pytest.skip("the trace's optimizer is AdamW")
+    advice = found(combine(traced, ran(optimizer=optimizer, cpu=cpu)))["slow-optimizer"].advice
+    assert ("Use AdamW(fused=True)" in advice) == gains
+    assert (COMMAND in advice) != gains
+    assert "pdate less often" in advice
+
+
+def test_what_is_fused_already_is_not_advised_to_be():
+    fused = replace(LARGE, fused=True)
+    for on_device in (True, False):
+        run = replace(ran(optimizer=fused, cpu=FREE), on_device=on_device)
+        advice = found(combine(None, run))["slow-optimizer"].advice
+        assert advice.startswith("It is fused already: update less often")
+
+
+def test_on_a_gpu_the_advice_stays():
+    run = replace(ran(optimizer=SMALL, cpu=BUSY), on_device=True)
+    assert found(combine(None, run))["slow-optimizer"].advice.startswith("Give the optimizer fused=True")
+
+
+def test_a_fit_knows_its_optimizer_and_its_use_of_the_cores(make_trainer):
+    callback = every_step(2)
+    make_trainer(callback, logger=False).fit(Classifier(), loader(200, slow="data"))
+    run = callback.analysis().run
+    assert run.optimizer == OptimizerSettings(kind="AdamW", fused=False, tensors=4, elements=90, median_elements=12)
+    assert run.cpu.cores == usable_cores()
+    assert run.cpu.threads == torch.get_num_threads()
+    assert run.cpu.used >= 0
+    assert 0 <= run.cpu.idle <= run.cpu.cores
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+class Waits(Dataset):
+    """Samples that are waited for, as from a disk."""
+
+    def __len__(self):
+        return 4 * 30
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.ones(8), index % 2
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_loader_that_waits_may_have_more_workers_than_cores(make_trainer, monkeypatch, workers):
+    def read(processes):  # a core is free, and nobody waits for one
+        found = cpu_times(processes)
+        others = {pid: (used, 0.0) for pid, (used, _) in found.processes_s.items()}
+        return found._replace(idle_s=found.at_s, thread_s=(found.thread_s[0], 0.0), processes_s=others)
+
+    monkeypatch.setattr(timed_callback, "CpuAccount", partial(CpuAccount, read=read))
+    callback = every_step(2)
+    make_trainer(callback, logger=False).fit(Classifier(), DataLoader(Waits(), 4, num_workers=workers))
+    advice = found(callback.analysis())["input-bound"].advice
+    assert "and waits for the rest, as for a disk or a network" in advice
+    assert int(re.search(r"try num_workers=(\d+)", advice)[1]) == 4
+    assert COMMAND not in advice
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_computes_has_no_more_workers_than_cores(make_trainer, workers):
+    callback = every_step(2)
+    data = loader(200, slow="data", num_workers=workers)
+    make_trainer(callback, logger=False).fit(Classifier(), data)
+    run = callback.analysis().run
+    assert run.cpu.loader_busy_pct > 50
+    advice = found(callback.analysis())["input-bound"].advice
+    assert "and waits for the rest" not in advice
+    assert all(int(number) <= usable_cores() for number in re.findall(r"num_workers=(\d+)", advice))
+
+
+@pytest.mark.parametrize(
+    ("workers", "busy_pct", "idle", "advised"),
+    [
+        (2, 3, 0.5, 4),  # waits: more of them than cores
+        (8, 3, 0.5, 16),
+        (4, 45, 0.5, 5),
+        (2, 3, 0.0, "measure"),  # on two threads beside a busy process they lost
+        (2, 95, 0.0, None),
+        (2, 95, 5.9, 6),
+        (2, 95, 1.0, 3),
+        (0, 95, 0.0, None),
+        (0, 95, 7.0, 4),
+        (0, 95, None, "measure"),
+        (2, None, 6.0, "measure"),
+    ],
+)
+def test_workers_are_advised_by_what_they_need_of_the_idle_cores(workers, busy_pct, idle, advised):
+    cpu = use(used=1, idle=idle, loader_busy_pct=busy_pct)
+    wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True, cpu=cpu)
+    settings = LoaderSettings(kind="DataLoader", num_workers=workers, pin_memory=True, prefetch_factor=2, cores=8)
+    advice = loader_advice(wait, settings)
+    tried = [int(number) for number in re.findall(r"try num_workers=(\d+)", advice)]
+    assert tried == ([advised] if isinstance(advised, int) else [])
+    assert (COMMAND in advice) == (advised == "measure")
+    assert ("Make a sample cheaper" in advice) == (advised is None)
+
+
+def test_without_a_free_core_workers_that_wait_are_advised_beside_a_single_training_thread():
+    cpu = use(used=1, idle=0.0, threads=1, loader_busy_pct=3)
+    wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False, cpu=cpu)
+    advice = loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=2, cores=2))
+    assert "so there may be more workers than cores: try num_workers=4." in advice
+
+
+# -- validation -------------------------------------------------------------------------------------------------------
+
+
+def validating(settings, *, runs=10, seconds=1.2):
+    ledger = RunLedger(
+        wall_s=4.0 + seconds,
+        parts={"steps": 4.0, "validation": seconds},
+        unexplained_s=0.0,
+        counts={"validation": runs},
+    )
+    [finding] = combine(
+        None, replace(ran(optimizer_ms=0.0), regions={}, ledger=ledger, validation_loader=settings)
+    ).findings
+    assert finding.code == "validation-bound"
+    return finding
+
+
+def test_workers_that_start_anew_in_each_validation_are_to_stay():
+    settings = LoaderSettings(kind="DataLoader", num_workers=2, batches=4)
+    finding = validating(settings)
+    assert finding.advice.startswith(
+        "Set persistent_workers=True in the validation DataLoader: its num_workers=2 start"
+    )
+    assert (finding.evidence["num_workers"], finding.evidence["batches"]) == (2, 4)
+    long = validating(settings, runs=2, seconds=60.0).advice
+    assert long.startswith("Validate less often"), "where a start takes little of a validation"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        LoaderSettings(kind="Reader"),
+        LoaderSettings(kind="DataLoader", num_workers=0),
+        LoaderSettings(kind="DataLoader", num_workers=2, persistent_workers=True),
+    ],
+)
+def test_a_validation_is_not_given_workers_without_evidence(settings):
+    advice = validating(settings).advice
+    assert advice.startswith("Validate less often (check_val_every_n_epoch, val_check_interval) or on fewer batches")
+    assert not re.search(r"(Set|try|Use)[^.]*workers", advice)
+    if settings is not None and settings.num_workers == 0:
+        assert "measure num_workers=1 with persistent_workers=True" in advice
+        assert COMMAND in advice
+
+
+def test_a_fit_that_starts_workers_in_each_validation_says_so(make_trainer):
+    callback = ThroughputCallback(2)
+    trainer = make_trainer(callback, logger=False, max_epochs=4)
+    trainer.fit(Classifier(), loader(16), loader(8, num_workers=1))
+    finding = found(callback.analysis())["validation-bound"]
+    assert "Set persistent_workers=True in the validation DataLoader: its num_workers=1 start anew" in finding.advice
+    assert callback.analysis().run.validation_loader.num_workers == 1
+    assert callback.analysis().run.validation_loader.batches == 2
+
+
+# -- the accounting ---------------------------------------------------------------------------------------------------
+
+
+def times(at, process, idle, *, thread=(0.0, 0.0), **workers):
+    return CpuTimes(at, process, idle, thread, {int(pid[1:]): used for pid, used in workers.items()})
+
+
+def test_only_what_counts_is_in_the_account():
+    readings = iter(
+        [
+            times(0.0, 10.0, 5.0, p7=(1.0, 0.0)),
+            times(2.0, 12.0, 6.0, p7=(1.5, 0.1)),  # validation begins
+            times(50.0, 40.0, 6.0, p7=(9.0, 0.0)),  # it has ended
+            times(52.0, 42.0, 7.0, p7=(9.5, 0.0), p8=(3.0, 0.0)),  # a worker that was not there before
+        ]
+    )
+    account = CpuAccount(lambda: [7, 8], lambda _: next(readings))
+    account.read(counts=True)
+    account.read(counts=False)
+    assert not account.due(counts=False)
+    account.read(counts=True)
+    account.read(counts=False)
+    found_use = account.use(ranks=1)
+    assert (found_use.used, found_use.loader_busy_pct) == (1.0, pytest.approx(100 * 1.1 / 4))
+    assert found_use.idle == pytest.approx(min(0.5, usable_cores() - 1.0 - 1.1 / 4))
+
+
+def test_too_little_to_count_and_a_platform_without_accounting_are_no_evidence():
+    account = CpuAccount(list, lambda _: next(few))
+    few = iter([times(0.0, 0.0, 0.0), times(0.4, 0.4, 0.4)])
+    account.read(counts=True)
+    account.read(counts=False)
+    assert account.use(1) is None
+    few = iter([times(0.0, 0.0, None, thread=None), times(2.0, 1.0, None, thread=None)])
+    account.read(counts=True)
+    account.read(counts=False)
+    assert (account.use(1).idle, account.use(1).loader_busy_pct) == (None, None)
+
+
+def test_a_system_without_proc_or_with_zeros_in_it_has_no_idle_times(tmp_path):
+    assert cpu_times([1], proc=tmp_path).idle_s is None
+    (tmp_path / "stat").write_text("cpu 0 0 0 0\n" + "".join(f"cpu{n} 0 0 0 0 0 0\n" for n in range(os.cpu_count())))
+    nothing = cpu_times([os.getpid()], proc=tmp_path)
+    assert (nothing.idle_s, nothing.thread_s, nothing.processes_s) == (None, None, {})
+    assert cpu_times().process_s > 0
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu.max": "nonsense"}, None),
+    ],
+)
+def test_the_quota_of_a_container_limits_the_usable_cores(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == (cores or len(os.sched_getaffinity(0)))
+
+
+def test_a_summary_of_before_has_no_evidence_and_advice_to_measure():
+    old = msgspec.json.encode(combine(None, ran()))
+    fields = msgspec.json.decode(old)
+    for name in ("cpu", "optimizer", "validation_loader"):
+        del fields["run"][name]
+    read = msgspec.json.decode(msgspec.json.encode(fields), type=Analysis)
+    assert (read.run.cpu, read.run.optimizer, read.run.validation_loader) == (None, None, None)
+    assert COMMAND in found(read)["slow-optimizer"].advice

@@ -41,6 +41,10 @@ def test_where_each_step_is_logged_our_rows_come_once_a_second(tmp_path):
     rows = logged(tmp_path)
     assert 1 <= len(rows) <= took_s + 1
     assert int(rows[-1]["step"]) == 399, "what came since the last row"
+    with_shares = ["run/goodput" in row for row in rows]
+    assert with_shares[0]
+    assert with_shares[-1]
+    assert sum(with_shares) <= 2 + took_s / 10
 
 
 def test_a_fit_shorter_than_a_second_has_one_row(tmp_path):

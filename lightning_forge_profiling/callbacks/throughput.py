@@ -62,8 +62,8 @@ class ThroughputCallback(TimedCallback):
     Logged are `throughput/NAME_per_sec` for the whole job, `throughput/device/NAME_per_sec` for one of several devices,
     `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
     and with a known peak `throughput/mfu`, a fraction; `run/goodput`, a fraction, and `run/KIND_pct`, what steps,
-    validation, checkpoints, ... took of the run's wall time up to then; at most once a second `gpu/...` for the GPU of
-    rank 0. Rates are over device time between events, host time without a GPU. Warm-up steps, recorded steps,
+    validation, checkpoints, ... took of the run's wall time up to then, at most every ten seconds; at most once a second
+    `gpu/...` for the GPU of rank 0. Rates are over device time between events, host time without a GPU. Warm-up steps, recorded steps,
     validation and checkpoints do not count.
 
     A row covers the accumulation cycles that have completed since the row before; on a GPU the last step or two come
@@ -110,6 +110,8 @@ class ThroughputCallback(TimedCallback):
 
     row_period_s = 1.0
     """Rows at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one."""
+    shares_period_s = 10.0
+    """Rows have the shares of the run at most this often, and the first and the last one."""
 
     def __init__(
         self,
@@ -174,6 +176,7 @@ class ThroughputCallback(TimedCallback):
     def _forget_rows(self) -> None:
         self._of_gpu: dict[str, float] = {}
         self._row_s, self._row_step, self._step_s = perf_counter(), 0, inf
+        self._shares_s = -inf
 
     def _let_go(self) -> None:
         super()._let_go()
@@ -461,7 +464,10 @@ class ThroughputCallback(TimedCallback):
         step_timer, now_s = self._step_timer, perf_counter()
         self._step_s = (now_s - self._row_s) / max(step_timer.step - self._row_step, 1)
         self._row_s, self._row_step = now_s, step_timer.step
-        metrics = self._metrics(rates) | self._ledger_metrics(step_timer.totals.steady())
+        metrics = self._metrics(rates)
+        if now_s - self._shares_s >= self.shares_period_s or not step_timer.active:
+            self._shares_s = now_s
+            metrics |= self._ledger_metrics(step_timer.totals.steady())
         if self._telemetry is not None:
             of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
             self._of_gpu = of_gpu or self._of_gpu

@@ -277,17 +277,24 @@ def _compute(evidence: RunEvidence) -> Explanation:
 
 
 def _between_cost(evidence: RunEvidence) -> float:
-    is_much = all_told_apart(evidence) and share_pct(evidence, "other") >= _OTHER_PCT
-    return region(evidence, "other").device_ms if is_much else 0.0
+    is_much = all_told_apart(evidence) and 100 * _between_ms(evidence) >= _OTHER_PCT * evidence.step_ms.mean
+    return _between_ms(evidence) if is_much else 0.0
+
+
+def _between_ms(evidence: RunEvidence) -> float:
+    """Time between regions without what timing takes, which costs a GPU that is behind nothing."""
+    hidden = evidence.on_device and (evidence.drained_pct or 0.0) < _MOSTLY_PCT
+    own_ms = 0.0 if hidden or evidence.overhead_us is None else evidence.overhead_us / 1e3
+    return max(region(evidence, "other").device_ms - own_ms, 0.0)
 
 
 def _between(evidence: RunEvidence) -> Explanation:
     other = region(evidence, "other")
     on_host = f" ({in_ms(other.host_ms)} on the host)" if evidence.on_device else ""
     return Explanation(
-        f"{_of_step(evidence, other.device_ms)}{on_host} are spent outside data, transfer, forward, backward and "
+        f"{_of_step(evidence, _between_ms(evidence))}{on_host} are spent outside data, transfer, forward, backward and "
         "optimizer: in callbacks, loggers, the progress bar, learning-rate schedulers and Lightning's loop",
-        {"between_regions_ms_per_step": other.device_ms, "between_regions_host_ms_per_step": other.host_ms},
+        {"between_regions_ms_per_step": _between_ms(evidence), "between_regions_host_ms_per_step": other.host_ms},
         "The ledger of the run shows the time of each hook: make the longest cheaper, or call it every few steps. For "
         "loggers that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch "
         "shrinks its share: this time does not grow with it.",

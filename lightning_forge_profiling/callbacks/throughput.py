@@ -62,9 +62,9 @@ class ThroughputCallback(TimedCallback):
     Logged are `throughput/NAME_per_sec` for the whole job, `throughput/device/NAME_per_sec` for one of several devices,
     `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
     and with a known peak `throughput/mfu`, a fraction; `run/goodput`, a fraction, and `run/KIND_pct`, what steps,
-    validation, checkpoints, ... took of the run's wall time up to then, at most every ten seconds; at most once a second
-    `gpu/...` for the GPU of rank 0. Rates are over device time between events, host time without a GPU. Warm-up steps, recorded steps,
-    validation and checkpoints do not count.
+    validation, checkpoints, ... took of the run's wall time up to then, at most every ten seconds; at most once a
+    second `gpu/...` for the GPU of rank 0. Rates are over device time between events, host time without a GPU. Warm-up
+    steps, recorded steps, validation and checkpoints do not count.
 
     A row covers the accumulation cycles that have completed since the row before; on a GPU the last step or two come
     with the next row. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an

@@ -88,8 +88,12 @@ def beside_training(work: Callable[[], int], training: int) -> int | None:
     ends, held = os.pipe()  # can be read once the worker, which holds the other end, is gone
     worker = os.fork()
     if not worker:
-        os.close(ends)
-        os._exit(_at_lowest_priority(work))
+        code = INTERRUPTED
+        try:
+            os.close(ends)
+            code = _at_lowest_priority(work)
+        finally:
+            os._exit(code)
     os.close(held)
     over = False
     while True:
@@ -104,7 +108,11 @@ def beside_training(work: Callable[[], int], training: int) -> int | None:
             break
         over = over or bool(readable) or os.getppid() != training
     code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-    return None if code < 0 or code == INTERRUPTED else code
+    if 0 <= code != INTERRUPTED:
+        return code
+    if not over:  # it was killed, as where memory ran out
+        _word(training)
+    return None
 
 
 def _cpu_s(process: int) -> float:
@@ -115,7 +123,8 @@ def _at_lowest_priority(work: Callable[[], int]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # an exception, so that temporary files go
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     try:
         return work()
     except SystemExit:

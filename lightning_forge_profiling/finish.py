@@ -77,14 +77,8 @@ def beside_training(work: Callable[[], int], training: int) -> int | None:
     Returns:
         The exit code of the work; None if training was over before it was done.
     """
-    look_s, before = SHORTEST_LOOK_S, cpu_times()
-    while True:
-        if _word(training, look_s):
-            return None
-        now = cpu_times()
-        if free_cores(before, now) >= FREE_CORES:
-            break
-        look_s, before = min(2 * look_s, LONGEST_LOOK_S), now
+    if not _core_is_free(training):
+        return None
     ends, held = os.pipe()  # can be read once the worker, which holds the other end, is gone
     worker = os.fork()
     if not worker:
@@ -113,6 +107,17 @@ def beside_training(work: Callable[[], int], training: int) -> int | None:
     if not over:  # it was killed, as where memory ran out
         _word(training)
     return None
+
+
+def _core_is_free(training: int) -> bool:
+    """Wait for a core that is free; False once training is over."""
+    look_s, before = SHORTEST_LOOK_S, cpu_times()
+    while not _word(training, look_s):
+        now = cpu_times()
+        if free_cores(before, now) >= FREE_CORES:
+            return True
+        look_s, before = min(2 * look_s, LONGEST_LOOK_S), now
+    return False
 
 
 def _cpu_s(process: int) -> float:

@@ -250,11 +250,6 @@ class RunTotals:
         """Add host time in microseconds that our rows and the record took between steps."""
         self._untaken.rows_us += us
 
-    @property
-    def counted(self) -> int:
-        """How many steps count so far."""
-        return sum(sums.steps for sums in {self._steady, self._unwritten, self._untaken, self._cycle})
-
     def steady(self) -> Rates:
         """Sums over all steps that count."""
         return self._all(single_steps=False).read()

@@ -263,13 +263,13 @@ class SlowRows(CSVLogger):
 @pytest.mark.parametrize("overhead", [None, TIGHT], ids=["every step split", "most steps plain"])
 def test_rows_are_the_profilers_and_no_steps(make_trainer, tmp_path, overhead):
     logger = SlowRows(tmp_path)
-    ours = ThroughputCallback(warmup_steps=0, overhead=overhead)
-    make_trainer(ours, logger=logger, log_every_n_steps=7).fit(Classifier(), loader(1404))
+    ours = ThroughputCallback(warmup_steps=0, overhead=overhead, log_every_n_steps=7)
+    make_trainer(ours, logger=logger, log_every_n_steps=1000).fit(Classifier(), loader(1404))
     run = ours.analysis().run
     assert run.steps == 351, "one after the last row"
     assert 1e3 * excluded_s(tmp_path, "profiler") >= 0.98 * logger.took_ms, "all but the last, which follows the steps"
     assert run.ledger.parts["profiler"] >= logger.took_ms / 1e3
-    assert run.ledger.parts.get("logger/SlowRows", 0.0) < 0.05, "Lightning's own rows"
+    assert run.ledger.parts.get("logger/SlowRows", 0.0) < 0.05 * logger.took_ms / 1e3, "Lightning has given it none"
     assert ours.summary()["profiling/overhead_us"] >= 1e3 * logger.took_ms / run.steps * 49 / 50
     assert "slow-logger" not in {finding.code for finding in ours.analysis().findings}
     assert sum(run.regions[name].device_ms for name in REGIONS) == pytest.approx(run.step_ms.mean)

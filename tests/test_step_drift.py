@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from lightning.pytorch.callbacks import Callback
 
-from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.step_drift import FEWEST_STEPS, step_drift
 from lightning_forge_profiling.timing.events import HostEventSource
-from tests.models import Classifier, loader
+from tests.models import Classifier, every_step, loader
 from tests.outcomes import unwrapped
 
 
@@ -78,5 +77,5 @@ def test_a_fit_that_settles_late_says_so(make_trainer, capsys, monkeypatch, slow
     slow = SlowAtFirst(slow_steps)
     source = HostEventSource(lambda: slow.now_ns)
     monkeypatch.setattr("lightning_forge_profiling.timing.collection.event_source", lambda _: source)
-    make_trainer(ThroughputCallback(warmup_steps=2), slow, logger=False).fit(Classifier(), loader(4 * 130))
+    make_trainer(every_step(warmup_steps=2), slow, logger=False).fit(Classifier(), loader(4 * 130))
     assert f"step time still fell from 60.0 to 8.00 ms {until}" in unwrapped(capsys.readouterr().out)

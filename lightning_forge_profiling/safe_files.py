@@ -18,6 +18,7 @@ from typing import BinaryIO, Final
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _READ_WRITE: Final = 0o666
+_PIECE: Final = 1 << 16
 
 MOST_BYTES: Final = 1 << 28
 """Of a file that is read whole. No summary or report comes near it."""
@@ -56,10 +57,18 @@ def open_regular(path: Path, *, owners: Container[int] | None = None) -> BinaryI
 def read_regular(path: Path, most: int = MOST_BYTES, *, owners: Container[int] | None = None) -> bytes:
     """Read a whole file with `open_regular`. Raises OSError also for a file of more than `most` bytes."""
     with open_regular(path, owners=owners) as file:
-        content = file.read(most + 1)  # that of a file in /proc has no size
+        content = read_at_most(file, most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
     return content
+
+
+def read_at_most(file: BinaryIO, most: int) -> bytes:
+    """Read the rest of a file, up to `most` bytes. `file.read(most)` would allocate that much first."""
+    content = bytearray()
+    while len(content) < most and (piece := file.read(min(_PIECE, most - len(content)))):
+        content += piece
+    return bytes(content)
 
 
 @contextmanager

@@ -112,7 +112,10 @@ def test_with_workers_about_a_loop_that_fails_in_the_warm_up_step_ends(tmp_path)
 
 def child_of(folder):
     """The process that will finish the trace that goes into a folder."""
-    [pid] = working_on(folder)
+    deadline = time.monotonic() + HANGS_S
+    while not (pids := working_on(folder)):  # its command line is not there at once
+        assert time.monotonic() < deadline
+    [pid] = pids
     return int(pid)
 
 

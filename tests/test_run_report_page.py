@@ -44,7 +44,7 @@ def test_the_page_has_the_whole_run(tmp_path):
     page = Page(page_of(MadeRun(ranks=4, late=2, began=LONG_AGO, outcome="finished"), tmp_path))
     said = page.sections
     assert "input-bound finished finished after 1 min, 1,200 steps" in said["verdict"]
-    assert "Give the DataLoader more num_workers" in said["verdict"]
+    assert "Measure the DataLoader with more num_workers" in said["verdict"]
     head = "Where a step goes: 42.6 ms, mean of 1195 of 1200 steps on NVIDIA H200, longest 63.1 ms data forward"
     assert said["step"].startswith(head)
     assert "throughput 1,50" in said["step"]

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final, TypeVar
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
 from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
-from lightning_forge_profiling.safe_files import open_regular
+from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
 _MOST_BYTES: Final = 16 << 20
 """Of a segment, and so of a line. A segment of a run has 1 MB and one line."""
@@ -140,7 +140,7 @@ class RankLines:
                 self._read(file)
 
     def _read(self, file: BinaryIO) -> None:
-        name, content = Path(file.name).name, file.read(_MOST_BYTES + 1)
+        name, content = Path(file.name).name, read_at_most(file, _MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             self._problems.append(f"{name} cannot be read: it is larger than {_MOST_BYTES >> 20} MB")
             self._offset = file.seek(0, os.SEEK_END)

@@ -115,6 +115,33 @@ def test_a_fit_has_hardly_more_collections_than_without_us(tmp_path):
     assert with_us.counts[0] <= without.counts[0] + 10, "700 objects each, in 1980 steps"
 
 
+class Kept(Callback):
+    """Lets the collector rest, and counts what it tracks more of after 1400 steps."""
+
+    def __init__(self):
+        self.step, self.counts = 0, {}
+
+    def on_train_start(self, *_):
+        gc.disable()
+
+    def on_train_batch_end(self, *_):
+        self.step += 1
+        if self.step in (500, 1900):
+            self.counts[self.step] = gc.get_count()[0]
+
+    def on_train_end(self, *_):
+        gc.enable()
+
+
+def test_a_step_leaves_nothing_for_the_collector(tmp_path):
+    kept = Kept()
+    try:
+        fit(tmp_path, kept, ThroughputCallback(record=False), steps=2000)
+    finally:
+        gc.enable()
+    assert kept.counts[1900] - kept.counts[500] < 1400 / 2, "an object in less than every other step"
+
+
 class Garbage:
     """Collections that have ended, as `GarbageTimer` gives them."""
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from time import perf_counter_ns
@@ -406,12 +406,16 @@ class TimedCallback(Callback):
     def _leads(self) -> bool:
         return bool(self._peers) and self._peers[0] is self
 
+    def _in_profiler(self) -> AbstractContextManager[None]:
+        clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
+        return nullcontext() if clock is None else clock.inside(PROFILER)
+
     @contextmanager
     def own_work(self) -> Iterator[None]:
         """Around rows and lines of the record: the time counts to the profiler, and to no step."""
-        step_timer, clock = self._step_timer, self._peers[0]._ledger_clock  # noqa: SLF001  (one of us)
+        step_timer = self._step_timer
         if step_timer is None or not step_timer.active:
-            with nullcontext() if clock is None else clock.inside(PROFILER):
+            with self._in_profiler():
                 yield
             return
         began_ns = perf_counter_ns()
@@ -475,8 +479,7 @@ class TimedCallback(Callback):
         for name in lightning_api.BATCH_HOOKS:
             self.__dict__.pop(name, None)
         self._step_back(trainer, wait=not interrupted)
-        clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
-        with nullcontext() if clock is None else clock.inside(PROFILER):
+        with self._in_profiler():
             self.end(trainer, interrupted=interrupted)
         if self._peers[-1] is self and not interrupted and self._step_timer is not None:
             leave_figures(trainer, self._step_timer, self._peers, self.ledger())
@@ -528,8 +531,7 @@ class TimedCallback(Callback):
     def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
         self._leave_set_up()
         StandIn.leave(trainer)  # again: who kept ours may have assigned it since
-        clock = self._peers[0]._ledger_clock if self._peers else None  # noqa: SLF001  (one of us)
-        with nullcontext() if clock is None else clock.inside(PROFILER):
+        with self._in_profiler():
             self._finish(trainer, interrupted=interrupted)
 
     def _finish(self, trainer: Trainer, *, interrupted: bool) -> None:

@@ -13,6 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
 from lightning_forge_profiling.gpu.allocator import AllocatorReading
 from lightning_forge_profiling.gpu.history import GpuHistory
@@ -175,15 +176,15 @@ def report(make_trainer, monkeypatch, tmp_path):
     """The page and the summary that a fit on such a GPU leaves."""
     gpu = Gpu()
 
-    def start(callback, device, period_s):
-        callback._telemetry = RunTelemetry(
+    def start(rows, device, period_s):
+        rows._telemetry = RunTelemetry(
             lambda: GpuReader(gpu, find_device(gpu, environ={}), pid=1), AllocatorReading, period_s=period_s,
             clock_ns=gpu.clock_ns,
         )  # fmt: skip
         gpu.nvmlInit()
-        callback._telemetry.start()
+        rows._telemetry.start()
 
-    monkeypatch.setattr(ThroughputCallback, "_start_telemetry", start)
+    monkeypatch.setattr(FitRows, "_start_telemetry", start)
     callbacks = (
         ForgeProfilerCallback(start_step=3, end_step=5, trace_dir=tmp_path / "traces"),
         ThroughputCallback(warmup_steps=2, telemetry_period_s=0.02),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
+from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot, TorchMemoryHistory, refuse_unless_moment
 from tests.models import Classifier, loader, quiet_trainer
@@ -153,10 +154,10 @@ def history(monkeypatch):
     """A recording of paper, for the callback to use on a CPU."""
     history = FakeHistory()
 
-    def memory_of(callback, device, path):
-        return MemorySnapshot(callback.memory_snapshot, path, history)
+    def memory_of(window, device, path):
+        return MemorySnapshot(window._settings.memory_snapshot, path, history)
 
-    monkeypatch.setattr(ForgeProfilerCallback, "_memory_of", memory_of)
+    monkeypatch.setattr(FitWindow, "_memory_of", memory_of)
     return history
 
 

@@ -18,7 +18,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import run_record
 from lightning_forge_profiling.callbacks.run_begin import RecordPlace
 from lightning_forge_profiling.callbacks.run_record import RunRecord
-from lightning_forge_profiling.callbacks.run_report import report_so_far
+from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.record.histogram import PRECISION, bucket, merged, percentile_ms
@@ -388,13 +388,20 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     trainer = make_trainer(logger=False)
     trainer.fit(Classifier(), loader(16))  # the settings are a real Trainer's
     timer = StepTimer(CUDATimerCollection((), device="cpu"), warmup_steps=10, bucket=bucket)
+    ledger = LedgerClock(time.perf_counter_ns())
+
+    def report():
+        nothing = {"trace": None, "recorded": None, "gpu": None, "cpu": None, "ranks": (), "compute": ()}
+        read = ledger.read()
+        return run_report(trainer, timer.summary(), on_device=False, ledger=read, continues_from=0, **nothing)
+
     record = RunRecord(
         trainer,
         RecordPlace(tmp_path / "forge_record", "a1"),
         timer,
-        report=lambda: report_so_far(trainer, timer, ()),
+        report=report,
         metrics=lambda: timer.totals.steady().metrics(),
-        ledger=LedgerClock(time.perf_counter_ns()),
+        ledger=ledger,
     )
     timer.start()
     for step in range(100_000):
@@ -411,7 +418,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
             record.state()
     timer.finish(wait=True)
     record.loop_ended()
-    record.close(report_so_far(trainer, timer, ()))
+    record.close(report())
 
     paths = list((tmp_path / "forge_record").iterdir())
     assert 1e6 < sum(path.stat().st_size for path in paths) < 5e6

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
-from lightning_forge_profiling.callbacks import timed_callback as recording
+from lightning_forge_profiling.callbacks import fit_monitor as recording
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource

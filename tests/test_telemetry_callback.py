@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import throughput
+from lightning_forge_profiling.callbacks import fit_rows
+from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.allocator import AllocatorReading
@@ -66,11 +67,11 @@ def gpu(monkeypatch):
         gpu.nvmlInit()
         return GpuReader(gpu, find_device(gpu, environ={}), pid=1)
 
-    def start(callback, device, period_s):
-        callback._telemetry = RunTelemetry(reader, AllocatorReading, period_s=period_s)
-        callback._telemetry.start()
+    def start(rows, device, period_s):
+        rows._telemetry = RunTelemetry(reader, AllocatorReading, period_s=period_s)
+        rows._telemetry.start()
 
-    monkeypatch.setattr(ThroughputCallback, "_start_telemetry", start)
+    monkeypatch.setattr(FitRows, "_start_telemetry", start)
     return gpu
 
 
@@ -128,11 +129,11 @@ def test_a_driver_that_is_missing_is_one_line(make_trainer, monkeypatch, capsys)
     def no_driver():
         raise LookupError("NVML failed to start (Driver Not Loaded): no NVIDIA driver")
 
-    def start(callback, device, period_s):
-        callback._telemetry = RunTelemetry(no_driver, AllocatorReading, period_s=period_s)
-        callback._telemetry.start()
+    def start(rows, device, period_s):
+        rows._telemetry = RunTelemetry(no_driver, AllocatorReading, period_s=period_s)
+        rows._telemetry.start()
 
-    monkeypatch.setattr(ThroughputCallback, "_start_telemetry", start)
+    monkeypatch.setattr(FitRows, "_start_telemetry", start)
     make_trainer(ThroughputCallback(warmup_steps=0)).fit(Classifier(), loader(24))
     printed = unwrapped(capsys.readouterr().out)
     assert "no telemetry: NVML failed to start (Driver Not Loaded): no NVIDIA driver" in printed
@@ -142,10 +143,14 @@ def test_what_fails_before_the_thread_is_up_leaves_the_rates(make_trainer, monke
     def broken(device, period_s):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(throughput, "run_telemetry", broken)
+    start = FitRows._start_telemetry
+    on_gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(FitRows, "_start_telemetry", lambda rows, _, period_s: start(rows, on_gpu, period_s))
+    monkeypatch.setattr(fit_rows, "run_telemetry", broken)
     callback = ThroughputCallback(warmup_steps=0)
-    callback._start_telemetry(torch.device("cuda", 0), 0.2)
-    assert callback.telemetry(None) == "RuntimeError: planted"
+    make_trainer(callback).fit(Classifier(), loader(24))
+    assert "no telemetry: RuntimeError: planted" in unwrapped(capsys.readouterr().out)
+    assert callback.summary()["throughput/steps_per_sec"] > 0
 
 
 def test_none_is_none(make_trainer, capsys):

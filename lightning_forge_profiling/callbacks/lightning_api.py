@@ -1,6 +1,5 @@
 """Everything that the callbacks use of Lightning beyond its documented interface."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -33,8 +32,8 @@ else:
 Trainer: TypeAlias = Any
 
 __all__ = [
-    "BATCH_HOOKS",
     "LOGGING_ATTRIBUTES",
+    "MANUAL_HOOKS",
     "Actions",
     "BatchSource",
     "Callback",
@@ -44,9 +43,9 @@ __all__ = [
     "Trainer",
     "WatchedLoop",
     "actions",
+    "batch_number",
     "batch_source",
     "batches_per_row",
-    "batches_until_log",
     "compute_dtype",
     "device_name",
     "devices_per_batch",
@@ -76,17 +75,8 @@ __all__ = [
 ]
 
 
-BATCH_HOOKS = (
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-)
-"""The hooks of a callback that Lightning calls in every batch."""
+MANUAL_HOOKS = ("on_before_backward", "on_after_backward")
+"""The hooks of ours that only manual optimization needs: elsewhere the Trainer's profiler announces backward."""
 
 
 LOGGING_ATTRIBUTES = ("log", "log_dict")
@@ -245,7 +235,7 @@ def is_pass_through(profiler: object) -> bool:
     return type(profiler).__name__ == "PassThroughProfiler"
 
 
-def set_hook(callback: Callback, name: str, *, on: bool) -> None:
+def set_hook(callback: Any, name: str, *, on: bool) -> None:
     """Switch a hook of a callback on or off: Lightning skips one that is not callable.
 
     Each hook that it calls costs a context manager, a call and two formatted strings per batch.
@@ -320,6 +310,11 @@ def batches_per_row(trainer: Trainer, every_n_steps: int | None) -> int:
     return int(interval * trainer.accumulate_grad_batches)
 
 
+def batch_number(trainer: Trainer) -> int:
+    """The number of the batch under way, which counts on over epochs and also where a batch is skipped."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+
+
 def ends_epoch(trainer: Trainer) -> bool:
     """Whether the batch that has just ended is its epoch's last."""
     return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)  # `trainer.is_last_batch`, in fewer calls
@@ -359,13 +354,6 @@ def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
     """Whether Lightning would log at the end of this batch, at its own interval or at `every_n_steps`."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
     return bool(interval) and not (logger_step(trainer) + 1) % interval and not is_accumulating(trainer)
-
-
-def batches_until_log(trainer: Trainer, every_n_steps: int | None) -> int:
-    """How many of the next batches, at least, end without `logs_now`."""
-    interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
-    following = logger_step(trainer) + (not is_accumulating(trainer))  # Lightning counts this one after our hook
-    return int((-following - 1) % interval) if interval else sys.maxsize
 
 
 def may_be_last(trainer: Trainer) -> bool:

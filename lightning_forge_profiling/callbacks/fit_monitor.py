@@ -1,0 +1,465 @@
+"""`FitMonitor`: everything that watches one fit of a Trainer, made in `setup` and ended in one place."""
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from time import perf_counter_ns
+from typing import Any, Final, Protocol
+
+from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
+from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
+from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
+from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
+from lightning_forge_profiling.callbacks.fit_rows import FitRows
+from lightning_forge_profiling.callbacks.fit_window import FitWindow
+from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
+from lightning_forge_profiling.callbacks.ledger_parts import (
+    LedgerParts,
+    SetUpParts,
+    hook_parts,
+    set_up_parts,
+    tear_down,
+)
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
+from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, read_figures
+from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
+from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.host import process_age_s
+from lightning_forge_profiling.names import PROFILER, STARTUP_PROCESS
+from lightning_forge_profiling.record.histogram import bucket
+from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
+from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
+from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
+
+DEFAULT_WARMUP_STEPS = 10
+"""Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
+a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
+
+_SET_UP: Final = "startup/fit"
+_TEAR_DOWN: Final = "teardown"
+
+_fits = count()
+"""Counts the fits of this process."""
+
+
+def _run_began_ns() -> int:
+    """When the run began: with its process, or with this fit if the process is interactive or has had another fit."""
+    first = next(_fits) == 0 and not hasattr(sys, "ps1") and "ipykernel" not in sys.modules
+    age_s = process_age_s() if first else None
+    return perf_counter_ns() - int((age_s or 0.0) * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class FitResults:
+    """What a callback keeps of a fit.
+
+    Attributes:
+        analysis: the verdict, on rank 0.
+        ledger: where the wall time went.
+        trace: what became of the window.
+        summary: the metrics over all steps that count.
+    """
+
+    analysis: Analysis | None = None
+    ledger: Ledger | None = None
+    trace: TraceReport | None = None
+    summary: Mapping[str, float] = field(default_factory=dict)
+
+
+class Settings(Protocol):
+    """A callback, as the monitor sees it."""
+
+    warmup_steps: int | None
+    regions: Collection[str]
+    batch_size_fn: Callable[[Any], int] | None
+    tokens_fn: Callable[[Any], int] | None
+    flops_per_batch: FlopsPerBatch
+    overhead: float | None
+    record: bool
+    added: bool
+
+    def fit_is_over(self, results: FitResults) -> None:
+        """Called last: keep the results, and nothing else of the fit."""
+
+
+class FitMonitor:
+    """Owns what watches a fit: step timer, profiler proxy, ledger, window, rows, record; and ends all of it.
+
+    Each method may be called by every callback of the Trainer for the same event; the first call acts. No method raises
+    into the training: a failure is logged once.
+
+    Args:
+        trainer: of the fit, in `setup`.
+        callbacks: the callbacks of this package that take part.
+    """
+
+    called: Final = "The profiling of this fit"
+
+    def __init__(self, trainer: Trainer, callbacks: Sequence[Settings]) -> None:
+        self.callbacks = callbacks
+        self.window: FitWindow | None = None
+        self.rows: FitRows | None = None
+        self.ledger = LedgerClock(_run_began_ns(), STARTUP_PROCESS)
+        self.ledger.turn_to(_SET_UP)
+        warmup = [callback.warmup_steps for callback in callbacks if callback.warmup_steps is not None]
+        overhead = next((one.overhead for one in callbacks if one.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
+        self.step_timer = StepTimer(
+            CUDATimerCollection((), device=trainer.strategy.root_device),
+            regions=set.intersection(*(set(callback.regions) for callback in callbacks)),
+            warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
+            budget=TimingBudget(overhead),
+            ledger=self.ledger,
+            bucket=bucket if any(callback.record for callback in callbacks) else None,
+        )
+        self._failed = self._running = self._ended = self._closed = self._checking = False
+        self._awaited = list(callbacks)
+        self._watched = (
+            lightning_api.WatchedLoop(trainer.fit_loop, failed=partial(self._loop_failed, trainer)),
+            lightning_api.WatchedLoop(trainer.fit_loop.epoch_loop.val_loop, begins=self._enter_validation),
+        )
+        self._set_up: SetUpParts | None = None
+        self._hook_parts: Mapping[str, str] = {}
+        self._stand_in: StandIn | None = None
+        self._previous_sink: RegionSink | None = None
+        self._cycles = AccumulationCycles(0)
+        self._counter: WorkCounter | None = None
+        self._ledger_parts: LedgerParts | None = None
+        self._cpu: CpuAccount | None = None
+        self._continues_from = 0
+        self._ended_batch = -1
+        self._kind_of_step = (False, True)
+
+    # -- before the training loop --------------------------------------------------------------------------------
+
+    def awaits(self, callback: Settings) -> bool:
+        """Whether the callback takes part and has not been set up yet."""
+        return any(callback is awaited for awaited in self._awaited)
+
+    def has_joined(self, callback: Settings, trainer: Trainer, module: LightningModule) -> None:
+        """A callback has been set up; after the last of them the hooks of the set-up are timed."""
+        self._awaited = [awaited for awaited in self._awaited if awaited is not callback]
+        if not self._awaited:  # from here on none of us looks at the user's profiler
+            self._watch_set_up(trainer, module)
+
+    @guarded
+    def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
+        parts = set_up_parts(hook_parts(trainer, module, self.callbacks))
+        self._set_up = SetUpParts(self.ledger, self.step_timer, trainer, parts)
+
+    @guarded
+    def begin(self, trainer: Trainer, module: LightningModule) -> None:
+        """The training loop begins: wrap the Trainer's profiler, and start the first step."""
+        if self._running:
+            return
+        self._running, self._ended = True, False
+        self._continues_from = int(trainer.global_step)
+        self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, module).updates.completed)
+        self._counter = self._work_counter(module)
+        self._leave_set_up()
+        self._hook_parts = hook_parts(trainer, module, self.callbacks)
+        self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
+        actions = lightning_api.actions(trainer, module)._replace(fetch=(cpu.fetch_begins, cpu.fetch_ends))
+        self._stand_in = StandIn(self.step_timer, actions, self._hook_parts)
+        self._stand_in.take_place(trainer)
+        self._previous_sink = set_region_sink(self.step_timer)
+        self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
+        self.step_timer.start()
+        for callback in self.callbacks:
+            for hook in lightning_api.MANUAL_HOOKS:
+                lightning_api.set_hook(callback, hook, on=not module.automatic_optimization)
+        if self.window is not None:
+            self.window.begin(trainer)
+        if self.rows is not None:
+            self.rows.begin(trainer, self._counter, report=partial(self._report, trainer))
+
+    def _work_counter(self, module: LightningModule) -> WorkCounter:
+        first, last = self.callbacks[0], self.callbacks[-1]  # one of each kind at most
+        flops = last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch
+        return WorkCounter(first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    @property
+    def recording(self) -> bool:
+        """Whether the profiler runs in the current step, its warm-up included."""
+        return self.window is not None and self.window.running
+
+    def enter_backward(self) -> None:
+        """Begin `backward` in manual optimization."""
+        self.step_timer.forward_in_closure()
+        self.step_timer.enter("backward")
+
+    def exit_backward(self) -> None:
+        """End it."""
+        self.step_timer.exit("backward")
+
+    def begin_step(self) -> None:
+        """The batch is trained on, and not skipped."""
+        if self.window is not None:
+            self.window.begin_step()
+
+    def end_step(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+        """End the step, move the window on, and log a row when one is due."""
+        number = lightning_api.batch_number(trainer)
+        if number == self._ended_batch or not self._running:
+            return
+        self._ended_batch = number
+        self._end_step(trainer, module, batch, perf_counter_ns())
+        if self.window is not None:
+            self.window.end_step(trainer)
+        if self.rows is not None:
+            self.rows.end_step(trainer)
+        kind = self.recording, self._warming_up()
+        if kind != self._kind_of_step:
+            self._kind_of_step = kind
+            if self.rows is not None:
+                self.rows.other_steps_come(recording=kind[0], trace=self.trace())
+        self._account(counts=not any(kind))
+
+    @guarded
+    def _end_step(self, trainer: Trainer, module: LightningModule, batch: Any, began_ns: int) -> None:
+        step_timer, stand_in = self.step_timer, self._stand_in
+        if stand_in is None or self._counter is None or self._ledger_parts is None:
+            return
+        _, updates, each_changes = lightning_api.step_progress(trainer, module)
+        changed, ends_cycle = self._cycles.after_batch(updates.completed, step_timer.step, each_changes=each_changes)
+        work: StepWork = self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle)
+        step_timer.end_step(
+            work,
+            recorded=self.recording,
+            ends_epoch=lightning_api.ends_epoch(trainer),
+            saw_all=stand_in.saw_step(trainer, trained=batch is not None),
+            began_ns=began_ns,
+        )
+        self._ledger_parts.end_step()
+
+    def _warming_up(self) -> bool:
+        return self.step_timer.step < self.step_timer.warmup_steps
+
+    @guarded
+    def _account(self, *, counts: bool) -> None:
+        if self._cpu is not None and self._cpu.due(counts=counts):
+            with self.own_work():
+                self._cpu.read(counts=counts)
+
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Around rows and lines of the record: the time counts to the profiler, and to no step."""
+        step_timer = self.step_timer
+        if not step_timer.active:
+            with self.ledger.inside(PROFILER):
+                yield
+            return
+        began_ns = perf_counter_ns()
+        step_timer.enter(PROFILER)
+        try:
+            yield
+        finally:
+            step_timer.exit(PROFILER)
+            step_timer.totals.add_rows((perf_counter_ns() - began_ns) / 1e3)
+
+    # -- between steps -------------------------------------------------------------------------------------------
+
+    def enter_sanity_check(self) -> None:
+        """Enter the sanity check in the ledger."""
+        if not self._checking:
+            self._checking = True
+            self.ledger.enter("sanity_check")
+
+    def exit_sanity_check(self) -> None:
+        """Leave it."""
+        if self._checking:
+            self._checking = False
+            self.ledger.exit("sanity_check")
+
+    def _enter_validation(self) -> None:
+        self._account(counts=False)
+        self.step_timer.enter_validation()
+
+    @guarded
+    def validation_starts(self, trainer: Trainer) -> None:
+        """Leave validation out of the step."""
+        if self._stand_in is not None:
+            self._stand_in.follow(trainer)
+            self.step_timer.enter_validation()  # a profiler that was assigned just now has not seen it begin
+        if self.rows is not None:
+            self.rows.pause()
+
+    @guarded
+    def validation_ends(self, trainer: Trainer) -> None:
+        """Training goes on."""
+        if self._stand_in is not None:
+            self._stand_in.follow(trainer)
+        if self.rows is not None and not self.recording:
+            self.rows.resume()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _loop_failed(self, trainer: Trainer, exception: BaseException) -> None:
+        if self.step_timer.began:  # it is ours, and not a tuner's before it
+            self.fail(trainer, exception)
+
+    def fail(self, trainer: Trainer, exception: BaseException) -> None:
+        """Close a failing run without waiting for anything: other ranks may be elsewhere."""
+        if self.window is not None:
+            self.window.failing(exception)
+        if self.rows is not None:
+            self.rows.failing(exception)
+        self.end(trainer, interrupted=True)
+        self.close(trainer, interrupted=True)
+
+    @guarded_end
+    def end(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """The training loop has ended: stop timing, write what an unfinished window has, log the last row."""
+        if self._ended:
+            return
+        self._ended = True
+        self._step_back(trainer, wait=not interrupted)
+        with self.ledger.inside(PROFILER):
+            if self.window is not None:
+                self.window.end(interrupted=interrupted)
+            if self.rows is not None:
+                self.rows.end(trainer)
+        if not interrupted:
+            leave_figures(trainer, self.step_timer, self.trace(), self.ledger.read())
+
+    def _leave_set_up(self) -> None:
+        """Restore what was replaced in `setup`."""
+        watching, self._set_up = self._set_up, None
+        if watching is not None:
+            watching.close()
+
+    def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
+        """Stop timing, and restore what was replaced when the training loop began."""
+        self._leave_set_up()
+        standing, self._stand_in, self._running = self._stand_in, None, False
+        if standing is None:
+            return
+        standing.leave(trainer)
+        if self._cpu is not None:
+            self._cpu.read(counts=False)
+        set_region_sink(self._previous_sink)
+        if self._ledger_parts is not None:
+            self._ledger_parts.close()
+        try:
+            self.step_timer.finish(wait=wait)  # last: Ctrl-C may end the wait
+        finally:
+            self.ledger.turn_to(_TEAR_DOWN)
+        if wait:  # no hooks follow an exception
+            tear_down(self.step_timer, trainer, self._hook_parts)
+
+    def abandon(self, trainer: Trainer) -> None:
+        """Close a fit that ended without calling any hook."""
+        self._abandon(trainer)
+        self._tell(None, trainer, interrupted=True)
+
+    @guarded_end
+    def _abandon(self, trainer: Trainer) -> None:
+        for watched in self._watched:
+            watched.release()
+        self._step_back(trainer, wait=False)
+        self._finish(interrupted=True)
+
+    def close(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Print the table, close the record, and hand the results over."""
+        if self._closed:
+            return
+        self._closed = True
+        for watched in self._watched:
+            watched.release()
+        self._conclude(trainer, interrupted=interrupted)
+
+    @guarded_end
+    def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
+        self._leave_set_up()
+        StandIn.leave(trainer)  # again: who kept ours may have assigned it since
+        report = None
+        try:
+            with self.ledger.inside(PROFILER):
+                self._finish(interrupted=interrupted)
+                report = self._final_report(trainer, interrupted=interrupted)
+                if report is not None and trainer.is_global_zero:
+                    self._show(trainer, report, interrupted=interrupted)
+        finally:
+            self._tell(report, trainer, interrupted=interrupted)
+
+    def _finish(self, *, interrupted: bool) -> None:
+        if self.window is not None:
+            self.window.finish(interrupted=interrupted)
+        if self.rows is not None:
+            self.rows.finish()
+
+    def _tell(self, report: RunReport | None, trainer: Trainer, *, interrupted: bool) -> None:
+        """Close the record, and give each callback the results."""
+        try:
+            ledger = self.ledger.read()
+            if self.rows is not None:
+                self.rows.conclude(trainer, report, interrupted=interrupted)
+        finally:
+            shown = report is not None and trainer.is_global_zero
+            results = FitResults(
+                analysis=report.analysis if report is not None and shown else None,
+                ledger=ledger,
+                trace=self.trace(),
+                summary={} if self.rows is None else self.rows.summary(),
+            )
+            for callback in self.callbacks:
+                callback.fit_is_over(results)
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    def trace(self) -> TraceReport | None:
+        """The report on the window; None without one."""
+        return None if self.window is None else self.window.report()
+
+    def _report(
+        self, trainer: Trainer, recorded: Analysis | None = None, ranks: Sequence[RankFigures] = ()
+    ) -> RunReport:
+        """The report on the fit so far."""
+        run, trace, rows = self.step_timer.summary(), self.trace(), self.rows
+        return run_report(
+            trainer,
+            run,
+            on_device=self.step_timer.timers.on_device,
+            trace=trace,
+            recorded=recorded,
+            ranks=ranks,
+            gpu=None if rows is None else rows.telemetry(run),
+            compute=() if rows is None else rows.compute(trainer, run, trace, recorded),
+            ledger=self.ledger.read(),
+            continues_from=self._continues_from,
+            cpu=self._cpu,
+        )
+
+    def _final_report(self, trainer: Trainer, *, interrupted: bool) -> RunReport | None:
+        """The report at the end. Rewrites the reports beside the trace, and copies them to a remote folder."""
+        window, report = self.window, None
+        if self.step_timer.began and (trainer.is_global_zero or any(callback.record for callback in self.callbacks)):
+            trace = self.trace()
+            ranks: tuple[RankFigures, ...] = ()
+            recorded = recorded_analysis(trace)
+            if trace is not None and trace.path is not None and recorded is not None and not interrupted:
+                ranks = read_figures(trace.path.parent, [rank.rank for rank in recorded.ranks])
+            report = self._report(trainer, recorded, ranks)
+        if window is not None:
+            window.copy_files(trainer, interrupted=interrupted)
+        return None if report is None else replace(report, trace=self.trace())  # with the URL that it was copied to
+
+    def _show(self, trainer: Trainer, report: RunReport, *, interrupted: bool) -> None:
+        # standard output belongs to a script that knows nothing of us
+        added = all(callback.added for callback in self.callbacks)
+        print_run(report, Screen(sys.stderr, wrap=True) if added else None)
+        if self.rows is not None and report.analysis is not None:
+            self.rows.publish(trainer, report.analysis, self.trace(), interrupted=interrupted)

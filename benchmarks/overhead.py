@@ -163,6 +163,7 @@ class OnAndOff(Callback):
         self._callbacks: list[Callback] = []
         self._ours: Any = None
         self._logged_at = -1
+        self._was = True, 0
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Note the end of a step and its kind, and at the end of a block start one of the other kind."""
@@ -184,7 +185,11 @@ class OnAndOff(Callback):
         before, self._logged_at = self._logged_at, ours._logged_at  # noqa: SLF001
         if self._logged_at != before:
             return "with a row"
-        return "plain" if self._ours.step_timer._plain_ended_ns else "split or read"  # noqa: SLF001
+        step_timer = self._ours.step_timer
+        (split, deliver_at), self._was = self._was, (step_timer._split, step_timer._deliver_at)  # noqa: SLF001
+        if step_timer._deliver_at != deliver_at:  # noqa: SLF001
+            return "read"
+        return "split" if split else "plain"
 
     def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:  # noqa: ARG002
         """Put everything back, for our callbacks to hear of the end."""

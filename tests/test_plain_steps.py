@@ -1,4 +1,4 @@
-"""Steps of which nothing but the end is timed, by the host's clock: whose time they take, and what ends their row."""
+"""Steps of which nothing but the end is timed: whose time they take, and the rows that they enter."""
 
 import time
 
@@ -8,7 +8,6 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.names import REGIONS, STEP_MS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -26,17 +25,15 @@ ONE = StepWork(samples=2, optimizer_steps=1)
 
 
 class Loop:
-    """A training loop on a GPU of paper, that is always done before the host comes to a step's end, or never."""
+    """A training loop on a GPU of paper, that is always done before the host comes to a step's end."""
 
-    def __init__(self, *, gpu_waits=True):
+    def __init__(self):
         self.device = FakeDevice()
         self.budget = budget = TimingBudget(None)
         timers = CUDATimerCollection((), events=self.device, clock_ns=self.device.host_clock_ns)
         self.step_timer = StepTimer(timers, budget=budget, clock_ns=self.device.host_clock_ns)
         self.seen = {}
         watch(self.step_timer, lambda times, *_: self.seen.__setitem__(times.step, times))
-        self.gpu_waits = gpu_waits
-        self.before = []
         self.step_timer.start()
         self.step(10)
         budget.rate = 0.0
@@ -50,34 +47,23 @@ class Loop:
     def step(self, ms, during=lambda: None):
         for name in ("data", "forward", "backward", "optimizer"):
             self.step_timer.enter(name)
-            if not self.gpu_waits:
-                self.device.enqueue(100)
             self.pass_time(ms / 4)
             self.step_timer.exit(name)
         during()
-        self.step_timer.awaits_training.clear()
-        if not self.step_timer.disturbed and self.step_timer.plain_steps_ahead():
-            self.before.append(ONE)
-            self.step_timer.end_plain_step(self.device.host_clock_ns())
-            return True
-        self.step_timer.end_step(ONE, self._taken())
-        return False
-
-    def _taken(self):
-        before, self.before = self.before, []
-        return before
+        self.step_timer.end_step(ONE)
 
     def finish(self):
-        self.step_timer.finish(self._taken(), wait=True)
+        self.step_timer.finish(wait=True)
         return {step: dict(times.device_ms) for step, times in self.seen.items()}
 
 
-def test_many_steps_take_one_event_and_each_has_its_own_time():
+def test_each_takes_one_event_and_has_its_own_time():
     loop = Loop()
-    calls = loop.device.calls
+    made = loop.device.calls
     took = [10 + step % 3 for step in range(20)]
-    assert [loop.step(ms) for ms in took] == [True] * 20
-    assert loop.device.calls == calls
+    for ms in took:
+        loop.step(ms)
+    assert loop.device.calls == made + 20
 
     def made_unlike_others():
         loop.step_timer.split()
@@ -98,11 +84,10 @@ def test_a_split_step_behind_them_has_its_regions_and_its_own_time():
     loop = Loop()
     loop.budget.rate = 0.15
     took = [10 + step % 3 for step in range(40)]
-    ended = [loop.step(ms) for ms in took]
+    for ms in took:
+        loop.step(ms)
     split = [step for step in range(4, 43) if loop.budget.splits(step)]
     assert len(split) > 4
-    assert all(ended[step - 3 - 1] for step in split), "the step before it is as plain as the others"
-    assert not any(ended[step - 3] for step in split)
     times = loop.finish()
     for step, ms in enumerate(took, 3):
         parts = dict.fromkeys(("data", "forward", "backward", "optimizer"), ms / 4) if step in split else {WHOLE: ms}
@@ -110,11 +95,6 @@ def test_a_split_step_behind_them_has_its_regions_and_its_own_time():
     rates = loop.step_timer.totals.steady()
     assert (rates.steps, rates.split_steps) == (43, 2 + len(split))
     assert rates.total_ms == pytest.approx(sum(took) + 30)
-
-
-def test_where_the_host_is_ahead_of_the_gpu_each_step_has_its_event():
-    loop = Loop(gpu_waits=False)
-    assert [loop.step(10) for _ in range(5)] == [False] * 5
 
 
 @pytest.mark.parametrize("region", ["checkpoint", "validation", LOADER_START])
@@ -134,9 +114,8 @@ def test_what_lies_between_two_of_them_is_not_theirs(region):
         else:
             loop.step_timer.exit(region)
 
-    assert [loop.step(ms) for ms in (10, 11, 12)] == [True] * 3
-    assert not loop.step(13, during=between)
-    assert [loop.step(ms) for ms in (14, 15)] == [True] * 2
+    for ms in range(10, 16):
+        loop.step(ms, during=between if ms == 13 else lambda: None)
     times = loop.finish()
     assert [times[step] for step in (3, 4, 5, 7, 8)] == [{WHOLE: pytest.approx(ms)} for ms in (10, 11, 12, 14, 15)]
     own = {**times[6]}
@@ -147,7 +126,7 @@ def test_what_lies_between_two_of_them_is_not_theirs(region):
 def test_those_before_the_end_of_the_run_count_and_what_comes_after_them_does_not():
     loop = Loop()
     for ms in (10, 11, 12):
-        assert loop.step(ms)
+        loop.step(ms)
     loop.pass_time(300)
     times = loop.finish()
     assert [times[step] for step in (3, 4, 5)] == [{WHOLE: pytest.approx(ms)} for ms in (10, 11, 12)]
@@ -165,27 +144,16 @@ class Before(Callback):
 
 
 class Ends(Callback):
-    """How many steps were ended in full by our callbacks, and the host's time at each end, behind them."""
+    """The host's time at the end of each batch, behind our callbacks; delays the steps that are planted."""
 
     def __init__(self):
-        self.ns, self.in_full, self.planted, self.before = [], 0, {}, Before()
+        self.ns, self.planted, self.before = [], {}, Before()
 
     def agree(self, since, sum_ms):
         """Whether the steps behind one sum to so much, from some instant of our hook at its end to one at the last."""
         shortest = (self.before.ns[-1] - self.ns[since]) / 1e6
         longest = (self.ns[-1] - self.before.ns[since]) / 1e6
         return 0.99 * shortest <= sum_ms <= 1.01 * longest
-
-    def on_train_start(self, trainer, module):
-        leader = next(callback for callback in trainer.callbacks if isinstance(callback, TimedCallback))
-        step_timer = leader._step_timer
-        end_step = step_timer.end_step
-
-        def counted(*args, **kwargs):
-            self.in_full += 1
-            end_step(*args, **kwargs)
-
-        step_timer.end_step = counted
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         time.sleep(self.planted.get(len(self.ns), 0))
@@ -203,10 +171,10 @@ def run(make_trainer, steps, *callbacks, model=None, train=None, **options):
     return ours, ends, trainer
 
 
-def test_a_real_run_ends_most_steps_so_and_its_sums_are_those_of_the_clock(tmp_path, make_trainer):
+def test_a_real_run_has_mostly_such_steps_and_its_sums_are_those_of_the_clock(tmp_path, make_trainer):
     ours, ends, _ = run(make_trainer, 150)
-    assert ends.in_full < 50
     run_ = ours.analysis().run
+    assert run_.split_steps < 50
     assert run_.steps == 147
     took_ms = run_.step_ms.mean * 147
     assert ends.agree(2, took_ms + 1e3 * excluded_s(tmp_path, "profiler"))
@@ -235,8 +203,8 @@ def test_rows_come_when_they_should_and_hold_every_step(make_trainer, tmp_path, 
 
 def test_a_window_far_into_the_run_is_where_it_was_asked_for(make_trainer):
     forge = ForgeProfilerCallback(90, 93, analyze=False, tensorboard=False)
-    _, ends, _ = run(make_trainer, 120, forge)
-    assert ends.in_full < 60
+    ours, _, _ = run(make_trainer, 120, forge)
+    assert ours.analysis().run.split_steps < 60
     report = forge.trace_report()
     assert (report.status, tuple(report.steps)) == ("written", (90, 91, 92))
 

@@ -17,9 +17,6 @@ _log = plain_logger(__name__)
 
 FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
 
-Amounts: TypeAlias = tuple[float | None, float | None, float | None]
-"""Samples, tokens and FLOPs of a batch; None if unknown."""
-
 _SAMPLES = "samples"
 _MODULE_ATTRIBUTE = "flops_per_batch"
 
@@ -59,24 +56,6 @@ class WorkCounter:
         """Why the FLOPs of the first batch without a usable number are unknown; "" if there is no such batch."""
         problem, batches = self._problems.get(self._flops_name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
-
-    def usual(self, batch: Any) -> Amounts | None:
-        """Samples, tokens and FLOPs of a batch by the short way; None if it takes `count`.
-
-        Args:
-            batch: from the same loaders as the last one that was counted.
-        """
-        samples: float | None = None
-        if self._batch_size_fn is not None:
-            samples = self._count("batch_size_fn", self._batch_size_fn, batch)
-        elif _SAMPLES not in self._problems:
-            samples = None if self._batch_size is None else self._batch_size.usual(batch)
-            if samples is None:
-                return None
-        self._batches += 1
-        if self._tokens_fn is None and self._flops_fn is None:
-            return samples, None, None
-        return samples, self._tokens(batch), self._flops(batch)
 
     def count(self, batch: Any, trainer: Trainer, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:
         """Samples, tokens and FLOPs of one step.

@@ -75,7 +75,6 @@ class BatchSize:
         self._known: _Known | None = None
         self._sizes: list[_Size] = []
         self._batches = 0
-        self._usual: int | None = None
 
     def __call__(self, batch: Any, source: BatchSource) -> int:
         """The number of samples in a batch.
@@ -98,22 +97,7 @@ class BatchSize:
         size = _read(self._sizes[0], batch) if self._sizes else None
         if size is None or not self._known.allows(size, ends_epoch=source.ends_epoch):
             raise UnknownBatchSizeError(f"batch {self._batches} is not like those before it")
-        self._usual = None if source.fetched_by_module else self._known.size
         return size
-
-    def usual(self, batch: Any) -> int | None:
-        """The loader's batch size if every part of the batch has it; None if it takes the full search."""
-        usual = self._usual
-        if usual is None:
-            return None
-        try:
-            for where in self._sizes:
-                if where(batch) != usual:
-                    return None
-        except _LACKING:
-            return None
-        self._batches += 1
-        return usual
 
     def _agreeing(self, batch: Any, known: _Known, *, ends_epoch: bool) -> list[_Size]:
         """Where the sizes of a batch are not all the same, those that are of its samples."""

@@ -19,8 +19,6 @@ from lightning_forge_profiling.timing.steps import LOADER_START
 
 _log = plain_logger(__name__)
 
-_EVERY_STEP_HAS: Final = "forward"
-
 _NO_PARTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _LOST_IN_A_ROW: Final = 3
@@ -177,13 +175,6 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
         return context
 
 
-class _Mode(NamedTuple):
-    """What is announced in one kind of step, split into regions or not."""
-
-    boundaries: Mapping[str, _Boundary]
-    profile: Callable[[str], AbstractContextManager[Any]]
-
-
 class BoundaryProfiler:
     """Forwards everything to the user's profiler, and reports the regions' boundaries to the step timer.
 
@@ -197,9 +188,7 @@ class BoundaryProfiler:
         parts: of the ledger, by the names of their actions.
     """
 
-    _OWN: Final = frozenset(
-        {"inner", "step_timer", "profile", "_parts", "_around_parts", "_both", "_modes", "_announced"}
-    )
+    _OWN: Final = frozenset({"inner", "step_timer", "profile", "_parts", "_around_parts", "_both", "_boundaries"})
 
     def __init__(
         self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
@@ -209,35 +198,15 @@ class BoundaryProfiler:
         self._parts = parts
         self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected))
         self._both = self._around_parts.union(actions.may_save)
-        boundaries = _boundaries(step_timer, actions)
-        plain = {name: boundary for name, boundary in boundaries.items() if name not in actions.regions}
-        for name, region in actions.regions.items():
-            if region == _EVERY_STEP_HAS:
-                boundaries[name] = _Boundary(self._training_begins, boundaries[name].after)
-                plain[name] = _Boundary(step_timer.awaits_training.clear, _nothing)
-        self._modes = self._mode(plain), self._mode(boundaries)
-        self.profile: Callable[[str], AbstractContextManager[Any]]
+        self._boundaries = _boundaries(step_timer, actions)
+        self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
         """A context manager around the action of that name."""
-        self.announce(regions=True)
+        if is_pass_through(inner):
+            self.profile = _Contexts(inner, self._boundary).__getitem__
 
-    def _mode(self, boundaries: Mapping[str, _Boundary]) -> _Mode:
-        """What is announced in one kind of step, and the function `profile` for it."""
-        boundary_of = partial(self._boundary, boundaries)
-        if is_pass_through(self.inner):
-            return _Mode(boundaries, _Contexts(self.inner, boundary_of).__getitem__)
-        return _Mode(boundaries, partial(self._profile_both, boundary_of))
-
-    def announce(self, *, regions: bool) -> None:
-        """From here on report the boundaries of the built-in regions too, or only those that every step is watched for.
-
-        Args:
-            regions: whether the step under way is split into regions.
-        """
-        self._announced, self.profile = self._modes[regions]
-
-    def _boundary(self, boundaries: Mapping[str, _Boundary], action_name: str) -> _Boundary | None:
+    def _boundary(self, action_name: str) -> _Boundary | None:
         """The functions to call at the boundaries of an action: for its region, and for its part of the ledger."""
-        boundary = boundaries.get(action_name)
+        boundary = self._boundaries.get(action_name)
         ledger, part = self.step_timer.ledger, self._parts.get(action_name)
         if ledger is None or part is None or (boundary is not None and action_name not in self._both):
             return boundary
@@ -246,27 +215,21 @@ class BoundaryProfiler:
             return of_part
         return _inside(boundary, of_part) if action_name in self._around_parts else _inside(of_part, boundary)
 
-    def _profile_both(
-        self, boundary_of: Callable[[str], _Boundary | None], action_name: str
-    ) -> AbstractContextManager[Any]:
+    def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)
-        boundary = boundary_of(action_name)
+        boundary = self._boundary(action_name)
         return inner if boundary is None else _Announced(boundary, inner)
-
-    def _training_begins(self) -> None:
-        self.step_timer.enter(_EVERY_STEP_HAS)
-        self.step_timer.awaits_training.clear()
 
     def start(self, action_name: str) -> None:
         """Begin an action."""
         self.inner.start(action_name)
-        boundary = self._announced.get(action_name)
+        boundary = self._boundaries.get(action_name)
         if boundary is not None:
             boundary.before()
 
     def stop(self, action_name: str) -> None:
         """End an action."""
-        boundary = self._announced.get(action_name)
+        boundary = self._boundaries.get(action_name)
         if boundary is not None:
             boundary.after()
         self.inner.stop(action_name)
@@ -314,7 +277,6 @@ class StandIn:
             self.leave(trainer)  # a fit that ended without calling any hook left one
             trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = trainer.profiler
-        self._step_timer.announce_to(trainer.profiler.announce)
 
     def follow(self, trainer: Trainer) -> None:
         """Wrap another profiler that was assigned to `trainer.profiler` since the last check."""
@@ -331,7 +293,7 @@ class StandIn:
         """
         step_timer = self._step_timer
         saw = not step_timer.awaits_training or not trained
-        step_timer.awaits_training[:] = [None]
+        step_timer.awaits_training = True
         if saw and trainer.profiler is self._ours and not self._replaced:
             self._lost = 0
             return True

@@ -4,7 +4,7 @@ from collections import deque
 from typing import NamedTuple
 
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
+from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
 from lightning_forge_profiling.timing.steps import StepAssembler, StepTimes
 
@@ -12,17 +12,13 @@ from lightning_forge_profiling.timing.steps import StepAssembler, StepTimes
 class EndedStep(NamedTuple):
     """A step that has ended on the host."""
 
-    tag: int
-    """The tag of its intervals: its number, or that of the first of the plain steps before it."""
     step: int
-    work: StepWork | None
-    """None if it never ended."""
+    """Its number, which is the tag of its intervals."""
+    work: StepWork
     left_out: LeftOut | None
     timing: StepTiming
     complete: bool
     """Whether every event in it could be recorded."""
-    before: PlainSteps | None = None
-    """The steps before it that have no event and share its interval."""
 
 
 class CompletedSteps:
@@ -53,7 +49,7 @@ class CompletedSteps:
             if times is not None:
                 self._enter(times)
         # a step that has ended on the host and has left nothing to wait for is complete without a later one behind it
-        if self._ended and self._ended[-1].tag == self._assembler.step and not timers.backlog:
+        if self._ended and self._ended[-1].step == self._assembler.step and not timers.backlog:
             last = self._assembler.flush()
             if last is not None:
                 self._enter(last)
@@ -62,8 +58,7 @@ class CompletedSteps:
         """Enter what is left at the end of the run.
 
         Args:
-            unfinished: the tag of the step that would have come next. Its intervals are validation, a checkpoint, or
-                the plain steps before it.
+            unfinished: the number of the step that would have come next. Its intervals are validation or a checkpoint.
         """
         last = self._assembler.flush()
         if last is not None:
@@ -72,23 +67,14 @@ class CompletedSteps:
                 self._totals.add_excluded(last)
 
     def _enter(self, times: StepTimes) -> None:
-        while self._ended and self._ended[0].tag <= times.step:
+        while self._ended and self._ended[0].step <= times.step:
             ended = self._ended.popleft()
-            if ended.tag == times.step and ended.complete:
+            if ended.step == times.step and ended.complete:
                 self._add(times, ended)
             else:
-                works = ended.before.works if ended.before is not None else ()
-                for work in (*works, *([ended.work] if ended.work is not None else ())):
-                    self._totals.skip(work)
+                self._totals.skip(ended.work)
 
     def _add(self, times: StepTimes, ended: EndedStep) -> None:
-        before = ended.before
-        if before is not None:
-            took_ms, times = times.divided(before.host_ms)
-            self._totals.add_plain(before, took_ms)
-        if ended.work is None:
-            return
-        times = times._replace(step=ended.step)
         if not ended.timing.saw_all:
             times = times.whole()
         self._totals.add(times, ended.work, ended.left_out, ended.timing)

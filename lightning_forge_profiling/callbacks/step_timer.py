@@ -1,7 +1,6 @@
 """Turns the boundaries of a fit (a fetch begins, backward ends) into region times, steps and the run's totals."""
 
-from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection
 from threading import Lock
 from time import perf_counter_ns
 from typing import Final
@@ -16,7 +15,7 @@ from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent
 from lightning_forge_profiling.timing.interval import Mark
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.rates import PlainSteps, StepTiming, StepWork
+from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
 
@@ -36,16 +35,14 @@ _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "opt
 Python: below this limit they count to what follows, which saves three of a step's ten events."""
 _ABSORBED_BELOW_NS: Final = 100_000
 
+_EVERY_STEP_HAS: Final = "forward"
+
 _PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: "data_loader"}
 """Regions that are parts of the ledger, by the ledger's names."""
 
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
 """Where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind
 all of its work, and tell how far the GPU is."""
-
-
-def _ignore(*, regions: bool) -> None:
-    pass
 
 
 class StepTimer:
@@ -83,20 +80,17 @@ class StepTimer:
         """Whether to show the regions in a trace that is being recorded."""
         self.step = 0
         """The step under way."""
-        self.awaits_training: list[None] = [None]
-        """Not empty until its training step is announced, in most steps by `clear`, a C function."""
-        self.disturbed = True
-        """Whether it is unlike the steps before it, or not timed."""
+        self.awaits_training = True
+        """Whether its training step has still to be announced."""
         timed = {*regions, *EXCLUDED, "other"}
         self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*REGIONS, *EXCLUDED)}
         self._labels[LOADER_START] = LOADER_START
         self._budget = budget or TimingBudget(None)
         self._split = True
-        self._announce: Callable[..., object] = _ignore
         self._chosen = True
         self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
-        self._host_is_ahead = None if timers.on_device else False
+        self._host_is_ahead = False
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
         self._active = self._began = False
@@ -110,12 +104,6 @@ class StepTimer:
         self._user_regions = Lock()  # autograd has a thread for each device
         self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
         self._completed = CompletedSteps(self.totals)
-        self._plain_ended_ns: list[int] = []
-        self._plain_own_ns = 0
-        self._plain_tag: int | None = None
-        """The tag of the plain steps' interval, once a split step has begun behind them."""
-        self._next_split = -1
-        """The number of the next step that the budget has chosen, if it comes behind plain ones."""
         self._deliver_at = _DELIVER_EVERY
         self._dropped = 0
         for region in (*REGIONS, *EXCLUDED, LOADER_START, WHOLE):
@@ -137,7 +125,6 @@ class StepTimer:
             self.ledger.turn_to(STEPS)
             self.ledger.begin_step(0, last_counts=False)
         self._active = self._began = True
-        self.disturbed = False
         self._started_ns = self._clock_ns()
         self._since = self.timers.mark()
         self._stepped_ns = self._since.host_ns
@@ -148,30 +135,13 @@ class StepTimer:
         """The name of the current step's time outside of all regions."""
         return "other" if self._split else WHOLE
 
-    def announce_to(self, announce: Callable[..., object]) -> None:
-        """Say whether the step under way is split into regions, now and at each change.
-
-        Args:
-            announce: called with `regions`; where it is False, `enter` and `exit` need not be called for regions.
-        """
-        self._announce = announce
-        announce(regions=self._split)
-
-    def _change_to(self, *, split: bool) -> None:
-        if split != self._split:
-            self._split = split
-            self._announce(regions=split)
-
     def split(self) -> None:
         """Time the regions of the current step although the budget did not choose it, and let it count for no other."""
         self._chosen = False
         if self._active and not self._split:
-            self._change_to(split=True)
+            self._split = True
             if self._label == WHOLE:
-                if self._plain_ended_ns:  # the piece began with the first of them
-                    self._since = self.timers.switch(WHOLE, "other")
-                else:
-                    self.timers.relabel(WHOLE, "other")
+                self.timers.relabel(WHOLE, "other")
                 self._be_in("other")
 
     def _be_in(self, label: str) -> None:
@@ -188,10 +158,10 @@ class StepTimer:
 
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
+        self.awaits_training &= name != _EVERY_STEP_HAS
         if not self._active or not (self._split or name in EXCLUDED):
             return
         began_ns = self._clock_ns()
-        self.disturbed = True
         if self._validating and self._is_of_validation(name):
             return
         before = self._since
@@ -278,7 +248,6 @@ class StepTimer:
     def end_step(
         self,
         work: StepWork,
-        before: Sequence[StepWork] = (),
         *,
         recorded: bool = False,
         ends_epoch: bool = False,
@@ -289,7 +258,6 @@ class StepTimer:
 
         Args:
             work: the samples, tokens and FLOPs of its batch.
-            before: those of each plain step since the last call.
             recorded: whether the profiler ran, in which case the step does not count.
             ends_epoch: whether the next step is the first of an epoch, and so not typical.
             saw_all: whether all boundaries of the step were announced.
@@ -299,10 +267,6 @@ class StepTimer:
             return
         began_ns = self._clock_ns() if began_ns is None else began_ns
         try:
-            plain = self._take_plain(before)
-            if plain is not None and self._plain_tag is not None:
-                self._expect_plain(plain)
-                plain = None
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
             timers, split, chosen = self.timers, self._split, self._chosen
@@ -313,7 +277,7 @@ class StepTimer:
             self._update = None
             if drained is not None:
                 self._host_is_ahead = not drained
-            self._change_to(split=self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1))
+            self._split = self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1)
             self._chosen = not ends_epoch
             if not split or self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
                 self._since = timers.switch(self._label, self._base)
@@ -322,15 +286,14 @@ class StepTimer:
             self._be_in(self._base)
             timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             complete, self._dropped = timers.dropped == self._dropped, timers.dropped
-            self._completed.expect(EndedStep(timers.tag, self.step, work, left_out, timing, complete, plain))
+            self._completed.expect(EndedStep(self.step, work, left_out, timing, complete=complete))
             if left_out != "recorded":
-                self._learn(began_ns - self._stepped_ns, self._own_ns, split=split)
+                self._learn(began_ns - self._stepped_ns, split=split)
             self._stepped_ns = self._since.host_ns
             if self.ledger is not None:
                 self.ledger.charge(self._own_ns)
                 self.ledger.begin_step(self.step + 1, last_counts=left_out is None)
             self._own_ns = self._before_fetch_ns = 0
-            self.disturbed = False
             self.step = timers.tag = self.step + 1
             if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
@@ -338,76 +301,15 @@ class StepTimer:
         except Exception as exc:
             self.fail(exc)
 
-    def plain_steps_ahead(self) -> int:
-        """How many steps from the current one on may end by `end_plain_step`, unless one is `disturbed`.
-
-        Steps timed in one piece may share one pair of events where the GPU waits for the host: the host's clock then
-        tells how the time between the two events divides. Where the host is ahead of the GPU each step needs its own
-        event, and the host time that it takes costs the run nothing.
-        """
-        if not self._active or self._split or self._host_is_ahead is not False:
-            return 0
-        later = range(self.step + 1, max(self._deliver_at, self.step + 1))
-        self._next_split = next((step for step in later if self._budget.splits(step)), -1)
-        return (later.stop if self._next_split < 0 else self._next_split + 1) - later.start
-
-    def end_plain_step(self, began_ns: int) -> None:
-        """End a plain step: the part of `end_step` that cannot wait.
-
-        Args:
-            began_ns: when the callbacks began to end it.
-        """
-        self._plain_ended_ns.append(began_ns)
-        self.step += 1
-        self.awaits_training.append(None)
-        ledger = self.ledger
-        if ledger is not None:
-            if ledger.noted or ledger.collected:
-                ledger.begin_step(self.step)
-            else:
-                ledger.step = self.step
-        if self.step == self._next_split:
-            self._begin_split_step()
-        self._plain_own_ns += self._own_ns + self._clock_ns() - began_ns
-        self._own_ns = 0
-
-    def _begin_split_step(self) -> None:
-        """Begin a step that the budget chose, behind plain ones."""
-        self._since = self.timers.switch(WHOLE, "other")
-        self._plain_ended_ns[-1] = self._since.host_ns
-        self._plain_tag, self.timers.tag = self.timers.tag, self.step
-        self._label = "other"
-        self._change_to(split=True)
-
-    def _expect_plain(self, plain: PlainSteps) -> None:
-        """Expect the interval of plain steps that no other step shares."""
-        tag = self.timers.tag if self._plain_tag is None else self._plain_tag
-        complete, self._plain_tag = self.timers.dropped == self._dropped, None
-        self._completed.expect(EndedStep(tag, plain.first, None, None, StepTiming(), complete, plain))
-
-    def _take_plain(self, works: Sequence[StepWork]) -> PlainSteps | None:
-        """The plain steps that have ended since the last call, given what is in their batches."""
-        ended_ns, self._plain_ended_ns = self._plain_ended_ns, []
-        if not works:
-            return None
-        host_ms = [(end - began) / 1e6 for began, end in pairwise((self._stepped_ns, *ended_ns))]
-        if self.ledger is not None:
-            self.ledger.charge(self._plain_own_ns)
-        own_ns, self._plain_own_ns = self._plain_own_ns // len(works), 0
-        self._learn((ended_ns[-1] - self._stepped_ns) // len(works), own_ns, split=False, steps=len(works))
-        self._stepped_ns = ended_ns[-1]
-        return PlainSteps(self.step - len(works), works, host_ms, own_ns / 1e3, ended_ns)
-
-    def _learn(self, step_ns: int, own_ns: int, *, split: bool, steps: int = 1) -> None:
+    def _learn(self, step_ns: int, *, split: bool) -> None:
         # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's
         # queue, which is not overhead of timing
-        self._budget.add(step_ns=step_ns, own_ns=0 if self._host_is_ahead else own_ns, split=split, steps=steps)
+        self._budget.add(step_ns=step_ns, own_ns=0 if self._host_is_ahead else self._own_ns, split=split)
 
-    def finish(self, before: Sequence[StepWork] = (), *, wait: bool) -> None:
+    def finish(self, *, wait: bool) -> None:
         """The training loop has ended.
 
         Args:
-            before: the samples, tokens and FLOPs of each plain step since `end_step`.
             wait: wait for the GPU to get there, so that nothing is missing. False after an exception, when the GPU
                 may never get there.
         """
@@ -416,16 +318,13 @@ class StepTimer:
         try:
             while self._stack:
                 self._pop()
-            self._active, self.disturbed = False, True
+            self._active = False
             self.timers.stop(self._label)
-            plain = self._take_plain(before)
-            if plain is not None:
-                self._expect_plain(plain)
             if wait:
                 self.timers.elapsed_all()
             self._ended_ns = self._clock_ns()
             self.deliver()
-            self._completed.flush(self.timers.tag)
+            self._completed.flush(self.step)
         except Exception as exc:
             self.fail(exc)
 
@@ -486,6 +385,5 @@ class StepTimer:
     def fail(self, exc: Exception) -> None:
         """Switch timing off for the rest of this run, and log why."""
         self._active = self.tracing = False
-        self.disturbed = True
         _log.warning("Profiling is switched off for the rest of this run: %s: %s", type(exc).__name__, exc)
         _log.debug("", exc_info=exc)

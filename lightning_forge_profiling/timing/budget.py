@@ -64,20 +64,19 @@ class TimingBudget:
         """
         return self.rate >= 1 or step * _STRIDE % 1 < self.rate
 
-    def add(self, *, step_ns: int, own_ns: int, split: bool, steps: int = 1) -> None:
-        """Add the cost of a step, or the mean of several.
+    def add(self, *, step_ns: int, own_ns: int, split: bool) -> None:
+        """Add the cost of a step.
 
         Args:
             step_ns: host time of the step.
             own_ns: the part of it that timing took.
             split: whether its regions were timed.
-            steps: how many steps the values are the mean of.
         """
         if self._share is None:
             return
         self._step_ns.append(step_ns)
         (self._split_ns if split else self._plain_ns).append(_COUNTED * own_ns)
-        self._undecided += steps
+        self._undecided += 1
         if self._undecided >= _DECIDE_EVERY and self._split_ns:
             self._undecided = 0
             self.rate = self._affordable(self._share * median(self._step_ns))

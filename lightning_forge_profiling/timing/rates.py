@@ -52,24 +52,6 @@ class StepTiming(NamedTuple):
     ended_ns: int = 0
 
 
-class PlainSteps(NamedTuple):
-    """Consecutive steps timed as a whole, without an event at their end.
-
-    Attributes:
-        first: the number of the first.
-        works: samples, tokens and FLOPs of each.
-        host_ms: host time of each.
-        own_us: mean host time in microseconds that timing each of them took.
-        ended_ns: when each ended, by the host's clock; empty if unknown.
-    """
-
-    first: int
-    works: Sequence[StepWork]
-    host_ms: Sequence[float]
-    own_us: float
-    ended_ns: Sequence[int] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Sums over some steps of one rank, and the rates that follow from them.

@@ -1,16 +1,16 @@
 """The totals of a run: which steps count, which are left out and why, and their sums."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
-from lightning_forge_profiling.timing.rates import Percentiles, PlainSteps, Rates, Spread, StepTiming, StepWork
+from lightning_forge_profiling.timing.rates import Percentiles, Rates, Spread, StepTiming, StepWork
 from lightning_forge_profiling.timing.slowest import SlowestSteps, TimedStep
 from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
-from lightning_forge_profiling.timing.sums import StepSums, added, total
+from lightning_forge_profiling.timing.sums import StepSums, added
 
 LeftOut = Literal["warm-up", "recorded"]
 
@@ -141,38 +141,6 @@ class RunTotals:
                 self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
             (self._warmup if times.step else self._first).add(times, took_ms, work, timing)
-
-    def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
-        """Enter plain steps, which count.
-
-        Args:
-            steps: the steps.
-            took_ms: device time of each.
-        """
-        self._add_singly(steps, took_ms)
-        if self._cycle_is_broken or self._cycle.steps or not all(work.ends_cycle for work in steps.works):
-            timing = StepTiming(own_us=steps.own_us)
-            for ms, host_ms, work in zip(took_ms, steps.host_ms, steps.works, strict=True):
-                self._count(StepTimes(0, {WHOLE: ms}, {WHOLE: host_ms}), ms, work, timing)
-        else:
-            self._untaken.add_plain(steps, took_ms)
-
-    def _add_singly(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
-        """Enter what is kept of single plain steps, in few calls: most of a run's steps are plain."""
-        self._samples = added(self._samples, total([work.samples for work in steps.works]))
-        if self._window_ended or steps.first < _SETTLED:
-            for number, ms in enumerate(took_ms, steps.first):
-                self._add_beside_window(number, ms)
-        else:
-            self._before_window.extend(took_ms)
-        if self._first_left:
-            for number, (ms, work) in enumerate(zip(took_ms, steps.works, strict=True), steps.first):
-                self._add_first(number, ms, work)
-        if max(took_ms) > self._slowest.least_ms:
-            ended_ns = steps.ended_ns or [0] * len(took_ms)
-            for number, (ms, end_ns) in enumerate(zip(took_ms, ended_ns, strict=True), steps.first):
-                if ms > self._slowest.least_ms:
-                    self._slowest.add(TimedStep(ms, number, end_ns))
 
     def skip(self, work: StepWork) -> None:
         """Enter a step that could not be timed."""

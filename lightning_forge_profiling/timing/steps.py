@@ -1,6 +1,6 @@
 """Assembles intervals into steps, and holds the times of one step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -44,26 +44,6 @@ class StepTimes(NamedTuple):
     def split(self) -> bool:
         """Whether the regions of the whole step were timed."""
         return WHOLE not in self.device_ms
-
-    def divided(self, host_ms: Sequence[float]) -> "tuple[list[float], StepTimes]":
-        """Divide one interval over the plain steps that it began with and the step itself, in proportion to host time.
-
-        Args:
-            host_ms: host time of each of the plain steps.
-
-        Returns:
-            Device time of each plain step, and the step with the rest.
-        """
-        whole_ms, whole_host_ms = self.device_ms.get(WHOLE, 0.0), self.host_ms.get(WHOLE, 0.0)
-        theirs_ms = sum(host_ms)
-        share = min(theirs_ms / whole_host_ms, 1.0) if whole_host_ms > 0 else 0.0
-        per_host_ms = share * whole_ms / theirs_ms if theirs_ms > 0 else 0.0
-        device, host = dict(self.device_ms), dict(self.host_ms)
-        name = WHOLE if device.keys().isdisjoint(REGIONS) else "other"  # it was split after it had begun
-        for by, left_ms in ((device, whole_ms * (1 - share)), (host, whole_host_ms * (1 - share))):
-            by.pop(WHOLE, None)
-            by[name] = by.get(name, 0.0) + left_ms
-        return [per_host_ms * ms for ms in host_ms], self._replace(device_ms=device, host_ms=host)
 
     def whole(self) -> "StepTimes":
         """The same step without regions: its whole time, and what is not part of it."""

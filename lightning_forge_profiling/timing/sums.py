@@ -1,15 +1,13 @@
 """Sums over the steps of a run, from which its rates follow."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
-from typing import Final, cast
+from typing import Final
 
 from lightning_forge_profiling.names import EXCLUDED
 from lightning_forge_profiling.timing.rates import (
     Percentiles,
-    PlainSteps,
     Rates,
     Spread,
     StepTiming,
@@ -17,7 +15,7 @@ from lightning_forge_profiling.timing.rates import (
     percentiles,
     step_ms,
 )
-from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
+from lightning_forge_profiling.timing.steps import LOADER_START, StepTimes
 
 MEDIAN_OVER: Final = 4096
 """The median covers at most this many recent steps, which is what is kept of them."""
@@ -116,27 +114,6 @@ class StepSums:
             self.latest_split.append((times.device_ms, chosen))
         kind = self.singular if split and not chosen else (self.plain, self.chosen)[split][changes]
         kind.add(1, times.device_ms, times.host_ms)
-
-    def add_plain(self, steps: PlainSteps, took_ms: Sequence[float]) -> None:
-        """Add plain steps with the time of each."""
-        samples, tokens, optimizer_steps, flops, _ = zip(*steps.works, strict=True)
-        changed = [updates > 0 for updates in optimizer_steps]
-        self.steps += len(took_ms)
-        self.latest.extend(took_ms)
-        self.latest_changed.extend(changed)
-        self.shortest_ms = min(self.shortest_ms, *took_ms)
-        self.longest_ms = max(self.longest_ms, *took_ms)
-        if self._bucket is not None:
-            self.histogram.update(map(self._bucket, took_ms))
-        self.optimizer_steps += sum(optimizer_steps)
-        self.samples = added(self.samples, total(samples))
-        self.tokens = added(self.tokens, total(tokens))
-        self.flops = added(self.flops, total(flops))
-        self.own_us += steps.own_us * len(took_ms)
-        for kind, mine in zip(self.plain, ([not one for one in changed], changed), strict=True):
-            if any(mine):
-                device_ms, host_ms = sum(compress(took_ms, mine)), sum(compress(steps.host_ms, mine))
-                kind.add(sum(mine), {WHOLE: device_ms}, {WHOLE: host_ms})
 
     def merge(self, other: "StepSums", *, single_steps: bool = True) -> None:
         """Add the sums of later steps.
@@ -264,11 +241,6 @@ def _folded(sums: dict[str, float], into: str) -> float:
     if started_ms:
         sums[into] = sums.get(into, 0.0) + started_ms
     return started_ms
-
-
-def total(amounts: Sequence[float | None]) -> float | None:
-    """The sum; None if one is unknown."""
-    return None if None in amounts else sum(cast("Sequence[float]", amounts))
 
 
 def added(one: float | None, other: float | None) -> float | None:

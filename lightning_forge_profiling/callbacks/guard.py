@@ -24,8 +24,12 @@ def guarded(method: Callable[Concatenate[Self_, P], None]) -> Callable[Concatena
 
     @functools.wraps(method)
     def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if not self._failed:
-            _try(self, functools.partial(method, self, *args, **kwargs))
+        if self._failed:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as exc:
+            _note(self, exc)
 
     return run
 
@@ -35,17 +39,17 @@ def guarded_end(method: Callable[Concatenate[Self_, P], None]) -> Callable[Conca
 
     @functools.wraps(method)
     def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        _try(self, functools.partial(method, self, *args, **kwargs))
+        try:
+            method(self, *args, **kwargs)
+        except Exception as exc:
+            _note(self, exc)
 
     return run
 
 
-def _try(part: Guarded, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception as exc:
-        if not part._failed:  # noqa: SLF001  (what the protocol is)
-            part._failed = True  # noqa: SLF001
-            name = getattr(part, "called", type(part).__name__)
-            _log.warning("%s failed and is switched off: %s: %s", name, type(exc).__name__, exc)
-            _log.debug("", exc_info=exc)
+def _note(part: Guarded, exc: Exception) -> None:
+    if not part._failed:  # noqa: SLF001  (what the protocol is)
+        part._failed = True  # noqa: SLF001
+        name = getattr(part, "called", type(part).__name__)
+        _log.warning("%s failed and is switched off: %s: %s", name, type(exc).__name__, exc)
+        _log.debug("", exc_info=exc)

@@ -103,14 +103,6 @@ class TraceSession:
         """Whether the next `step()` starts, stops or annotates anything, and so may block the loop."""
         return self._phase is Phase.RECORD or self._window.phase(self._next_step) is not self._phase
 
-    def idle_steps(self) -> int:
-        """How many of the next steps may be passed to one `skip` instead of a `step()` for each."""
-        return self._window.idle_steps(self._next_step)
-
-    def skip(self, steps: int) -> None:
-        """Count this many of the `idle_steps` as passed."""
-        self._next_step += steps
-
     def start(self) -> Self:
         """Begin step 0."""
         if self._window.start_step == 0:

@@ -1,6 +1,5 @@
 """The schedule: which steps are recorded, as a pure function of the step's number."""
 
-import sys
 from dataclasses import dataclass
 from enum import Enum
 
@@ -63,12 +62,6 @@ class StepWindow:
         if step >= self.start_step:
             return Phase.RECORD
         return Phase.WARMUP if step == self.start_step - 1 else Phase.WAIT
-
-    def idle_steps(self, step: int) -> int:
-        """How many steps from `step` on have the phase of the one before, so that nothing starts or stops."""
-        if step > self.end_step:
-            return sys.maxsize
-        return max(self.start_step - 1 - step, 0)
 
     def __str__(self) -> str:
         last = self.end_step - 1

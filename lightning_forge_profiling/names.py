@@ -29,6 +29,12 @@ EPOCH: Final = "epoch"
 WINDOW: Final = "window"
 """Spans of the ledger that are no parts: a training epoch, and the recorded window."""
 
+SELF_LOG: Final = "logger/self.log"
+"""The part of the ledger for `self.log` in `training_step`."""
+
+EPOCH_METRICS: Final = "logger/epoch_metrics"
+"""The part of the ledger for computing what was logged in an epoch, metrics included, at its end."""
+
 STARTUP_PROCESS: Final = "startup/process"
 """The part of the ledger from the start of the process to the callbacks' `setup`."""
 
@@ -36,11 +42,13 @@ _KINDS: Final = {"callback": "callbacks", "module": "hooks", "datamodule": "hook
 
 _HOOK_REGIONS: Final = {
     **dict.fromkeys(("on_train_batch_start", "on_train_batch_end", "lr_scheduler_step"), "other"),
-    **dict.fromkeys(("on_train_epoch_start", "on_train_epoch_end"), "other"),
-    **dict.fromkeys(("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"), "transfer"),
+    "train_dataloader": "data",
+    **dict.fromkeys(("on_train_epoch_start", "on_train_epoch_end", "on_before_batch_transfer"), "other"),
+    **dict.fromkeys(("transfer_batch_to_device", "on_after_batch_transfer"), "transfer"),
     **dict.fromkeys(("on_before_backward", "on_after_backward"), "backward"),
     **dict.fromkeys(("on_before_zero_grad", "optimizer_zero_grad"), "optimizer"),
-    **dict.fromkeys(("on_before_optimizer_step", "configure_gradient_clipping"), "optimizer"),
+    **dict.fromkeys(("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"), "optimizer"),
+    "log": "forward",  # `self.log` in `training_step`; in a hook it is part of that
 }
 
 
@@ -72,9 +80,9 @@ def hook_region(part: str) -> str:
         ('optimizer', 'other', '')
     """
     kind = part_kind(part)
-    if kind == "loggers":
-        return "other"
-    return _HOOK_REGIONS.get(re.split(r"[./]", part)[-1], "") if kind in {"callbacks", "hooks"} else ""
+    if kind not in {"callbacks", "hooks", "loggers"}:
+        return ""
+    return _HOOK_REGIONS.get(re.split(r"[./]", part)[-1], "other" if kind == "loggers" else "")
 
 
 MARK_PREFIX: Final = "forge."

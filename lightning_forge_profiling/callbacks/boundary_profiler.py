@@ -196,7 +196,7 @@ class BoundaryProfiler:
         self.inner = inner
         self.step_timer = step_timer
         self._parts = parts
-        self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected))
+        self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected, *actions.regions))
         self._both = self._around_parts.union(actions.may_save)
         self._boundaries = _boundaries(step_timer, actions)
         self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both

@@ -1,8 +1,8 @@
 """Feeds the ledger of a fit: which part each announced hook is, and the loggers' calls and compilation."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import get_ident
 from typing import Any, Final
@@ -14,9 +14,12 @@ from lightning_forge_profiling.callbacks.lightning_api import (
     Trainer,
     implemented_hooks,
     timed_logging,
+    timed_originals,
     timed_restoring,
+    timed_values,
 )
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.names import EPOCH_METRICS, SELF_LOG, STEPS
 from lightning_forge_profiling.timing.garbage import GarbageTimer
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
@@ -27,6 +30,10 @@ _OF_SET_UP: Final = (
 """Hooks between the callbacks' `setup` and the training loop, which are called once or twice."""
 _BEFORE_THE_LOOP: Final = ("train_dataloader", "on_train_start")
 """Hooks of the training loop, of which the first is called before it, too."""
+
+
+_HOOKS: Final = ("callback/", "module/")
+_ANYWHERE: Final = ("",)
 
 
 def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object]) -> dict[str, str]:
@@ -51,7 +58,8 @@ def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object
     for kind, owner in ("LightningModule", module), ("LightningDataModule", trainer.datamodule):
         for hook in implemented_hooks(owner):
             parts[f"[{kind}]{type(owner).__name__}.{hook}"] = f"{kind.removeprefix('Lightning').lower()}/{hook}"
-    return parts
+    scheduler = f"[LightningModule]{type(module).__name__}.lr_scheduler_step"  # Lightning's own steps the scheduler
+    return {**parts, scheduler: "module/lr_scheduler_step"}
 
 
 def set_up_parts(parts: Mapping[str, str]) -> dict[str, str]:
@@ -124,9 +132,15 @@ class LedgerParts:
         self._warming_up = warming_up
         self._thread = get_ident()
         self._compiling = ""
+        self._trainer = trainer
+        self._computed: int | None = None  # the epoch
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
         self._logger_part = f"logger/{names}"
-        self._logging = timed_logging(trainer, self._in_loggers)
+        self._methods = [
+            timed_logging(trainer, partial(self._in_part, self._logger_part, _ANYWHERE)),
+            *timed_values(trainer, partial(self._in_part, SELF_LOG), self._in_epoch_metrics),
+            *timed_originals(trainer, trainer.lightning_module, self._outside_hook),
+        ]
         self._garbage = GarbageTimer()
         clock.note_garbage(self._garbage)
         dynamo = sys.modules.get("torch._dynamo.callback")  # not imported for this
@@ -137,7 +151,8 @@ class LedgerParts:
 
     def close(self) -> None:
         """Restore everything."""
-        self._logging.release()
+        for method in self._methods:
+            method.release()
         self._garbage.close()
         compiler, self._compiler = self._compiler, None
         if compiler is not None:
@@ -148,11 +163,20 @@ class LedgerParts:
                 if ours in listed:
                     listed.remove(ours)
 
-    @contextmanager
-    def _in_loggers(self) -> Iterator[None]:
-        """Lightning gives the loggers a row."""
-        with self._clock.inside(self._logger_part) if get_ident() == self._thread else nullcontext():
-            yield
+    def _in_part(self, part: str, around: tuple[str, ...] = (), *, counts: bool = True) -> AbstractContextManager[None]:
+        """Enter a part, but inside of a hook only where `around` names its kind: else the time is the hook's."""
+        inside = self._clock.part
+        ours = get_ident() == self._thread and (inside == STEPS or inside.startswith(around))
+        return self._clock.inside(part, counts=counts) if ours else nullcontext()
+
+    def _in_epoch_metrics(self) -> AbstractContextManager[None]:
+        """Compute what was logged in an epoch; further calls in the same epoch get the same values."""
+        before, self._computed = self._computed, self._trainer.current_epoch
+        return self._in_part(EPOCH_METRICS, _HOOKS, counts=before != self._computed)
+
+    def _outside_hook(self, hook: str) -> AbstractContextManager[None]:
+        """A hook of the module lets Lightning do what it does without that hook."""
+        return self._clock.outside(f"module/{hook}") if get_ident() == self._thread else nullcontext()
 
     def end_step(self) -> None:
         """A batch has ended, and with it any compilation that ended in another thread."""

@@ -66,7 +66,9 @@ __all__ = [
     "show_in_progress_bar",
     "step_progress",
     "timed_logging",
+    "timed_originals",
     "timed_restoring",
+    "timed_values",
     "tracked_runs",
     "training_loaders",
     "uses_pytorch_profiler",
@@ -203,6 +205,47 @@ def timed_logging(trainer: Trainer, around: Callable[[], AbstractContextManager[
         around: makes a context manager for each row.
     """
     return TimedMethod(trainer._logger_connector, "log_metrics", around)  # noqa: SLF001
+
+
+def timed_values(
+    trainer: Trainer,
+    log: Callable[[], AbstractContextManager[None]],
+    epoch: Callable[[], AbstractContextManager[None]],
+) -> tuple[TimedMethod, TimedMethod]:
+    """Wraps how the training loop takes what `self.log` gives it, and how it computes that at an epoch's end.
+
+    Args:
+        trainer: of the fit.
+        log: makes a context manager for each value.
+        epoch: makes one for each computation of an epoch's values.
+    """
+    results = trainer.fit_loop.epoch_loop._results  # noqa: SLF001
+
+    def is_eager(*_: Any, **__: Any) -> bool:
+        return not torch.compiler.is_compiling()
+
+    return (
+        TimedMethod(results, "log", log, is_eager),
+        TimedMethod(results, "metrics", epoch, lambda on_step: not on_step),
+    )
+
+
+def timed_originals(
+    trainer: Trainer, module: LightningModule, around: Callable[[str], AbstractContextManager[None]]
+) -> list[TimedMethod]:
+    """Wraps what a module's own hook calls to do Lightning's work: the update with its closure, and the clipping.
+
+    Args:
+        trainer: of the fit.
+        module: the module that it trains.
+        around: makes a context manager for each call from the name of the hook.
+    """
+    originals = {
+        "optimizer_step": (trainer.strategy, "optimizer_step"),
+        "configure_gradient_clipping": (trainer.precision_plugin, "clip_gradients"),
+    }
+    hooks = implemented_hooks(module)
+    return [TimedMethod(*original, partial(around, hook)) for hook, original in originals.items() if hook in hooks]
 
 
 def timed_restoring(

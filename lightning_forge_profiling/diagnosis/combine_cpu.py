@@ -10,7 +10,7 @@ from lightning_forge_profiling.diagnosis.differences import (
     recorded_shorter,
     recorded_slower,
 )
-from lightning_forge_profiling.diagnosis.ledger_rules import hooks_pct, ledger_findings
+from lightning_forge_profiling.diagnosis.ledger_rules import hooks_pct, self_times
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, finding
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.diagnosis.run_regions import share_pct
@@ -20,6 +20,9 @@ from lightning_forge_profiling.results.cpu import CpuTime
 from lightning_forge_profiling.results.rank import RankSummary
 
 _SLOW_OPTIMIZER = "slow-optimizer"
+
+_WITH_PYTHON = ("transfer", "forward", "backward", "optimizer", "other")
+"""The regions whose time outside of operators is Python's."""
 
 
 def without_gpu_work(
@@ -32,10 +35,8 @@ def without_gpu_work(
     mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
     of_cpu, differences = _of_cpu(traced, recorded, evidence)
     python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
-    hooks = hooks_pct(ledger_findings(evidence), evidence, "other")
-    if python is not None and (hooks or BETWEEN_REGIONS in live):  # they overlap: keep the one that explains more
-        between = live[BETWEEN_REGIONS].share_pct if BETWEEN_REGIONS in live else 0.0
-        mostly = between + hooks > python.share_pct / 2
+    if python is not None and BETWEEN_REGIONS in live:  # they overlap: keep the one that explains more
+        mostly = live[BETWEEN_REGIONS].share_pct > python.share_pct / 2
         of_cpu = [found for found in of_cpu if found is not python or not mostly]
         live = {code: found for code, found in live.items() if code != BETWEEN_REGIONS or mostly}
     for found in of_cpu:
@@ -74,11 +75,12 @@ def _of_cpu(
     update = [mine[_SLOW_OPTIMIZER]] if _SLOW_OPTIMIZER in mine else []
     in_run_pct = share_pct(evidence, "optimizer")
     of_update = "optimizer" in evidence.regions and update and abs(update[0].share_pct - in_run_pct) > DIFFER_BY_PCT
-    if not changed and not of_update:
+    hooks_ms = hooks_pct(evidence, *_WITH_PYTHON) * live.mean / 100
+    if not changed and not of_update and 100 * hooks_ms < NAMED_FROM_PCT * live.mean:
         known = RuleContext(recorded, run=evidence)
         advice = {rule.code: rule.explain(known).advice for rule in CPU_RULES if rule.code in mine}
         return [replace(found, advice=advice[code]) for code, found in mine.items()], []
-    context = _live_cpu(recorded, recorded.cpu, evidence)
+    context = _live_cpu(recorded, recorded.cpu, self_times(evidence), hooks_ms)
     several = evidence.world_size > 1
     findings = []
     for rule in CPU_RULES:
@@ -89,19 +91,19 @@ def _of_cpu(
             recorded_pct = round(mine[rule.code].share_pct, 3)
             findings.append(replace(found, evidence={**found.evidence, "share_of_recorded_step_pct": recorded_pct}))
     if not changed:
-        return findings, [disagreement(_SLOW_OPTIMIZER, update, in_run_pct, evidence)]
+        return findings, [disagreement(_SLOW_OPTIMIZER, update, in_run_pct, evidence)] if of_update else []
     return findings, [(recorded_slower if slowed else recorded_shorter)(step.mean, evidence)]
 
 
-def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence) -> RuleContext:
-    """CPU times of a live step: loader and update as the run measured them, the others bounded by the rest."""
+def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence, hooks_ms: float) -> RuleContext:
+    """CPU times of a live step without hooks: loader and update as in the run, the others bounded by the rest."""
     live_ms = evidence.step_ms.mean
     regions = {name: region.device_ms for name, region in evidence.regions.items()}
     data_ms = regions.get("data", cpu.data_ms_per_step)
     update_ms = regions.get("optimizer", cpu.optimizer_ms_per_step)
     added_ms = max(recorded.step_ms.mean - live_ms, 0.0)
-    python_ms = max(cpu.python_ms_per_step - added_ms, 0.0)  # assumes that recording slows only Python
-    operators_ms = live_ms - data_ms - update_ms - max(python_ms, regions.get("other", 0.0))
+    python_ms = max(cpu.python_ms_per_step - added_ms - hooks_ms, 0.0)  # assumes that recording slows only Python
+    operators_ms = live_ms - hooks_ms - data_ms - update_ms - max(python_ms, regions.get("other", 0.0))
     operators_ms = min(cpu.operators_ms_per_step, max(operators_ms, 0.0))
     scale = operators_ms / cpu.operators_ms_per_step if cpu.operators_ms_per_step else 0.0
     live_cpu = replace(

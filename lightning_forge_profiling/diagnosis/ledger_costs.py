@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from lightning_forge_profiling.diagnosis.rule import in_ms
-from lightning_forge_profiling.names import PROFILER, STARTUP_PROCESS, hook_region, part_kind
+from lightning_forge_profiling.names import (
+    CHECKPOINT_WRITE,
+    EPOCH_METRICS,
+    PROFILER,
+    STARTUP_PROCESS,
+    hook_region,
+    part_kind,
+)
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger
 
 _LONG_RUN_S: Final = 600.0
@@ -14,6 +21,9 @@ which such work would not grow."""
 
 ONCE: Final = frozenset({"startup", "sanity_check", "profiler", "teardown"})
 """Kinds of parts that occur once in a run, however long it is."""
+
+_EACH_EPOCH: Final = frozenset({"validation", EPOCH_METRICS})
+"""Parts that come once an epoch, as hooks of epochs do: in a trial of one epoch they are no one-time work."""
 
 _UNLIKE: Final = 2.0
 """From this many times the mean of the others, the first time is an outlier: it creates files, workers, buffers."""
@@ -63,12 +73,24 @@ class LedgerCosts:
             return self.ledger.wall_s - sum(self.ledger.parts.get(part, 0.0) for part in (STARTUP_PROCESS, PROFILER))
         return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
 
-    def largest(self, prefix: str) -> str:
-        """The part with this prefix that costs most; "" without one."""
-        return max((name for name in self.ledger.parts if name.startswith(prefix)), key=self.seconds, default="")
+    def leaves(self) -> list[str]:
+        """The parts of the ledger that may be named, no two of which have time in common."""
+        whole = {CHECKPOINT_WRITE: "checkpoint"}  # a checkpoint and its writing are one
+        return list(dict.fromkeys(whole.get(name, name) for name in self.ledger.parts))
+
+    def region(self, part: str) -> str:
+        """The region that contains a part; "" outside the step."""
+        if part == "data_loader" or part.endswith("/train_dataloader"):
+            # worker restarts are already taken out of `data`
+            return "data" if self.evidence.worker_restarts is None else ""
+        return hook_region(part)
+
+    def inside(self, region: str) -> float:
+        """Seconds of all parts inside a region, named or not."""
+        return sum(self._recurring(name)[0] for name in self.ledger.parts if self.region(name) == region)
 
     def seconds(self, part: str) -> float:
-        """Cost of a part. On a GPU, a hook within a step costs at most what the GPU waits in the region around it.
+        """Cost of a part. On a GPU, the hooks within a region together cost at most what the GPU waits in it.
 
         A garbage collection may come anywhere in a step. It costs all its time if the GPU waits for the host anyway;
         otherwise its excess over the step time, because the GPU has about one step queued.
@@ -77,10 +99,10 @@ class LedgerCosts:
         drained_pct = self.evidence.drained_pct
         if part_kind(part) == "gc" and self.evidence.on_device and drained_pct is not None:
             return max(seconds * drained_pct / 100, seconds - count * self.evidence.step_ms.mean / 1e3)
-        region = self.evidence.regions.get(hook_region(part))
-        if region is None or not self.evidence.on_device:
+        region = self.evidence.regions.get(name := hook_region(part))
+        if region is None or not self.evidence.on_device or not seconds:
             return seconds
-        return min(seconds, region.device_ms * self.steps / 1e3)
+        return seconds * min(1.0, region.device_ms * self.steps / 1e3 / max(self.inside(name), seconds))
 
     def per_batch(self, part: str) -> bool:
         """Whether a part is a hook or a logger that runs in most steps."""
@@ -102,8 +124,8 @@ class LedgerCosts:
             return 0.0, 0
         if not self.is_trial:
             return seconds, count
-        if count <= 1:
-            return 0.0, 0
+        if count <= 1:  # of a longer run it would be as much, but for what comes each epoch
+            return (seconds, count) if part in _EACH_EPOCH or "_epoch_" in part else (0.0, 0)
         first_s = self._sum(self.ledger.first_s, part)
         later_s = seconds - first_s
         is_other = first_s > max(_UNLIKE * later_s / (count - 1), _MATTERS * seconds)

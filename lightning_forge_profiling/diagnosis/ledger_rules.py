@@ -1,12 +1,20 @@
 """Causes of lost time outside the step, from the ledger of the run: checkpoints, validation, hooks, loggers, ..."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_s
-from lightning_forge_profiling.diagnosis.rule import MEASURE, NAMED_FROM_PCT, Explanation, Rule, saving
-from lightning_forge_profiling.names import CHECKPOINT_WRITE, STARTUP_PROCESS, STEPS, hook_region, part_kind
+from lightning_forge_profiling.diagnosis.rule import MEASURE, NAMED_FROM_PCT, Explanation, saving
+from lightning_forge_profiling.names import (
+    CHECKPOINT_WRITE,
+    EPOCH_METRICS,
+    SELF_LOG,
+    STARTUP_PROCESS,
+    STEPS,
+    part_kind,
+)
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.saving import Saving
 
@@ -17,26 +25,32 @@ _SHORT_VALIDATION_S: Final = 10.0
 2.13, `python -m benchmarks.handover`): in a validation of so many seconds that is at most 5 %."""
 
 
-def _part_rule(code: str, part: str, subject: str, events: str, advice: str) -> Rule[LedgerCosts]:
-    """Rule for one part of the ledger."""
-    return Rule(
-        code,
-        lambda run: run.seconds(part),
-        lambda run: Explanation(f"{subject} {run.takes(part, events)}", run.times(part), advice),
-    )
+@dataclass(frozen=True, slots=True)
+class LedgerRule:
+    """What is said of one kind of leaf of the ledger.
+
+    Attributes:
+        code: the code of its finding.
+        kind: the kind of leaf, or the leaf.
+        explain: the words for a leaf.
+    """
+
+    code: str
+    kind: str
+    explain: Callable[[LedgerCosts, str], Explanation]
 
 
-def _largest_rule(code: str, prefix: str, subject: str, advice: str) -> Rule[LedgerCosts]:
-    """Rule for the largest of the parts with a prefix."""
+def _takes(subject: str, events: str, advice: str) -> Callable[[LedgerCosts, str], Explanation]:
+    """Words for a leaf, of which the subject may have the name."""
 
-    def explain(run: LedgerCosts) -> Explanation:
-        part = run.largest(prefix)
-        return Explanation(f"{subject} {part.removeprefix(prefix)} {run.takes(part, 'calls')}", run.times(part), advice)
+    def explain(run: LedgerCosts, part: str) -> Explanation:
+        named = subject.format(part.partition("/")[2])
+        return Explanation(f"{named} {run.takes(part, events)}", run.times(part), advice)
 
-    return Rule(code, lambda run: run.seconds(run.largest(prefix)), explain)
+    return explain
 
 
-def _loader(run: LedgerCosts) -> Explanation:
+def _loader(run: LedgerCosts, _: str) -> Explanation:
     settings = run.evidence.loader
     if settings is None or not settings.num_workers:
         what = "creating the DataLoader and its iterator"
@@ -53,7 +67,7 @@ def _loader(run: LedgerCosts) -> Explanation:
     return Explanation(f"{what} {run.takes('data_loader', 'times')}", run.times("data_loader"), advice)
 
 
-def _validation(run: LedgerCosts) -> Explanation:
+def _validation(run: LedgerCosts, _: str) -> Explanation:
     settings, each_s = run.evidence.validation_loader, run.seconds("validation") / max(run.count("validation"), 1)
     numbers = run.times("validation")
     advice = (
@@ -78,8 +92,7 @@ def _validation(run: LedgerCosts) -> Explanation:
     return Explanation(f"validation {run.takes('validation', 'runs')}", numbers, advice)
 
 
-def _garbage(run: LedgerCosts) -> Explanation:
-    part = run.largest("gc/")
+def _garbage(run: LedgerCosts, part: str) -> Explanation:
     generations = part.removeprefix("gc/generation_").replace("_", " and ")
     return Explanation(
         f"garbage collection of generation {generations} {run.takes(part, 'collections')}",
@@ -90,7 +103,7 @@ def _garbage(run: LedgerCosts) -> Explanation:
     )
 
 
-def _checkpoint(run: LedgerCosts) -> Explanation:
+def _checkpoint(run: LedgerCosts, _: str) -> Explanation:
     write_s = run.ledger.parts.get(CHECKPOINT_WRITE, 0.0)
     to_write = f"; {in_s(write_s)} to write them" if write_s else ""
     return Explanation(
@@ -106,7 +119,7 @@ def _startup_s(run: LedgerCosts) -> float:
     return 0.0 if run.is_trial or run.of == "step" else startup
 
 
-def _startup(run: LedgerCosts) -> Explanation:
+def _startup(run: LedgerCosts, _: str) -> Explanation:
     before_s = run.ledger.parts.get(STARTUP_PROCESS, 0.0)
     return Explanation(
         f"{in_s(_startup_s(run))} pass before the first batch, {in_s(before_s)} of them before the fit",
@@ -120,31 +133,65 @@ _HOOK: Final = (
     "queued work; collect values and read them every few steps."
 )
 
-LEDGER_RULES: Final[tuple[Rule[LedgerCosts], ...]] = (
-    Rule("checkpoint-bound", lambda run: run.seconds("checkpoint"), _checkpoint),
-    Rule("validation-bound", lambda run: run.seconds("validation"), _validation),
-    _largest_rule("slow-callback", "callback/", "callback", _HOOK),
-    _largest_rule("slow-hook", "module/", "the module's", _HOOK),
-    _largest_rule("slow-hook", "datamodule/", "the data module's", _HOOK),
-    _largest_rule(
-        "slow-logger",
-        "logger/",
-        "the logger",
-        "Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger.",
+LEDGER_RULES: Final = (
+    LedgerRule("checkpoint-bound", "checkpoint", _checkpoint),
+    LedgerRule("validation-bound", "validation", _validation),
+    LedgerRule("slow-callback", "callback", _takes("callback {}", "calls", _HOOK)),
+    LedgerRule(
+        "slow-hook",
+        "module/lr_scheduler_step",
+        _takes(
+            "the learning-rate scheduler's step (lr_scheduler_step)",
+            "calls",
+            "Make the scheduler's step() cheaper, or call it less often (interval, frequency in configure_optimizers).",
+        ),
     ),
-    Rule("loader-startup", lambda run: run.seconds("data_loader"), _loader),
-    _part_rule(
+    LedgerRule("slow-hook", "module", _takes("the module's {}", "calls", _HOOK)),
+    LedgerRule("slow-hook", "datamodule", _takes("the data module's {}", "calls", _HOOK)),
+    LedgerRule(
+        "slow-logger",
+        SELF_LOG,
+        _takes(
+            "self.log",
+            "values",
+            "Log fewer values, or every few steps: each call costs some 0.1 ms, whether or not the logger gets a row. "
+            "Collect values in a tensor and log them with on_step=False, on_epoch=True at the end of an epoch.",
+        ),
+    ),
+    LedgerRule(
+        "slow-logger",
+        EPOCH_METRICS,
+        _takes(
+            "computing the logged metrics at an epoch's end",
+            "times",
+            "Make the metrics' compute() cheaper (torchmetrics that keep all predictions are the costly ones), or log "
+            "them every few epochs.",
+        ),
+    ),
+    LedgerRule(
+        "slow-logger",
+        "logger",
+        _takes(
+            "the logger {}",
+            "calls",
+            "Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger.",
+        ),
+    ),
+    LedgerRule("loader-startup", "data_loader", _loader),
+    LedgerRule(
         "compile-bound",
         "compile",
-        "torch.compile",
-        "compilations",
-        "TORCH_LOGS=recompiles prints the reason of each recompilation. For batches of many shapes use "
-        "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
+        _takes(
+            "torch.compile",
+            "compilations",
+            "TORCH_LOGS=recompiles prints the reason of each recompilation. For batches of many shapes use "
+            "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
+        ),
     ),
-    Rule("gc-bound", lambda run: run.seconds(run.largest("gc/")), _garbage),
-    Rule(STARTUP_BOUND, _startup_s, _startup),
+    LedgerRule("gc-bound", "gc", _garbage),
+    LedgerRule(STARTUP_BOUND, "startup", _startup),
 )
-"""Costs are in seconds of the run."""
+"""What is said of each kind of leaf; the first that fits a leaf is its rule."""
 
 
 def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
@@ -164,21 +211,31 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     if evidence.ledger is None:
         return ()
     bases = [LedgerCosts(evidence, evidence.ledger, of) for of in ("run", "step")]
-    named = (
-        next((base for base in bases if 100 * rule.cost(base) >= NAMED_FROM_PCT * _whole(rule, base)[1] > 0), None)
-        for rule in LEDGER_RULES
-    )
-    return tuple(_finding(rule, base) for rule, base in zip(LEDGER_RULES, named, strict=True) if base is not None)
+    found = []
+    for rule in LEDGER_RULES:
+        for part in ["startup"] if rule.kind == "startup" else filter(partial(_is_of, rule), bases[0].leaves()):
+            named = [base for base in bases if 100 * _cost_s(base, part) >= NAMED_FROM_PCT * _whole(base, part)[1] > 0]
+            found += [_finding(rule, base, part) for base in named[:1]]
+    return tuple(found)
 
 
-def _whole(rule: Rule[LedgerCosts], run: LedgerCosts) -> tuple[str, float]:
-    """The whole that a rule's cost is a share of, in words and seconds. Startup is mostly before the fit."""
-    return ("run", run.ledger.wall_s) if rule.code == STARTUP_BOUND else ("fit", run.whole_s)
+def _is_of(rule: LedgerRule, part: str) -> bool:
+    kinds = (part, part.partition("/")[0])
+    return rule is next((known for known in LEDGER_RULES if known.kind in kinds), None)
 
 
-def _finding(rule: Rule[LedgerCosts], run: LedgerCosts) -> Finding:
-    seconds, explained, evidence = rule.cost(run), rule.explain(run), run.evidence
-    whole, whole_s = _whole(rule, run)
+def _cost_s(run: LedgerCosts, part: str) -> float:
+    return _startup_s(run) if part == "startup" else run.seconds(part)
+
+
+def _whole(run: LedgerCosts, part: str) -> tuple[str, float]:
+    """The whole that a leaf's cost is a share of, in words and seconds. Startup is mostly before the fit."""
+    return ("run", run.ledger.wall_s) if part == "startup" else ("fit", run.whole_s)
+
+
+def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
+    seconds, explained, evidence = _cost_s(run, part), rule.explain(run, part), run.evidence
+    whole, whole_s = _whole(run, part)
     pct, ms_per_step = 100 * seconds / whole_s, 1e3 * seconds / run.steps
     at_most = rule.code != "slow-logger"  # a row less also saves Lightning's and the callbacks' work for it
     if run.of == "step":
@@ -214,32 +271,26 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
     return min(100 * sum(in_step) / run.whole_s, 100.0) if run.whole_s > 0 else 100.0
 
 
-def without_hooks(evidence: RunEvidence) -> RunEvidence:
-    """The evidence with the hooks and loggers that have a finding taken out of its regions, so no time counts twice."""
-    named = [found for found in ledger_findings(evidence) if _region(found, evidence)]
-    regions = dict(evidence.regions)
-    for found in named:
-        name, ms = _region(found, evidence), found.saves.ms_per_step if found.saves else 0.0
-        if (region := regions.get(name)) is not None:
+def self_times(evidence: RunEvidence) -> RunEvidence:
+    """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice."""
+    if evidence.ledger is None:
+        return evidence
+    run, regions = LedgerCosts(evidence, evidence.ledger), dict(evidence.regions)
+    for name, region in evidence.regions.items():
+        if ms := 1e3 * run.inside(name) / run.steps:
             regions[name] = RunRegion(
                 device_ms=max(region.device_ms - ms, 0.0), host_ms=max(region.host_ms - ms, 0.0),
                 p50_ms=region.p50_ms, p95_ms=region.p95_ms,
             )  # fmt: skip
-    return replace(evidence, regions=regions) if named else evidence
+    return replace(evidence, regions=regions)
 
 
-def hooks_pct(outside: Sequence[Finding], evidence: RunEvidence, region: str) -> float:
-    """Time of a region in hooks and loggers that have a finding, in percent of the mean step."""
-    named = sum(found.saves.ms_per_step for found in outside if found.saves and _region(found, evidence) == region)
-    return 100 * named / evidence.step_ms.mean if evidence.step_ms.mean > 0 else 0.0
-
-
-def _region(found: Finding, evidence: RunEvidence) -> str:
-    """The region that contains the part named by a finding of the ledger; "" outside the step."""
-    part = str(found.evidence.get("part", ""))
-    if part == "data_loader":  # worker restarts are already taken out of `data`
-        return "data" if evidence.worker_restarts is None else ""
-    return hook_region(part)
+def hooks_pct(evidence: RunEvidence, *regions: str) -> float:
+    """Time of regions in hooks and loggers, in percent of the mean step."""
+    if evidence.ledger is None or evidence.step_ms.mean <= 0:
+        return 0.0
+    run = LedgerCosts(evidence, evidence.ledger)
+    return 100 * sum(1e3 * run.inside(name) / run.steps for name in regions) / evidence.step_ms.mean
 
 
 def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: RunEvidence) -> list[Finding]:
@@ -251,17 +302,13 @@ def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: 
         evidence: evidence of the run.
     """
     hidden = set()
-    often = max(evidence.all_steps or evidence.steps, 1) / 2
-    in_other = [found for found in outside if _region(found, evidence) == "other"]
-    if any(float(found.evidence["times"]) > often for found in in_other):  # the rest is mostly Lightning's own loop
-        hidden.add("between-regions")
     collecting_ms = sum(found.saves.ms_per_step for found in outside if found.code == "gc-bound" and found.saves)
     between_pct = max((found.share_pct for found in findings if found.code == "between-regions"), default=0.0)
     if collecting_ms > evidence.step_ms.mean * between_pct / 100 / 2:  # which region it was in is not known
         hidden.add("between-regions")
     if any(found.code == "worker-restarts" for found in findings):
         hidden.add("loader-startup")
-    in_update = hooks_pct(outside, evidence, "optimizer")
+    in_update = hooks_pct(evidence, "optimizer")
     of_trace = [found for found in findings if found.code == "slow-optimizer" and found.source == "trace"]
     if any(found.share_pct < 2 * in_update for found in of_trace):  # its region contains the hooks
         hidden.add("slow-optimizer")

@@ -10,7 +10,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.cpu_rules import cpu_update_advice
 from lightning_forge_profiling.diagnosis.ledger_costs import in_s
-from lightning_forge_profiling.diagnosis.ledger_rules import without_hooks
+from lightning_forge_profiling.diagnosis.ledger_rules import self_times
 from lightning_forge_profiling.diagnosis.loader_advice import (
     LoaderWait,
     accumulating,
@@ -87,7 +87,7 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """
     if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
         return ()
-    evidence = without_hooks(evidence)
+    evidence = self_times(evidence)
     rules = RUN_RULES if evidence.on_device else _CPU_RULES
     costs = [(rule, 100 * rule.cost(evidence) / evidence.step_ms.mean) for rule in rules]
     return tuple(_finding(rule, evidence, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)

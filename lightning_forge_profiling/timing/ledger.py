@@ -126,13 +126,30 @@ class LedgerClock:
                 self._first_ns[part] = self._ns[part]
 
     @contextmanager
-    def inside(self, part: str) -> Iterator[None]:
+    def inside(self, part: str, *, counts: bool = True) -> Iterator[None]:
         """Enter a part, and exit it at the end of the context."""
-        self.enter(part)
+        self.enter(part, counts=counts)
         try:
             yield
         finally:
             self.exit(part)
+
+    @property
+    def part(self) -> str:
+        """The innermost part; "" outside of all."""
+        return self._stack[-1] if self._stack else ""
+
+    @contextmanager
+    def outside(self, part: str) -> Iterator[None]:
+        """Leave a part for the one around it, and return at the end of the context. Does nothing inside another."""
+        if self.part != part:
+            yield
+            return
+        self.exit(part)
+        try:
+            yield
+        finally:
+            self.enter(part, counts=False)
 
     def turn_to(self, part: str) -> None:
         """Exit all parts and enter another at the same instant, so that no time falls between them."""

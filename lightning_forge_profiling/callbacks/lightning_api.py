@@ -189,7 +189,7 @@ class TimedMethod:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the object has its own method."""
-        return partial, (getattr(type(self._owner), self._name), self._owner)
+        return getattr, (self._owner, self._name)  # of the class: the copy has no attribute yet
 
     def release(self) -> None:
         """Restore the object's own method."""
@@ -329,10 +329,9 @@ class WatchedLoop:
                 self._failed(exc)
             raise
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[], Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the loop has its own `run`."""
-        loop = memo[id(self._loop)]
-        return partial(type(loop).run, loop)
+        return getattr, (self._loop, "run")  # of the class: the copy has no attribute yet
 
     def release(self) -> None:
         """Restore the loop's own `run`."""

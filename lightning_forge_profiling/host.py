@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from lightning_forge_profiling.safe_files import read_regular
+from lightning_forge_profiling.safe_files import open_regular, read_regular
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
@@ -138,6 +138,31 @@ def _scheduled(about: Path) -> tuple[float, float] | None:
     used = _text(about / "stat").rpartition(")")[2].split()[_USED]
     waits = _text(about / "schedstat").split()
     return (sum(map(int, used)) / os.sysconf("SC_CLK_TCK"), int(waits[1]) / 1e9) if used and len(waits) > 1 else None
+
+
+class CoreWait:
+    """How long the thread that creates this has waited for a core, read in under a microsecond.
+
+    Raises:
+        OSError: the system does not say.
+
+    Example:
+        >>> waited = CoreWait()
+        >>> waited.ns() >= 0
+        True
+        >>> waited.close()
+    """
+
+    def __init__(self, proc: Path = _PROC) -> None:
+        self._file = open_regular(proc / "thread-self" / "schedstat")  # the file stays that of this thread
+
+    def ns(self) -> int:
+        """Nanoseconds since the thread began."""
+        return int(os.pread(self._file.fileno(), 64, 0).split()[1])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:

@@ -18,6 +18,12 @@ PROFILER: Final = "profiler"
 STEPS: Final = "steps"
 """The part of the ledger for the training loop, without the other parts."""
 
+FIRST_STEP: Final = "startup/first_step"
+"""The part of the ledger for the training loop up to the end of its first step: libraries are loaded, buffers made."""
+
+DATA_LOADER: Final = "data_loader"
+"""The part of the ledger for the ends and the beginnings of a loader's iterator, with its workers."""
+
 GC_FULL: Final = "gc/generation_2"
 GC_YOUNG: Final = "gc/generation_0_1"
 """The parts of the ledger that are Python's garbage collection: of all objects, and of the younger generations."""
@@ -43,12 +49,12 @@ _KINDS: Final = {"callback": "callbacks", "module": "hooks", "datamodule": "hook
 _HOOK_REGIONS: Final = {
     **dict.fromkeys(("on_train_batch_start", "on_train_batch_end", "lr_scheduler_step"), "other"),
     "train_dataloader": "data",
-    **dict.fromkeys(("on_train_epoch_start", "on_train_epoch_end", "on_before_batch_transfer"), "other"),
-    **dict.fromkeys(("transfer_batch_to_device", "on_after_batch_transfer"), "transfer"),
+    **dict.fromkeys(("on_train_epoch_start", "on_train_epoch_end"), "other"),
+    **dict.fromkeys(("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"), "transfer"),
     **dict.fromkeys(("on_before_backward", "on_after_backward"), "backward"),
     **dict.fromkeys(("on_before_zero_grad", "optimizer_zero_grad"), "optimizer"),
     **dict.fromkeys(("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"), "optimizer"),
-    "log": "forward",  # `self.log` in `training_step`; in a hook it is part of that
+    **dict.fromkeys(("log", "log_metrics"), "forward"),  # in `training_step`; in a hook they are part of that
 }
 
 

@@ -113,6 +113,30 @@ def _nothing_is_left_behind(request):
     assert not found, f"left behind: {', '.join(found)}"
 
 
+def share_of_the_run(findings, in_steps_pct):
+    """The shares of a run's own findings, in percent of the run; a trace's may overlap them."""
+    own = [found for found in findings if found.source == "run"]
+    return sum(found.share_pct * (in_steps_pct / 100 if found.of == "step" else 1) for found in own)
+
+
+@pytest.fixture(autouse=True)
+def _no_time_counts_twice(monkeypatch):
+    """Whatever a test runs, the findings of a run take at most all of it."""
+    from lightning_forge_profiling.diagnosis.verdict import by_gain  # noqa: PLC0415  (needs no torch)
+
+    more = []
+
+    def checked(findings, *, in_steps_pct=100.0):
+        findings = list(findings)
+        if share_of_the_run(findings, in_steps_pct) > 100.5:
+            more.append(findings)
+        return by_gain(findings, in_steps_pct=in_steps_pct)
+
+    monkeypatch.setattr("lightning_forge_profiling.diagnosis.combine.by_gain", checked)
+    yield
+    assert not more, f"shares of over 100 %: {more}"
+
+
 @pytest.fixture(autouse=True)
 def _lightning_is_declared(request, monkeypatch):
     """So that `--through-lightning` leaves out no test that does."""

@@ -320,10 +320,11 @@ def test_loggers_are_left_as_they_are(make_trainer, tmp_path):
                 copies.append(copy.copy(trainer.logger))
                 copies.append(pickle.loads(pickle.dumps(trainer.logger)))  # noqa: S301
 
-    logger = Strict(tmp_path)
+    logger, own = Strict(tmp_path), CSVLogger.log_metrics
     ours, trainer = fit(make_trainer, tmp_path, Copies(), logger=logger)
     assert ours.analysis() is not None
     assert "log_metrics" not in vars(logger)
+    assert CSVLogger.log_metrics is own
     assert all("log_metrics" not in vars(copied) for copied in copies)
     assert "log_metrics" not in vars(trainer._logger_connector)
     assert ours.ledger().parts["logger/Strict"] > 0

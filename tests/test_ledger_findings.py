@@ -96,7 +96,7 @@ def test_startup_is_named_in_a_long_run_only():
     assert combine(None, evidence(before_s=500.0)).findings == (), "a trial of a longer run"
     [found] = combine(None, evidence(before_s=500.0, validation=0.0, **{"startup/fit": 100.0})).findings
     assert found.code == "startup-bound"
-    assert found.title == "600 s pass before the first batch, 500 s of them before the fit"
+    assert found.title == "600 s pass until the first step has ended, 500 s of them before the fit"
     assert found.saves.text == "That saves at most 600 s of the run's 610 s (98 %)."
 
 
@@ -192,14 +192,15 @@ def test_the_recording_of_a_short_run_does_not_hide_a_logger_of_each_step():
     recorded = stepping(parts={**LOGS, "profiler": 8.0, "startup/fit": 3.0, "teardown": 1.0}, other_ms=1.2)
     analysis = combine(None, recorded)
     assert analysis.verdict == "slow-logger"
-    assert [found.code for found in analysis.findings] == ["slow-logger"]
+    assert [found.code for found in analysis.findings] == ["slow-logger", "compute-bound"]
     assert analysis.findings[0].saves.ms_per_step == pytest.approx(1.0)
     assert "200 ms of the fit's 1.2 s (200 calls, 1.00 ms each)" in analysis.verdict_text
 
 
 def test_a_logger_of_each_step_is_judged_by_the_step_where_the_fit_is_mostly_elsewhere():
     validates = stepping(parts={**LOGS, "validation": 30.0}, counts={"validation": 20}, other_ms=1.2)
-    first, second = combine(None, validates).findings
+    first, second, computes = combine(None, validates).findings
+    assert computes.code == "compute-bound"
     assert first.code == "validation-bound"
     assert (second.code, second.of, second.share_pct) == ("slow-logger", "step", pytest.approx(20))
     assert second.title == "the logger CSVLogger takes 1.00 ms of each 5.00 ms step"
@@ -223,14 +224,14 @@ def test_what_an_epochs_hook_takes_is_not_between_regions_too():
     rare = stepping(
         parts={"module/on_train_epoch_end": 0.6}, counts={"module/on_train_epoch_end": 10}, other_ms=3.4
     )  # of the 3.4 ms, 3.0 are the hook's
-    assert [found.code for found in combine(None, rare).findings] == ["slow-hook"]
+    assert [found.code for found in combine(None, rare).findings] == ["slow-hook", "compute-bound"]
 
 
 @pytest.mark.parametrize("part", ["callback/EMA.on_before_optimizer_step", "module/on_before_zero_grad"])
 def test_a_hook_within_the_update_is_not_the_optimizers(part):
     hooked = stepping(parts={part: STEPS * 2.0 / 1e3}, optimizer_ms=2.3, other_ms=0.2)
     codes = [found.code for found in combine(None, hooked).findings]
-    assert codes == ["slow-callback" if part.startswith("callback") else "slow-hook"]
+    assert codes == ["slow-callback" if part.startswith("callback") else "slow-hook", "compute-bound"]
     without = stepping(parts={}, optimizer_ms=2.3, other_ms=0.2)
     assert [found.code for found in combine(None, without).findings] == ["slow-optimizer"]
 

@@ -9,7 +9,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from lightning.pytorch.tuner import Tuner
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.names import STEPS
+from lightning_forge_profiling.names import FIRST_STEP, STEPS
 from tests import models
 from tests.models import Classifier, Manual, loader
 
@@ -183,7 +183,7 @@ class Raises(Classifier):
         ("on_before_optimizer_step", "module/on_before_optimizer_step"),
         ("validation_step", "validation"),
         ("on_save_checkpoint", "module/on_save_checkpoint"),
-        ("training_step", STEPS),
+        ("training_step", FIRST_STEP),
     ],
 )
 def test_after_an_exception_anywhere_the_parts_sum_up(make_trainer, tmp_path, hook, part):

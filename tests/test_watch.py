@@ -70,7 +70,9 @@ def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
         assert part in text, part
     [late] = [line for line in text.splitlines() if line.startswith("late")]
     assert late.startswith(("late        rank 2 reaches backward 5.", "late        rank 2 reaches backward 6."))
-    assert text.count("validation") == 3, "twice as an event of all ranks, once in the ledger"
+    assert text.count(": validation, 4.0 s\n") == 2, "each event once for all ranks"
+    assert text.count(", validation 7 %, ") == 1, "of the whole fit"
+    assert text.count("also        validation-bound, 8 % of the fit: ") == 1
 
 
 def test_the_sparkline_shows_the_interval_that_took_long(tmp_path):

@@ -6,10 +6,10 @@ data fetch and of the transfer to the device.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
@@ -25,19 +25,7 @@ _LOST_IN_A_ROW: Final = 3
 """One or two assignments of a profiler cost a step or two; after this many in a row, give up following them."""
 
 
-class _Nothing:
-    """A context manager that does nothing. Its methods are C functions, since most of a step's actions get it.
-
-    `type(None)` returns None, and the method of an empty string an empty one, which does not swallow an exception.
-    """
-
-    __slots__ = ()
-
-    __enter__ = type(None)
-    __exit__ = "".format
-
-
-_NOTHING: Final = cast("AbstractContextManager[None]", _Nothing())
+_NOTHING: Final = nullcontext()
 
 
 class _Boundary(NamedTuple):
@@ -52,9 +40,10 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
         name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
         for name, region in actions.regions.items()
     }
-    if actions.fetch is not None:
-        fetch = _Boundary(*actions.fetch)
-        found |= {name: _inside(found[name], fetch) for name, region in actions.regions.items() if region == "data"}
+    inside = {region: _Boundary(*boundary) for region, boundary in actions.inside.items()}
+    found |= {
+        name: _inside(found[name], inside[region]) for name, region in actions.regions.items() if region in inside
+    }
     checkpoint = _Checkpoint(step_timer)
     found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
     found |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
@@ -142,14 +131,6 @@ class _Announced:
             self._inner.__exit__(exc_type, exc, tb)
 
 
-def _context(boundary: _Boundary) -> AbstractContextManager[None]:
-    """A context manager that calls the functions of a boundary, in few Python frames: most steps enter one."""
-    if boundary.after is not _nothing:
-        return _Announced(boundary)
-    only_enters = type("_OnlyEnters", (_Nothing,), {"__slots__": (), "__enter__": staticmethod(boundary.before)})
-    return cast("AbstractContextManager[None]", only_enters())
-
-
 class _Contexts(dict[str, AbstractContextManager[Any]]):
     """The context manager for each action name, for a Trainer without a profiler of the user's.
 
@@ -169,7 +150,7 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
             inner: AbstractContextManager[Any] = self._inner.profile(action_name)
             return inner
         boundary = self._boundary_of(action_name)
-        context = _NOTHING if boundary is None else _context(boundary)
+        context = _NOTHING if boundary is None else _Announced(boundary)
         if len(self) < self.MOST:
             self[action_name] = context
         return context

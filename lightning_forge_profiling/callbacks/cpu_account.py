@@ -1,12 +1,14 @@
 """CPU time of the training process, of its loader and of the machine's cores, over the counted steps of a run."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from time import perf_counter, perf_counter_ns, thread_time_ns
+from functools import partial
+from time import perf_counter, perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Final
 
 import torch
 
-from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
+from lightning_forge_profiling.host import CoreWait, CpuTimes, cpu_times, usable_cores
 from lightning_forge_profiling.results.cpu import CpuUse
 
 _PERIOD_S: Final = 1.0
@@ -37,6 +39,46 @@ class CpuAccount:
         self._thread_s = self._thread_waits_s = 0.0
         self._fetch_began_ns = 0, 0
         self._fetch_ns = self._fetch_cpu_ns = 0
+        self._stack: list[str] = []
+        self._core_wait: CoreWait | None = None
+        self._blocked_since_ns = 0
+        self._blocked_ns: Counter[str] = Counter()
+
+    def inside(self) -> dict[str, tuple[Callable[[], None], Callable[[], None]]]:
+        """What to call at both ends of the regions in which training may wait without using a core."""
+        try:
+            self._core_wait = CoreWait()
+            self._core_wait.ns()
+        except (OSError, ValueError, IndexError):  # as in a sandbox: such waits are then unknown
+            return {}
+        return {name: (partial(self._begins, name), self._ends) for name in ("forward", "backward")}
+
+    def close(self) -> None:
+        """Close what was opened to read."""
+        core_wait, self._core_wait = self._core_wait, None
+        if core_wait is not None:
+            core_wait.close()
+
+    def _begins(self, region: str) -> None:
+        if self._stack:  # manual optimization runs backward inside of forward
+            self._leaf_ends()
+        self._stack.append(region)
+        self._blocked_since_ns = self._blocked_clock_ns()
+
+    def _ends(self) -> None:
+        if self._stack:
+            self._leaf_ends()
+            self._stack.pop()
+            self._blocked_since_ns = self._blocked_clock_ns()
+
+    def _leaf_ends(self) -> None:
+        if self._last is not None:
+            self._blocked_ns[self._stack[-1]] += max(self._blocked_clock_ns() - self._blocked_since_ns, 0)
+
+    def _blocked_clock_ns(self) -> int:
+        """A clock that stands still while a thread of the process computes, or this one waits for a core."""
+        waited_ns = 0 if self._core_wait is None else self._core_wait.ns()
+        return perf_counter_ns() - process_time_ns() - waited_ns
 
     def fetch_begins(self) -> None:
         """The training thread begins to wait for a batch."""
@@ -91,6 +133,7 @@ class CpuAccount:
             idle=None if idle is None else max(min(idle, left), 0.0),
             threads=torch.get_num_threads(),
             loader_busy_pct=self._loader_busy_pct(),
+            blocked_pct={region: 100 * ns / 1e9 / self._wall_s for region, ns in self._blocked_ns.items()},
         )
 
     def _loader_busy_pct(self) -> float | None:

@@ -170,11 +170,14 @@ class FitMonitor:
         self._leave_set_up()
         self._hook_parts = hook_parts(trainer, module, self.callbacks)
         self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
-        actions = lightning_api.actions(trainer, module)._replace(fetch=(cpu.fetch_begins, cpu.fetch_ends))
+        inside = cpu.inside() if trainer.strategy.root_device.type == "cpu" else {}
+        inside["data"] = cpu.fetch_begins, partial(self._fetch_ends, cpu, trainer)
+        actions = lightning_api.actions(trainer, module)._replace(inside=inside)
         self._stand_in = StandIn(self.step_timer, actions, self._hook_parts)
         self._stand_in.take_place(trainer)
         self._previous_sink = set_region_sink(self.step_timer)
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
+        self.step_timer.each_fetch = lightning_api.has_unsized_loader(trainer)
         self.step_timer.start()
         for callback in self.callbacks:
             for hook in lightning_api.MANUAL_HOOKS:
@@ -195,6 +198,11 @@ class FitMonitor:
     def recording(self) -> bool:
         """Whether the profiler runs in the current step, its warm-up included."""
         return self.window is not None and self.window.running
+
+    def _fetch_ends(self, cpu: CpuAccount, trainer: Trainer) -> None:
+        cpu.fetch_ends()
+        if lightning_api.has_exhausted_loader(trainer):
+            self.step_timer.loader_ended()
 
     def enter_backward(self) -> None:
         """Begin `backward` in manual optimization."""
@@ -350,6 +358,7 @@ class FitMonitor:
         standing.leave(trainer)
         if self._cpu is not None:
             self._cpu.read(counts=False)
+            self._cpu.close()
         set_region_sink(self._previous_sink)
         if self._ledger_parts is not None:
             self._ledger_parts.close()

@@ -11,17 +11,20 @@ from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfil
 from lightning_forge_profiling.callbacks.lightning_api import (
     Actions,
     LightningModule,
+    TimedMethod,
+    TimedRows,
     Trainer,
     implemented_hooks,
     timed_logging,
     timed_originals,
     timed_restoring,
+    timed_rows,
     timed_values,
 )
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.names import EPOCH_METRICS, SELF_LOG, STEPS
+from lightning_forge_profiling.names import EPOCH_METRICS, SELF_LOG
 from lightning_forge_profiling.timing.garbage import GarbageTimer
-from lightning_forge_profiling.timing.ledger import LedgerClock
+from lightning_forge_profiling.timing.ledger import LOOP, LedgerClock
 
 _OF_SET_UP: Final = (
     *("setup", "configure_model", "configure_sharded_model", "configure_optimizers", "on_load_checkpoint"),
@@ -136,8 +139,9 @@ class LedgerParts:
         self._computed: int | None = None  # the epoch
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
         self._logger_part = f"logger/{names}"
-        self._methods = [
+        self._methods: list[TimedMethod | TimedRows] = [
             timed_logging(trainer, partial(self._in_part, self._logger_part, _ANYWHERE)),
+            *timed_rows(trainer, self._in_part),
             *timed_values(trainer, partial(self._in_part, SELF_LOG), self._in_epoch_metrics),
             *timed_originals(trainer, trainer.lightning_module, self._outside_hook),
         ]
@@ -166,7 +170,7 @@ class LedgerParts:
     def _in_part(self, part: str, around: tuple[str, ...] = (), *, counts: bool = True) -> AbstractContextManager[None]:
         """Enter a part, but inside of a hook only where `around` names its kind: else the time is the hook's."""
         inside = self._clock.part
-        ours = get_ident() == self._thread and (inside == STEPS or inside.startswith(around))
+        ours = get_ident() == self._thread and (inside in LOOP or inside.startswith(around))
         return self._clock.inside(part, counts=counts) if ours else nullcontext()
 
     def _in_epoch_metrics(self) -> AbstractContextManager[None]:

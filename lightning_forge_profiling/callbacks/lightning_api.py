@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import partial, reduce
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial, reduce, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from operator import truediv
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -40,6 +40,7 @@ __all__ = [
     "LightningModule",
     "StepProgress",
     "TimedMethod",
+    "TimedRows",
     "Trainer",
     "WatchedLoop",
     "actions",
@@ -68,6 +69,7 @@ __all__ = [
     "timed_logging",
     "timed_originals",
     "timed_restoring",
+    "timed_rows",
     "timed_values",
     "tracked_runs",
     "training_loaders",
@@ -104,8 +106,19 @@ class Actions(NamedTuple):
     """Each is one training epoch, from its beginning to its end."""
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
-    fetch: tuple[Callable[[], object], Callable[[], object]] | None = None
-    """Called when a fetch begins, and when it ends."""
+    inside: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = MappingProxyType({})
+    """By region, called when it has begun, and when it is about to end."""
+
+
+def has_unsized_loader(trainer: Trainer) -> bool:
+    """Whether only a fetch finds out that the training loader has no more batches."""
+    fetcher = trainer.fit_loop._data_fetcher  # noqa: SLF001
+    return fetcher is not None and fetcher.length is None
+
+
+def has_exhausted_loader(trainer: Trainer) -> bool:
+    """Whether the fetch that is about to end has found that."""
+    return has_unsized_loader(trainer) and trainer.fit_loop._data_fetcher.done  # noqa: SLF001
 
 
 def actions(trainer: Trainer, module: LightningModule) -> Actions:
@@ -119,6 +132,11 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
         regions={
             "[_TrainingEpochLoop].train_dataloader_next": "data",
             f"{of_strategy}batch_to_device": "transfer",
+            **{
+                f"{of}on_before_batch_transfer": "transfer"
+                for of, owner in ((of_module, module), (of_data, trainer.datamodule))
+                if "on_before_batch_transfer" in implemented_hooks(owner)
+            },
             f"{of_strategy}training_step": "forward",
             f"{of_strategy}backward": "backward",
             f"{of_module}optimizer_step": "optimizer",
@@ -205,6 +223,54 @@ def timed_logging(trainer: Trainer, around: Callable[[], AbstractContextManager[
         around: makes a context manager for each row.
     """
     return TimedMethod(trainer._logger_connector, "log_metrics", around)  # noqa: SLF001
+
+
+class TimedRows:
+    """Wraps a logger class's method for a row, which a module may call itself.
+
+    The class's, because a logger may be copied during a fit, or refuse attributes.
+
+    Args:
+        owner: the class.
+        around: makes a context manager for each row from the logger that gets it.
+    """
+
+    def __init__(self, owner: Any, around: Callable[[Any], AbstractContextManager[None]]) -> None:
+        self._owner, self._original = owner, owner.log_metrics
+        self._around: Callable[[Any], AbstractContextManager[None]] = around
+
+        @wraps(self._original)
+        def log_metrics(logger: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._around(logger):
+                return self._original(logger, *args, **kwargs)
+
+        self._ours = owner.log_metrics = log_metrics
+
+    def release(self) -> None:
+        """Restore the class's own method; let calls through if somebody else has wrapped ours since."""
+        self._around = nullcontext
+        if self._owner.log_metrics is self._ours:
+            self._owner.log_metrics = self._original
+
+
+def timed_rows(trainer: Trainer, around: Callable[[str], AbstractContextManager[None]]) -> list[TimedRows]:
+    """Wraps how the fit's loggers take a row.
+
+    Args:
+        trainer: of the fit.
+        around: makes a context manager for each row from the name of its part of the ledger.
+    """
+    loggers = tuple(trainer.loggers)
+
+    def of_fit(logger: Any) -> AbstractContextManager[None]:
+        known = any(logger is one for one in loggers)
+        return around(f"logger/{type(logger).__name__}.log_metrics") if known else nullcontext()
+
+    owners = (
+        next((base for base in type(logger).__mro__ if isinstance(vars(base).get("log_metrics"), FunctionType)), None)
+        for logger in loggers
+    )
+    return [TimedRows(owner, of_fit) for owner in dict.fromkeys(owners) if owner is not None]
 
 
 def timed_values(

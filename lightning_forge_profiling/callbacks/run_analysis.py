@@ -30,7 +30,7 @@ from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.slowest import TimedStep
-from lightning_forge_profiling.timing.steps import LOADER_START
+from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 from lightning_forge_profiling.timing.utilization import Compute
 
 _log = plain_logger(__name__)
@@ -118,8 +118,9 @@ def run_evidence(
 def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:
     parts = {} if ledger is None else ledger.in_steps.get(slow.step, {})
     regions = {name: slow.device_ms[name] for name in REGIONS if name in slow.device_ms}
-    if LOADER_START in slow.device_ms:
-        regions["data"] = regions.get("data", 0.0) + slow.device_ms[LOADER_START]
+    for part in BETWEEN_EPOCHS:
+        if part in slow.device_ms:
+            regions["data"] = regions.get("data", 0.0) + slow.device_ms[part]
     return SlowStep(
         step=slow.step,
         ms=slow.ms,
@@ -142,6 +143,8 @@ def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
         unexplained_s=ledger.unexplained_s,
         counts=ledger.counts,
         first_s=ledger.first_s,
+        counted_s=ledger.counted_s,
+        long_steps=ledger.long_steps,
         goodput=goodput(ledger, on_device),
         spans=tuple(RunSpan(**asdict(span)) for span in ledger.spans),
     )

@@ -8,7 +8,7 @@ from typing import Final
 from torch.autograd.profiler import record_function
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
-from lightning_forge_profiling.names import EXCLUDED, MARK_PREFIX, REGIONS, STEPS
+from lightning_forge_profiling.names import DATA_LOADER, EXCLUDED, FIRST_STEP, MARK_PREFIX, REGIONS, STEPS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -17,7 +17,7 @@ from lightning_forge_profiling.timing.interval import Mark
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
-from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
+from lightning_forge_profiling.timing.steps import LOADER_END, LOADER_START, WHOLE
 
 _log = plain_logger(__name__)
 
@@ -37,7 +37,7 @@ _ABSORBED_BELOW_NS: Final = 100_000
 
 _EVERY_STEP_HAS: Final = "forward"
 
-_PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: "data_loader"}
+_PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: DATA_LOADER, LOADER_END: DATA_LOADER}
 """Regions that are parts of the ledger, by the ledger's names."""
 
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
@@ -82,6 +82,8 @@ class StepTimer:
         """The step under way."""
         self.awaits_training = True
         """Whether its training step has still to be announced."""
+        self.each_fetch = False
+        """Whether to time `data` in every step, because any fetch may be the one that finds the loader's end."""
         timed = {*regions, *EXCLUDED, "other"}
         self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*REGIONS, *EXCLUDED)}
@@ -106,7 +108,7 @@ class StepTimer:
         self._completed = CompletedSteps(self.totals)
         self._deliver_at = _DELIVER_EVERY
         self._dropped = 0
-        for region in (*REGIONS, *EXCLUDED, LOADER_START, WHOLE):
+        for region in (*REGIONS, *EXCLUDED, LOADER_START, LOADER_END, WHOLE):
             timers.add_region(region)
 
     @property
@@ -122,7 +124,7 @@ class StepTimer:
     def start(self) -> None:
         """The training loop begins: step 0 starts now."""
         if self.ledger is not None:
-            self.ledger.turn_to(STEPS)
+            self.ledger.turn_to(FIRST_STEP)
             self.ledger.begin_step(0, last_counts=False)
         self._active = self._began = True
         self._started_ns = self._clock_ns()
@@ -159,7 +161,7 @@ class StepTimer:
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
         self.awaits_training &= name != _EVERY_STEP_HAS
-        if not self._active or not (self._split or name in EXCLUDED):
+        if not self._active or not (self._split or name in EXCLUDED or (name == "data" and self.each_fetch)):
             return
         began_ns = self._clock_ns()
         if self._validating and self._is_of_validation(name):
@@ -222,6 +224,17 @@ class StepTimer:
         if self._active and self._label != LOADER_START:
             self.split()
             self.enter(LOADER_START)
+
+    def loader_ended(self) -> None:
+        """Count the fetch under way as `loader end`: it also looked for a batch that there was not."""
+        if self._active and self._label == "data":
+            try:
+                self.timers.relabel("data", LOADER_END)
+                self._label = LOADER_END
+                if self.ledger is not None:
+                    self.ledger.charge(self._clock_ns() - self._since.host_ns, DATA_LOADER, count=1)
+            except Exception as exc:
+                self.fail(exc)
 
     def enter_validation(self) -> None:
         """Enter validation at its first announced action."""
@@ -293,6 +306,8 @@ class StepTimer:
             if self.ledger is not None:
                 self.ledger.charge(self._own_ns)
                 self.ledger.begin_step(self.step + 1, last_counts=left_out is None)
+                if self.step == 0:
+                    self.ledger.turn_to(STEPS)
             self._own_ns = self._before_fetch_ns = 0
             self.step = timers.tag = self.step + 1
             if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:

@@ -28,7 +28,13 @@ from lightning_forge_profiling.diagnosis.ledger_rules import (
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
 from lightning_forge_profiling.diagnosis.run_regions import COMPUTE, share_pct
-from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, MIN_STEPS, WORKER_RESTARTS, run_findings
+from lightning_forge_profiling.diagnosis.run_rules import (
+    BETWEEN_REGIONS,
+    MIN_STEPS,
+    WORKER_RESTARTS,
+    computing,
+    run_findings,
+)
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
@@ -107,19 +113,16 @@ def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tup
 def _of_run(evidence: RunEvidence) -> Analysis:
     outside = ledger_findings(evidence)
     findings = by_gain(together(run_findings(evidence), outside, evidence), in_steps_pct=in_steps_pct(evidence))
-    verdict, text = decide(findings, gpu=evidence.on_device)
+    computes = computing(evidence) if findings else ()
+    ranked = by_gain([*findings, *computes], in_steps_pct=in_steps_pct(evidence))
+    verdict, text = decide(ranked, gpu=evidence.on_device)
+    small = all(found.of == "step" and found.share_pct < _SMALL_PCT for found in findings)
     computing_pct = share_pct(evidence, *COMPUTE)
-    only_steps = all(found.of == "step" for found in findings)
-    if (
-        findings
-        and only_steps
-        and not evidence.on_device
-        and findings[0].share_pct < _SMALL_PCT < _MOSTLY_PCT < computing_pct
-    ):
-        verdict = NOTHING_STANDS_OUT
+    if findings and small and not evidence.on_device and computing_pct > _MOSTLY_PCT:
+        ranked, verdict = findings, NOTHING_STANDS_OUT
         text = (
             f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "
-            f"cause beside them costs {findings[0].share_pct:.0f} %: {text}"
+            f"cause beside them costs {findings[0].share_pct:.0f} %: {decide(findings)[1]}"
         )
     if evidence.steps < MIN_STEPS and not findings:
         verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steady steps, at least {MIN_STEPS} needed."
@@ -127,7 +130,7 @@ def _of_run(evidence: RunEvidence) -> Analysis:
         source="the run",
         verdict=verdict,
         verdict_text=text,
-        findings=findings,
+        findings=ranked,
         hints=run_hints(evidence),
         run=evidence,
     )

@@ -75,12 +75,14 @@ def _of_cpu(
     update = [mine[_SLOW_OPTIMIZER]] if _SLOW_OPTIMIZER in mine else []
     in_run_pct = share_pct(evidence, "optimizer")
     of_update = "optimizer" in evidence.regions and update and abs(update[0].share_pct - in_run_pct) > DIFFER_BY_PCT
-    hooks_ms = hooks_pct(evidence, *_WITH_PYTHON) * live.mean / 100
+    own = self_times(evidence)
+    blocked_pct = sum(own.cpu.blocked_pct.values()) if own.cpu is not None else 0.0
+    hooks_ms = (hooks_pct(evidence, *_WITH_PYTHON) + blocked_pct) * live.mean / 100
     if not changed and not of_update and 100 * hooks_ms < NAMED_FROM_PCT * live.mean:
         known = RuleContext(recorded, run=evidence)
         advice = {rule.code: rule.explain(known).advice for rule in CPU_RULES if rule.code in mine}
         return [replace(found, advice=advice[code]) for code, found in mine.items()], []
-    context = _live_cpu(recorded, recorded.cpu, self_times(evidence), hooks_ms)
+    context = _live_cpu(recorded, recorded.cpu, own, hooks_ms)
     several = evidence.world_size > 1
     findings = []
     for rule in CPU_RULES:
@@ -96,7 +98,7 @@ def _of_cpu(
 
 
 def _live_cpu(recorded: RankSummary, cpu: CpuTime, evidence: RunEvidence, hooks_ms: float) -> RuleContext:
-    """CPU times of a live step without hooks: loader and update as in the run, the others bounded by the rest."""
+    """CPU times of a live step without hooks and waits: loader and update as in the run, the rest bounds the others."""
     live_ms = evidence.step_ms.mean
     regions = {name: region.device_ms for name, region in evidence.regions.items()}
     data_ms = regions.get("data", cpu.data_ms_per_step)

@@ -28,6 +28,9 @@ _EACH_EPOCH: Final = frozenset({"validation", EPOCH_METRICS})
 _UNLIKE: Final = 2.0
 """From this many times the mean of the others, the first time is an outlier: it creates files, workers, buffers."""
 
+_RARE_MS: Final = 0.2
+"""A part of at least this mean that most steps take less than 0.1 ms for has a median under half its mean."""
+
 _MATTERS: Final = 0.1
 """A first time that is a smaller share of its part is not left out."""
 
@@ -54,6 +57,13 @@ class LedgerCosts:
     def steps(self) -> int:
         """Number of all steps of the fit."""
         return max(self.evidence.all_steps or self.evidence.steps, 1)
+
+    def per_step_ms(self, part: str) -> float:
+        """Milliseconds of a part in the mean step: of the steps that count, if the ledger has them."""
+        counted_s = self.ledger.counted_s
+        if counted_s is not None:
+            return 1e3 * self._sum(counted_s, part) / max(self.evidence.steps, 1)
+        return 1e3 * self._sum(self.ledger.parts, part) / self.steps
 
     @property
     def is_trial(self) -> bool:
@@ -85,9 +95,9 @@ class LedgerCosts:
             return "data" if self.evidence.worker_restarts is None else ""
         return hook_region(part)
 
-    def inside(self, region: str) -> float:
-        """Seconds of all parts inside a region, named or not."""
-        return sum(self._recurring(name)[0] for name in self.ledger.parts if self.region(name) == region)
+    def inside_ms(self, region: str) -> float:
+        """Milliseconds of all parts inside a region in the mean step, named or not."""
+        return sum(self.per_step_ms(name) for name in self.ledger.parts if self.region(name) == region)
 
     def seconds(self, part: str) -> float:
         """Cost of a part. On a GPU, the hooks within a region together cost at most what the GPU waits in it.
@@ -102,11 +112,18 @@ class LedgerCosts:
         region = self.evidence.regions.get(name := hook_region(part))
         if region is None or not self.evidence.on_device or not seconds:
             return seconds
-        return seconds * min(1.0, region.device_ms * self.steps / 1e3 / max(self.inside(name), seconds))
+        return seconds * min(1.0, region.device_ms / max(self.inside_ms(name), 1e3 * seconds / self.steps))
 
     def per_batch(self, part: str) -> bool:
         """Whether a part is a hook or a logger that runs in most steps."""
         return bool(hook_region(part)) and self.ledger.counts.get(part, 0) > self.steps / 2
+
+    def steps_apart(self, part: str) -> int:
+        """In one of how many steps a hook or a logger of each step takes nearly all its time; 1 if in most of them."""
+        long_steps = self.ledger.long_steps.get(part)
+        if not long_steps or not self.per_batch(part) or self.per_step_ms(part) < _RARE_MS:
+            return 1
+        return max(round(self.evidence.steps / long_steps), 1)
 
     def _sum(self, by_part: Mapping[str, float], part: str) -> float:
         """Sum of a part and the parts within it, as `checkpoint/write` is within `checkpoint`."""
@@ -122,6 +139,8 @@ class LedgerCosts:
         seconds, count = self._sum(self.ledger.parts, part), self.count(part)
         if self.of == "step" and not self.per_batch(part):
             return 0.0, 0
+        if self.of == "step" and self.ledger.counted_s is not None:
+            return self.per_step_ms(part) * self.steps / 1e3, count
         if not self.is_trial:
             return seconds, count
         if count <= 1:  # of a longer run it would be as much, but for what comes each epoch
@@ -147,6 +166,8 @@ class LedgerCosts:
             if count > 1:
                 after = " after the first" if count < self.count(part) else ""
                 took += f" ({count} {events}{after}, {in_s(seconds / count)} each)"
+        if (apart := self.steps_apart(part)) > 1:
+            took += f", nearly all in 1 of {apart} steps"
         return took if exposed_s >= _HIDDEN * seconds else f"{took}, of which the GPU waits {waits}"
 
 

@@ -10,12 +10,12 @@ from lightning_forge_profiling.diagnosis.rule import MEASURE, NAMED_FROM_PCT, Ex
 from lightning_forge_profiling.names import (
     CHECKPOINT_WRITE,
     EPOCH_METRICS,
+    FIRST_STEP,
+    REGIONS,
     SELF_LOG,
     STARTUP_PROCESS,
-    STEPS,
-    part_kind,
 )
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
+from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.saving import Saving
 
 STARTUP_BOUND: Final = "startup-bound"
@@ -120,9 +120,11 @@ def _startup_s(run: LedgerCosts) -> float:
 
 
 def _startup(run: LedgerCosts, _: str) -> Explanation:
-    before_s = run.ledger.parts.get(STARTUP_PROCESS, 0.0)
+    before_s, first_s = (run.ledger.parts.get(part, 0.0) for part in (STARTUP_PROCESS, FIRST_STEP))
+    in_first = f", {in_s(first_s)} in that step" if first_s else ""
     return Explanation(
-        f"{in_s(_startup_s(run))} pass before the first batch, {in_s(before_s)} of them before the fit",
+        f"{in_s(_startup_s(run))} pass until the first step has ended, {in_s(before_s)} of them before the fit"
+        f"{in_first}",
         advice="Look at what the script does before trainer.fit (downloads, tokenization, building the dataset) and "
         "cache it on disk; load large weights with mmap=True.",
     )
@@ -265,24 +267,33 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
     if evidence is None or evidence.ledger is None:
         return 100.0
     run = LedgerCosts(evidence, evidence.ledger)
-    in_step = [
-        s for name, s in run.ledger.parts.items() if name == STEPS or part_kind(name) == "gc" or run.per_batch(name)
-    ]
-    return min(100 * sum(in_step) / run.whole_s, 100.0) if run.whole_s > 0 else 100.0
+    steps_s = evidence.step_ms.mean * max(run.steps - run.is_trial, 1) / 1e3  # a trial's first step is startup
+    return min(100 * steps_s / run.whole_s, 100.0) if run.whole_s > 0 else 100.0
 
 
 def self_times(evidence: RunEvidence) -> RunEvidence:
-    """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice."""
+    """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice.
+
+    Hooks are measured in every step, regions are estimated from the split ones. So on a CPU what hooks leave of the
+    mean step is the most that the regions have together.
+    """
     if evidence.ledger is None:
         return evidence
-    run, regions = LedgerCosts(evidence, evidence.ledger), dict(evidence.regions)
-    for name, region in evidence.regions.items():
-        if ms := 1e3 * run.inside(name) / run.steps:
-            regions[name] = RunRegion(
-                device_ms=max(region.device_ms - ms, 0.0), host_ms=max(region.host_ms - ms, 0.0),
-                p50_ms=region.p50_ms, p95_ms=region.p95_ms,
-            )  # fmt: skip
-    return replace(evidence, regions=regions)
+    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean
+    hooks_ms = {name: run.inside_ms(name) for name in REGIONS}
+    timed = {name: region for name, region in evidence.regions.items() if name in REGIONS}
+    own_ms = {name: max(region.device_ms - hooks_ms[name], 0.0) for name, region in timed.items()}
+    left_ms, sum_ms = max(step_ms - sum(hooks_ms.values()), 0.0), sum(own_ms.values())
+    scale = 1.0 if evidence.on_device or sum_ms <= left_ms else left_ms / sum_ms
+    regions = dict(evidence.regions)
+    for name, ms in own_ms.items():
+        host_ms = max(regions[name].host_ms - hooks_ms[name], 0.0) * scale
+        regions[name] = replace(regions[name], device_ms=ms * scale, host_ms=host_ms)
+    cpu = evidence.cpu
+    if cpu is not None and step_ms > 0:
+        blocked = {name: max(pct - 100 * hooks_ms[name] / step_ms, 0.0) for name, pct in cpu.blocked_pct.items()}
+        cpu = replace(cpu, blocked_pct=blocked)
+    return replace(evidence, regions=regions, cpu=cpu)
 
 
 def hooks_pct(evidence: RunEvidence, *regions: str) -> float:
@@ -290,7 +301,7 @@ def hooks_pct(evidence: RunEvidence, *regions: str) -> float:
     if evidence.ledger is None or evidence.step_ms.mean <= 0:
         return 0.0
     run = LedgerCosts(evidence, evidence.ledger)
-    return 100 * sum(1e3 * run.inside(name) / run.steps for name in regions) / evidence.step_ms.mean
+    return 100 * sum(map(run.inside_ms, regions)) / evidence.step_ms.mean
 
 
 def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: RunEvidence) -> list[Finding]:

@@ -6,6 +6,7 @@ say which ones they cannot distinguish.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.cpu_rules import cpu_update_advice
@@ -73,8 +74,8 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
     Returns:
         The findings in no particular order; none where there are fewer than `MIN_STEPS` steps. On a CPU only
-        `input-bound`, `worker-restarts`, `slow-optimizer` and `between-regions` are possible: there is no second
-        timeline to show whether host or GPU waits.
+        `input-bound`, `worker-restarts`, `slow-optimizer`, `between-regions`, `blocked-forward` and
+        `blocked-backward` are possible: there is no second timeline to show whether host or GPU waits.
 
     Example:
         >>> from lightning_forge_profiling.results.rank import Distribution
@@ -88,7 +89,7 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
         return ()
     evidence = self_times(evidence)
-    rules = RUN_RULES if evidence.on_device else _CPU_RULES
+    rules = RUN_RULES if evidence.on_device else (*_CPU_RULES, *_BLOCKED)
     costs = [(rule, 100 * rule.cost(evidence) / evidence.step_ms.mean) for rule in rules]
     return tuple(_finding(rule, evidence, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)
 
@@ -104,6 +105,9 @@ def _finding(rule: Rule[RunEvidence], evidence: RunEvidence, share_pct: float) -
         saved, steps = (in_s(ms * evidence.steps / 1e3) for ms in (found.saves.ms_per_step, step.mean))
         text = f"That saves about {saved} of the {steps} that the steps take ({found.saves.pct:.0f} %)."
         found = replace(found, saves=replace(found.saves, text=text))
+    of_region = evidence.regions.get(_REGION_OF.get(found.code, ""))
+    if of_region is not None and of_region.p50_ms is not None and of_region.p50_ms < of_region.device_ms / 2:
+        found = replace(found, title=f"{found.title}; {in_ms(of_region.p50_ms)} in the median step")
     rounded = {name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()}
     return replace(found, evidence=rounded)
 
@@ -191,6 +195,59 @@ def _transfer(evidence: RunEvidence) -> Explanation:
         f"({in_ms(transfer.host_ms)} on the host: {how})",
         numbers | loader_evidence(evidence.loader),
         advice,
+    )
+
+
+def _tells_waits(evidence: RunEvidence) -> bool:
+    """Whether a wait in the module's code is known from its time without a core.
+
+    Where another thread of the process waits for a core, no thread may use one; several ranks wait for each other.
+    """
+    cpu = evidence.cpu
+    return cpu is not None and evidence.world_size == 1 and (cpu.contended is False or cpu.threads == 1)
+
+
+def _blocked_cost(name: str, evidence: RunEvidence) -> float:
+    if evidence.cpu is None or not _tells_waits(evidence):
+        return 0.0
+    return evidence.cpu.blocked_pct.get(name, 0.0) * evidence.step_ms.mean / 100
+
+
+def _blocked(name: str, evidence: RunEvidence) -> Explanation:
+    blocked_ms, what = _blocked_cost(name, evidence), {"forward": "training_step"}.get(name, name)
+    return Explanation(
+        f"{what} waits {_of_step(evidence, blocked_ms)} without using a core",
+        {"blocked_ms_per_step": blocked_ms, f"{name}_ms_per_step": region(evidence, name).device_ms},
+        f"Look in {what} for what waits: a lock, a file, a request to a server, a subprocess, sleep(). "
+        "py-spy dump --pid PID, called a few times during training, shows the line.",
+    )
+
+
+def computing(evidence: RunEvidence) -> tuple[Finding, ...]:
+    """What a step on the CPU computes, as a finding beside others: without the waits, and without what those name."""
+    if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0 or evidence.on_device:
+        return ()
+    evidence = self_times(evidence)
+    share_pct = 100 * sum(_computing(evidence).values()) / evidence.step_ms.mean
+    return (_finding(_COMPUTING, evidence, share_pct),) if share_pct >= NAMED_FROM_PCT else ()
+
+
+def _computing(evidence: RunEvidence) -> dict[str, float]:
+    """Milliseconds per step by region."""
+    return {
+        name: max(region(evidence, name).device_ms - _blocked_cost(name, evidence), 0.0) for name in _ahead(evidence)
+    }
+
+
+def _computes(evidence: RunEvidence) -> Explanation:
+    by_region = _computing(evidence)
+    each = ", ".join(f"{name} {in_ms(ms)}" for name, ms in by_region.items())
+    what = "computing" if _tells_waits(evidence) else "computing, or waiting in it,"
+    return Explanation(
+        f"{what} takes {_of_step(evidence, sum(by_region.values()))} on the CPU: {each}",
+        {f"{name}_computes_ms_per_step": ms for name, ms in by_region.items()},
+        "A recorded window (ForgeProfilerCallback) shows which operators take it. Cheaper: torch.compile, a smaller "
+        "model, or a GPU if its operations are large.",
     )
 
 
@@ -308,6 +365,14 @@ _CPU_RULES: Final = (
     Rule("slow-optimizer", _optimizer_cost, _optimizer, at_most=lambda run: not run.on_device),
     Rule(BETWEEN_REGIONS, _between_cost, _between),
 )
+_BLOCKED: Final = tuple(
+    Rule(f"blocked-{name}", partial(_blocked_cost, name), partial(_blocked, name)) for name in ("forward", "backward")
+)
+_COMPUTING: Final = Rule("compute-bound", lambda run: sum(_computing(run).values()), _computes, unpredicted)
+_REGION_OF: Final = {
+    "input-bound": "data", "transfer-bound": "transfer", "slow-optimizer": "optimizer", BETWEEN_REGIONS: "other",
+    "blocked-forward": "forward", "blocked-backward": "backward",
+}  # fmt: skip
 RUN_RULES: Final = (
     *_CPU_RULES,
     Rule("transfer-bound", _transfer_cost, _transfer),

@@ -227,13 +227,16 @@ class RunLedger:
         wall_s: the whole run in seconds, to the end of the fit: from the start of the process, or of the fit if the
             process is interactive or had another fit before.
         parts: seconds by part, the largest first; each without the parts inside it. `startup/process`, `startup/fit`,
-            `startup/module.hook`, `startup/callback.NAME.hook`, `startup/restore`, `startup/compile`, `sanity_check`,
-            `steps`, `data_loader` (iterators and workers), `validation`, `checkpoint`, `checkpoint/write`,
-            `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc/generation_2`,
-            `gc/generation_0_1`, `profiler` (this package), `teardown`.
+            `startup/module.hook`, `startup/callback.NAME.hook`, `startup/restore`, `startup/compile`,
+            `startup/first_step`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`,
+            `checkpoint`, `checkpoint/write`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`,
+            `compile`, `gc/generation_2`, `gc/generation_0_1`, `profiler` (this package), `teardown`.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
         first_s: seconds of the first time of each part, which may include one-time work.
+        counted_s: of the parts inside a step's regions, seconds in the steps that count; None in files of older
+            versions.
+        long_steps: in how many of these steps each part took 0.1 ms or more.
         goodput: productive step time as a fraction of `wall_s` less `profiler`: `steps`, and on a GPU training during
             hooks.
         spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
@@ -244,6 +247,8 @@ class RunLedger:
     unexplained_s: float
     counts: Mapping[str, int]
     first_s: Mapping[str, float] = field(default_factory=dict)
+    counted_s: Mapping[str, float] | None = None
+    long_steps: Mapping[str, int] = field(default_factory=dict)
     goodput: float | None = None
     spans: tuple[RunSpan, ...] = ()
 

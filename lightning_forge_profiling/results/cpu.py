@@ -1,7 +1,7 @@
 """Where the step time goes on a rank that trains on the CPU, and how a run uses the cores."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 OTHERS: Final = 0.2
@@ -49,6 +49,8 @@ class CpuUse:
         used: cores that the training process used, on average.
         idle: of these cores, how many no process used, on average; None if unknown.
         threads: number of threads that one operator may use.
+        blocked_pct: by region (`forward`, `backward`), the percentage of the time of the steps in which training waited
+            there and no thread of the process used a core, at least: waits for a core are taken off.
         loader_busy_pct: of the time that making batches took, the share in which a core worked on them or was waited
             for, in the loader's workers or else in the training thread. In the rest the loader waits, as for a disk or
             a network. None if unknown.
@@ -59,6 +61,7 @@ class CpuUse:
     idle: float | None = None
     threads: int = 1
     loader_busy_pct: float | None = None
+    blocked_pct: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def contended(self) -> bool | None:

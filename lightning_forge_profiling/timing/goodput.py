@@ -10,9 +10,9 @@ from lightning_forge_profiling.timing.rates import Rates
 def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
     """Productive step time as a fraction of wall time, less this package's own.
 
-    The ledger's part `steps` is productive: every training batch, warm-up included, without hooks, loggers and other
-    parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where a region's host
-    time exceeds its device time, its hooks are productive up to that excess.
+    The ledger's part `steps` is productive: every training batch but the first, warm-up included, without hooks,
+    loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
+    a region's host time exceeds its device time, its hooks are productive up to that excess.
 
     Args:
         ledger: ledger of the run so far.

@@ -8,7 +8,16 @@ from heapq import heappush, heapreplace
 from time import perf_counter_ns
 from typing import Final
 
-from lightning_forge_profiling.names import EXCLUDED, GC_FULL, GC_YOUNG, PROFILER, STEPS
+from lightning_forge_profiling.names import (
+    DATA_LOADER,
+    EXCLUDED,
+    FIRST_STEP,
+    GC_FULL,
+    GC_YOUNG,
+    PROFILER,
+    STEPS,
+    hook_region,
+)
 from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
 from lightning_forge_profiling.timing.spans import Span, SpanLog
@@ -32,6 +41,8 @@ class Ledger(ShownInNotebook):
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
         first_s: seconds of the first time of each part, which may include one-time work.
+        counted_s: of the parts inside a step's regions, seconds in the steps that count.
+        long_steps: in how many of these steps each part took 0.1 ms or more.
         spans: times of parts of 1 ms and more, of the epochs and of the recorded window. A span includes the parts
             inside it.
         in_steps: seconds of the long parts in a step, largest first, by the step's number; of the counted steps with
@@ -44,6 +55,8 @@ class Ledger(ShownInNotebook):
     unexplained_s: float
     counts: Mapping[str, int]
     first_s: Mapping[str, float] = field(default_factory=dict)
+    counted_s: Mapping[str, float] = field(default_factory=dict)
+    long_steps: Mapping[str, int] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     in_steps: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     began_ns: int = 0
@@ -74,6 +87,10 @@ class LedgerClock:
         self._ns: defaultdict[str, int] = defaultdict(int)
         self._counts: Counter[str] = Counter([part] if part else [])
         self._first_ns: dict[str, int] = {}
+        self._counted_ns: Counter[str] = Counter()
+        self._at_step_ns: dict[str, int] = {}  # the parts when the current step began
+        self._counted_from: dict[str, int] | None = None  # when the steps began to count
+        self._long_steps: Counter[str] = Counter()
         self._stack = [part] if part else []
         self._entered_ns = [began_ns] if part else []
         self._spans = SpanLog()
@@ -161,10 +178,12 @@ class LedgerClock:
         self._entered_ns.append(self._since_ns)
         self._counts[part] += 1
 
-    def charge(self, own_ns: int) -> None:
-        """Count time of the steps to the profiler: what timing them took."""
-        self._ns[STEPS] -= own_ns
-        self._ns[PROFILER] += own_ns
+    def charge(self, ns: int, part: str = PROFILER, *, count: int = 0) -> None:
+        """Count time of the steps to a part inside: to the profiler what timing them took."""
+        self._ns[self._stack[0]] -= ns
+        self._ns[part] += ns
+        if count:
+            self._counts[part] += count
 
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
@@ -202,7 +221,7 @@ class LedgerClock:
                 self._counts[part] += 1
                 self._first_ns.setdefault(part, took_ns)
                 self._since_ns += took_ns
-                if took_ns >= _LONG_NS and STEPS in self._stack and _OUTSIDE_STEPS.isdisjoint(self._stack):
+                if took_ns >= _LONG_NS and self._stack[0] in LOOP and _OUTSIDE_STEPS.isdisjoint(self._stack):
                     self.noted[part] += took_ns
                 if took_ns >= _SPAN_NS:
                     self._spans.add(part, began_ns, ended_ns, self.step)
@@ -219,16 +238,36 @@ class LedgerClock:
         if self.collected:
             self._take_garbage()
         self.step = step
-        parts = self.noted
-        if not parts:
-            return
         if last_counts:
-            total_ns, heap = sum(parts.values()), self._in_steps
-            if len(heap) < _CANDIDATES:
-                heappush(heap, (total_ns, step - 1, dict(parts)))
-            elif total_ns > heap[0][0]:
-                heapreplace(heap, (total_ns, step - 1, dict(parts)))
-        parts.clear()
+            before_ns = self._at_step_ns
+            if self._counted_from is None:
+                self._counted_from = before_ns
+            for part, ns in self._ns.items():
+                if ns - before_ns.get(part, 0) >= _LONG_NS:
+                    self._long_steps[part] += 1
+        elif self._counted_from is not None:
+            self._counted_ns, self._counted_from = self._counted(), None
+        self._at_step_ns = dict(self._ns)
+        if self.noted:
+            if last_counts:
+                self._keep_if_long(step - 1, self.noted)
+            self.noted.clear()
+
+    def _keep_if_long(self, step: int, parts: Mapping[str, int]) -> None:
+        """Keep the long parts of a step if it has most time in them."""
+        total_ns, heap = sum(parts.values()), self._in_steps
+        if len(heap) < _CANDIDATES:
+            heappush(heap, (total_ns, step, dict(parts)))
+        elif total_ns > heap[0][0]:
+            heapreplace(heap, (total_ns, step, dict(parts)))
+
+    def _counted(self) -> Counter[str]:
+        """The time of the parts in the steps that count, up to the last that ended."""
+        counted = Counter(self._counted_ns)
+        before = self._at_step_ns if self._counted_from is None else self._counted_from
+        for part, ns in self._at_step_ns.items():
+            counted[part] += ns - before.get(part, 0)
+        return counted
 
     def open_span(self, name: str) -> None:
         """Begin a span that is not a part, such as an epoch or the recorded window. Does nothing if it is open."""
@@ -273,6 +312,8 @@ class LedgerClock:
             self._parts(now_ns),
             counts=dict(self._counts),
             first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
+            counted_s={part: ns / 1e9 for part, ns in self._counted().items() if ns and _is_inside(part)},
+            long_steps=dict(self._long_steps),
             spans=self._spans.read(
                 self._began_ns,
                 [(part, began_ns, now_ns, self.step) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS],
@@ -285,6 +326,13 @@ class LedgerClock:
 
 
 _OUTSIDE_STEPS: Final = frozenset(EXCLUDED)
+LOOP: Final = frozenset((FIRST_STEP, STEPS))
+"""The parts that are the training loop, without what is in parts of its own."""
+
+
+def _is_inside(part: str) -> bool:
+    """Whether a part is inside a region of the step."""
+    return part == DATA_LOADER or bool(hook_region(part))
 
 
 def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -73,7 +73,8 @@ class Rates:
             run of several processes Lightning synchronizes them there.
         atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
         loader_starts: in how many of the steps the loop created a new iterator of its loader.
-        loader_start_ms: device time of that and of the wait for its first batch, which is in `data`.
+        loader_start_ms: device time of that, of the wait for its first batch, and of the ends of iterators of unknown
+            length, which is in `data`.
         loader_start_host_ms: host time of the same.
     """
 

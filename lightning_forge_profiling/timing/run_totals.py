@@ -9,7 +9,7 @@ from typing import Final, Literal
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.rates import Percentiles, Rates, Spread, StepTiming, StepWork
 from lightning_forge_profiling.timing.slowest import SlowestSteps, TimedStep
-from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
+from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, WHOLE, StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, added
 
 LeftOut = Literal["warm-up", "recorded"]
@@ -118,7 +118,7 @@ class RunTotals:
         took_ms = times.step_ms
         if times.step == 0:
             self._first_step_s = (
-                sum(times.device_ms.get(name, 0.0) for name in (*REGIONS, LOADER_START, WHOLE, *EXCLUDED)) / 1e3
+                sum(times.device_ms.get(name, 0.0) for name in (*REGIONS, *BETWEEN_EPOCHS, WHOLE, *EXCLUDED)) / 1e3
             )
         if left_out != "recorded":
             self._add_beside_window(times.step, took_ms)

@@ -14,9 +14,14 @@ LOADER_START: Final = "loader start"
 """The part of `data` between two epochs: the loop makes its loader's iterator anew, which ends workers and starts
 others, and waits for the first batch."""
 
-_WITHIN_STEP: Final = frozenset((*REGIONS, LOADER_START, WHOLE))
+LOADER_END: Final = "loader end"
+"""The part of `data` at the end of an iterator of unknown length: the fetch that finds out, which may end workers."""
 
-RESERVED: Final = frozenset((*REGIONS, *EXCLUDED, LOADER_START, WHOLE))
+BETWEEN_EPOCHS: Final = (LOADER_START, LOADER_END)
+
+_WITHIN_STEP: Final = frozenset((*REGIONS, *BETWEEN_EPOCHS, WHOLE))
+
+RESERVED: Final = frozenset((*REGIONS, *EXCLUDED, *BETWEEN_EPOCHS, WHOLE))
 
 
 class StepTimes(NamedTuple):

@@ -15,7 +15,7 @@ from lightning_forge_profiling.timing.rates import (
     percentiles,
     step_ms,
 )
-from lightning_forge_profiling.timing.steps import LOADER_START, StepTimes
+from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, LOADER_START, StepTimes
 
 MEDIAN_OVER: Final = 4096
 """The median covers at most this many recent steps, which is what is kept of them."""
@@ -230,14 +230,15 @@ def _divided(chosen: Mapping[str, float], plain: Mapping[str, float]) -> dict[st
         return dict(plain)
     factor = 1 + plain_ms / divided_ms
     divided = {region: factor * ms for region, ms in chosen.items()}
-    if LOADER_START in chosen or LOADER_START in plain:  # in its own step alone
-        divided[LOADER_START] = chosen.get(LOADER_START, 0.0) + plain.get(LOADER_START, 0.0)
+    for part in BETWEEN_EPOCHS:  # in its own step alone
+        if part in chosen or part in plain:
+            divided[part] = chosen.get(part, 0.0) + plain.get(part, 0.0)
     return divided
 
 
 def _folded(sums: dict[str, float], into: str) -> float:
-    """Move the time of loader starts to another region; returns that time."""
-    started_ms = sums.pop(LOADER_START, 0.0)
+    """Move the time of loader starts and ends to another region; returns that time."""
+    started_ms = sum(sums.pop(part, 0.0) for part in BETWEEN_EPOCHS)
     if started_ms:
         sums[into] = sums.get(into, 0.0) + started_ms
     return started_ms

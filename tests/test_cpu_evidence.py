@@ -271,7 +271,7 @@ def test_only_what_counts_is_in_the_account():
     account = CpuAccount(lambda: [7, 8], lambda _: next(readings))
     account.read(counts=True)
     account.read(counts=False)
-    assert not account.due(counts=False)
+    assert not account.due(0.0, counts=False)
     account.read(counts=True)
     account.read(counts=False)
     found_use = account.use(ranks=1)

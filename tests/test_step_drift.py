@@ -10,6 +10,11 @@ from tests.models import Classifier, every_step, loader
 from tests.outcomes import unwrapped
 
 
+@pytest.fixture(autouse=True)
+def _no_time_counts_twice():
+    """Steps have made-up times here, and the ledger the host's."""
+
+
 def noise(rng, steps, *, correlation, spread):
     """Step times of a mean of 10 ms whose logarithm is an AR(1) process."""
     shocks = rng.standard_normal(steps + 100) * np.sqrt(1 - correlation**2)

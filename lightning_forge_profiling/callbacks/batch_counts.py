@@ -73,17 +73,11 @@ class WorkCounter:
         self._batches += 1
         return StepWork(
             samples=self._samples(batch, trainer),
-            tokens=self._tokens(batch),
+            tokens=None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch),
             optimizer_steps=optimizer_steps,
-            flops=self._flops(batch),
+            flops=None if self._flops_fn is None else self._count(self._flops_name, self._flops_fn, batch),
             ends_cycle=ends_cycle,
         )
-
-    def _tokens(self, batch: Any) -> float | None:
-        return None if self._tokens_fn is None else self._count("tokens_fn", self._tokens_fn, batch)
-
-    def _flops(self, batch: Any) -> float | None:
-        return None if self._flops_fn is None else self._count(self._flops_name, self._flops_fn, batch)
 
     def _samples(self, batch: Any, trainer: Trainer) -> float | None:
         if self._batch_size_fn is not None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter, perf_counter_ns, process_time_ns, thread_time_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Final
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from lightning_forge_profiling.host import CoreWait, CpuTimes, cpu_times, usable_cores
 from lightning_forge_profiling.results.cpu import CpuUse
 
-_PERIOD_S: Final = 1.0
+ACCOUNT_PERIOD_S: Final = 1.0
 """A reading takes some 0.1 ms, and workers that ended cannot be read."""
 
 _ENOUGH_S: Final = 0.5
@@ -41,11 +41,18 @@ class CpuAccount:
         self._fetch_ns = self._fetch_cpu_ns = 0
         self._stack: list[str] = []
         self._core_wait: CoreWait | None = None
-        self._blocked_since_ns = 0
+        self._measures: Callable[[], bool] = bool
+        self._turned_ns = 0, 0
+        self._inside_ns: Counter[str] = Counter()
         self._blocked_ns: Counter[str] = Counter()
 
-    def inside(self) -> dict[str, tuple[Callable[[], None], Callable[[], None]]]:
-        """What to call at both ends of the regions in which training may wait without using a core."""
+    def inside(self, measures: Callable[[], bool]) -> dict[str, tuple[Callable[[], None], Callable[[], None]]]:
+        """What to call at both ends of the regions in which training may wait without using a core.
+
+        Args:
+            measures: whether the current step is one to measure; each end of a region takes some 2 us.
+        """
+        self._measures = measures
         try:
             self._core_wait = CoreWait()
             self._core_wait.ns()
@@ -60,25 +67,25 @@ class CpuAccount:
             core_wait.close()
 
     def _begins(self, region: str) -> None:
-        if self._stack:  # manual optimization runs backward inside of forward
-            self._leaf_ends()
-        self._stack.append(region)
-        self._blocked_since_ns = self._blocked_clock_ns()
+        if self._measures():
+            self._turn()  # manual optimization runs backward inside of forward
+            self._stack.append(region)
 
     def _ends(self) -> None:
         if self._stack:
-            self._leaf_ends()
+            self._turn()
             self._stack.pop()
-            self._blocked_since_ns = self._blocked_clock_ns()
 
-    def _leaf_ends(self) -> None:
-        if self._last is not None:
-            self._blocked_ns[self._stack[-1]] += max(self._blocked_clock_ns() - self._blocked_since_ns, 0)
-
-    def _blocked_clock_ns(self) -> int:
-        """A clock that stands still while a thread of the process computes, or this one waits for a core."""
+    def _turn(self) -> None:
+        """Add the time since the last turn to the innermost region: all of it, and what was without a core."""
         waited_ns = 0 if self._core_wait is None else self._core_wait.ns()
-        return perf_counter_ns() - process_time_ns() - waited_ns
+        now_ns = perf_counter_ns()
+        blocked_ns = now_ns - thread_time_ns() - waited_ns
+        if self._stack and self._last is not None:
+            region, (turned_ns, blocked_before_ns) = self._stack[-1], self._turned_ns
+            self._inside_ns[region] += now_ns - turned_ns
+            self._blocked_ns[region] += max(blocked_ns - blocked_before_ns, 0)
+        self._turned_ns = now_ns, blocked_ns
 
     def fetch_begins(self) -> None:
         """The training thread begins to wait for a batch."""
@@ -91,11 +98,11 @@ class CpuAccount:
             self._fetch_cpu_ns += thread_time_ns() - cpu_ns
             self._fetch_ns += perf_counter_ns() - began_ns
 
-    def due(self, *, counts: bool) -> bool:
-        """Whether to `read` between two steps, of which the later one counts or not."""
+    def due(self, now_s: float, *, counts: bool) -> bool:
+        """Whether to `read` between two steps, of which the later one counts or not, by `time.perf_counter`."""
         if self._last is None or not counts:
             return counts or self._last is not None
-        return perf_counter() - self._last.at_s >= _PERIOD_S
+        return now_s - self._last.at_s >= ACCOUNT_PERIOD_S
 
     def read(self, *, counts: bool) -> None:
         """Read, and add what was used since the last reading if that was of steps that count."""
@@ -133,7 +140,7 @@ class CpuAccount:
             idle=None if idle is None else max(min(idle, left), 0.0),
             threads=torch.get_num_threads(),
             loader_busy_pct=self._loader_busy_pct(),
-            blocked_pct={region: 100 * ns / 1e9 / self._wall_s for region, ns in self._blocked_ns.items()},
+            blocked_pct={name: 100 * self._blocked_ns[name] / ns for name, ns in self._inside_ns.items() if ns},
         )
 
     def _loader_busy_pct(self) -> float | None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from math import inf
 from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
@@ -13,7 +14,7 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
 from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
-from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
+from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, CpuAccount
 from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
@@ -24,7 +25,7 @@ from lightning_forge_profiling.callbacks.ledger_parts import (
     set_up_parts,
     tear_down,
 )
-from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
 from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, read_figures
 from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
 from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
@@ -40,7 +41,6 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
-from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 
 DEFAULT_WARMUP_STEPS = 10
@@ -123,7 +123,8 @@ class FitMonitor:
             ledger=self.ledger,
             bucket=bucket if any(callback.record for callback in callbacks) else None,
         )
-        self._failed = self._running = self._ended = self._closed = self._checking = False
+        self._failed = self._ended = self._closed = self._checking = False
+        self._progress: StepProgress | None = None
         self._awaited = list(callbacks)
         self._watched = (
             lightning_api.WatchedLoop(trainer.fit_loop, failed=partial(self._loop_failed, trainer)),
@@ -140,6 +141,8 @@ class FitMonitor:
         self._continues_from = 0
         self._ended_batch = -1
         self._kind_of_step = (False, True)
+        self._automatic = True
+        self._due_s = 0.0
 
     # -- before the training loop --------------------------------------------------------------------------------
 
@@ -161,16 +164,18 @@ class FitMonitor:
     @guarded
     def begin(self, trainer: Trainer, module: LightningModule) -> None:
         """The training loop begins: wrap the Trainer's profiler, and start the first step."""
-        if self._running:
+        if self._progress is not None:
             return
-        self._running, self._ended = True, False
+        self._ended = False
         self._continues_from = int(trainer.global_step)
-        self._cycles = AccumulationCycles(lightning_api.step_progress(trainer, module).updates.completed)
+        self._progress = progress = lightning_api.step_progress(trainer, module)
+        self._automatic = module.automatic_optimization
+        self._cycles = AccumulationCycles(progress.updates.completed)
         self._counter = self._work_counter(module)
         self._leave_set_up()
         self._hook_parts = hook_parts(trainer, module, self.callbacks)
         self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
-        inside = cpu.inside() if trainer.strategy.root_device.type == "cpu" else {}
+        inside = cpu.inside(self.step_timer.splits) if trainer.strategy.root_device.type == "cpu" else {}
         inside["data"] = cpu.fetch_begins, partial(self._fetch_ends, cpu, trainer)
         actions = lightning_api.actions(trainer, module)._replace(inside=inside)
         self._stand_in = StandIn(self.step_timer, actions, self._hook_parts)
@@ -184,6 +189,7 @@ class FitMonitor:
                 lightning_api.set_hook(callback, hook, on=not module.automatic_optimization)
         if self.window is not None:
             self.window.begin(trainer)
+        self.ledger.count_steps(on=not (self.recording or self._warming_up()))
         if self.rows is not None:
             self.rows.begin(trainer, self._counter, report=partial(self._report, trainer))
 
@@ -218,47 +224,59 @@ class FitMonitor:
         if self.window is not None:
             self.window.begin_step()
 
-    def end_step(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+    def end_step(self, trainer: Trainer, batch: Any) -> None:
         """End the step, move the window on, and log a row when one is due."""
-        number = lightning_api.batch_number(trainer)
-        if number == self._ended_batch or not self._running:
+        now_ns, progress, window = perf_counter_ns(), self._progress, self.window
+        if progress is None or progress.batches.total.ready == self._ended_batch:
             return
-        self._ended_batch = number
-        self._end_step(trainer, module, batch, perf_counter_ns())
-        if self.window is not None:
-            self.window.end_step(trainer)
-        if self.rows is not None:
-            self.rows.end_step(trainer)
-        kind = self.recording, self._warming_up()
-        if kind != self._kind_of_step:
-            self._kind_of_step = kind
-            if self.rows is not None:
-                self.rows.other_steps_come(recording=kind[0], trace=self.trace())
-        self._account(counts=not any(kind))
+        self._ended_batch = progress.batches.total.ready
+        self._end_step(trainer, batch, progress, now_ns)
+        if window is not None:
+            window.end_step(trainer)
+        kind = window is not None and window.running, self.step_timer.step < self.step_timer.warmup_steps
+        if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
+            self._between_steps(trainer, kind, now_ns / 1e9)
 
     @guarded
-    def _end_step(self, trainer: Trainer, module: LightningModule, batch: Any, began_ns: int) -> None:
+    def _end_step(self, trainer: Trainer, batch: Any, progress: StepProgress, now_ns: int) -> None:
         step_timer, stand_in = self.step_timer, self._stand_in
         if stand_in is None or self._counter is None or self._ledger_parts is None:
             return
-        _, updates, each_changes = lightning_api.step_progress(trainer, module)
-        changed, ends_cycle = self._cycles.after_batch(updates.completed, step_timer.step, each_changes=each_changes)
-        work: StepWork = self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle)
+        changed, ends_cycle = self._cycles.after_batch(
+            progress.updates.completed,
+            step_timer.step,
+            each_changes=self._automatic and trainer.accumulate_grad_batches == 1,  # which a callback may change
+        )
         step_timer.end_step(
-            work,
-            recorded=self.recording,
-            ends_epoch=lightning_api.ends_epoch(trainer),
+            self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle),
+            recorded=self.window is not None and self.window.running,
+            ends_epoch=bool(progress.batches.is_last_batch),
             saw_all=stand_in.saw_step(trainer, trained=batch is not None),
-            began_ns=began_ns,
+            began_ns=now_ns,
         )
         self._ledger_parts.end_step()
+
+    @guarded
+    def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
+        """Do what comes seldom: a row, a line of the record, a reading of CPU times, steps of another kind."""
+        if self.rows is not None and now_s >= self.rows.due_s:
+            self.rows.end_step(trainer)
+        counts = not any(kind)
+        if kind != self._kind_of_step:
+            self._kind_of_step = kind
+            self.ledger.count_steps(on=counts)
+            if self.rows is not None:
+                self.rows.other_steps_come(recording=kind[0], trace=self.trace())
+        if self._cpu is not None and self._cpu.due(now_s, counts=counts):
+            self._account(counts=counts)
+        self._due_s = min(inf if self.rows is None else self.rows.due_s, now_s + ACCOUNT_PERIOD_S)
 
     def _warming_up(self) -> bool:
         return self.step_timer.step < self.step_timer.warmup_steps
 
     @guarded
     def _account(self, *, counts: bool) -> None:
-        if self._cpu is not None and self._cpu.due(counts=counts):
+        if self._cpu is not None:
             with self.own_work():
                 self._cpu.read(counts=counts)
 
@@ -293,7 +311,8 @@ class FitMonitor:
             self.ledger.exit("sanity_check")
 
     def _enter_validation(self) -> None:
-        self._account(counts=False)
+        if self._cpu is not None and self._cpu.due(0.0, counts=False):
+            self._account(counts=False)
         self.step_timer.enter_validation()
 
     @guarded
@@ -352,7 +371,7 @@ class FitMonitor:
     def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
         """Stop timing, and restore what was replaced when the training loop began."""
         self._leave_set_up()
-        standing, self._stand_in, self._running = self._stand_in, None, False
+        standing, self._stand_in, self._progress = self._stand_in, None, None
         if standing is None:
             return
         standing.leave(trainer)

@@ -97,7 +97,8 @@ class FitRows:
         self._peak: Peak | None = None
         self._logged_at = -1
         self._of_gpu: dict[str, float] = {}
-        self._row_s, self._shares_s = perf_counter(), -inf
+        self._row_due_s, self._shares_s = 0.0, -inf
+        self._due_from(perf_counter())
         self._telemetry: RunTelemetry | None = None
         self._no_telemetry = ""
         self._loggers = Loggers()
@@ -184,23 +185,25 @@ class FitRows:
     @guarded
     def end_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
-        record, logs = (
-            self._run_record,
-            self._row_due() and lightning_api.logs_now(trainer, self._settings.log_every_n_steps),
-        )
-        if logs or (record is not None and record.state_due()):
+        record, now_s = self._run_record, perf_counter()
+        logs = now_s >= self._row_due_s and lightning_api.logs_now(trainer, self._settings.log_every_n_steps)
+        if logs or (record is not None and now_s >= record.state_due_s):
             with self._monitor.own_work():
                 if logs:
                     self._step_timer.deliver()
                     self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer))
-                if record is not None and record.state_due():
+                if record is not None and perf_counter() >= record.state_due_s:
                     record.state()
 
-    def _row_due(self) -> bool:
-        """Whether enough time has passed for a row at the Trainer's own interval."""
-        return (
-            self._settings.log_every_n_steps is not None or perf_counter() - self._row_s >= self._settings.row_period_s
-        )
+    def _due_from(self, now_s: float) -> None:
+        """Set when the next row at the Trainer's own interval is due; at an interval of our own any step may be."""
+        own = self._settings.log_every_n_steps is not None
+        self._row_due_s = -inf if own else now_s + self._settings.row_period_s
+
+    @property
+    def due_s(self) -> float:
+        """From when on `end_step` has something to do, by `time.perf_counter`."""
+        return self._row_due_s if self._run_record is None else min(self._row_due_s, self._run_record.state_due_s)
 
     @guarded
     def other_steps_come(self, *, recording: bool, trace: TraceReport | None) -> None:
@@ -369,7 +372,7 @@ class FitRows:
         if not rates.steps:
             return
         step_timer, now_s = self._step_timer, perf_counter()
-        self._row_s = now_s
+        self._due_from(now_s)
         metrics = self._metrics(rates)
         if now_s - self._shares_s >= self._settings.shares_period_s or not step_timer.active:
             self._shares_s = now_s

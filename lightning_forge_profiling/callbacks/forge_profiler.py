@@ -139,7 +139,8 @@ class ForgeProfilerCallback(TimedCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; start or stop the profiler where the window begins or ends."""
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self.monitor is not None:
+            self.monitor.end_step(trainer, batch)
 
 
 def _refuse_unless_list(what: str, value: object) -> None:

@@ -44,7 +44,6 @@ __all__ = [
     "Trainer",
     "WatchedLoop",
     "actions",
-    "batch_number",
     "batch_source",
     "batches_per_row",
     "compute_dtype",
@@ -418,11 +417,6 @@ def batches_per_row(trainer: Trainer, every_n_steps: int | None) -> int:
     return int(interval * trainer.accumulate_grad_batches)
 
 
-def batch_number(trainer: Trainer) -> int:
-    """The number of the batch under way, which counts on over epochs and also where a batch is skipped."""
-    return int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
-
-
 def ends_epoch(trainer: Trainer) -> bool:
     """Whether the batch that has just ended is its epoch's last."""
     return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)  # `trainer.is_last_batch`, in fewer calls
@@ -432,20 +426,18 @@ class StepProgress(NamedTuple):
     """The loop's own progress counters; they keep counting with it."""
 
     batches: Any
-    """Its `is_last_batch` tells whether the batch that has just ended is the epoch's last."""
+    """Its `is_last_batch` tells whether the batch that has just ended is the epoch's last, its `total.ready` is the
+    number of the batch under way, which counts on over epochs and also where a batch is skipped."""
     updates: Any
     """Its `completed` is the number of optimizer steps, as `trainer.global_step`."""
-    each_changes: bool
-    """Whether each batch changes the weights: no gradients are accumulated, by the Trainer or by the module."""
 
 
 def step_progress(trainer: Trainer, module: LightningModule) -> StepProgress:
     """The progress counters of the training loop."""
     loop = trainer.fit_loop.epoch_loop
     if module.automatic_optimization:
-        updates = loop.automatic_optimization.optim_progress.optimizer.step.total
-        return StepProgress(loop.batch_progress, updates, trainer.accumulate_grad_batches == 1)
-    return StepProgress(loop.batch_progress, loop.manual_optimization.optim_step_progress.total, each_changes=False)
+        return StepProgress(loop.batch_progress, loop.automatic_optimization.optim_progress.optimizer.step.total)
+    return StepProgress(loop.batch_progress, loop.manual_optimization.optim_step_progress.total)
 
 
 def logger_step(trainer: Trainer) -> int:

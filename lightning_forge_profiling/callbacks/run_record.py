@@ -108,9 +108,10 @@ class RunRecord:
         """Whether `row` would write a line."""
         return not self._failed and perf_counter() >= self._next_interval_s and self._writer.takes
 
-    def state_due(self) -> bool:
-        """Whether it is time for the totals."""
-        return not self._failed and perf_counter() >= self._next_state_s
+    @property
+    def state_due_s(self) -> float:
+        """When the totals are due, by `time.perf_counter`."""
+        return inf if self._failed else self._next_state_s
 
     @guarded
     def state(self) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from torch.autograd.profiler import record_function
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
-from lightning_forge_profiling.names import DATA_LOADER, EXCLUDED, FIRST_STEP, MARK_PREFIX, REGIONS, STEPS
+from lightning_forge_profiling.names import DATA_LOADER, EXCLUDED, FIRST_STEP, MARK_PREFIX, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -137,6 +137,10 @@ class StepTimer:
         """The name of the current step's time outside of all regions."""
         return "other" if self._split else WHOLE
 
+    def splits(self) -> bool:
+        """Whether the current step is split into regions."""
+        return self._active and self._split
+
     def split(self) -> None:
         """Time the regions of the current step although the budget did not choose it, and let it count for no other."""
         self._chosen = False
@@ -232,7 +236,7 @@ class StepTimer:
                 self.timers.relabel("data", LOADER_END)
                 self._label = LOADER_END
                 if self.ledger is not None:
-                    self.ledger.charge(self._clock_ns() - self._since.host_ns, DATA_LOADER, count=1)
+                    self.ledger.charge(self._clock_ns() - self._since.host_ns, DATA_LOADER)
             except Exception as exc:
                 self.fail(exc)
 
@@ -282,44 +286,51 @@ class StepTimer:
         try:
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
-            timers, split, chosen = self.timers, self._split, self._chosen
-            left_out: LeftOut | None = "recorded" if recorded else "warm-up" if self.step < self.warmup_steps else None
-            # The event of this instant is never complete yet: the end of the last region is asked, some 50 us ago, or
-            # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
-            drained = timers.passed(self._update or self._since) if self._asks and split and saw_all else None
-            self._update = None
-            if drained is not None:
-                self._host_is_ahead = not drained
-            self._split = self.step + 1 < self.warmup_steps or ends_epoch or self._budget.splits(self.step + 1)
+            timers, split, chosen, following = self.timers, self._split, self._chosen, self.step + 1
+            left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
+            self._split = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
             self._chosen = not ends_epoch
-            if not split or self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
-                self._since = timers.switch(self._label, self._base)
+            base, drained = "other" if self._split else WHOLE, None
+            if split:
+                drained = self._end_split_step(base, began_ns, saw_all=saw_all)
             else:
-                timers.relabel("other", self._base)
-            self._be_in(self._base)
+                self._since = timers.switch(self._label, base)
+            if self._label != base:
+                self._be_in(base)
             timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
-            complete, self._dropped = timers.dropped == self._dropped, timers.dropped
-            self._completed.expect(EndedStep(self.step, work, left_out, timing, complete=complete))
-            if left_out != "recorded":
-                self._learn(began_ns - self._stepped_ns, split=split)
+            self._completed.expect(EndedStep(self.step, work, left_out, timing, timers.dropped == self._dropped))
+            self._dropped = timers.dropped
+            if not recorded:
+                # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in
+                # the GPU's queue, which is not overhead of timing
+                own_ns = 0 if self._host_is_ahead else self._own_ns
+                self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split)
             self._stepped_ns = self._since.host_ns
             if self.ledger is not None:
-                self.ledger.charge(self._own_ns)
-                self.ledger.begin_step(self.step + 1, last_counts=left_out is None)
-                if self.step == 0:
-                    self.ledger.turn_to(STEPS)
+                self.ledger.begin_step(following, own_ns=self._own_ns, last_counts=left_out is None)
             self._own_ns = self._before_fetch_ns = 0
-            self.step = timers.tag = self.step + 1
-            if self.step >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
+            self.step = timers.tag = following
+            if following >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self.fail(exc)
 
-    def _learn(self, step_ns: int, *, split: bool) -> None:
-        # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in the GPU's
-        # queue, which is not overhead of timing
-        self._budget.add(step_ns=step_ns, own_ns=0 if self._host_is_ahead else self._own_ns, split=split)
+    def _end_split_step(self, base: str, began_ns: int, *, saw_all: bool) -> bool | None:
+        """End the last region of a step; returns whether the GPU waits for the host, if that is known."""
+        drained = None
+        if self._asks and saw_all:
+            # The event of this instant is never complete yet: the end of the last region is asked, some 50 us ago, or
+            # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
+            drained = self.timers.passed(self._update or self._since)
+            if drained is not None:
+                self._host_is_ahead = not drained
+        self._update = None
+        if self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
+            self._since = self.timers.switch(self._label, base)
+        else:
+            self.timers.relabel("other", base)
+        return drained
 
     def finish(self, *, wait: bool) -> None:
         """The training loop has ended.

@@ -154,4 +154,5 @@ class ThroughputCallback(TimedCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step, and log a row when one is due."""
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self.monitor is not None:
+            self.monitor.end_step(trainer, batch)

@@ -110,13 +110,6 @@ class TimedCallback(Callback):
         if self.monitor is not None:
             self.monitor.exit_backward()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End the step."""
-        if self.monitor is not None:
-            self.monitor.end_step(trainer, pl_module, batch)
-
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the sanity check in the ledger."""
         if self.monitor is not None:

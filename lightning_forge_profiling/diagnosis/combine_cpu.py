@@ -14,7 +14,7 @@ from lightning_forge_profiling.diagnosis.ledger_rules import hooks_pct, self_tim
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, finding
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext
 from lightning_forge_profiling.diagnosis.run_regions import share_pct
-from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, run_findings
+from lightning_forge_profiling.diagnosis.run_rules import BETWEEN_REGIONS, blocked_ms, run_findings
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.cpu import CpuTime
 from lightning_forge_profiling.results.rank import RankSummary
@@ -76,8 +76,7 @@ def _of_cpu(
     in_run_pct = share_pct(evidence, "optimizer")
     of_update = "optimizer" in evidence.regions and update and abs(update[0].share_pct - in_run_pct) > DIFFER_BY_PCT
     own = self_times(evidence)
-    blocked_pct = sum(own.cpu.blocked_pct.values()) if own.cpu is not None else 0.0
-    hooks_ms = (hooks_pct(evidence, *_WITH_PYTHON) + blocked_pct) * live.mean / 100
+    hooks_ms = hooks_pct(evidence, *_WITH_PYTHON) * live.mean / 100 + blocked_ms(own)
     if not changed and not of_update and 100 * hooks_ms < NAMED_FROM_PCT * live.mean:
         known = RuleContext(recorded, run=evidence)
         advice = {rule.code: rule.explain(known).advice for rule in CPU_RULES if rule.code in mine}

@@ -1,6 +1,6 @@
 """Causes of lost time outside the step, from the ledger of the run: checkpoints, validation, hooks, loggers, ..."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -11,11 +11,14 @@ from lightning_forge_profiling.names import (
     CHECKPOINT_WRITE,
     EPOCH_METRICS,
     FIRST_STEP,
+    GC_FULL,
+    GC_YOUNG,
     REGIONS,
     SELF_LOG,
     STARTUP_PROCESS,
 )
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
+from lightning_forge_profiling.results.cpu import CpuUse
 from lightning_forge_profiling.results.saving import Saving
 
 STARTUP_BOUND: Final = "startup-bound"
@@ -274,8 +277,8 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
 def self_times(evidence: RunEvidence) -> RunEvidence:
     """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice.
 
-    Hooks are measured in every step, regions are estimated from the split ones. So on a CPU what hooks leave of the
-    mean step is the most that the regions have together.
+    Hooks and garbage collections are measured in every step, regions are estimated from the split ones. So on a CPU
+    what those leave of the mean step is the most that the regions have together.
     """
     if evidence.ledger is None:
         return evidence
@@ -283,17 +286,29 @@ def self_times(evidence: RunEvidence) -> RunEvidence:
     hooks_ms = {name: run.inside_ms(name) for name in REGIONS}
     timed = {name: region for name, region in evidence.regions.items() if name in REGIONS}
     own_ms = {name: max(region.device_ms - hooks_ms[name], 0.0) for name, region in timed.items()}
-    left_ms, sum_ms = max(step_ms - sum(hooks_ms.values()), 0.0), sum(own_ms.values())
+    apart_ms = sum(hooks_ms.values()) + sum(map(run.per_step_ms, (GC_FULL, GC_YOUNG)))
+    left_ms, sum_ms = max(step_ms - apart_ms, 0.0), sum(own_ms.values())
     scale = 1.0 if evidence.on_device or sum_ms <= left_ms else left_ms / sum_ms
     regions = dict(evidence.regions)
     for name, ms in own_ms.items():
         host_ms = max(regions[name].host_ms - hooks_ms[name], 0.0) * scale
         regions[name] = replace(regions[name], device_ms=ms * scale, host_ms=host_ms)
-    cpu = evidence.cpu
-    if cpu is not None and step_ms > 0:
-        blocked = {name: max(pct - 100 * hooks_ms[name] / step_ms, 0.0) for name, pct in cpu.blocked_pct.items()}
-        cpu = replace(cpu, blocked_pct=blocked)
-    return replace(evidence, regions=regions, cpu=cpu)
+    own = replace(evidence, regions=regions)
+    return own if own.cpu is None else replace(own, cpu=_own_waits(own.cpu, evidence, own, hooks_ms))
+
+
+def _own_waits(cpu: CpuUse, evidence: RunEvidence, own: RunEvidence, hooks_ms: Mapping[str, float]) -> CpuUse:
+    """The use of the cores with waits in the regions' own times, if hooks only wait; no more than no core was used."""
+    waits_ms = {}
+    for name, pct in cpu.blocked_pct.items():
+        region, own_ms = evidence.regions.get(name), own.regions[name].device_ms if name in own.regions else 0.0
+        if region is not None and own_ms:
+            waits_ms[name] = min(max(region.device_ms * pct / 100 - hooks_ms[name], 0.0), own_ms)
+    most_ms, sum_ms = evidence.step_ms.mean * max(1 - cpu.used, 0.0), sum(waits_ms.values())
+    scale = min(most_ms / sum_ms, 1.0) if sum_ms else 0.0
+    return replace(
+        cpu, blocked_pct={name: 100 * scale * ms / own.regions[name].device_ms for name, ms in waits_ms.items()}
+    )
 
 
 def hooks_pct(evidence: RunEvidence, *regions: str) -> float:

@@ -210,14 +210,19 @@ def _tells_waits(evidence: RunEvidence) -> bool:
 def _blocked_cost(name: str, evidence: RunEvidence) -> float:
     if evidence.cpu is None or not _tells_waits(evidence):
         return 0.0
-    return evidence.cpu.blocked_pct.get(name, 0.0) * evidence.step_ms.mean / 100
+    return evidence.cpu.blocked_pct.get(name, 0.0) * region(evidence, name).device_ms / 100
+
+
+def blocked_ms(evidence: RunEvidence) -> float:
+    """Milliseconds per step in which the module's own code waits, of evidence as `self_times` gives it."""
+    return sum(_blocked_cost(name, evidence) for name in ("forward", "backward"))
 
 
 def _blocked(name: str, evidence: RunEvidence) -> Explanation:
-    blocked_ms, what = _blocked_cost(name, evidence), {"forward": "training_step"}.get(name, name)
+    waits_ms, what = _blocked_cost(name, evidence), {"forward": "training_step"}.get(name, name)
     return Explanation(
-        f"{what} waits {_of_step(evidence, blocked_ms)} without using a core",
-        {"blocked_ms_per_step": blocked_ms, f"{name}_ms_per_step": region(evidence, name).device_ms},
+        f"{what} waits {_of_step(evidence, waits_ms)} without using a core",
+        {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(evidence, name).device_ms},
         f"Look in {what} for what waits: a lock, a file, a request to a server, a subprocess, sleep(). "
         "py-spy dump --pid PID, called a few times during training, shows the line.",
     )

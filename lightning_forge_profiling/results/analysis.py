@@ -236,7 +236,7 @@ class RunLedger:
         first_s: seconds of the first time of each part, which may include one-time work.
         counted_s: of the parts inside a step's regions, seconds in the steps that count; None in files of older
             versions.
-        long_steps: in how many of these steps each part took 0.1 ms or more.
+        long_steps: in how many of these steps a part took 0.1 ms or more at once, if nearly all its time is in them.
         goodput: productive step time as a fraction of `wall_s` less `profiler`: `steps`, and on a GPU training during
             hooks.
         spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.

@@ -49,8 +49,8 @@ class CpuUse:
         used: cores that the training process used, on average.
         idle: of these cores, how many no process used, on average; None if unknown.
         threads: number of threads that one operator may use.
-        blocked_pct: by region (`forward`, `backward`), the percentage of the time of the steps in which training waited
-            there and no thread of the process used a core, at least: waits for a core are taken off.
+        blocked_pct: by region (`forward`, `backward`), the percentage of its time in which the training thread neither
+            computed nor waited for a core, hooks and loggers included. Other threads may have computed then.
         loader_busy_pct: of the time that making batches took, the share in which a core worked on them or was waited
             for, in the loader's workers or else in the training thread. In the rest the loader waits, as for a disk or
             a network. None if unknown.

@@ -26,6 +26,8 @@ _LONG_NS: Final = 100_000
 """Shorter parts do not explain a slow step."""
 _SPAN_NS: Final = 1_000_000
 """Shorter parts have no span."""
+_NEARLY: Final = 0.9
+"""From this share on, the steps in which a part takes long explain its time."""
 _CANDIDATES: Final = 32
 """Number of steps that keep their long parts. The slowest are known only once the GPU has completed them."""
 
@@ -42,7 +44,7 @@ class Ledger(ShownInNotebook):
         counts: how often each part was entered.
         first_s: seconds of the first time of each part, which may include one-time work.
         counted_s: of the parts inside a step's regions, seconds in the steps that count.
-        long_steps: in how many of these steps each part took 0.1 ms or more.
+        long_steps: in how many of these steps a part took 0.1 ms or more at once, if nearly all its time is in them.
         spans: times of parts of 1 ms and more, of the epochs and of the recorded window. A span includes the parts
             inside it.
         in_steps: seconds of the long parts in a step, largest first, by the step's number; of the counted steps with
@@ -88,9 +90,9 @@ class LedgerClock:
         self._counts: Counter[str] = Counter([part] if part else [])
         self._first_ns: dict[str, int] = {}
         self._counted_ns: Counter[str] = Counter()
-        self._at_step_ns: dict[str, int] = {}  # the parts when the current step began
-        self._counted_from: dict[str, int] | None = None  # when the steps began to count
+        self._counted_from: dict[str, int] | None = None  # the parts when the steps began to count
         self._long_steps: Counter[str] = Counter()
+        self._long_ns: Counter[str] = Counter()
         self._stack = [part] if part else []
         self._entered_ns = [began_ns] if part else []
         self._spans = SpanLog()
@@ -178,12 +180,11 @@ class LedgerClock:
         self._entered_ns.append(self._since_ns)
         self._counts[part] += 1
 
-    def charge(self, ns: int, part: str = PROFILER, *, count: int = 0) -> None:
-        """Count time of the steps to a part inside: to the profiler what timing them took."""
+    def charge(self, ns: int, part: str) -> None:
+        """Count the latest time of the steps to a part inside."""
         self._ns[self._stack[0]] -= ns
         self._ns[part] += ns
-        if count:
-            self._counts[part] += count
+        self._counts[part] += 1
 
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
@@ -228,28 +229,26 @@ class LedgerClock:
             now_ns = self._clock_ns()
         return now_ns
 
-    def begin_step(self, step: int, *, last_counts: bool = True) -> None:
+    def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True) -> None:
         """Begin a step, which ends the previous one.
 
         Args:
             step: number of the step.
+            own_ns: what timing the previous step took, which counts to the profiler.
             last_counts: whether the previous step counts.
         """
         if self.collected:
             self._take_garbage()
+        if own_ns:
+            self._ns[self._stack[0]] -= own_ns
+            self._ns[PROFILER] += own_ns
+        if step == 1 and self._stack[:1] == [FIRST_STEP]:
+            self.turn_to(STEPS)
         self.step = step
-        if last_counts:
-            before_ns = self._at_step_ns
-            if self._counted_from is None:
-                self._counted_from = before_ns
-            for part, ns in self._ns.items():
-                if ns - before_ns.get(part, 0) >= _LONG_NS:
-                    self._long_steps[part] += 1
-        elif self._counted_from is not None:
-            self._counted_ns, self._counted_from = self._counted(), None
-        self._at_step_ns = dict(self._ns)
         if self.noted:
             if last_counts:
+                self._long_steps.update(self.noted.keys())
+                self._long_ns.update(self.noted)
                 self._keep_if_long(step - 1, self.noted)
             self.noted.clear()
 
@@ -261,12 +260,19 @@ class LedgerClock:
         elif total_ns > heap[0][0]:
             heapreplace(heap, (total_ns, step, dict(parts)))
 
+    def count_steps(self, *, on: bool) -> None:
+        """Whether the steps from here on count."""
+        if on and self._counted_from is None:
+            self._counted_from = dict(self._ns)
+        elif not on:
+            self._counted_ns, self._counted_from = self._counted(), None
+
     def _counted(self) -> Counter[str]:
-        """The time of the parts in the steps that count, up to the last that ended."""
+        """The time of the parts in the steps that count."""
         counted = Counter(self._counted_ns)
-        before = self._at_step_ns if self._counted_from is None else self._counted_from
-        for part, ns in self._at_step_ns.items():
-            counted[part] += ns - before.get(part, 0)
+        if self._counted_from is not None:
+            for part, ns in self._ns.items():
+                counted[part] += ns - self._counted_from.get(part, 0)
         return counted
 
     def open_span(self, name: str) -> None:
@@ -306,14 +312,16 @@ class LedgerClock:
 
     def read(self) -> Ledger:
         """The ledger so far; the clock runs on."""
-        now_ns = self._take_garbage()
+        now_ns, counted = self._take_garbage(), self._counted()
         opened = (*zip(self._stack, self._entered_ns, strict=True), *self._open_spans.items())
         return replace(
             self._parts(now_ns),
             counts=dict(self._counts),
             first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
-            counted_s={part: ns / 1e9 for part, ns in self._counted().items() if ns and _is_inside(part)},
-            long_steps=dict(self._long_steps),
+            counted_s={part: ns / 1e9 for part, ns in counted.items() if ns and _is_inside(part)},
+            long_steps={
+                part: steps for part, steps in self._long_steps.items() if self._long_ns[part] > _NEARLY * counted[part]
+            },
             spans=self._spans.read(
                 self._began_ns,
                 [(part, began_ns, now_ns, self.step) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS],
@@ -332,7 +340,7 @@ LOOP: Final = frozenset((FIRST_STEP, STEPS))
 
 def _is_inside(part: str) -> bool:
     """Whether a part is inside a region of the step."""
-    return part == DATA_LOADER or bool(hook_region(part))
+    return part in {DATA_LOADER, GC_FULL, GC_YOUNG} or bool(hook_region(part))
 
 
 def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -1,6 +1,8 @@
 """Each nanosecond of a step is in one leaf: what was planted comes first, with its share, and no time counts twice."""
 
+import gc
 import time
+from contextlib import nullcontext
 
 import lightning as L
 import pytest
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.callbacks.lightning_api import TimedRows
 from tests.models import Samples, quiet_trainer
 
 STEP_S = 0.010
@@ -211,6 +214,41 @@ def test_a_logger_that_the_module_calls_itself_is_named(tmp_path):
     first = analysis.findings[0]
     assert (first.code, first.evidence["part"]) == ("slow-logger", "logger/SlowLogger.log_metrics")
     assert first.saves.ms_per_step == pytest.approx(15, abs=5)
+
+
+class WritesToAnother(Plain):
+    """Writes its rows to a logger that is none of the fit's."""
+
+    def __init__(self, logger):
+        super().__init__()
+        self.own = [logger]
+
+    def training_step(self, batch):
+        self.own[0].log_metrics({"loss": 1.0})
+        return super().training_step(batch)
+
+
+def test_a_logger_of_the_modules_own_is_part_of_its_step(tmp_path):
+    analysis = fitted(WritesToAnother(SlowLogger(tmp_path)), data=batches(), logger=SlowLogger(tmp_path))
+    assert "slow-logger" not in {found.code for found in analysis.findings}, analysis.findings
+    assert analysis.findings[0].code == "blocked-forward"
+
+
+def test_a_logger_class_has_its_own_method_again_however_a_fit_ends(tmp_path):
+    class Fails(Plain):
+        def training_step(self, batch):
+            raise RuntimeError("mine")
+
+    own, seen = SlowLogger.log_metrics, []
+    with pytest.raises(RuntimeError, match="mine"):
+        fitted(Fails(), data=batches(), logger=SlowLogger(tmp_path))
+    assert SlowLogger.log_metrics is own
+    timed = TimedRows(SlowLogger, lambda logger: seen.append(logger) or nullcontext())
+    SlowLogger(tmp_path).log_metrics({})
+    assert len(seen) == 1
+    del timed  # a fit that ends without calling any hook
+    gc.collect()
+    assert SlowLogger.log_metrics is own
 
 
 class LogsOne(Plain):

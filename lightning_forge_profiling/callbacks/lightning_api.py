@@ -1,5 +1,6 @@
 """Everything that the callbacks use of Lightning beyond its documented interface."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -235,21 +236,27 @@ class TimedRows:
     """
 
     def __init__(self, owner: Any, around: Callable[[Any], AbstractContextManager[None]]) -> None:
-        self._owner, self._original = owner, owner.log_metrics
         self._around: Callable[[Any], AbstractContextManager[None]] = around
+        original, mine = owner.log_metrics, weakref.ref(self)  # the class outlives the fit
 
-        @wraps(self._original)
+        @wraps(original)
         def log_metrics(logger: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._around(logger):
-                return self._original(logger, *args, **kwargs)
+            timed = mine()
+            with nullcontext() if timed is None else timed._around(logger):  # noqa: SLF001  (our own)
+                return original(logger, *args, **kwargs)
 
-        self._ours = owner.log_metrics = log_metrics
+        owner.log_metrics = log_metrics
+        self._restore = weakref.finalize(self, _restore_rows, owner, original, log_metrics)  # or if a fit is abandoned
 
     def release(self) -> None:
         """Restore the class's own method; let calls through if somebody else has wrapped ours since."""
         self._around = nullcontext
-        if self._owner.log_metrics is self._ours:
-            self._owner.log_metrics = self._original
+        self._restore()
+
+
+def _restore_rows(owner: Any, original: object, ours: object) -> None:
+    if owner.log_metrics is ours:
+        owner.log_metrics = original
 
 
 def timed_rows(trainer: Trainer, around: Callable[[str], AbstractContextManager[None]]) -> list[TimedRows]:

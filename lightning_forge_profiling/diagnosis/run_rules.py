@@ -219,11 +219,11 @@ def blocked_ms(evidence: RunEvidence) -> float:
 
 
 def _blocked(name: str, evidence: RunEvidence) -> Explanation:
-    waits_ms, what = _blocked_cost(name, evidence), {"forward": "training_step"}.get(name, name)
+    waits_ms, what = _blocked_cost(name, evidence), {"forward": "the module's training_step"}.get(name, name)
     return Explanation(
         f"{what} waits {_of_step(evidence, waits_ms)} without using a core",
         {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(evidence, name).device_ms},
-        f"Look in {what} for what waits: a lock, a file, a request to a server, a subprocess, sleep(). "
+        f"Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep(). "
         "py-spy dump --pid PID, called a few times during training, shows the line.",
     )
 

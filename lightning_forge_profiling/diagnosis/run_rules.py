@@ -223,7 +223,7 @@ def _blocked(name: str, evidence: RunEvidence) -> Explanation:
     return Explanation(
         f"{what} waits {_of_step(evidence, waits_ms)} without using a core",
         {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(evidence, name).device_ms},
-        f"Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep(). "
+        "Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep(). "
         "py-spy dump --pid PID, called a few times during training, shows the line.",
     )
 

@@ -168,7 +168,7 @@ def test_a_collection_in_our_own_work_is_ours():
 def test_time_that_timing_took_is_the_profilers_and_goodput_is_of_the_rest():
     times = iter([100, 100])
     clock = LedgerClock(0, STEPS, clock_ns=times.__next__)
-    clock.charge(20)
+    clock.charge(20, PROFILER)
     ledger = clock.read()
     assert {part: round(1e9 * s) for part, s in ledger.parts.items()} == {STEPS: 80, PROFILER: 20}
     assert ledger.unexplained_s == 0

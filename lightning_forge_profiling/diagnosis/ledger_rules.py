@@ -269,8 +269,10 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
     """Share of the fit that its steps take, in percent, to convert shares of the step; 100 if unknown."""
     if evidence is None or evidence.ledger is None:
         return 100.0
-    run = LedgerCosts(evidence, evidence.ledger)
-    steps_s = evidence.step_ms.mean * max(run.steps - run.is_trial, 1) / 1e3  # a trial's first step is startup
+    run, step_s = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean / 1e3
+    steps_s = step_s * run.steps
+    if run.is_trial:  # whose first step is startup, and in the mean only if all steps count
+        steps_s -= step_s if evidence.steps < run.steps else run.ledger.parts.get(FIRST_STEP, 0.0)
     return min(100 * steps_s / run.whole_s, 100.0) if run.whole_s > 0 else 100.0
 
 

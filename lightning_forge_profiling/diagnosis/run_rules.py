@@ -89,7 +89,7 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
         return ()
     evidence = self_times(evidence)
-    rules = RUN_RULES if evidence.on_device else (*_CPU_RULES, *_BLOCKED)
+    rules = RUN_RULES if evidence.on_device else _CPU_RULES
     costs = [(rule, 100 * rule.cost(evidence) / evidence.step_ms.mean) for rule in rules]
     return tuple(_finding(rule, evidence, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)
 
@@ -369,9 +369,8 @@ _CPU_RULES: Final = (
     # a fused update takes little, and on a GPU the host is ahead again for the next step
     Rule("slow-optimizer", _optimizer_cost, _optimizer, at_most=lambda run: not run.on_device),
     Rule(BETWEEN_REGIONS, _between_cost, _between),
-)
-_BLOCKED: Final = tuple(
-    Rule(f"blocked-{name}", partial(_blocked_cost, name), partial(_blocked, name)) for name in ("forward", "backward")
+    Rule("blocked-forward", partial(_blocked_cost, "forward"), partial(_blocked, "forward")),
+    Rule("blocked-backward", partial(_blocked_cost, "backward"), partial(_blocked, "backward")),
 )
 _COMPUTING: Final = Rule("compute-bound", lambda run: sum(_computing(run).values()), _computes, unpredicted)
 _REGION_OF: Final = {

@@ -178,11 +178,11 @@ class FitMonitor:
         inside = cpu.inside(self.step_timer.splits) if trainer.strategy.root_device.type == "cpu" else {}
         inside["data"] = cpu.fetch_begins, partial(self._fetch_ends, cpu, trainer)
         actions = lightning_api.actions(trainer, module)._replace(inside=inside)
+        self.step_timer.each_fetch = lightning_api.has_unsized_loader(trainer)
         self._stand_in = StandIn(self.step_timer, actions, self._hook_parts)
         self._stand_in.take_place(trainer)
         self._previous_sink = set_region_sink(self.step_timer)
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
-        self.step_timer.each_fetch = lightning_api.has_unsized_loader(trainer)
         self.step_timer.start()
         for callback in self.callbacks:
             for hook in lightning_api.MANUAL_HOOKS:

@@ -45,6 +45,10 @@ _LAUNCHING: Final = ("forward", "backward", "optimizer")
 all of its work, and tell how far the GPU is."""
 
 
+def _nobody_asks(*, split: bool) -> None:
+    """Nobody is told which steps are split."""
+
+
 class StepTimer:
     """Attributes every instant of a fit to exactly one built-in region; the user's regions overlap them.
 
@@ -82,6 +86,8 @@ class StepTimer:
         """The step under way."""
         self.awaits_training = True
         """Whether its training step has still to be announced."""
+        self.turned: Callable[..., object] = _nobody_asks
+        """Called when the current step is split and the one before it was not, or the other way round."""
         self.each_fetch = False
         """Whether to time `data` in every step, because any fetch may be the one that finds the loader's end."""
         timed = {*regions, *EXCLUDED, "other"}
@@ -139,13 +145,14 @@ class StepTimer:
 
     def splits(self) -> bool:
         """Whether the current step is split into regions."""
-        return self._active and self._split
+        return self._split
 
     def split(self) -> None:
         """Time the regions of the current step although the budget did not choose it, and let it count for no other."""
         self._chosen = False
         if self._active and not self._split:
             self._split = True
+            self.turned(split=True)
             if self._label == WHOLE:
                 self.timers.relabel(WHOLE, "other")
                 self._be_in("other")
@@ -161,6 +168,10 @@ class StepTimer:
             self.ledger.enter(part)
         while parts and parts[-1] != part:
             self.ledger.exit(parts.pop())
+
+    def training_begins(self) -> None:
+        """Note that the training step of the current step was announced."""
+        self.awaits_training = False
 
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
@@ -297,6 +308,8 @@ class StepTimer:
                 self._since = timers.switch(self._label, base)
             if self._label != base:
                 self._be_in(base)
+            if self._split is not split:
+                self.turned(split=self._split)
             timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             self._completed.expect(EndedStep(self.step, work, left_out, timing, timers.dropped == self._dropped))
             self._dropped = timers.dropped

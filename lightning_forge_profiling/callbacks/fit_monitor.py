@@ -17,7 +17,7 @@ from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, CpuAccount
 from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
+from lightning_forge_profiling.callbacks.guard import guarded, guarded_end, note_failure
 from lightning_forge_profiling.callbacks.ledger_parts import (
     LedgerParts,
     SetUpParts,
@@ -230,14 +230,17 @@ class FitMonitor:
         if progress is None or progress.batches.total.ready == self._ended_batch:
             return
         self._ended_batch = progress.batches.total.ready
-        self._end_step(trainer, batch, progress, now_ns)
+        if not self._failed:
+            try:
+                self._end_step(trainer, batch, progress, now_ns)
+            except Exception as exc:
+                note_failure(self, exc)
         if window is not None:
             window.end_step(trainer)
         kind = window is not None and window.running, self.step_timer.step < self.step_timer.warmup_steps
         if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
             self._between_steps(trainer, kind, now_ns / 1e9)
 
-    @guarded
     def _end_step(self, trainer: Trainer, batch: Any, progress: StepProgress, now_ns: int) -> None:
         step_timer, stand_in = self.step_timer, self._stand_in
         if stand_in is None or self._counter is None or self._ledger_parts is None:
@@ -254,7 +257,8 @@ class FitMonitor:
             saw_all=stand_in.saw_step(trainer, trained=batch is not None),
             began_ns=now_ns,
         )
-        self._ledger_parts.end_step()
+        if self._ledger_parts.compiling:
+            self._ledger_parts.end_compilation()
 
     @guarded
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:

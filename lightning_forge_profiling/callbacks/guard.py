@@ -29,7 +29,7 @@ def guarded(method: Callable[Concatenate[Self_, P], None]) -> Callable[Concatena
         try:
             method(self, *args, **kwargs)
         except Exception as exc:
-            _note(self, exc)
+            note_failure(self, exc)
 
     return run
 
@@ -42,12 +42,13 @@ def guarded_end(method: Callable[Concatenate[Self_, P], None]) -> Callable[Conca
         try:
             method(self, *args, **kwargs)
         except Exception as exc:
-            _note(self, exc)
+            note_failure(self, exc)
 
     return run
 
 
-def _note(part: Guarded, exc: Exception) -> None:
+def note_failure(part: Guarded, exc: Exception) -> None:
+    """Switch a part off, and log why if it is its first failure."""
     if not part._failed:  # noqa: SLF001  (what the protocol is)
         part._failed = True  # noqa: SLF001
         name = getattr(part, "called", type(part).__name__)

@@ -134,7 +134,8 @@ class LedgerParts:
         self._clock = clock
         self._warming_up = warming_up
         self._thread = get_ident()
-        self._compiling = ""
+        self.compiling = ""
+        """The part of a compilation that has begun; end it with `end_compilation`."""
         self._trainer = trainer
         self._computed: int | None = None  # the epoch
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
@@ -182,17 +183,16 @@ class LedgerParts:
         """A hook of the module lets Lightning do what it does without that hook."""
         return self._clock.outside(f"module/{hook}") if get_ident() == self._thread else nullcontext()
 
-    def end_step(self) -> None:
+    def end_compilation(self) -> None:
         """A batch has ended, and with it any compilation that ended in another thread."""
-        if self._compiling:
-            self._compile_ends(None)
+        self._compile_ends(None)
 
     def _compile_begins(self, _: Any) -> None:
-        if get_ident() == self._thread and not self._compiling:
-            self._compiling = "startup/compile" if self._warming_up() else "compile"
-            self._clock.enter(self._compiling)
+        if get_ident() == self._thread and not self.compiling:
+            self.compiling = "startup/compile" if self._warming_up() else "compile"
+            self._clock.enter(self.compiling)
 
     def _compile_ends(self, _: Any) -> None:
-        if get_ident() == self._thread and self._compiling:
-            part, self._compiling = self._compiling, ""
+        if get_ident() == self._thread and self.compiling:
+            part, self.compiling = self.compiling, ""
             self._clock.exit(part)

@@ -323,7 +323,7 @@ class StepTimer:
                 self.ledger.begin_step(following, own_ns=self._own_ns, last_counts=left_out is None)
             self._own_ns = self._before_fetch_ns = 0
             self.step = timers.tag = following
-            if following >= self._deliver_at or timers.backlog > _DELIVER_ABOVE:
+            if following >= self._deliver_at or (split and timers.backlog > _DELIVER_ABOVE):
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:

@@ -14,8 +14,8 @@ case is measured, and everything is in the file of `--out`, also where a case or
 pairs of forked processes in turns. A fix is only advised where no median of such pairs is above 1.
 
 A page of docs/findings has no case where there is nothing to predict (gpu-idle), where the problem goes away by itself
-in later steps (slow-launches), where the fix changes what is computed (python-bound), or where what is left has no name
-(between-regions).
+in later steps (slow-launches), where the fix changes what is computed (python-bound), where what is left has no name
+(between-regions), or where the fix is the user's to find (blocked).
 """
 
 # ruff: noqa: INP001, T201  (a script, in no package; its output is the table)

@@ -3,6 +3,7 @@
 import gc
 import time
 from contextlib import nullcontext
+from statistics import fmean
 
 import lightning as L
 import pytest
@@ -35,9 +36,12 @@ class Plain(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(8, 2)
+        self.took_ms = []
 
     def training_step(self, batch):
+        began = time.perf_counter()
         computes(self.forward_s)
+        self.took_ms.append(1e3 * (time.perf_counter() - began))
         return F.cross_entropy(self.layer(batch[0]), batch[1])
 
     def configure_optimizers(self):
@@ -146,10 +150,11 @@ class BeforeTransfer(Plain):
     ],
 )
 def test_a_slow_hook_is_named_once(model, part):
-    analysis = fitted(model(), data=batches())
+    module = model()
+    analysis = fitted(module, data=batches())
     assert [found.code for found in analysis.findings] == ["slow-hook", "compute-bound"], analysis.findings
     assert parts(analysis) == {part: pytest.approx(15, abs=5)}
-    assert computed_ms(analysis) == pytest.approx(10, abs=4)
+    assert computed_ms(analysis) == pytest.approx(fmean(module.took_ms[2:]), rel=0.3), "by a clock of its own"
 
 
 def test_each_slow_hook_is_named():
@@ -373,9 +378,11 @@ class Computes18(Plain):
     ],
 )
 def test_beside_a_larger_forward_both_are_named(code, callbacks, data):
-    analysis = fitted(Computes18(), *(callback() for callback in callbacks), data=data())
+    module = Computes18()
+    analysis = fitted(module, *(callback() for callback in callbacks), data=data())
     [ms] = [found.saves.ms_per_step for found in analysis.findings if found.code == code]
-    assert (ms, computed_ms(analysis)) == (pytest.approx(12, abs=4), pytest.approx(18, abs=5))
+    assert ms == pytest.approx(12, abs=4)
+    assert computed_ms(analysis) == pytest.approx(fmean(module.took_ms[2:]), rel=0.3), "by a clock of its own"
 
 
 class StartsSlowly(Plain):

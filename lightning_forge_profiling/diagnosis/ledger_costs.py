@@ -8,7 +8,10 @@ from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.names import (
     CHECKPOINT_WRITE,
     EPOCH_METRICS,
+    GC_FULL,
+    GC_YOUNG,
     PROFILER,
+    REGIONS,
     STARTUP_PROCESS,
     hook_region,
     part_kind,
@@ -98,6 +101,11 @@ class LedgerCosts:
     def inside_ms(self, region: str) -> float:
         """Milliseconds of all parts inside a region in the mean step, named or not."""
         return sum(self.per_step_ms(name) for name in self.ledger.parts if self.region(name) == region)
+
+    @property
+    def apart_ms(self) -> float:
+        """Milliseconds of the mean step in hooks, loggers and collections, which the regions' own times exclude."""
+        return sum(map(self.inside_ms, REGIONS)) + sum(map(self.per_step_ms, (GC_FULL, GC_YOUNG)))
 
     def seconds(self, part: str) -> float:
         """Cost of a part. On a GPU, the hooks within a region together cost at most what the GPU waits in it.

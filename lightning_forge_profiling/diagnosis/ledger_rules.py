@@ -11,11 +11,10 @@ from lightning_forge_profiling.names import (
     CHECKPOINT_WRITE,
     EPOCH_METRICS,
     FIRST_STEP,
-    GC_FULL,
-    GC_YOUNG,
     REGIONS,
     SELF_LOG,
     STARTUP_PROCESS,
+    STEPS,
 )
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.cpu import CpuUse
@@ -269,11 +268,15 @@ def in_steps_pct(evidence: RunEvidence | None) -> float:
     """Share of the fit that its steps take, in percent, to convert shares of the step; 100 if unknown."""
     if evidence is None or evidence.ledger is None:
         return 100.0
-    run, step_s = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean / 1e3
-    steps_s = step_s * run.steps
-    if run.is_trial:  # whose first step is startup, and in the mean only if all steps count
-        steps_s -= step_s if evidence.steps < run.steps else run.ledger.parts.get(FIRST_STEP, 0.0)
-    return min(100 * steps_s / run.whole_s, 100.0) if run.whole_s > 0 else 100.0
+    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean
+    if run.whole_s <= 0:
+        return 100.0
+    steps_s, own_ms = step_ms * run.steps / 1e3, step_ms - run.apart_ms
+    if own_ms > 0 and not evidence.on_device and STEPS in run.ledger.parts:
+        # the regions' own time in all steps is known exactly; in a trial the first step is startup
+        loop_s = run.ledger.parts[STEPS] + (0.0 if run.is_trial else run.ledger.parts.get(FIRST_STEP, 0.0))
+        steps_s = loop_s * step_ms / own_ms
+    return min(100 * steps_s / run.whole_s, 100.0)
 
 
 def self_times(evidence: RunEvidence) -> RunEvidence:
@@ -288,8 +291,7 @@ def self_times(evidence: RunEvidence) -> RunEvidence:
     hooks_ms = {name: run.inside_ms(name) for name in REGIONS}
     timed = {name: region for name, region in evidence.regions.items() if name in REGIONS}
     own_ms = {name: max(region.device_ms - hooks_ms[name], 0.0) for name, region in timed.items()}
-    apart_ms = sum(hooks_ms.values()) + sum(map(run.per_step_ms, (GC_FULL, GC_YOUNG)))
-    left_ms, sum_ms = max(step_ms - apart_ms, 0.0), sum(own_ms.values())
+    left_ms, sum_ms = max(step_ms - run.apart_ms, 0.0), sum(own_ms.values())
     scale = 1.0 if evidence.on_device or sum_ms <= left_ms else left_ms / sum_ms
     regions = dict(evidence.regions)
     for name, ms in own_ms.items():

@@ -50,6 +50,7 @@ def _time_passes_in_slow_places(monkeypatch):
     monkeypatch.setattr(recording, "StepTimer", partial(StepTimer, clock_ns=clock_ns))
 
 
+@pytest.mark.two_clocks
 @pytest.mark.usefixtures("_time_passes_in_slow_places")
 @pytest.mark.parametrize(
     ("kind", "slow"), [(kind, slow) for kind in KINDS for slow in PARTITION if (kind, slow) not in IMPOSSIBLE]

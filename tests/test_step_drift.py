@@ -10,11 +10,6 @@ from tests.models import Classifier, every_step, loader
 from tests.outcomes import unwrapped
 
 
-@pytest.fixture(autouse=True)
-def _no_time_counts_twice():
-    """Steps have made-up times here, and the ledger the host's."""
-
-
 def noise(rng, steps, *, correlation, spread):
     """Step times of a mean of 10 ms whose logarithm is an AR(1) process."""
     shocks = rng.standard_normal(steps + 100) * np.sqrt(1 - correlation**2)
@@ -71,6 +66,7 @@ class SlowAtFirst(Callback):
         self.now_ns += 60_000_000 if trainer.global_step <= self.slow_steps else 8_000_000
 
 
+@pytest.mark.two_clocks
 @pytest.mark.parametrize(
     ("slow_steps", "until"),
     [

@@ -114,8 +114,11 @@ def _nothing_is_left_behind(request):
 
 
 def share_of_the_run(findings, in_steps_pct):
-    """The shares of a run's own findings, in percent of the run; a trace's may overlap them."""
-    own = [found for found in findings if found.source == "run"]
+    """The shares of a run's own findings, in percent of the run; a trace's may overlap them.
+
+    Of the step, the regions: of a hook that is under 5 % of the run and more of the step, the run's share is not known.
+    """
+    own = [found for found in findings if found.source == "run" and (found.of == "run" or "part" not in found.evidence)]
     return sum(found.share_pct * (in_steps_pct / 100 if found.of == "step" else 1) for found in own)
 
 

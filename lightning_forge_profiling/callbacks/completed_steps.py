@@ -1,7 +1,6 @@
 """Holds steps that have ended on the host until the GPU has completed them; then they enter the run's totals."""
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -34,16 +33,17 @@ class CompletedSteps:
         self._assembler = StepAssembler()
         self._ended: deque[EndedStep] = deque(maxlen=4096)
         self._unread = 0
-        self.expect: Callable[[EndedStep], None] = self._ended.append
+
+    def expect(self, ended: EndedStep) -> None:
         """Add a step that has ended on the host, and whose times will follow."""
+        self._ended.append(ended)
 
     def deliver(self, timers: CUDATimerCollection) -> None:
         """Enter what the GPU has completed. Never waits."""
         intervals = timers.harvest()
         if timers.unread != self._unread:  # some fell out: of which of the steps that wait is not known
             self._unread = timers.unread
-            for index, ended in enumerate(self._ended):
-                self._ended[index] = ended._replace(complete=False)
+            self._ended = deque((ended._replace(complete=False) for ended in self._ended), self._ended.maxlen)
         for interval in intervals:
             times = self._assembler.add(interval)
             if times is not None:

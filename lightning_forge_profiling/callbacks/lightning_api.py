@@ -236,13 +236,13 @@ class TimedRows:
     """
 
     def __init__(self, owner: Any, around: Callable[[Any], AbstractContextManager[None]]) -> None:
-        self._around: Callable[[Any], AbstractContextManager[None]] = around
+        self.around: Callable[[Any], AbstractContextManager[None]] = around
         original, mine = owner.log_metrics, weakref.ref(self)  # the class outlives the fit
 
         @wraps(original)
         def log_metrics(logger: Any, *args: Any, **kwargs: Any) -> Any:
             timed = mine()
-            with nullcontext() if timed is None else timed._around(logger):  # noqa: SLF001  (our own)
+            with nullcontext() if timed is None else timed.around(logger):
                 return original(logger, *args, **kwargs)
 
         owner.log_metrics = log_metrics
@@ -250,7 +250,7 @@ class TimedRows:
 
     def release(self) -> None:
         """Restore the class's own method; let calls through if somebody else has wrapped ours since."""
-        self._around = nullcontext
+        self.around = nullcontext
         self._restore()
 
 

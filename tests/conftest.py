@@ -143,6 +143,16 @@ def _no_time_counts_twice(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def _cores_are_free(request, monkeypatch):
+    """A test does not depend on what else runs on this machine, but for those that plant it."""
+    if not request.node.get_closest_marker("own_cores") and "torch" in sys.modules:
+        from lightning_forge_profiling.callbacks import cpu_account  # noqa: PLC0415  (needs torch)
+
+        monkeypatch.setattr(cpu_account, "waited_s", lambda *_: 0.0)
+        monkeypatch.setattr(cpu_account, "_grown", lambda *_: 0.0)
+
+
+@pytest.fixture(autouse=True)
 def _lightning_is_declared(request, monkeypatch):
     """So that `--through-lightning` leaves out no test that does."""
     if not goes_through_lightning(request.node):

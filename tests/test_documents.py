@@ -14,6 +14,7 @@ import lightning_forge_profiling
 from lightning_forge_profiling import compat, errors, result_types
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
 from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.run_rules import RUN_RULES
 from lightning_forge_profiling.diagnosis.trace_rules import TRACE_RULES
 
@@ -80,11 +81,12 @@ def test_what_is_quoted_of_the_package_is_what_it_prints():
 
 
 def test_every_finding_has_its_page_with_an_example():
-    codes = {*(rule.code for rule in (*TRACE_RULES, *CPU_RULES, *RUN_RULES)), "straggler"}
+    codes = {*(rule.code for rule in (*TRACE_RULES, *CPU_RULES, *RUN_RULES)), "straggler", *MACHINE}
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
     outside = pages.pop("outside-the-step")
     assert [rule.code for rule in LEDGER_RULES if f"| `{rule.code}` |" not in outside] == []
     page_of = {code: "blocked" if code.startswith("blocked-") else code for code in codes}
+    page_of |= dict.fromkeys(MACHINE, "busy-machine")
     assert pages.keys() == {*page_of.values()}
     assert [code for code, page in page_of.items() if f"\n{code}: " not in pages[page]] == []
     index = (CHECKOUT / "docs" / "findings.md").read_text(encoding="utf-8")

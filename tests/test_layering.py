@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "report": {"msgspec", "timing", "results", "diagnosis"},
     "record": {"msgspec", "results", "report"},
     "monitor": {"msgspec", "timing", "results", "diagnosis", "report", "record"},
-    "bench": {"torch", "numpy", "timing", "gpu"},
+    "bench": {"torch", "numpy", "host", "timing", "gpu"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
     "finish": {"host", "kineto", "pipeline", "report"},
     "profiler": {"torch", "results", "pipeline", "report", "finish"},

@@ -11,7 +11,7 @@ from docs.measure_fixes import CASES, Measured, row
 from tests.outcomes import HANGS_S
 
 CHECKOUT = Path(__file__).parents[1]
-WITHOUT_CASE = {"gpu-idle", "slow-launches", "python-bound", "between-regions", "blocked"}
+WITHOUT_CASE = {"gpu-idle", "slow-launches", "python-bound", "between-regions", "blocked", "busy-machine"}
 
 
 def run(*arguments):

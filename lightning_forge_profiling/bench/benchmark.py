@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter_ns, sleep
 from typing import Any, Never
 
@@ -19,6 +20,7 @@ from lightning_forge_profiling.bench.sampling import collect, no_garbage_collect
 from lightning_forge_profiling.bench.timed_call import TimedCall, argument_sets
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
 from lightning_forge_profiling.gpu.clock_watch import ClockWatch
+from lightning_forge_profiling.host import CpuTimes, cpu_times, waited_pct
 
 
 def benchmark(
@@ -113,7 +115,9 @@ def benchmark(
                     clock_watch = stack.enter_context(ClockWatch(where.index, uuid=gpu.uuid))
                 except ClocksUnavailableError as error:
                     no_clock = str(error)
-        return time_call(call, options, gpu, clock_watch=clock_watch, no_clock=no_clock)
+        return time_call(
+            call, options, gpu, clock_watch=clock_watch, no_clock=no_clock, cpu=partial(cpu_times, threads=True)
+        )
 
 
 def time_call(
@@ -125,6 +129,7 @@ def time_call(
     no_clock: str = "",
     clock_ns: Callable[[], int] = perf_counter_ns,
     rest: Callable[[float], None] = sleep,
+    cpu: Callable[[], CpuTimes] | None = None,
 ) -> BenchmarkResult:
     """Warm up, choose the method, take samples, and check them.
 
@@ -136,7 +141,9 @@ def time_call(
         no_clock: why there is no `clock_watch`; "" if none is wanted.
         clock_ns: the host clock, in nanoseconds; for tests.
         rest: pauses for a number of seconds; for tests.
+        cpu: reads the CPU times of this process; None not to look whether it waits for a core.
     """
+    before = None if cpu is None else cpu()
     with no_garbage_collection():
         if gpu is None:
             warmed = warm_up(call, options, clock_ns)
@@ -156,6 +163,7 @@ def time_call(
             on_samples=clock_watch.look if clock_watch else lambda _: None,
             rest=rest if gpu else None,
         )
+    waits_pct = 0.0 if cpu is None or before is None or choice.effects is not None else waited_pct(before, cpu())
     if clock_watch is None:
         checked = Unthrottled(samples, None, [no_clock] if no_clock else [])
     else:
@@ -181,6 +189,6 @@ def time_call(
             *choice.warnings,
             *sampler.warnings(),
             *checked.warnings,
-            *sample_warnings(checked.samples, steady=warmed.steady, max_noise=options.max_noise),
+            *sample_warnings(checked.samples, steady=warmed.steady, max_noise=options.max_noise, waits_pct=waits_pct),
         ),
     )

@@ -10,6 +10,7 @@ from lightning_forge_profiling.bench.result import median_noise
 from lightning_forge_profiling.gpu.clock_watch import ClockSeen, ClockWatch
 
 _FEWEST_KEPT: Final = 10
+_BUSY_PCT: Final = 5.0
 _LOWERED: Final = 0.97
 
 _DRIFT: Final = 0.05
@@ -54,20 +55,28 @@ def unthrottled(samples: list[float], clock_watch: ClockWatch) -> Unthrottled:
     return Unthrottled(kept, clock, warnings)
 
 
-def sample_warnings(samples: Sequence[float], *, steady: bool | None, max_noise: float) -> list[str]:
+def sample_warnings(
+    samples: Sequence[float], *, steady: bool | None, max_noise: float, waits_pct: float = 0.0
+) -> list[str]:
     """What is wrong with the samples, one sentence each.
 
     Args:
         samples: in the order they were taken.
         steady: whether the warm-up ended with calls that took the same time; None if that was not awaited.
         max_noise: how well the median should be known.
+        waits_pct: share of the time in which the call waited for a core.
     """
     found = []
+    if busy := waits_pct >= _BUSY_PCT:
+        found.append(
+            f"the machine is busy: the call waited for a core {waits_pct:.0f} % of the time; free a core, or take the "
+            f"minimum, {min(samples):.3g} µs"
+        )
     if steady is False:
         found.append("the warm-up ended before calls took the same time")
     if moved := drift(samples):
         found.append(moved)
-    advice = "" if moved else ": raise max_time"  # more samples do not help against drift
+    advice = "" if moved or busy else ": raise max_time"  # more samples help neither against drift nor against others
     noise = median_noise(samples)
     if math.isinf(noise):
         found.append(f"too few samples ({len(samples)}) for an interval of the median{advice}")

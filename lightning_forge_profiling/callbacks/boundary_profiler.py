@@ -40,10 +40,8 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
         name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
         for name, region in actions.regions.items()
     }
-    inside = {region: _Boundary(*boundary) for region, boundary in actions.inside.items()}
-    found |= {
-        name: _inside(found[name], inside[region]) for name, region in actions.regions.items() if region in inside
-    }
+    inside = _Boundary(_nothing, actions.fetched)
+    found |= {name: _inside(found[name], inside) for name, region in actions.regions.items() if region == "data"}
     checkpoint = _Checkpoint(step_timer)
     found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
     found |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))

@@ -1,6 +1,6 @@
 """CPU time of the training process, of its loader and of the machine's cores, over the counted steps of a run."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns, thread_time_ns
@@ -8,20 +8,27 @@ from typing import Final
 
 import torch
 
-from lightning_forge_profiling.host import CoreWait, CpuTimes, cpu_times, usable_cores
-from lightning_forge_profiling.results.cpu import CpuUse
+from lightning_forge_profiling.diagnosis.block_bootstrap import share_interval
+from lightning_forge_profiling.host import CpuTimes, ThreadClock, cpu_times, usable_cores, waited_s
+from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.results.cpu import CpuUse, RegionCpu
+from lightning_forge_profiling.results.interval import ShareInterval
+from lightning_forge_profiling.timing.blocks import StepBlocks
+from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
-ACCOUNT_PERIOD_S: Final = 1.0
-"""A reading takes some 0.1 ms, and workers that ended cannot be read."""
+ACCOUNT_PERIOD_S: Final = 0.25
+"""A reading takes 0.1 to 0.3 ms, and workers that ended cannot be read."""
 
 _ENOUGH_S: Final = 0.5
 """The kernel counts in hundredths of a second: less is no evidence."""
 
 _ENOUGH_FETCH_NS: Final = 50_000_000
 
+_cpu_times: Final = partial(cpu_times, threads=True)
+
 
 class CpuAccount:
-    """Reads CPU times at both ends of a row of steps that count, and once a second in between.
+    """Reads CPU times at both ends of a row of steps that count, and four times a second in between.
 
     Args:
         workers: returns the process ids of the loader's workers.
@@ -29,74 +36,50 @@ class CpuAccount:
     """
 
     def __init__(
-        self, workers: Callable[[], Sequence[int]], read: Callable[[Sequence[int]], CpuTimes] = cpu_times
+        self,
+        workers: Callable[[], Sequence[int]],
+        read: Callable[[Sequence[int]], CpuTimes] = _cpu_times,
     ) -> None:
         self._workers, self._times = workers, read
+        self._first: CpuTimes | None = None
         self._last: CpuTimes | None = None
         self._wall_s = self._process_s = 0.0
         self._idle_s: float | None = 0.0
         self._worker_s = self._worker_busy_s = 0.0
-        self._thread_s = self._thread_waits_s = 0.0
-        self._fetch_began_ns = 0, 0
-        self._fetch_ns = self._fetch_cpu_ns = 0
-        self._stack: list[str] = []
-        self._core_wait: CoreWait | None = None
-        self._measures: Callable[[], bool] = bool
-        self._turned_ns = 0, 0
-        self._inside_ns: Counter[str] = Counter()
-        self._blocked_ns: Counter[str] = Counter()
+        self._waits_s = 0.0
+        self._throttled_s = self._stolen_s = self._pressure_s = 0.0
+        self._throttled_periods = self._switches = self._readings = 0
+        self._blocks = StepBlocks()
+        self.clock: ThreadClock | None = None
+        """That of the training thread; None if the system does not have it."""
+        self._turned_ns = 0, 0, 0
+        self._regions_ns: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
-    def inside(self, measures: Callable[[], bool]) -> dict[str, tuple[Callable[[], None], Callable[[], None]]]:
-        """What to call at both ends of the regions in which training may wait without using a core.
-
-        Args:
-            measures: whether the current step is one to measure; each end of a region takes some 2 us.
-        """
-        self._measures = measures
+    def watch_thread(self) -> None:
+        """Read the CPU time of this thread at each `turn` from here on, if the system has it."""
         try:
-            self._core_wait = CoreWait()
-            self._core_wait.ns()
-        except (OSError, ValueError, IndexError):  # as in a sandbox: such waits are then unknown
-            return {}
-        return {name: (partial(self._begins, name), self._ends) for name in ("forward", "backward")}
+            self.clock = ThreadClock()
+            self.clock.ns()
+        except (OSError, ValueError):  # as in a sandbox: waits are then unknown
+            self.close()
 
     def close(self) -> None:
         """Close what was opened to read."""
-        core_wait, self._core_wait = self._core_wait, None
-        if core_wait is not None:
-            core_wait.close()
+        clock, self.clock = self.clock, None
+        if clock is not None:
+            clock.close()
 
-    def _begins(self, region: str) -> None:
-        if self._measures():
-            self._turn()  # manual optimization runs backward inside of forward
-            self._stack.append(region)
-
-    def _ends(self) -> None:
-        if self._stack:
-            self._turn()
-            self._stack.pop()
-
-    def _turn(self) -> None:
-        """Add the time since the last turn to the innermost region: all of it, and what was without a core."""
-        waited_ns = 0 if self._core_wait is None else self._core_wait.ns()
-        now_ns = perf_counter_ns()
-        blocked_ns = now_ns - thread_time_ns() - waited_ns
-        if self._stack and self._last is not None:
-            region, (turned_ns, blocked_before_ns) = self._stack[-1], self._turned_ns
-            self._inside_ns[region] += now_ns - turned_ns
-            self._blocked_ns[region] += max(blocked_ns - blocked_before_ns, 0)
-        self._turned_ns = now_ns, blocked_ns
-
-    def fetch_begins(self) -> None:
-        """The training thread begins to wait for a batch."""
-        self._fetch_began_ns = perf_counter_ns(), thread_time_ns()
-
-    def fetch_ends(self) -> None:
-        """It has the batch."""
-        began_ns, cpu_ns = self._fetch_began_ns
+    def turn(self, region: str) -> None:
+        """A region of a split step ends: add its time, the CPU time in it, and its waits for a core. Takes 2 us."""
+        if self.clock is None:
+            return
+        waited_ns, now_ns, cpu_ns = self.clock.ns()[1], perf_counter_ns(), thread_time_ns()
         if self._last is not None:
-            self._fetch_cpu_ns += thread_time_ns() - cpu_ns
-            self._fetch_ns += perf_counter_ns() - began_ns
+            sums, (then_ns, cpu_then_ns, waited_then_ns) = self._regions_ns[region], self._turned_ns
+            sums[0] += now_ns - then_ns
+            sums[1] += cpu_ns - cpu_then_ns
+            sums[2] += waited_ns - waited_then_ns
+        self._turned_ns = now_ns, cpu_ns, waited_ns
 
     def due(self, now_s: float, *, counts: bool) -> bool:
         """Whether to `read` between two steps, of which the later one counts or not, by `time.perf_counter`."""
@@ -107,6 +90,7 @@ class CpuAccount:
     def read(self, *, counts: bool) -> None:
         """Read, and add what was used since the last reading if that was of steps that count."""
         before, now = self._last, self._times(self._workers())
+        self._first = self._first or now
         self._last = now if counts else None
         if before is not None:
             self._add(before, now)
@@ -124,29 +108,73 @@ class CpuAccount:
             self._worker_s += wall_s
             self._worker_busy_s += min(busy_s, wall_s)
         if now.thread_s is not None and before.thread_s is not None:
-            self._thread_s += now.thread_s[0] - before.thread_s[0]
-            self._thread_waits_s += now.thread_s[1] - before.thread_s[1]
+            waits_s = min(waited_s(before, now), wall_s)
+            self._waits_s += waits_s
+            self._blocks.add(self._readings, 1e3 * wall_s, {"waits": 1e3 * waits_s})
+            self._readings += 1
+        self._stolen_s += _grown(before.stolen_s, now.stolen_s)
+        self._pressure_s += _grown(before.pressure_s, now.pressure_s)
+        self._switches += int(_grown(before.switches, now.switches))
+        if before.throttled is not None and now.throttled is not None:
+            self._throttled_s += now.throttled.seconds - before.throttled.seconds
+            self._throttled_periods += now.throttled.periods - before.throttled.periods
 
     def use(self, ranks: int) -> CpuUse | None:
         """The mean use over the steps that counted, with so many ranks on the cores; None if they were too few."""
-        if self._wall_s < _ENOUGH_S:
+        if self._wall_s < _ENOUGH_S or self._first is None:
             return None
         cores, used = usable_cores() / ranks, self._process_s / self._wall_s
         left = cores - used - self._worker_busy_s / self._wall_s  # of a container's quota
         idle = None if self._idle_s is None else self._idle_s / self._wall_s / ranks
+        pct = 100 / self._wall_s
         return CpuUse(
             cores=cores,
             used=used,
             idle=None if idle is None else max(min(idle, left), 0.0),
             threads=torch.get_num_threads(),
             loader_busy_pct=self._loader_busy_pct(),
-            blocked_pct={name: 100 * self._blocked_ns[name] / ns for name, ns in self._inside_ns.items() if ns},
+            workers=self._worker_busy_s / self._wall_s,
+            waits_pct=pct * self._waits_s if self._readings else None,
+            waits=self._waits(),
+            throttled_pct=min(pct * self._throttled_s, 100.0),
+            throttled_periods=self._throttled_periods,
+            stolen_pct=pct * self._stolen_s / max(usable_cores(), 1),
+            pressure_pct=pct * self._pressure_s,
+            switches_per_s=self._switches / self._wall_s,
+            missing=self._first.missing,
+            regions=self._regions(),
         )
+
+    def _waits(self) -> ShareInterval | None:
+        """The share of the time in which training waited for a core."""
+        blocks = self._blocks.read()
+        return share_interval(
+            [block.region_ms["waits"] for block in blocks],
+            [block.ms for block in blocks],
+            [block.steps for block in blocks],
+        )
+
+    def _regions(self) -> dict[str, RegionCpu]:
+        """What the training thread did in each built-in region, in percent of its time."""
+        found: dict[str, RegionCpu] = {}
+        data = [sum(ns) for ns in zip(*(self._regions_ns[name] for name in ("data", *BETWEEN_EPOCHS)), strict=True)]
+        for name, (wall_ns, cpu_ns, waited_ns) in {**self._regions_ns, "data": data}.items():
+            if name in REGIONS and wall_ns > 0:
+                found[name] = RegionCpu(
+                    used_pct=min(100 * cpu_ns / wall_ns, 100.0),
+                    waits_pct=min(100 * waited_ns / wall_ns, 100.0),
+                    blocked_pct=max(100 * (wall_ns - cpu_ns - waited_ns) / wall_ns, 0.0),
+                )
+        return found
 
     def _loader_busy_pct(self) -> float | None:
         if self._worker_s >= _ENOUGH_S:
             return 100 * self._worker_busy_s / self._worker_s
-        if self._fetch_ns < _ENOUGH_FETCH_NS or not self._thread_s:
+        data = self._regions().get("data")
+        if data is None or self._regions_ns["data"][0] < _ENOUGH_FETCH_NS:
             return None
-        waits = 1 + self._thread_waits_s / self._thread_s  # for a core, as often in the fetch as elsewhere
-        return min(100 * self._fetch_cpu_ns * waits / self._fetch_ns, 100.0)
+        return min(data.used_pct + data.waits_pct, 100.0)
+
+
+def _grown(before: float | None, now: float | None) -> float:
+    return 0.0 if before is None or now is None else now - before

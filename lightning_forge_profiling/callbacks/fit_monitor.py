@@ -29,6 +29,7 @@ from lightning_forge_profiling.callbacks.lightning_api import LightningModule, S
 from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, read_figures
 from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
 from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
+from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import PROFILER, STARTUP_PROCESS
@@ -138,6 +139,7 @@ class FitMonitor:
         self._counter: WorkCounter | None = None
         self._ledger_parts: LedgerParts | None = None
         self._cpu: CpuAccount | None = None
+        self._stacks: StackSampler | None = None
         self._continues_from = 0
         self._ended_batch = -1
         self._kind_of_step = (False, True)
@@ -175,9 +177,9 @@ class FitMonitor:
         self._leave_set_up()
         self._hook_parts = hook_parts(trainer, module, self.callbacks)
         self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
-        inside = cpu.inside(self.step_timer.splits) if trainer.strategy.root_device.type == "cpu" else {}
-        inside["data"] = cpu.fetch_begins, partial(self._fetch_ends, cpu, trainer)
-        actions = lightning_api.actions(trainer, module)._replace(inside=inside)
+        cpu.watch_thread()
+        self.step_timer.region_ends = cpu.turn
+        actions = lightning_api.actions(trainer, module)._replace(fetched=partial(self._fetch_ends, trainer))
         self.step_timer.each_fetch = lightning_api.has_unsized_loader(trainer)
         self._stand_in = StandIn(self.step_timer, actions, self._hook_parts)
         self._stand_in.take_place(trainer)
@@ -205,8 +207,7 @@ class FitMonitor:
         """Whether the profiler runs in the current step, its warm-up included."""
         return self.window is not None and self.window.running
 
-    def _fetch_ends(self, cpu: CpuAccount, trainer: Trainer) -> None:
-        cpu.fetch_ends()
+    def _fetch_ends(self, trainer: Trainer) -> None:
         if lightning_api.has_exhausted_loader(trainer):
             self.step_timer.loader_ended()
 
@@ -271,7 +272,11 @@ class FitMonitor:
             self.ledger.count_steps(on=counts)
             if self.rows is not None:
                 self.rows.other_steps_come(recording=kind[0], trace=self.trace())
+        if self._stacks is not None:
+            self._stacks.counts = counts
         if self._cpu is not None and self._cpu.due(now_s, counts=counts):
+            if self._stacks is None and counts and not self.step_timer.host_is_ahead:
+                self._stacks = StackSampler(self.ledger.innermost, self._cpu.clock)
             self._account(counts=counts)
         self._due_s = min(inf if self.rows is None else self.rows.due_s, now_s + ACCOUNT_PERIOD_S)
 
@@ -379,9 +384,7 @@ class FitMonitor:
         if standing is None:
             return
         standing.leave(trainer)
-        if self._cpu is not None:
-            self._cpu.read(counts=False)
-            self._cpu.close()
+        self._end_readings()
         set_region_sink(self._previous_sink)
         if self._ledger_parts is not None:
             self._ledger_parts.close()
@@ -391,6 +394,17 @@ class FitMonitor:
             self.ledger.turn_to(_TEAR_DOWN)
         if wait:  # no hooks follow an exception
             tear_down(self.step_timer, trainer, self._hook_parts)
+
+    @guarded_end
+    def _end_readings(self) -> None:
+        if self._stacks is not None:
+            self._stacks.stop()
+        if self._cpu is not None:
+            self.step_timer.region_ends = None
+            try:
+                self._cpu.read(counts=False)
+            finally:
+                self._cpu.close()
 
     def abandon(self, trainer: Trainer) -> None:
         """Close a fit that ended without calling any hook."""
@@ -473,6 +487,8 @@ class FitMonitor:
             ledger=self.ledger.read(),
             continues_from=self._continues_from,
             cpu=self._cpu,
+            stacks=self._stacks,
+            blocks=self.step_timer.totals.blocks.read(self.ledger.marks()),
         )
 
     def _final_report(self, trainer: Trainer, *, interrupted: bool) -> RunReport | None:

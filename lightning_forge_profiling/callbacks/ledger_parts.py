@@ -170,7 +170,7 @@ class LedgerParts:
 
     def _in_part(self, part: str, around: tuple[str, ...] = (), *, counts: bool = True) -> AbstractContextManager[None]:
         """Enter a part, but inside of a hook only where `around` names its kind: else the time is the hook's."""
-        inside = self._clock.part
+        inside = self._clock.innermost()
         ours = get_ident() == self._thread and (inside in LOOP or inside.startswith(around))
         return self._clock.inside(part, counts=counts) if ours else nullcontext()
 

@@ -106,8 +106,25 @@ class Actions(NamedTuple):
     """Each is one training epoch, from its beginning to its end."""
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
-    inside: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = MappingProxyType({})
-    """By region, called when it has begun, and when it is about to end."""
+    fetched: Callable[[], object] = bool
+    """Called when a fetch is about to end."""
+
+
+_STACK_REGIONS = {
+    ("loops", "__next__"): "data",
+    ("strategies", "batch_to_device"): "transfer",
+    ("strategies", "training_step"): "forward",
+    ("strategies", "backward"): "backward",
+    ("strategies", "optimizer_step"): "optimizer",
+}
+
+
+def stack_region(file: str, function: str) -> str | None:
+    """The region whose outermost function in Lightning's code this is; "" for one of validation, None for no such."""
+    _, _, within = file.replace("\\", "/").rpartition("/pytorch/")
+    if within == "loops/evaluation_loop.py":
+        return ""
+    return _STACK_REGIONS.get((within.partition("/")[0], function))
 
 
 def has_unsized_loader(trainer: Trainer) -> bool:

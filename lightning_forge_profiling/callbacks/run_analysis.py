@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from lightning_forge_profiling.diagnosis.block_bootstrap import FEWEST_INTERVALS, BlockBootstrap, share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.step_drift import step_drift
 from lightning_forge_profiling.diagnosis.window_effect import window_effect
@@ -20,11 +21,13 @@ from lightning_forge_profiling.results.analysis import (
     TrackedRun,
     WorkerRestarts,
 )
+from lightning_forge_profiling.results.interval import ShareInterval
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.blocks import StepBlock
 from lightning_forge_profiling.timing.goodput import goodput
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates
@@ -113,6 +116,29 @@ def run_evidence(
         continues_from=continues_from,
         slowest=tuple(_slow_step(slow, ledger) for slow in run.slowest),
     )
+
+
+def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
+    """The share of each region and each part of the ledger with its interval, by name.
+
+    Args:
+        blocks: the counted steps.
+    """
+    if len(blocks) < FEWEST_INTERVALS:
+        return {}
+    steps, whole = [block.steps for block in blocks], [block.ms for block in blocks]
+    bootstrap, found = BlockBootstrap(steps, whole), {}
+    for name in dict.fromkeys(name for block in blocks for name in block.part_ms):
+        found[name] = share_interval([block.part_ms.get(name, 0.0) for block in blocks], whole, steps, bootstrap)
+    split = [block for block in blocks if block.split_ms]
+    if len(split) >= FEWEST_INTERVALS:
+        steps, whole = [block.steps for block in split], [block.split_ms for block in split]
+        bootstrap = BlockBootstrap(steps, whole)
+        for name in REGIONS:
+            parts = (name, *BETWEEN_EPOCHS) if name == "data" else (name,)
+            part = [sum(block.region_ms.get(each, 0.0) for each in parts) for block in split]
+            found[name] = share_interval(part, whole, steps, bootstrap)
+    return {name: interval for name, interval in found.items() if interval is not None}
 
 
 def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:

@@ -15,14 +15,18 @@ from lightning_forge_profiling.callbacks.run_analysis import (
     run_compute,
     run_evidence,
     run_ledger,
+    share_intervals,
 )
+from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.ledger_ranks import ledger_differences
 from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.cpu import CpuUse
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.blocks import StepBlock
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
@@ -59,6 +63,8 @@ def run_report(
     ledger: Ledger,
     continues_from: int,
     cpu: CpuAccount | None,
+    stacks: StackSampler | None,
+    blocks: Sequence[StepBlock],
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten.
 
@@ -74,6 +80,8 @@ def run_report(
         ledger: the run's ledger.
         continues_from: the optimizer step that the fit began with.
         cpu: the account of the cores' use.
+        stacks: samples of the training thread's stack.
+        blocks: the counted steps in blocks, for the intervals of shares.
     """
     rates = tuple(run_compute(found) for found in compute)
     evidence = run_evidence(
@@ -94,7 +102,9 @@ def run_report(
             evidence,
             validation_loader=loader_settings(trainer, validation=True),
             optimizer=optimizer_settings(trainer),
-            cpu=None if cpu is None else cpu.use(max(int(trainer.num_devices), 1)),
+            intervals=share_intervals(blocks),
+            lines={} if stacks is None else stacks.lines(),
+            cpu=_cpu_use(cpu, stacks, max(int(trainer.num_devices), 1)),
         )
     folder = lightning_api.logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(
@@ -108,6 +118,14 @@ def run_report(
         compute=rates,
         gpu=gpu,
     )
+
+
+def _cpu_use(cpu: CpuAccount | None, stacks: StackSampler | None, ranks: int) -> CpuUse | None:
+    use = None if cpu is None else cpu.use(ranks)
+    if use is None or stacks is None:
+        return use
+    gil, thread = stacks.gil()
+    return replace(use, gil=gil, gil_thread=thread)
 
 
 def publish_run(

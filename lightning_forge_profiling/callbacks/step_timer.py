@@ -88,6 +88,8 @@ class StepTimer:
         """Whether its training step has still to be announced."""
         self.turned: Callable[..., object] = _nobody_asks
         """Called when the current step is split and the one before it was not, or the other way round."""
+        self.region_ends: Callable[[str], object] | None = None
+        """Called with the name of a region that ends in a split step."""
         self.each_fetch = False
         """Whether to time `data` in every step, because any fetch may be the one that finds the loader's end."""
         timed = {*regions, *EXCLUDED, "other"}
@@ -98,7 +100,8 @@ class StepTimer:
         self._split = True
         self._chosen = True
         self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
-        self._host_is_ahead = False
+        self.host_is_ahead = False
+        """Whether the GPU had work left at the end of the last split step, as far as is known."""
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
         self._active = self._began = False
@@ -160,6 +163,8 @@ class StepTimer:
     def _be_in(self, label: str) -> None:
         """The current region is another one, which may be a part of the ledger too."""
         before, self._label = self._label, label
+        if self.region_ends is not None:
+            self.region_ends(before)
         if self.ledger is None or (label not in _PARTS and before not in _PARTS):
             return
         part, parts = _PARTS.get(label), self._open_parts
@@ -316,7 +321,7 @@ class StepTimer:
             if not recorded:
                 # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in
                 # the GPU's queue, which is not overhead of timing
-                own_ns = 0 if self._host_is_ahead else self._own_ns
+                own_ns = 0 if self.host_is_ahead else self._own_ns
                 self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split)
             self._stepped_ns = self._since.host_ns
             if self.ledger is not None:
@@ -337,7 +342,7 @@ class StepTimer:
             # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
             drained = self.timers.passed(self._update or self._since)
             if drained is not None:
-                self._host_is_ahead = not drained
+                self.host_is_ahead = not drained
         self._update = None
         if self._label != "other" or began_ns - self._since.host_ns >= _ABSORBED_BELOW_NS:
             self._since = self.timers.switch(self._label, base)

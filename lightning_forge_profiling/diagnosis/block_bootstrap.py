@@ -1,4 +1,4 @@
-"""Standard errors of a run's means and median from its own steps, by a bootstrap of blocks of intervals."""
+"""Standard errors and intervals of a run's figures from its own steps, by a bootstrap of blocks of intervals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from lightning_forge_profiling.results.interval import ShareInterval
+
 FEWEST_INTERVALS: Final = 5
 """With fewer, there are no two blocks of two intervals to compare."""
 
 _RESAMPLES: Final = 1000
 _MOST_PIECES: Final = 256
 """Beyond this number, neighbouring intervals are merged. Blocks stay the same, and memory stays bounded."""
+
+_TYPICAL_OF: Final = 8
+_TYPICAL_STEPS: Final = 8
+"""Blocks so long contain what happens in each eighth step, as bursts of up to eight loader workers."""
 
 _Column = npt.NDArray[np.float64]
 
@@ -139,6 +145,15 @@ class BlockBootstrap:
         drawn = (top > 0) & (bottom > 0)
         return self._value(value, np.log(top[drawn] / bottom[drawn]))
 
+    def share(self, amounts: Sequence[float], per: Sequence[float]) -> tuple[float, float]:
+        """The 95 % percentile interval of the sum of `amounts` over the sum of `per`, which may be 0."""
+        amount, base = self._merged(amounts), self._merged(per)
+        value = amount.sum() / base.sum()
+        bottom = self._times @ base
+        drawn = (self._times @ amount)[bottom > 0] / bottom[bottom > 0]
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        return float(max(value + (low - value) * self._widened, 0)), float(value + (high - value) * self._widened)
+
     def median(self, histograms: Sequence[Mapping[int, int]], bucket_ratio: float) -> RunValue | None:
         """The median of the steps in milliseconds, interpolated in its bucket; None without a step.
 
@@ -169,6 +184,34 @@ class BlockBootstrap:
     def _merged(self, column: Sequence[float] | _Column) -> _Column:
         merged: _Column = np.add.reduceat(np.asarray(column, dtype=float), self._starts)
         return merged
+
+
+def share_interval(
+    part: Sequence[float], whole: Sequence[float], steps: Sequence[int], bootstrap: BlockBootstrap | None = None
+) -> ShareInterval | None:
+    """A part's share of the steps, with its interval and its median over blocks; None for fewer than five blocks.
+
+    Args:
+        part: the part's time in each block of consecutive steps.
+        whole: the time of the block.
+        steps: the number of its steps.
+        bootstrap: that of these blocks, if there is one already.
+
+    Example:
+        >>> found = share_interval([2.0, 2.2, 1.8, 2.0, 30.0, 2.0, 1.9, 2.1], [10.0] * 8, [8] * 8)
+        >>> round(found.pct), found.low_pct < 22, round(found.typical_pct)
+        (55, True, 20)
+    """
+    if len(whole) < FEWEST_INTERVALS or sum(whole) <= 0:
+        return None
+    bootstrap = bootstrap or BlockBootstrap(steps, whole)
+    low, high = bootstrap.share(part, whole)
+    typical = None
+    if len(steps) >= _TYPICAL_OF and np.median(steps) >= _TYPICAL_STEPS and np.median(whole) > 0:
+        typical = 100 * float(np.median(part) / np.median(whole))
+    return ShareInterval(
+        pct=100 * sum(part) / sum(whole), low_pct=100 * low, high_pct=100 * min(high, 1.0), typical_pct=typical
+    )
 
 
 def _log_median(counts: _Column, buckets: _Column, width: float) -> _Column:

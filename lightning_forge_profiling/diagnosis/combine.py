@@ -5,7 +5,7 @@ does not slow. So the trace decides what the cause is, the run how long a step t
 two disagree. Without a GPU the run decides about waiting; operators and Python are in the trace alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
@@ -25,6 +25,7 @@ from lightning_forge_profiling.diagnosis.ledger_rules import (
     ledger_findings,
     together,
 )
+from lightning_forge_profiling.diagnosis.machine_rules import before_all
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
 from lightning_forge_profiling.diagnosis.run_regions import COMPUTE, share_pct
@@ -35,7 +36,8 @@ from lightning_forge_profiling.diagnosis.run_rules import (
     computing,
     run_findings,
 )
-from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
+from lightning_forge_profiling.diagnosis.sampled_lines import with_lines
+from lightning_forge_profiling.diagnosis.verdict import by_gain, certain_first, decide, is_certain, with_intervals
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 
@@ -85,9 +87,9 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     else:
         findings, differences = without_gpu_work(analysis.findings, recorded, evidence)
     outside = ledger_findings(evidence)
-    ranked = by_gain([*together(findings, outside, evidence), *late], in_steps_pct=in_steps_pct(evidence))
-    verdict, text = decide(ranked, gpu=evidence.on_device)
-    return replace(
+    ranked = _ranked([*together(findings, outside, evidence), *late], evidence)
+    verdict, text = decide(ranked, gpu=evidence.on_device, steps=evidence.steps)
+    combined = replace(
         analysis,
         verdict=verdict,
         verdict_text=text,
@@ -96,6 +98,13 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         run=evidence,
         differences=(*analysis.differences, *differences),
     )
+    return before_all(combined, evidence)
+
+
+def _ranked(findings: Sequence[Finding], evidence: RunEvidence) -> tuple[Finding, ...]:
+    """The findings, with intervals and lines: first those that may be the verdict, by what their fixes gain."""
+    known = with_lines(with_intervals(findings, evidence), evidence)
+    return certain_first(by_gain(known, in_steps_pct=in_steps_pct(evidence)))
 
 
 def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tuple[Finding, ...]]:
@@ -112,21 +121,22 @@ def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tup
 
 def _of_run(evidence: RunEvidence) -> Analysis:
     outside = ledger_findings(evidence)
-    findings = by_gain(together(run_findings(evidence), outside, evidence), in_steps_pct=in_steps_pct(evidence))
-    computes = computing(evidence) if findings else ()
-    ranked = by_gain([*findings, *computes], in_steps_pct=in_steps_pct(evidence))
-    verdict, text = decide(ranked, gpu=evidence.on_device)
-    small = all(found.of == "step" and found.share_pct < _SMALL_PCT for found in findings)
+    findings = _ranked(together(run_findings(evidence), outside, evidence), evidence)
+    certain = [found for found in findings if is_certain(found)]
+    computes = with_intervals(computing(evidence), evidence) if certain else ()
+    ranked = certain_first(by_gain([*findings, *computes], in_steps_pct=in_steps_pct(evidence)))
+    verdict, text = decide(ranked, gpu=evidence.on_device, steps=evidence.steps)
+    small = all(found.of == "step" and found.share_pct < _SMALL_PCT for found in certain)
     computing_pct = share_pct(evidence, *COMPUTE)
-    if findings and small and not evidence.on_device and computing_pct > _MOSTLY_PCT:
+    if certain and small and not evidence.on_device and computing_pct > _MOSTLY_PCT:
         ranked, verdict = findings, NOTHING_STANDS_OUT
         text = (
             f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "
-            f"cause beside them costs {findings[0].share_pct:.0f} %: {decide(findings)[1]}"
+            f"cause beside them costs {certain[0].share_pct:.0f} %: {decide(certain)[1]}"
         )
     if evidence.steps < MIN_STEPS and not findings:
         verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steady steps, at least {MIN_STEPS} needed."
-    return Analysis(
+    analysis = Analysis(
         source="the run",
         verdict=verdict,
         verdict_text=text,
@@ -134,6 +144,7 @@ def _of_run(evidence: RunEvidence) -> Analysis:
         hints=run_hints(evidence),
         run=evidence,
     )
+    return before_all(analysis, evidence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,15 +304,19 @@ def self_times(evidence: RunEvidence) -> RunEvidence:
 def _own_waits(cpu: CpuUse, evidence: RunEvidence, own: RunEvidence, hooks_ms: Mapping[str, float]) -> CpuUse:
     """The use of the cores with waits in the regions' own times, if hooks only wait; no more than no core was used."""
     waits_ms = {}
-    for name, pct in cpu.blocked_pct.items():
+    for name in ("forward", "backward"):
         region, own_ms = evidence.regions.get(name), own.regions[name].device_ms if name in own.regions else 0.0
         if region is not None and own_ms:
-            waits_ms[name] = min(max(region.device_ms * pct / 100 - hooks_ms[name], 0.0), own_ms)
+            waits_ms[name] = min(max(region.device_ms * cpu.blocked_pct(name) / 100 - hooks_ms[name], 0.0), own_ms)
     most_ms, sum_ms = evidence.step_ms.mean * max(1 - cpu.used, 0.0), sum(waits_ms.values())
     scale = min(most_ms / sum_ms, 1.0) if sum_ms else 0.0
-    return replace(
-        cpu, blocked_pct={name: 100 * scale * ms / own.regions[name].device_ms for name, ms in waits_ms.items()}
-    )
+    blocked = {
+        name: replace(region, blocked_pct=100 * scale * waits_ms[name] / own.regions[name].device_ms)
+        if name in waits_ms
+        else region
+        for name, region in cpu.regions.items()
+    }
+    return replace(cpu, regions=blocked)
 
 
 def hooks_pct(evidence: RunEvidence, *regions: str) -> float:

@@ -30,8 +30,7 @@ def _hints(evidence: RunEvidence) -> Iterator[Hint]:
             code="uneven-steps",
             rank=0,
             text=f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}, "
-            "more than gradient accumulation and restarts of workers explain. Something happens only in some steps: a "
-            "callback or a logger, or workers that deliver their batches at the same time.",
+            "more than gradient accumulation and restarts of workers explain.",
         )
     if backward_is_heavy(evidence):
         times = region(evidence, "backward").device_ms / max(region(evidence, "forward").device_ms, 1e-3)

@@ -36,6 +36,7 @@ from lightning_forge_profiling.diagnosis.run_regions import (
     region,
     share_pct,
 )
+from lightning_forge_profiling.diagnosis.verdict import NAMED_FROM
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 
 MIN_STEPS: Final = 5
@@ -59,11 +60,8 @@ _LAST_KERNELS_MS: Final = 0.02
 """Where the GPU waits for the host, both finish a region at the same time: on an H200 within 0.1 %, and the length of
 the last kernels. Where the GPU takes longer, the host has queued work ahead."""
 
-_SLOW_OPTIMIZER_PCT: Final = 20.0
-"""A fused update of a model that is trained with a sensible batch takes 1 to 10 % of the step."""
-
-_OTHER_PCT: Final = 10.0
-"""Lightning's own loop with its default callbacks takes some 0.3 ms a step."""
+_SLOW_OPTIMIZER_PCT: Final = NAMED_FROM["slow-optimizer", "run"]
+_OTHER_PCT: Final = NAMED_FROM[BETWEEN_REGIONS, "run"]
 
 
 def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
@@ -210,7 +208,7 @@ def _tells_waits(evidence: RunEvidence) -> bool:
 def _blocked_cost(name: str, evidence: RunEvidence) -> float:
     if evidence.cpu is None or not _tells_waits(evidence):
         return 0.0
-    return evidence.cpu.blocked_pct.get(name, 0.0) * region(evidence, name).device_ms / 100
+    return evidence.cpu.blocked_pct(name) * region(evidence, name).device_ms / 100
 
 
 def blocked_ms(evidence: RunEvidence) -> float:
@@ -223,8 +221,7 @@ def _blocked(name: str, evidence: RunEvidence) -> Explanation:
     return Explanation(
         f"{what} waits {_of_step(evidence, waits_ms)} without using a core",
         {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(evidence, name).device_ms},
-        "Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep(). "
-        "py-spy dump --pid PID, called a few times during training, shows the line.",
+        "Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep().",
     )
 
 

@@ -15,7 +15,7 @@ from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.page import asset, filled, page, scrolling_table
 from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
 from lightning_forge_profiling.report.text import escaped
-from lightning_forge_profiling.report.wording import ledger_rows
+from lightning_forge_profiling.report.wording import ledger_rows, share_of
 from lightning_forge_profiling.results.analysis import Analysis, RunLedger
 
 _PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation"})
@@ -200,12 +200,16 @@ def _ranks(paces: Sequence[RankPace]) -> str:
 
 
 def _findings(analysis: Analysis | None) -> str:
-    others = [found for found in analysis.findings if found.code != analysis.verdict] if analysis else []
-    said = "".join(
-        f'<div class="finding"><div class="badges"><span class="badge quiet">{escaped(found.code)}</span>'
-        f'<span class="muted">{found.share_pct:.0f} % of the {"fit" if found.of == "run" else "step"}</span></div>'
-        f'<h3>{escaped(found.title)}</h3><p class="advice">{escaped(found.remedy)}</p></div>'
-        for found in others
+    said = (
+        ""
+        if analysis is None
+        else "".join(
+            f'<div class="finding"><div class="badges"><span class="badge quiet">{escaped(found.code)}</span>'
+            f'<span class="muted">{found.share_pct:.0f} % {share_of(analysis, found)}</span></div>'
+            f'<h3>{escaped(found.title)}</h3><p class="advice">{escaped(found.remedy)}</p></div>'
+            for found in analysis.findings
+            if found.code != analysis.verdict
+        )
     )
     hints = "".join(f"<li>{escaped(hint.text)}</li>" for hint in analysis.hints) if analysis else ""
     return _section("findings", "Other findings", said, f'<ul class="hints">{hints}</ul>' if hints else "")

@@ -8,6 +8,7 @@ from lightning_forge_profiling.report.table import Table, Text
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     all_warnings,
+    between,
     by_text,
     calls,
     cpu_threads,
@@ -151,7 +152,9 @@ def _findings_table(findings: Iterable[Finding]) -> Table:
     table = Table("", "of step", "what, and what to do", align="<><")
     for position, finding in enumerate(findings):
         on_rank = "" if finding.rank is None else f"rank {finding.rank}: "
-        table.row(finding.code, f"{finding.share_pct:.1f} %", Text(f"{on_rank}{finding.title}", "bold"))
+        table.row(
+            finding.code, f"{finding.share_pct:.1f} %{between(finding)}", Text(f"{on_rank}{finding.title}", "bold")
+        )
         if position:  # the first one's is in the verdict
             table.row("", "", finding.remedy)
     return table

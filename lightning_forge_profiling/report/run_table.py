@@ -8,12 +8,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.report.slow_steps import slowest_line
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
 from lightning_forge_profiling.report.wording import (
+    between,
     by_text,
     compute_lines,
     digits,
@@ -148,12 +150,13 @@ def _verdict(report: RunReport) -> Iterator[Line]:
             yield Line("verdict", Text(f"not enough steps: {steps} after warm-up, at least {MIN_STEPS} needed"))
         return
     yield Line("verdict", verdict(analysis))
-    also = []
+    rest, also = analysis.findings[1:], []
     for of, whole in ("step", "the step"), ("run", "the fit"):
-        shares = [f"{found.code} {found.share_pct:.0f} %" for found in analysis.findings[1:] if found.of == of]
+        shares = [f"{found.code} {found.share_pct:.0f} %{between(found)}" for found in rest if found.of == of]
         also += [f"{', '.join(shares)} of {whole}"] if shares else []
     if also:
-        yield Line("also", Text("; ".join(also)))
+        unreliable = "unreliable: " if analysis.verdict in MACHINE else ""
+        yield Line("also", Text(unreliable + "; ".join(also)))
     hints = ((hint.rank, hint.text) for hint in analysis.hints)
     for where, text in by_text(hints, several=len(analysis.ranks) > 1):
         yield Line("hint", Text(where + text))

@@ -6,6 +6,7 @@ from math import ceil, floor, log10
 from types import MappingProxyType
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.report.table import Text
@@ -149,10 +150,16 @@ def slowest(ranks: Sequence[RankSummary]) -> str:
     return ", the slowest by its median" if len(ranks) > 1 else ""
 
 
+def between(found: Finding) -> str:
+    """The interval of a finding's share in brackets: ` (38 to 47)`; "" if it is unknown."""
+    known = found.low_pct is not None and found.high_pct is not None
+    return f" ({found.low_pct:.0f} to {found.high_pct:.0f})" if known else ""
+
+
 def findings_note(analysis: Analysis) -> str:
-    """The steps that the findings cover; "" for all of them, or if none is from the trace."""
-    of_trace = any(found.source == "trace" for found in analysis.findings)
-    return f"Note: {analysis.findings_note}" if analysis.findings_note and of_trace else ""
+    """What to know of the findings' shares; "" if that is nothing, or if no finding is from the trace it is about."""
+    about = any(found.source == "trace" or found.code in MACHINE for found in analysis.findings)
+    return f"Note: {analysis.findings_note}" if analysis.findings_note and about else ""
 
 
 def findings_remarks(analysis: Analysis) -> Iterator[str]:
@@ -167,9 +174,11 @@ def findings_remarks(analysis: Analysis) -> Iterator[str]:
 
 
 def share_of(analysis: Analysis, finding: Finding) -> str:
-    """What a finding's share is relative to. Shares are means over the ranks, also if the finding names one of them."""
+    """What a finding's share is relative to, and its interval. Shares of a trace are means over the ranks."""
     if finding.of == "run":
         return "of the fit"
+    if interval := between(finding):
+        return f"of the step{interval}"
     averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"
     return "of the step, mean of the ranks" if averaged else "of the step"
 

@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.results.cpu import CpuUse, OptimizerSettings
+from lightning_forge_profiling.results.interval import ShareInterval
+from lightning_forge_profiling.results.lines import SampledLine
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
@@ -71,6 +73,9 @@ class Finding:
         advice: the fix, with the name of the setting.
         saves: predicted saving of the fix; None if unknown or without a fix.
         of: what `share_pct` is a share of: the `step`, or the wall time of the `run` from the start of the fit.
+        low_pct: lower end of the 95 % interval of `share_pct` by the run's own steps; None if unknown.
+        high_pct: upper end of it.
+        typical_pct: the share in typical steps, as the median over blocks of them; None if unknown.
     """
 
     code: str
@@ -82,6 +87,9 @@ class Finding:
     advice: str
     saves: Saving | None = None
     of: Literal["step", "run"] = "step"
+    low_pct: float | None = None
+    high_pct: float | None = None
+    typical_pct: float | None = None
 
     @property
     def remedy(self) -> str:
@@ -305,6 +313,10 @@ class RunEvidence:
         validation_loader: settings of the DataLoader that the fit validates on; None if unknown or without validation.
         optimizer: the optimizer and its parameter tensors on rank 0; None if unknown.
         cpu: use of the cores on rank 0; None if unknown, as after less than half a second of counted steps.
+        intervals: share of each region and of the ledger's parts inside the step with its interval, by name; empty for
+            fewer than five blocks of steps.
+        lines: where the training thread was in each region or part of the ledger, by samples of its stack during some
+            seconds of the run, most samples first; empty if it was not sampled, as where the GPU is behind.
     """
 
     steps: int
@@ -332,6 +344,8 @@ class RunEvidence:
     validation_loader: LoaderSettings | None = None
     optimizer: OptimizerSettings | None = None
     cpu: CpuUse | None = None
+    intervals: Mapping[str, ShareInterval] = field(default_factory=dict)
+    lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

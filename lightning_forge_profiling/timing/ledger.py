@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from heapq import heappush, heapreplace
 from time import perf_counter_ns
 from typing import Final
@@ -19,6 +20,7 @@ from lightning_forge_profiling.names import (
     hook_region,
 )
 from lightning_forge_profiling.notebook import ShownInNotebook
+from lightning_forge_profiling.timing.blocks import PartMarks
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
 from lightning_forge_profiling.timing.spans import Span, SpanLog
 
@@ -91,6 +93,7 @@ class LedgerClock:
         self._first_ns: dict[str, int] = {}
         self._counted_ns: Counter[str] = Counter()
         self._counted_from: dict[str, int] | None = None  # the parts when the steps began to count
+        self._marks = PartMarks()
         self._long_steps: Counter[str] = Counter()
         self._long_ns: Counter[str] = Counter()
         self._stack = [part] if part else []
@@ -153,15 +156,14 @@ class LedgerClock:
         finally:
             self.exit(part)
 
-    @property
-    def part(self) -> str:
-        """The innermost part; "" outside of all."""
-        return self._stack[-1] if self._stack else ""
+    def innermost(self) -> str:
+        """The innermost part, also for another thread; "" outside of all."""
+        return next(reversed(self._stack), "")
 
     @contextmanager
     def outside(self, part: str) -> Iterator[None]:
         """Leave a part for the one around it, and return at the end of the context. Does nothing inside another."""
-        if self.part != part:
+        if self.innermost() != part:
             yield
             return
         self.exit(part)
@@ -245,6 +247,8 @@ class LedgerClock:
         if step == 1 and self._stack[:1] == [FIRST_STEP]:
             self.turn_to(STEPS)
         self.step = step
+        if last_counts and not step % self._marks.every:
+            self._marks.add(step, self._counted_inside())
         if self.noted:
             if last_counts:
                 self._long_steps.update(self.noted.keys())
@@ -274,6 +278,13 @@ class LedgerClock:
             for part, ns in self._ns.items():
                 counted[part] += ns - self._counted_from.get(part, 0)
         return counted
+
+    def marks(self) -> PartMarks:
+        """The time of the parts in the steps that count, up to some steps and up to now."""
+        return self._marks.until((self.step or 0) + 1, self._counted_inside())
+
+    def _counted_inside(self) -> dict[str, int]:
+        return {part: ns for part, ns in self._counted().items() if ns and _is_inside(part)}
 
     def open_span(self, name: str) -> None:
         """Begin a span that is not a part, such as an epoch or the recorded window. Does nothing if it is open."""
@@ -318,7 +329,7 @@ class LedgerClock:
             self._parts(now_ns),
             counts=dict(self._counts),
             first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
-            counted_s={part: ns / 1e9 for part, ns in counted.items() if ns and _is_inside(part)},
+            counted_s={part: ns / 1e9 for part, ns in self._counted_inside().items()},
             long_steps={
                 part: steps for part, steps in self._long_steps.items() if self._long_ns[part] > _NEARLY * counted[part]
             },
@@ -338,6 +349,7 @@ LOOP: Final = frozenset((FIRST_STEP, STEPS))
 """The parts that are the training loop, without what is in parts of its own."""
 
 
+@cache
 def _is_inside(part: str) -> bool:
     """Whether a part is inside a region of the step."""
     return part in {DATA_LOADER, GC_FULL, GC_YOUNG} or bool(hook_region(part))

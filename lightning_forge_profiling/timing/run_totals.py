@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
+from lightning_forge_profiling.timing.blocks import StepBlocks
 from lightning_forge_profiling.timing.rates import Percentiles, Rates, Spread, StepTiming, StepWork
 from lightning_forge_profiling.timing.slowest import SlowestSteps, TimedStep
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, WHOLE, StepTimes
@@ -101,6 +102,8 @@ class RunTotals:
         self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
         self._after_window: list[float] = []
         self._slowest = SlowestSteps()
+        self.blocks = StepBlocks()
+        """The steps that count."""
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
         """Enter one step.
@@ -128,6 +131,7 @@ class RunTotals:
                 by_region = times.device_ms if times.split else {}
                 self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
             self._count(times, took_ms, work, timing)
+            self.blocks.add(times.step, took_ms, times.device_ms if times.split else {})
             return
         self._break_cycle(work)
         self._left_out[left_out] += 1

@@ -45,6 +45,7 @@ class Turns(L.Callback):
         self._stop = threading.Event()
 
     def on_train_batch_end(self, *_: Any) -> None:
+        """Time the step."""
         now, kind = perf_counter(), self._kinds[self._steps // TURN % 3]
         if self._ended is not None and self._steps % TURN >= SETTLED:
             self.times[kind].append(1e3 * (now - self._ended))
@@ -80,9 +81,11 @@ class Deep(L.LightningModule):
         self.body = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
 
     def training_step(self, batch: Any) -> Any:
+        """The loss."""
         return F.cross_entropy(self.body(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
+        """Adam."""
         return torch.optim.Adam(self.parameters())
 
 
@@ -102,9 +105,8 @@ def main() -> None:
     without = median(turns.times["none"])
     for kind, times in turns.times.items():
         low, _, high = quantiles(times, n=4)
-        sys.stdout.write(
-            f"{kind:14} {median(times):.3f} ms ({low:.3f} to {high:.3f}), {100 * (median(times) / without - 1):+.1f} %\n"
-        )
+        more_pct = 100 * (median(times) / without - 1)
+        sys.stdout.write(f"{kind:14} {median(times):.3f} ms ({low:.3f} to {high:.3f}), {more_pct:+.1f} %\n")
 
 
 if __name__ == "__main__":

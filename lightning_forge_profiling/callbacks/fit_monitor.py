@@ -31,6 +31,7 @@ from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
 from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.worker_stacks import WorkerStacks
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import PROFILER, STARTUP_PROCESS
 from lightning_forge_profiling.record.histogram import bucket
@@ -140,6 +141,7 @@ class FitMonitor:
         self._ledger_parts: LedgerParts | None = None
         self._cpu: CpuAccount | None = None
         self._stacks: StackSampler | None = None
+        self._worker_stacks = WorkerStacks()
         self._continues_from = 0
         self._ended_batch = -1
         self._kind_of_step = (False, True)
@@ -162,6 +164,7 @@ class FitMonitor:
     def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
         parts = set_up_parts(hook_parts(trainer, module, self.callbacks))
         self._set_up = SetUpParts(self.ledger, self.step_timer, trainer, parts)
+        self._worker_stacks.watch()
 
     @guarded
     def begin(self, trainer: Trainer, module: LightningModule) -> None:
@@ -277,6 +280,7 @@ class FitMonitor:
         if self._cpu is not None and self._cpu.due(now_s, counts=counts):
             if self._stacks is None and counts and not self.step_timer.host_is_ahead:
                 self._stacks = StackSampler(self.ledger.innermost, self._cpu.clock)
+                self._stacks.start()
             self._account(counts=counts)
         self._due_s = min(inf if self.rows is None else self.rows.due_s, now_s + ACCOUNT_PERIOD_S)
 
@@ -311,12 +315,14 @@ class FitMonitor:
         """Enter the sanity check in the ledger."""
         if not self._checking:
             self._checking = True
+            self._worker_stacks.release()
             self.ledger.enter("sanity_check")
 
     def exit_sanity_check(self) -> None:
         """Leave it."""
         if self._checking:
             self._checking = False
+            self._worker_stacks.watch()
             self.ledger.exit("sanity_check")
 
     def _enter_validation(self) -> None:
@@ -372,7 +378,8 @@ class FitMonitor:
             leave_figures(trainer, self.step_timer, self.trace(), self.ledger.read())
 
     def _leave_set_up(self) -> None:
-        """Restore what was replaced in `setup`."""
+        """Restore what was replaced in `setup`; by the time that training begins its loader's workers are there."""
+        self._worker_stacks.release()
         watching, self._set_up = self._set_up, None
         if watching is not None:
             watching.close()
@@ -454,6 +461,7 @@ class FitMonitor:
             if self.rows is not None:
                 self.rows.conclude(trainer, report, interrupted=interrupted)
         finally:
+            self._worker_stacks.close()
             shown = report is not None and trainer.is_global_zero
             results = FitResults(
                 analysis=report.analysis if report is not None and shown else None,
@@ -488,6 +496,7 @@ class FitMonitor:
             continues_from=self._continues_from,
             cpu=self._cpu,
             stacks=self._stacks,
+            worker_lines=self._worker_stacks.lines(),
             blocks=self.step_timer.totals.blocks.read(self.ledger.marks()),
         )
 

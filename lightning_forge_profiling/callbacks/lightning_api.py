@@ -1,5 +1,6 @@
 """Everything that the callbacks use of Lightning beyond its documented interface."""
 
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -116,12 +117,13 @@ _STACK_REGIONS = {
     ("strategies", "training_step"): "forward",
     ("strategies", "backward"): "backward",
     ("strategies", "optimizer_step"): "optimizer",
+    ("_utils", "fetch"): "data",  # in a loader's worker
 }
 
 
 def stack_region(file: str, function: str) -> str | None:
     """The region whose outermost function in Lightning's code this is; "" for one of validation, None for no such."""
-    _, _, within = file.replace("\\", "/").rpartition("/pytorch/")
+    within = re.split(r"/pytorch/|/utils/data/", file)[-1]
     if within == "loops/evaluation_loop.py":
         return ""
     return _STACK_REGIONS.get((within.partition("/")[0], function))

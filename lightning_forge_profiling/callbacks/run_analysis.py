@@ -132,7 +132,7 @@ def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
         found[name] = share_interval([block.part_ms.get(name, 0.0) for block in blocks], whole, steps, bootstrap)
     split = [block for block in blocks if block.split_ms]
     if len(split) >= FEWEST_INTERVALS:
-        steps, whole = [block.steps for block in split], [block.split_ms for block in split]
+        steps, whole = [block.split_steps for block in split], [block.split_ms for block in split]
         bootstrap = BlockBootstrap(steps, whole)
         for name in REGIONS:
             parts = (name, *BETWEEN_EPOCHS) if name == "data" else (name,)

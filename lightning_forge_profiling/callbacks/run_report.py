@@ -24,6 +24,7 @@ from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.cpu import CpuUse
+from lightning_forge_profiling.results.lines import WORKER_LINES, SampledLine
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.blocks import StepBlock
@@ -64,6 +65,7 @@ def run_report(
     continues_from: int,
     cpu: CpuAccount | None,
     stacks: StackSampler | None,
+    worker_lines: tuple[SampledLine, ...],
     blocks: Sequence[StepBlock],
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten.
@@ -81,6 +83,7 @@ def run_report(
         continues_from: the optimizer step that the fit began with.
         cpu: the account of the cores' use.
         stacks: samples of the training thread's stack.
+        worker_lines: samples of a loader worker's stack.
         blocks: the counted steps in blocks, for the intervals of shares.
     """
     rates = tuple(run_compute(found) for found in compute)
@@ -103,7 +106,10 @@ def run_report(
             validation_loader=loader_settings(trainer, validation=True),
             optimizer=optimizer_settings(trainer),
             intervals=share_intervals(blocks),
-            lines={} if stacks is None else stacks.lines(),
+            lines={
+                **({} if stacks is None else stacks.lines()),
+                **({WORKER_LINES: worker_lines} if worker_lines else {}),
+            },
             cpu=_cpu_use(cpu, stacks, max(int(trainer.num_devices), 1)),
         )
     folder = lightning_api.logger_folder(trainer) if trainer.is_global_zero else None

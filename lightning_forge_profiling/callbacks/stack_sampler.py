@@ -47,7 +47,23 @@ _HALF: Final = 0.5
 _BLOCKING: Final = ("distributed", "cuda", "multiprocessing", "utils/data")
 """Parts of torch whose calls may wait for something else than the interpreter lock."""
 
+_LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
+
 _PACKAGE: Final = str(Path(__file__).parent.parent)
+
+
+LineSums = defaultdict[tuple[str, int, str], list[int]]
+"""Nanoseconds in all and without a core, and samples, by file, line and function; "" where none is the user's."""
+
+
+class Sample(NamedTuple):
+    """What a sample stands for: the time since the one before."""
+
+    wall_ns: int
+    idle_ns: int
+    """The part of it in which the sampled thread neither computed nor waited for a core."""
+    late_ns: int
+    """How much later than asked the sampling thread went on, without waiting for a core."""
 
 
 class _Place(NamedTuple):
@@ -57,35 +73,30 @@ class _Place(NamedTuple):
     calls: bool
     """Whether it calls what may wait for something else than the interpreter lock."""
     is_loop: bool
-    """Whether it is Lightning's loop, around which is the script."""
+    """Whether it is Lightning's loop or that of a loader's worker, around which is the script."""
     region: str | None
     """The region of the step that it is the outermost function of; None for other code, "" outside of training."""
 
 
-class StackSampler:
-    """Samples the stack of the thread that creates it, and how long it waits for the interpreter lock.
+class StackThread:
+    """Samples the stack of the thread that creates it.
 
     Args:
-        part: returns the innermost part of the ledger.
-        clock: CPU time of the thread; None if unknown.
+        clock: CPU time of that thread; None if unknown.
     """
 
-    def __init__(self, part: Callable[[], str], clock: ThreadClock | None) -> None:
-        self._part, self._clock = part, clock
+    def __init__(self, clock: ThreadClock | None) -> None:
+        self.counts = True
+        """Whether to sample at present."""
+        self._clock = clock
         self._sampled = threading.get_ident()
-        self._native = threading.get_native_id()
         self._folders = _library_folders()
         self._places: dict[CodeType, _Place] = {}
-        self._lines: defaultdict[str, defaultdict[tuple[str, int, str], list[int]]] = defaultdict(
-            lambda: defaultdict(lambda: [0, 0, 0])
-        )
-        self._held = StepBlocks()
-        self._intervals = 0
-        self._held_by: Counter[str] = Counter()
-        self.counts = True
-        """Whether the current step counts: others are not sampled."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forge-stacks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -93,25 +104,92 @@ class StackSampler:
         self._stop.set()
         self._thread.join(timeout=1.0)
 
+    def add(self, frame: FrameType, sample: Sample) -> None:
+        """Called in the sampling thread for each sample; `frame` is the innermost one."""
+
+    def _run(self) -> None:
+        try:
+            own = ThreadClock() if self._clock is not None else None
+            try:
+                self._sample(own)
+            finally:
+                self._places.clear()
+                if own is not None:
+                    own.close()
+        except Exception as exc:
+            _log.warning("The stack of a thread is not sampled any more: %s: %s", type(exc).__name__, exc)
+
+    def _sample(self, own: ThreadClock | None) -> None:
+        samples, before = 0, self._read(own)
+        while samples < _SAMPLES and not self._stop.wait(_PERIOD_S):
+            now = self._read(own)
+            wall_ns, used_ns, waited_ns = (later - earlier for earlier, later in zip(before, now, strict=True))
+            before = now
+            frame = sys._current_frames().get(self._sampled)  # noqa: SLF001  (the public way to another thread's stack)
+            if self.counts and frame is not None:
+                samples += 1
+                late_ns = max(wall_ns - waited_ns - int(_PERIOD_S * 1e9), 0)
+                self.add(frame, Sample(wall_ns, max(wall_ns - used_ns, 0), late_ns))
+            del frame  # its locals are the user's
+
+    def _read(self, own: ThreadClock | None) -> tuple[int, int, int]:
+        """The time, the CPU time of the sampled thread with its waits for a core, and the waits of this one."""
+        used_ns = 0 if self._clock is None else sum(self._clock.ns())
+        return perf_counter_ns(), used_ns, 0 if own is None else own.ns()[1]
+
+    def walk(self, frame: FrameType) -> tuple[tuple[str, int, str], str | None]:
+        """The innermost line of the user's code inside the loop, and the region; None outside of the loop."""
+        line, region = ("", 0, ""), None
+        each: FrameType | None = frame
+        while each is not None:
+            place = self.place(each.f_code)
+            if place.is_loop:
+                return line, region or "other" if region != "" else None
+            if place.users and not line[0]:
+                line = each.f_code.co_filename, each.f_lineno or 0, each.f_code.co_qualname
+            if region is None:
+                region = place.region
+            each = each.f_back
+        return line, None
+
+    def place(self, code: CodeType) -> _Place:
+        """What a code object is part of."""
+        found = self._places.get(code)
+        if found is None:
+            file = code.co_filename
+            of_library = file.startswith(("<frozen", *self._folders))
+            _, torch, within = file.partition("/torch/")
+            lightning = "/lightning/" in file or "/pytorch_lightning/" in file
+            self._places[code] = found = _Place(
+                users=not of_library,
+                calls=within.startswith(_BLOCKING) if torch else not lightning,
+                is_loop=of_library and file.endswith(_LOOPS),
+                region=stack_region(file, code.co_name) if of_library else None,
+            )
+        return found
+
+
+class StackSampler(StackThread):
+    """Samples the training thread: its lines by region and hook, and how long it waits for the interpreter lock.
+
+    Args:
+        part: returns the innermost part of the ledger.
+        clock: CPU time of the training thread, which creates this; None if unknown.
+    """
+
+    def __init__(self, part: Callable[[], str], clock: ThreadClock | None) -> None:
+        super().__init__(clock)
+        self._part = part
+        self._native = threading.get_native_id()
+        self._lines: defaultdict[str, LineSums] = defaultdict(new_sums)
+        self._interval = _Interval(self._native)
+        self._held = StepBlocks()
+        self._intervals = 0
+        self._held_by: Counter[str] = Counter()
+
     def lines(self) -> dict[str, tuple[SampledLine, ...]]:
         """The lines in which most samples of each part are, by region or part of the ledger."""
-        found = {}
-        for part, lines in dict(self._lines).items():
-            whole_ns = sum(ns for ns, _, _ in lines.values())
-            if sum(samples for _, _, samples in lines.values()) < _ENOUGH or not whole_ns:
-                continue
-            top = sorted(lines.items(), key=lambda item: -item[1][0])[:_LINES]
-            found[part] = tuple(
-                SampledLine(
-                    file=_shown(file),
-                    line=line,
-                    function=function,
-                    pct=100 * ns / whole_ns,
-                    waiting_pct=None if self._clock is None else 100 * idle_ns / max(ns, 1),
-                )
-                for (file, line, function), (ns, idle_ns, _) in top
-                if file
-            )
+        found = {part: sampled_lines(sums) for part, sums in dict(self._lines).items()}
         return {part: lines for part, lines in found.items() if lines}
 
     def gil(self) -> tuple[ShareInterval | None, str]:
@@ -124,92 +202,22 @@ class StackSampler:
         )
         return interval, next((name for name, _ in self._held_by.most_common(1)), "")
 
-    def _run(self) -> None:
-        try:
-            own = ThreadClock() if self._clock is not None else None
-            try:
-                self._sample(own)
-            finally:
-                self._places.clear()
-                if own is not None:
-                    own.close()
-        except Exception as exc:
-            _log.warning("The training thread's stack is not sampled any more: %s: %s", type(exc).__name__, exc)
-
-    def _sample(self, own: ThreadClock | None) -> None:
-        samples, before = 0, self._read(own)
-        interval = _Interval(self._native)
-        while samples < _SAMPLES and not self._stop.wait(_PERIOD_S):
-            now = self._read(own)
-            if self.counts:
-                samples += 1
-                self._add(before, now, interval)
-                if interval.samples >= _INTERVAL:
-                    self._end(interval)
-                    interval = _Interval(self._native)
-            else:
-                interval = _Interval(self._native)
-            before = now
-
-    def _read(self, own: ThreadClock | None) -> tuple[int, int, int]:
-        """The time, the CPU time of the sampled thread with its waits for a core, and the waits of this one."""
-        used_ns = 0 if self._clock is None else sum(self._clock.ns())
-        return perf_counter_ns(), used_ns, 0 if own is None else own.ns()[1]
-
-    def _add(self, before: tuple[int, int, int], now: tuple[int, int, int], interval: "_Interval") -> None:
-        wall_ns, used_ns, waited_ns = (later - earlier for earlier, later in zip(before, now, strict=True))
-        idle_ns = max(wall_ns - used_ns, 0)
-        frame = sys._current_frames().get(self._sampled)  # noqa: SLF001  (the public way to another thread's stack)
-        if frame is None:
-            return
-        part, line, blocking = self._where(frame)
-        del frame  # its locals are the training's
-        if part:
-            sums = self._lines[part][line]
-            for place, ns in enumerate((wall_ns, idle_ns, 1)):
-                sums[place] += ns
-        interval.samples += 1
-        interval.wall_ns += wall_ns
-        interval.late_ns += max(wall_ns - waited_ns - int(_PERIOD_S * 1e9), 0)
-        interval.idle_ns += idle_ns
-        interval.waiting_ns += 0 if blocking else idle_ns
-
-    def _where(self, frame: FrameType) -> tuple[str, tuple[str, int, str], bool]:
-        """The part of the step, the innermost line of the user's code, and whether that may be in a blocking call."""
-        line, region = ("", 0, ""), None
-        blocking = self._may_block(frame)
-        each: FrameType | None = frame
-        while each is not None:
-            place = self._places.get(each.f_code) or self._place(each.f_code)
-            if place.users and not line[0]:
-                line = each.f_code.co_filename, each.f_lineno or 0, each.f_code.co_qualname
-            if place.region is not None and region is None:
-                region = place.region
-            if place.is_loop:
-                break
-            each = each.f_back
+    def add(self, frame: FrameType, sample: Sample) -> None:
+        """Add a sample to its line, and to the present quarter of a second."""
+        line, region = self.walk(frame)
         part = self._part()
-        if part.startswith(("callback/", "module/", "datamodule/", "logger")):
-            return part, line, blocking
-        return ("" if part != STEPS or region == "" or each is None else region or "other"), line, blocking
+        hooked = part.startswith(("callback/", "module/", "datamodule/", "logger"))
+        if hooked or (region is not None and part == STEPS):
+            add_sample(self._lines[part if hooked else region or ""], line, sample)
+        interval = self._interval
+        interval.add(sample, blocked=self._may_block(frame))
+        if interval.samples >= _INTERVAL:
+            self._end(interval)
+            self._interval = _Interval(self._native)
 
     def _may_block(self, frame: FrameType) -> bool:
         code = frame.f_code
-        place = self._places.get(code) or self._place(code)
-        return place.calls and dis.opname[code.co_code[frame.f_lasti]] not in _NEVER_BLOCK
-
-    def _place(self, code: CodeType) -> _Place:
-        file = code.co_filename
-        of_library = file.startswith(("<frozen", *self._folders))
-        _, torch, within = file.partition("/torch/")
-        lightning = "/lightning/" in file or "/pytorch_lightning/" in file
-        self._places[code] = found = _Place(
-            users=not of_library,
-            calls=within.startswith(_BLOCKING) if torch else not lightning,
-            is_loop=of_library and file.endswith("loops/training_epoch_loop.py"),
-            region=stack_region(file, code.co_name) if of_library else None,
-        )
-        return found
+        return self.place(code).calls and dis.opname[code.co_code[frame.f_lasti]] not in _NEVER_BLOCK
 
     def _end(self, interval: "_Interval") -> None:
         """Add a quarter of a second: if another Python thread held the lock, how long training waited for it."""
@@ -231,6 +239,41 @@ class _Interval:
     def __init__(self, sampled: int) -> None:
         self.samples = self.wall_ns = self.late_ns = self.idle_ns = self.waiting_ns = 0
         self.threads_s = python_threads_s(sampled)
+
+    def add(self, sample: Sample, *, blocked: bool) -> None:
+        self.samples += 1
+        self.wall_ns += sample.wall_ns
+        self.late_ns += sample.late_ns
+        self.idle_ns += sample.idle_ns
+        self.waiting_ns += 0 if blocked else sample.idle_ns
+
+
+def new_sums() -> LineSums:
+    """No samples yet."""
+    return defaultdict(lambda: [0, 0, 0])
+
+
+def add_sample(sums: LineSums, line: tuple[str, int, str], sample: Sample) -> None:
+    """Add a sample to its line."""
+    times = sums[line]
+    times[0] += sample.wall_ns
+    times[1] += sample.idle_ns
+    times[2] += 1
+
+
+def sampled_lines(sums: LineSums) -> tuple[SampledLine, ...]:
+    """The lines of the user's code with most time, at most three; empty for too few samples."""
+    whole_ns = sum(ns for ns, _, _ in sums.values())
+    if sum(samples for _, _, samples in sums.values()) < _ENOUGH or not whole_ns:
+        return ()
+    top = sorted(sums.items(), key=lambda item: -item[1][0])[:_LINES]
+    return tuple(
+        SampledLine(
+            file=_shown(file), line=line, function=function, pct=100 * ns / whole_ns, waiting_pct=100 * idle_ns / ns
+        )
+        for (file, line, function), (ns, idle_ns, _) in top
+        if file
+    )
 
 
 _NEVER_BLOCK: Final = frozenset(

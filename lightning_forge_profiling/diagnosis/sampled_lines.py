@@ -8,6 +8,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.diagnosis.run_regions import region
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
+from lightning_forge_profiling.results.lines import WORKER_LINES
 
 _LEAST_PCT: Final = 25.0
 """A line with a smaller share of a finding's time is not what to change first."""
@@ -38,6 +39,11 @@ def with_lines(findings: Iterable[Finding], evidence: RunEvidence) -> list[Findi
 
 
 def _with_line(found: Finding, evidence: RunEvidence) -> Finding:
+    if found.code == "input-bound" and WORKER_LINES in evidence.lines:
+        line = evidence.lines[WORKER_LINES][0]
+        where = f"{line.file}:{line.line} {line.function}"
+        title = f"{found.title}; a worker spends {line.pct:.0f} % of its time on batches in {where}"
+        return replace(found, title=title, evidence={**found.evidence, "line": where, "line_pct": round(line.pct, 1)})
     part = found.evidence.get("part")
     parts = (part,) if isinstance(part, str) else _REGIONS.get(found.code, ())
     weights = {

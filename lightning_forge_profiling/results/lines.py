@@ -1,6 +1,10 @@
 """Where the training thread was, by samples of its stack: lines of the user's code."""
 
 from dataclasses import dataclass
+from typing import Final
+
+WORKER_LINES: Final = "data/worker"
+"""The part of the step that a loader worker's lines are listed under."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,15 @@ class StepBlock:
     Attributes:
         steps: how many steps.
         ms: their time.
-        split_ms: the part of it in steps whose regions were timed.
+        split_steps: how many of them had their regions timed.
+        split_ms: the time of those.
         region_ms: their time by region.
         part_ms: time of all steps by part of the ledger.
     """
 
     steps: int = 0
     ms: float = 0.0
+    split_steps: int = 0
     split_ms: float = 0.0
     region_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     part_ms: Mapping[str, float] = field(default_factory=dict)
@@ -30,6 +32,7 @@ class StepBlock:
         """Add the sums of another block."""
         self.steps += other.steps
         self.ms += other.ms
+        self.split_steps += other.split_steps
         self.split_ms += other.split_ms
         for region, ms in other.region_ms.items():
             self.region_ms[region] += ms
@@ -61,6 +64,7 @@ class StepBlocks:
         block.steps += 1
         block.ms += took_ms
         if region_ms:
+            block.split_steps += 1
             block.split_ms += took_ms
             for region, ms in region_ms.items():
                 block.region_ms[region] += ms

@@ -130,7 +130,7 @@ def test_a_thread_that_keeps_the_interpreter_lock_is_named():
     thread = threading.Thread(target=count, name="counter")
     thread.start()
     try:
-        analysis = fitted(Small(), 400)
+        analysis = fitted(Small(), 1500)
     finally:
         over.set()
         thread.join()

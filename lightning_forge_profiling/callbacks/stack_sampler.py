@@ -49,6 +49,9 @@ _BLOCKING: Final = ("distributed", "cuda", "multiprocessing", "utils/data")
 
 _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
 
+_TYPED: Final = ("<stdin>", "<ipython")
+"""Code of the user's that has no file."""
+
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 
 
@@ -157,7 +160,7 @@ class StackThread:
         found = self._places.get(code)
         if found is None:
             file = code.co_filename
-            of_library = file.startswith(("<frozen", *self._folders))
+            of_library = file.startswith(self._folders) or (file[:1] == "<" and not file.startswith(_TYPED))
             _, torch, within = file.partition("/torch/")
             lightning = "/lightning/" in file or "/pytorch_lightning/" in file
             self._places[code] = found = _Place(

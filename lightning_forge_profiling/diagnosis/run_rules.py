@@ -199,10 +199,11 @@ def _transfer(evidence: RunEvidence) -> Explanation:
 def _tells_waits(evidence: RunEvidence) -> bool:
     """Whether a wait in the module's code is known from its time without a core.
 
-    Where another thread of the process waits for a core, no thread may use one; several ranks wait for each other.
+    Where another thread of the process waits for a core, no thread may use one; several ranks wait for each other, and
+    on a GPU the training thread waits for autograd's.
     """
     cpu = evidence.cpu
-    return cpu is not None and evidence.world_size == 1 and (cpu.contended is False or cpu.threads == 1)
+    return cpu is not None and not evidence.on_device and evidence.world_size == 1 and (cpu.contended is False or cpu.threads == 1)
 
 
 def _blocked_cost(name: str, evidence: RunEvidence) -> float:

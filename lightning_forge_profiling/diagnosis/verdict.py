@@ -107,7 +107,7 @@ def decide(findings: Sequence[Finding], *, gpu: bool = True, steps: int = 0) -> 
         ...     evidence={}, advice=""
         ... )  # fmt: skip
         >>> decide([wide], steps=38)[1].partition(". ")[2]
-        '38 steps counted, about 160 needed.'
+        '38 steps counted, about 150 needed.'
     """
     if not findings and not gpu:
         return NOTHING_STANDS_OUT, _NOTHING_WITHOUT_GPU

@@ -47,7 +47,7 @@ class StepBlocks:
         ...     blocks.add(step, 2.0, {"forward": 1.0} if step % 2 else {})
         >>> found = blocks.read()
         >>> len(found), found[1].steps, found[1].ms, found[1].split_ms, found[1].region_ms["forward"]
-        (33, 4, 8.0, 4.0, 2.0)
+        (64, 2, 4.0, 2.0, 1.0)
     """
 
     def __init__(self) -> None:

@@ -203,7 +203,9 @@ def _tells_waits(evidence: RunEvidence) -> bool:
     on a GPU the training thread waits for autograd's.
     """
     cpu = evidence.cpu
-    return cpu is not None and not evidence.on_device and evidence.world_size == 1 and (cpu.contended is False or cpu.threads == 1)
+    if cpu is None or evidence.on_device or evidence.world_size > 1:
+        return False
+    return cpu.contended is False or cpu.threads == 1
 
 
 def _blocked_cost(name: str, evidence: RunEvidence) -> float:

@@ -7,6 +7,7 @@ from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.results.analysis import Analysis, Collective, Finding, Hint, RankWait
 from lightning_forge_profiling.results.flops import Flops
 from lightning_forge_profiling.results.host import Host, SyncCause
+from lightning_forge_profiling.results.python_functions import PythonCall, PythonFunctions, UserFunction
 from lightning_forge_profiling.results.rank import (
     Communication,
     Copies,
@@ -193,6 +194,26 @@ def _rank(rank: int, step_ms: list[float], ranks: int) -> RankSummary:
             allocations_per_step=512.0,
             frees_per_step=512.0,
         ),
+        python=PythonFunctions(
+            tree=(
+                _call(-1, "run", "lightning/pytorch/loops/training_epoch_loop.py:153", "library", step, 0.06 * step),
+                _call(
+                    0, "_training_step", "lightning/pytorch/loops/optimization/automatic.py:307", "library", 0.9 * step
+                ),
+                _call(1, "training_step", "train.py:80", "user", 0.88 * step, 0.08 * step),
+                _call(2, "log_losses", "train.py:88", "user", 0.8 * step, 0.3 * step),
+                _call(3, "Tensor.item", "", "library", 0.5 * step),
+                _call(0, "on_train_batch_end", "callbacks/forge_profiler.py:138", "profiler", 0.04 * step),
+            ),
+            users=(
+                UserFunction(
+                    where="log_losses (train.py:88)",
+                    ms_per_step=0.8 * step,
+                    own_ms_per_step=0.8 * step,
+                    calls_per_step=1.0,
+                ),
+            ),
+        ),
         regions=(
             _region("forward", step, host=0.25, gpu=0.2),
             _region("backward", step, host=0.3, gpu=0.43),
@@ -261,6 +282,12 @@ def _rank(rank: int, step_ms: list[float], ranks: int) -> RankSummary:
         ),
         unlinked_pct=0.4,
         warnings=("step 7 is cut off by the end of the recording",),
+    )
+
+
+def _call(caller, name, where, kind, *ms):
+    return PythonCall(
+        caller=caller, name=name, where=where, kind=kind, ms_per_step=ms[0], self_ms_per_step=ms[-1], calls_per_step=1.0
     )
 
 

@@ -84,7 +84,11 @@ def without_steps():
 def embellished(content, text):
     """The same plain data with `text` after every string that a trace could bring, keys of mappings included."""
     if isinstance(content, str):
-        return content if content in {"trace", "run", "step", "mfu", "hfu"} else content + text
+        return (
+            content
+            if content in {"trace", "run", "step", "mfu", "hfu", "user", "library", "profiler"}
+            else content + text
+        )
     if isinstance(content, list | tuple):
         return [embellished(each, text) for each in content]
     if isinstance(content, dict):
@@ -266,6 +270,37 @@ class TestContent:
             assert page.one("body").text.count("no GPU work was recorded") == 1
             assert "GPU was idle" not in page.one("body").text
             assert "GPU busy" not in page.one("body").text
+
+    def test_python_functions_are_as_wide_as_their_time_and_a_click_widens_one(self, browser, tmp_path):
+        page = Page(browser, tmp_path, sample_analysis(), [sample_timeline()])
+        whole = page.one(".flame").rect["width"]
+
+        def widths():
+            return {call.text: call.rect["width"] / whole for call in page.all(".call")}
+
+        shares = {"run": 1, "training_step": 0.88, "log_losses": 0.8, "Tensor.item": 0.5, "on_train_batch_end": 0.04}
+        assert widths() == pytest.approx(shares, abs=0.002)  # _training_step does little but call training_step
+        lefts = {call.text: call.rect["x"] for call in page.all(".call")}
+        assert lefts["on_train_batch_end"] - lefts["run"] == pytest.approx(0.9 * whole, abs=2), (
+            "callees beside each other"
+        )
+        rows = [call.rect["y"] for call in page.all(".call")]
+        assert len(set(rows)) == 4
+        [losses] = [call for call in page.all(".call") if call.text == "log_losses"]
+        title = losses.get_attribute("title")
+        assert title.startswith("log_losses (train.py:88): ")
+        assert "80.0 %" in title
+
+        losses.click()
+        assert widths() == pytest.approx(
+            {"run": 1, "training_step": 1, "log_losses": 1, "Tensor.item": 0.625}, abs=0.002
+        )
+        next(call for call in page.all(".call") if call.text == "log_losses").click()
+        assert widths()["training_step"] == 1, "back to what called it"
+        next(call for call in page.all(".call") if call.text == "run").click()
+        assert widths() == pytest.approx(shares, abs=0.002)
+        assert page.column("python", 1) == ["log_losses (train.py:88)"]
+        assert browser.get_log("browser") == []
 
     def test_training_on_a_cpu_has_its_step_by_region_and_no_empty_section(self, browser, tmp_path):
         result = analyze(TRACES / "cpu_mlp")

@@ -1,12 +1,14 @@
 """Step time of a rank that trains on the CPU: data loader, operators, optimizer, Python."""
 
 import re
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host_calls import LAUNCHES, named, spans_of
+from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.operators import self_time
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.analysis.regions import host_spans
@@ -35,7 +37,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
     data, optimizer = host["data"], host["optimizer"]
     trains = np.isin(operators.thread, _training_threads(recording))
     computing = spans_of(operators, trains) - data - optimizer
-    rest = steps.host_scope - data - optimizer - computing
+    rest = outside_operators(recording, host)
     rows = np.arange(len(operators))
     updates = in_step & by_optimizer(trace, parent, operators.start, rows)
     elsewhere = in_step & trains & ~data.contains(operators.start) & ~optimizer.contains(operators.start)
@@ -53,6 +55,18 @@ def cpu_time(recording: Recording) -> CpuTime | None:
         intra_op_threads=trace.intra_op_threads,
         usable_cores=trace.usable_cores,
     )
+
+
+def outside_operators(recording: Recording, host: Mapping[str, Intervals]) -> Intervals:
+    """When a rank that trains on the CPU is in no operator, nor in data loader and optimizer.
+
+    Args:
+        recording: the recording.
+        host: result of `host_spans`.
+    """
+    operators = recording.trace.operators
+    computing = spans_of(operators, np.isin(operators.thread, _training_threads(recording)))
+    return recording.steps.host_scope - host["data"] - host["optimizer"] - computing
 
 
 def _training_threads(recording: Recording) -> NDArray[np.int64]:

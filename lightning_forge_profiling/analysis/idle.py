@@ -44,6 +44,7 @@ class IdleTime:
             of other gaps, the time in syncs and in operators that contain one. Lightning's syncs are left out.
         after_allocator: likewise for allocations and frees, without the time that counts to a sync.
         launching: the rest of the time in which the GPU waits for Python or a launch, without gaps after any sync.
+        for_python: when that is.
         for_host: when the GPU waits for the host: until the call that launches the next work returns.
         for_launch: the rest of the gaps, in which the next work is already launched.
         waiting: when the GPU waits for the host or for a launch to reach it.
@@ -57,6 +58,7 @@ class IdleTime:
     after_allocator: Ints
     launching: Ints
     data_wait: Ints
+    for_python: Intervals
     for_host: Intervals
     for_launch: Intervals
     waiting: Intervals
@@ -121,13 +123,15 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     syncs = named(recording.trace, recording.trace.calls, WAITS)
     after_any_sync = caused_by(_waiting_for_gpu(recording, syncs))
     after_allocator = caused_by(activity["allocator"]) - after_any_sync
+    for_python = waiting - after_any_sync - after_allocator - (for_host & claimed)
     return IdleTime(
         idle=idle,
         causes={cause: causes[cause] for cause in IDLE_CAUSES},
         after_sync=steps.measure(caused_by(_waiting_for_gpu(recording, syncs & ~of_lightning(recording)))),
         after_allocator=steps.measure(after_allocator),
-        launching=steps.measure(waiting - after_any_sync - after_allocator - (for_host & claimed)),
+        launching=steps.measure(for_python),
         data_wait=steps.measure_host(activity["data"]),
+        for_python=for_python,
         for_host=for_host,
         for_launch=gaps - for_host,
         waiting=waiting,

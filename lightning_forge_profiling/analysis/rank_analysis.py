@@ -7,16 +7,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.busy import BusyTime, busy_time
-from lightning_forge_profiling.analysis.cpu_time import cpu_time
+from lightning_forge_profiling.analysis.cpu_time import cpu_time, outside_operators
 from lightning_forge_profiling.analysis.flop_rate import flop_rate
-from lightning_forge_profiling.analysis.host_calls import ALLOCATES, FREES, GRAPH_LAUNCHES, LAUNCHES, named
+from lightning_forge_profiling.analysis.host_calls import (
+    ALLOCATES,
+    FREES,
+    GRAPH_LAUNCHES,
+    LAUNCHES,
+    LOADS_DATA,
+    named,
+    spans_of,
+)
 from lightning_forge_profiling.analysis.idle import IdleTime, idle_time
 from lightning_forge_profiling.analysis.idle_parts import idle_parts
+from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.marks import step_marks
 from lightning_forge_profiling.analysis.operators import operator_table
+from lightning_forge_profiling.analysis.python_functions import python_functions
 from lightning_forge_profiling.analysis.recording import Recording, with_steps
-from lightning_forge_profiling.analysis.regions import region_table
+from lightning_forge_profiling.analysis.regions import host_spans, region_table
 from lightning_forge_profiling.analysis.syncs import sync_causes
 from lightning_forge_profiling.analysis.transfers import TO_DEVICE, copies, memory
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints
@@ -87,8 +97,23 @@ def summarize(
         per_step=_per_step(every, counted),
         unlinked_pct=_unlinked_pct(recording),
         loader=trace.loader,
+        python=python_functions(recording, _spent(recording, idle, on_cpu=cpu is not None)),
         warnings=tuple(_warnings(every, on_cpu=cpu is not None)),
     )
+
+
+def _spent(recording: Recording, idle: IdleTime, *, on_cpu: bool) -> dict[str, Intervals]:
+    """Times on the host of which the user's function is wanted, see `PythonFunctions.spent`."""
+    trace = recording.trace
+    if not len(trace.frames):
+        return {}
+    if not on_cpu:
+        data = spans_of(trace.annotations, named(trace, trace.annotations, LOADS_DATA))
+        return {"data": data, "launching": idle.for_python}
+    host = host_spans(recording)
+    outside = outside_operators(recording, host)
+    inside = {name: outside & host[name] for name in ("forward", "backward")}
+    return {"data": host["data"], "python": outside, **inside}
 
 
 class _PerStep:

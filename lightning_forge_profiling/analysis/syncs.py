@@ -15,6 +15,7 @@ from lightning_forge_profiling.analysis.nesting import (
     outermost_marked,
     parents,
 )
+from lightning_forge_profiling.analysis.python_functions import users_line
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Trace
 from lightning_forge_profiling.results.host import SyncCause
@@ -48,9 +49,6 @@ _CALLS: Final = (
 _SIGTERM_CHECK: Final = ("aten::to", "c10d::broadcast_", "aten::item")
 _BETWEEN: Final = re.compile(r"aten::lift_fresh|(?:aten::)?detach_|aten::empty(?:_strided)?")
 
-_FRAME: Final = re.compile(r"(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
-_LIBRARY_FILE: Final = re.compile(r"(?:.*/)?(?:torch|lightning|pytorch_lightning|lightning_fabric)/|<")
-
 
 def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     """Causes of the synchronizing calls in the recorded steps, most frequent first."""
@@ -70,7 +68,9 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
 
     @cache
     def cause_and_line(call: int, specific: int, operator: int, frame: int) -> tuple[str, str]:
-        return _cause(trace, call, specific, operator), _line(trace.names[frame]) if frame >= 0 else ""
+        return _cause(trace, call, specific, operator), users_line(
+            trace.names[frame], trace.libraries
+        ) if frame >= 0 else ""
 
     found: dict[tuple[str, str, bool], list[int]] = {}
     columns = (trace.calls.name[waits], specific, operator, frame, lightnings, duration)
@@ -115,15 +115,7 @@ def _users_frame(trace: Trace, calls: Ints) -> Ints:
     """The name of the innermost function around each call outside PyTorch and Lightning; -1 without one."""
     frames = trace.frames
     parent = parents(frames)
-    users = innermost_marked(parent, named(trace, frames, _line))
+    users = innermost_marked(parent, named(trace, frames, lambda frame: users_line(frame, trace.libraries)))
     around = enclosing(frames, parent, trace.calls.start[calls], trace.calls.thread[calls])
     names: Ints = np.append(frames.name, -1)[np.append(users, -1)[around]]
     return names
-
-
-def _line(frame: str) -> str:
-    """A function outside the libraries with its file and first line; "" for one inside."""
-    match = _FRAME.fullmatch(frame)
-    if not match or _LIBRARY_FILE.match(match["file"]):
-        return ""
-    return f"{match['function']} ({match['file']}:{match['line']})"

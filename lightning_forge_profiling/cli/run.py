@@ -45,6 +45,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--no-window", action="store_true", help="record no steps, only time them, with ThroughputCallback"
     )
     parser.add_argument(
+        "--stacks", action="store_true", help="record Python functions too; slows the recorded steps, and those alone"
+    )
+    parser.add_argument(
         "--trace-dir",
         type=Path,
         metavar="DIR",
@@ -86,10 +89,16 @@ def _run(args: argparse.Namespace) -> int:
 def _chosen(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The given arguments of each callback."""
     start, end = args.window or (None, None)
-    profiler = {"start_step": start, "end_step": end, "trace_dir": args.trace_dir and str(args.trace_dir.absolute())}
+    profiler = {
+        "start_step": start,
+        "end_step": end,
+        "trace_dir": args.trace_dir and str(args.trace_dir.absolute()),
+        "with_stack": args.stacks or None,
+    }
     throughput = {"warmup_steps": args.warmup_steps, "overhead": args.overhead}
-    if args.no_window and args.trace_dir:
-        raise ConfigurationError("--trace-dir and --no-window exclude each other: without a window there is no trace")
+    for option, given in (("--trace-dir", args.trace_dir), ("--stacks", args.stacks)):
+        if args.no_window and given:
+            raise ConfigurationError(f"{option} and --no-window exclude each other: without a window there is no trace")
     kinds = {"ThroughputCallback": throughput}
     if not args.no_window:
         kinds = {"ForgeProfilerCallback": profiler, **kinds}

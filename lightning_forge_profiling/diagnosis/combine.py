@@ -27,6 +27,7 @@ from lightning_forge_profiling.diagnosis.ledger_rules import (
 )
 from lightning_forge_profiling.diagnosis.machine_rules import before_all
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
+from lightning_forge_profiling.diagnosis.rule_context import located
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
 from lightning_forge_profiling.diagnosis.run_regions import COMPUTE, share_pct
 from lightning_forge_profiling.diagnosis.run_rules import (
@@ -86,6 +87,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         differences = []
     else:
         findings, differences = without_gpu_work(analysis.findings, recorded, evidence)
+    findings = [located(found, recorded) for found in findings]
     outside = ledger_findings(evidence)
     ranked = _ranked([*together(findings, outside, evidence), *late], evidence)
     verdict, text = decide(ranked, gpu=evidence.on_device, steps=evidence.steps)

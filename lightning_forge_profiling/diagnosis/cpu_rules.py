@@ -7,7 +7,7 @@ from math import ceil
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import MEASURE, Evidence, Explanation, Rule, in_ms, unpredicted
-from lightning_forge_profiling.diagnosis.rule_context import RuleContext
+from lightning_forge_profiling.diagnosis.rule_context import RECORD_STACKS, RuleContext, in_function
 from lightning_forge_profiling.results.analysis import RunEvidence
 from lightning_forge_profiling.results.cpu import OTHERS, CpuTime, CpuUse
 
@@ -146,10 +146,12 @@ def _python(context: RuleContext) -> Explanation:
         "outside_of_operators_ms_per_step": cpu.python_ms_per_step,
         "operators_ms_per_step": cpu.operators_ms_per_step,
     }
-    advice = (
-        "Do more in each call: a larger batch, torch.compile, fewer and larger modules. "
-        "ForgeProfilerCallback(with_stack=True) records the Python functions."
-    )
+    held = in_function(context.rank, PYTHON_BOUND)
+    advice = "Do more in each call: a larger batch, torch.compile, fewer and larger modules."
+    if held is not None:
+        advice = f"Look at {held.where} first: what it waits for, or computes in Python."
+    elif not context.has_stacks:
+        advice += f" {RECORD_STACKS} names the Python functions."
     return Explanation(title, evidence, advice)
 
 

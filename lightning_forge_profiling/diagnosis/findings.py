@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Rule, finding, in_ms, saving
-from lightning_forge_profiling.diagnosis.rule_context import RuleContext
+from lightning_forge_profiling.diagnosis.rule_context import RuleContext, located
 from lightning_forge_profiling.diagnosis.trace_rules import INPUT_BOUND, TRACE_RULES
 from lightning_forge_profiling.results.analysis import Finding, RankWait
 from lightning_forge_profiling.results.rank import RankSummary
@@ -71,6 +71,7 @@ def _apply(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
         source="trace",
         rank=number if alone else None,
     )
+    found = located(found, worst.rank)
     where = "" if alone or len(contexts) == 1 else f"on rank {number} "
     differ = ""
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not

@@ -13,7 +13,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     in_ms,
     unpredicted,
 )
-from lightning_forge_profiling.diagnosis.rule_context import RuleContext
+from lightning_forge_profiling.diagnosis.rule_context import RECORD_STACKS, RuleContext
 from lightning_forge_profiling.results.rank import IdlePart
 
 _EXPLAINED_BY: Final = MappingProxyType(
@@ -91,9 +91,8 @@ def _unexplained(context: RuleContext) -> Explanation:
             "another process on this GPU. The timeline shows what runs on the other streams just before the gap ends."
         )
     else:
-        advice = (
-            "No fix is known. ForgeProfilerCallback(with_stack=True) shows the Python functions that the host is in."
-        )
+        shows = "The Python functions in the report show" if context.has_stacks else f"{RECORD_STACKS} shows"
+        advice = f"No fix is known. {shows} what the host is in."
     return Explanation(title, evidence, advice)
 
 

@@ -1,16 +1,32 @@
-"""The figures of one rank that the rules of traces read."""
+"""The figures of one rank that the rules of traces read, and the user's function that holds a finding's time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import in_ms
-from lightning_forge_profiling.results.analysis import RunEvidence
+from lightning_forge_profiling.results.analysis import Finding, RunEvidence
+from lightning_forge_profiling.results.python_functions import SpentIn
 from lightning_forge_profiling.results.rank import RankSummary
 
 _MATH: Final = frozenset({"matmul", "convolution", "attention"})
 """Kinds of kernels that multiply matrices, in one way or another."""
 NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}
 """Kinds that memory bandwidth does not limit, or of which that is unknown."""
+
+RECORD_STACKS: Final = "forge-profiling run --stacks, or ForgeProfilerCallback(with_stack=True),"
+"""What to do where Python functions were not recorded."""
+
+_SPENT: Final = MappingProxyType(
+    {
+        "python-bound": "python",
+        "input-bound": "data",
+        "launch-bound": "launching",
+        "blocked-forward": "forward",
+        "blocked-backward": "backward",
+    }
+)
+"""By code the kind of its time in `PythonFunctions.spent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,11 @@ class RuleContext:
         if not self.wait_ms or not comm.ms_per_step:
             return 0.0
         return min(self.wait_ms / comm.ms_per_step, 1.0) * comm.exposed_ms_per_step
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether Python functions were recorded."""
+        return self.rank.python is not None
 
     def pct(self, ms_per_step: float) -> float:
         """A time per step as a share of the step."""
@@ -75,3 +96,32 @@ class RuleContext:
     def compute_ms(self) -> float:
         """Busy time without copies and exposed communication."""
         return sum(self.rank.categories[category].ms_per_step for category in ("matmul", "other"))
+
+
+def in_function(rank: RankSummary | None, code: str) -> SpentIn | None:
+    """The user's function that holds most of a finding's time; None if it is unknown, as without stacks.
+
+    Args:
+        rank: the rank of the finding; None for a run without a trace.
+        code: the finding's code.
+    """
+    python = None if rank is None else rank.python
+    return None if python is None else python.spent.get(_SPENT.get(code, ""))
+
+
+def located(found: Finding, rank: RankSummary | None) -> Finding:
+    """The finding with the user's function that holds most of its time, if stacks show it.
+
+    Args:
+        found: the finding.
+        rank: the recorded rank that its figures are of.
+    """
+    held = in_function(rank, found.code)
+    if held is None or "where" in found.evidence:
+        return found
+    ms, of = in_ms(held.ms_per_step), in_ms(held.of_ms_per_step)
+    return replace(
+        found,
+        title=f"{found.title}; recorded with stacks, {ms} of {of} are in {held.where}",
+        evidence={**found.evidence, "where": held.where, "recorded_there_ms_per_step": held.ms_per_step},
+    )

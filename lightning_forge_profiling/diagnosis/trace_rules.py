@@ -12,7 +12,7 @@ from lightning_forge_profiling.diagnosis.loader_advice import (
     pin_memory_advice,
 )
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence, Explanation, Rule, in_ms
-from lightning_forge_profiling.diagnosis.rule_context import NO_BANDWIDTH, RuleContext
+from lightning_forge_profiling.diagnosis.rule_context import NO_BANDWIDTH, RECORD_STACKS, RuleContext
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.results.rank import Region
 
@@ -113,7 +113,7 @@ def _sync(context: RuleContext) -> Explanation:
     }
     if first.where:
         evidence["where"] = first.where
-    more = "" if first.where else " ForgeProfilerCallback(with_stack=True) shows the functions that call them."
+    more = "" if context.has_stacks else f" {RECORD_STACKS} shows the functions that call them."
     advice = (
         "Keep values on the GPU: detach() instead of item(), log every n steps, no if on a tensor, non_blocking copies."
     )

@@ -84,6 +84,7 @@ def read_trace(path: Path) -> Trace:
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
         loader=_decoded(text.header, METADATA_KEY, _Fit).loader,
+        libraries=frozenset(_decoded(text.header, METADATA_KEY, _Stacks).libraries),
         cuts=(None if text.complete else cut,),
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),
     )
@@ -102,6 +103,10 @@ class _Distributed(msgspec.Struct):
 
 class _Fit(msgspec.Struct):
     loader: LoaderSettings | None = None
+
+
+class _Stacks(msgspec.Struct):
+    libraries: tuple[str, ...] = ()
 
 
 class _Host(msgspec.Struct):

@@ -188,6 +188,7 @@ class Trace:
         frames: Python functions, if stacks were recorded.
         allocations: device allocations, if memory was recorded.
         loader: settings of the DataLoader; None if unknown.
+        libraries: names of packages that were installed and imported, if stacks were recorded and the trace names them.
         begins: start of each recording; more than one for joined files.
         cuts: for each recording the last event read if its file is cut off; None for a complete file.
         warnings: what could not be read.
@@ -212,6 +213,7 @@ class Trace:
     frames: Spans = field(default_factory=Spans)
     allocations: Allocations = field(default_factory=Allocations)
     loader: LoaderSettings | None = None
+    libraries: frozenset[str] = frozenset()
     begins: tuple[int, ...] = (0,)
     cuts: tuple[Cut | None, ...] = (None,)
     warnings: tuple[str, ...] = ()

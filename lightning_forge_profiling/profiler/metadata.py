@@ -2,12 +2,28 @@
 
 import json
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Final
 
 import torch
 
 from lightning_forge_profiling.names import METADATA_KEY
 from lightning_forge_profiling.profiler.window import StepWindow
+
+_INSTALLED: Final = re.compile(r".*[/\\](?:site|dist)-packages[/\\]", re.DOTALL)
+
+
+def installed_packages() -> list[str]:
+    """Names of the imported packages that are installed, to distinguish their functions from the user's in stacks."""
+    files = {
+        name: vars(module).get("__file__")
+        for name, module in list(sys.modules.items())
+        if name.isidentifier() and not name.startswith("__") and isinstance(module, ModuleType)
+    }
+    return sorted(name for name, file in files.items() if isinstance(file, str) and _INSTALLED.match(file))
 
 
 def trace_metadata(

@@ -19,7 +19,7 @@ from lightning_forge_profiling.profiler.child import FinishingChild
 from lightning_forge_profiling.profiler.collector import detached_at_stop, let_gpu_settle
 from lightning_forge_profiling.profiler.config import ProfilingConfig
 from lightning_forge_profiling.profiler.export import export_trace
-from lightning_forge_profiling.profiler.metadata import trace_metadata
+from lightning_forge_profiling.profiler.metadata import installed_packages, trace_metadata
 from lightning_forge_profiling.profiler.other_profilers import RECORDING, active_profiler, scheduled_profiler
 from lightning_forge_profiling.profiler.outcome import finished, handed_over
 from lightning_forge_profiling.profiler.paths import (
@@ -274,7 +274,8 @@ class TraceSession:
                 self._report, status="not reached", message=f"the run ended right before {self._window}"
             )
             return
-        about = trace_metadata(self._rank, self._world_size, self._window, self._report.steps, self.about)
+        more = {**self.about, "libraries": installed_packages()} if self._config.with_stack else self.about
+        about = trace_metadata(self._rank, self._world_size, self._window, self._report.steps, more)
         for key, value in about.items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)

@@ -7,6 +7,7 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Table, Text
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
+    STACKS_NOTE,
     all_warnings,
     between,
     by_text,
@@ -24,6 +25,7 @@ from lightning_forge_profiling.report.wording import (
     step_on_host,
     steps_of,
     used_gpu,
+    users_functions,
     verdict,
 )
 from lightning_forge_profiling.results.analysis import Analysis, Finding
@@ -188,6 +190,8 @@ def _lines(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
         for name, text in (("compute", efficiency(rank)), ("threads", cpu_threads(rank)), ("linked", linked(rank))):
             if text:
                 yield "bold", name, text + cut
+        if functions := users_functions(rank):
+            yield "bold", "functions", f"{functions}. {STACKS_NOTE}"
     for remark in findings_remarks(analysis):
         yield "bold", "note", remark
     hidden = len(analysis.findings) - _SHOWN_FINDINGS

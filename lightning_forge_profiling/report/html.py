@@ -26,6 +26,7 @@ _SCRIPTS: Final = (
     *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "axis", "breakdown", "sections", "main"),
 )
 _OF_LEDGER: Final = ("run",)
+_OF_STACKS: Final = ("flame",)
 _OF_TELEMETRY: Final = ("readings", "telemetry")
 _FOR_READERS: Final = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
 """Lines of comments, and indentation: for whoever changes a script. Each page would have 16 kB of them."""
@@ -70,6 +71,7 @@ def _scripts(analysis: Analysis) -> tuple[str, ...]:
     run = analysis.run
     needed = (
         *(_OF_LEDGER if run is not None and run.ledger is not None else ()),
+        *(_OF_STACKS if any(rank.python is not None for rank in analysis.ranks) else ()),
         *(_OF_TELEMETRY if run is not None and run.telemetry is not None else ()),
     )
     return (*_SCRIPTS[:-1], *needed, _SCRIPTS[-1])

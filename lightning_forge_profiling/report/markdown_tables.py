@@ -4,7 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.text import code_cell, prose, short
-from lightning_forge_profiling.report.wording import calls, operator_columns, slowest, slowest_rank, used_gpu
+from lightning_forge_profiling.report.wording import (
+    STACKS_NOTE,
+    calls,
+    operator_columns,
+    slowest,
+    slowest_rank,
+    used_gpu,
+)
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.table_rows import Operator
 
@@ -24,7 +31,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1)
 
 
 def host_tables(rank: RankSummary) -> Iterator[str]:
-    """Tables of regions, of calls that wait for the GPU, and of copies; an empty one is left out."""
+    """Tables of regions, calls that wait for the GPU, the user's functions and copies; an empty one is left out."""
     if rank.regions and used_gpu(rank):
         yield from ("", f"## Regions: rank {rank.rank}")
         yield from table(
@@ -55,6 +62,20 @@ def host_tables(rank: RankSummary) -> Iterator[str]:
                 for sync in rank.host.syncs
             ),
             texts=3,
+        )
+    if rank.python is not None and rank.python.users:
+        yield from ("", f"## Your functions: rank {rank.rank}", "", f"{STACKS_NOTE}.")
+        yield from table(
+            ("function", "own ms per step", "ms per step", "calls per step"),
+            (
+                (
+                    code_cell(user.where),
+                    f"{user.own_ms_per_step:.3f}",
+                    f"{user.ms_per_step:.3f}",
+                    calls(user.calls_per_step),
+                )
+                for user in rank.python.users
+            ),
         )
     if rank.copies:
         yield from ("", f"## Copies: rank {rank.rank}")

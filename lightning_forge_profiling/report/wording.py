@@ -37,6 +37,9 @@ IDLE_WORDS: Final = MappingProxyType(
 )
 """Host activity while the GPU was idle, by `IDLE_CAUSES`."""
 
+STACKS_NOTE: Final = "Recorded with stacks, which slow each Python call: functions that make many calls are overstated"
+
+_USERS_SHOWN: Final = 3
 _LEAST_PART_PCT: Final = 0.1
 _SAME_WORK: Final = 0.001
 _MOST_COUNTED_PCT: Final = 90.0
@@ -336,6 +339,12 @@ def efficiency(rank: RankSummary) -> str:
         f"{speed}: {flops.matmul_pct_of_peak:.1f} % and {flops.busy_pct_of_peak:.1f} % "
         f"of the dense {flops.dtype} peak of {flops.peak_tflops:.1f} TFLOP/s"
     )
+
+
+def users_functions(rank: RankSummary) -> str:
+    """The user's functions that take most of the recorded step; "" without stacks."""
+    users = () if rank.python is None else rank.python.users[:_USERS_SHOWN]
+    return ", ".join(f"{user.where} {digits(user.own_ms_per_step)} ms" for user in users)
 
 
 def by_text(messages: Iterable[tuple[int, str]], several: bool) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from lightning_forge_profiling.results.cpu import CpuTime
 from lightning_forge_profiling.results.flops import Flops
 from lightning_forge_profiling.results.host import Host
 from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.python_functions import PythonFunctions
 from lightning_forge_profiling.results.table_rows import Kernel, Operator
 
 CATEGORIES: Final = ("matmul", "comm", "memory", "other")
@@ -226,6 +227,7 @@ class RankSummary:
         unlinked_pct: share of the GPU time whose launch is not in the trace.
         warnings: what could not be read or was left out.
         loader: settings of the DataLoader; None if the trace has none.
+        python: Python functions of the steps; None if no stacks were recorded.
         cut_off: whether its file is cut off, so that its steps may be incomplete.
     """
 
@@ -253,4 +255,5 @@ class RankSummary:
     idle_parts: tuple[IdlePart, ...] = ()
     loader: LoaderSettings | None = None
     cpu: CpuTime | None = None
+    python: PythonFunctions | None = None
     cut_off: bool = False

@@ -21,6 +21,7 @@ function rankDetails(rank, words) {
   const uncounted = !onCpu && !rank.flops && rank.flops_note ? ` FLOPs unknown: ${rank.flops_note}.` : "";
   return [
     ...(mostlyIdle([rank]) ? [idle, kernels] : [kernels, idle]),
+    rank.python && part("python", "Python functions of the step", pythonSection(rank.python, rank.step_ms.mean)),
     rank.operators.length > 0 && part("operators", "Operators", [
       element("p", { class: "muted" }, `Means per step.${uncounted}`), operatorTable(rank.operators, usedGpu(rank)).element,
     ]),

@@ -1,0 +1,244 @@
+"""Python functions of the recorded steps: the tree of their calls, and the user's function that holds a time."""
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import add
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.nesting import in_namesake, innermost_marked, parents
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.kineto.trace import Ints, Spans
+from lightning_forge_profiling.results.python_functions import PythonCall, PythonFunctions, SpentIn, UserFunction
+
+_MOST_CALLS: Final = 200
+_MOST_USERS: Final = 10
+_SHORTEST: Final = 0.001
+"""Of a step: shorter calls are left out of the tree."""
+_HOLDS: Final = 0.5
+"""A function is named for a time if it holds so much of it."""
+
+_FRAME: Final = re.compile(r"(?P<file>.+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+_INSTALLED: Final = re.compile(r"<|(?:.*/)?(?:(?:site|dist)-packages|lib/python3[\w.]*)/")
+_OBJECT: Final = re.compile(r"<built-in (?:function|method) (\w+)(?: of (.+?)(?: object)?(?: at 0x[0-9a-f]+)?)?>")
+_OURS: Final = "lightning_forge_profiling"
+_LIBRARIES: Final = frozenset(
+    {
+        "torch",
+        "lightning",
+        "pytorch_lightning",
+        "lightning_fabric",
+        "lightning_utilities",
+        "torchmetrics",
+        "numpy",
+        _OURS,
+    }
+)
+"""Packages that are a library wherever they are installed; a trace of this package names the others."""
+
+_Kind = Literal["user", "library", "profiler"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stacks:
+    """Functions on the training thread in the steps.
+
+    Attributes:
+        frames: the functions, callers first.
+        parent: the caller of each.
+        total: nanoseconds in each that are in the steps.
+        around: mask of those that contain a whole step.
+        users: mask of the user's, but for those.
+        once: mask of the user's that are in no other call of the same function.
+    """
+
+    frames: Spans
+    parent: Ints
+    total: Ints
+    around: NDArray[np.bool_]
+    users: NDArray[np.bool_]
+    once: NDArray[np.bool_]
+
+
+def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> PythonFunctions | None:
+    """The Python functions of the recorded steps.
+
+    Args:
+        recording: the recording.
+        spent: times on the host, by kind, of which the user's function is wanted.
+
+    Returns:
+        The functions on the thread that marks the steps; None if no stacks were recorded.
+    """
+    trace, steps = recording.trace, recording.steps
+    frames = _of_steps(recording)
+    if not len(frames):
+        return None
+    parent, around = parents(frames), _contains_a_step(recording, frames)
+    users = np.array([kind_of(name, trace.libraries) == "user" for name in trace.names], bool)[frames.name] & ~around
+    total = steps.host_scope.within(frames.start, frames.end)
+    stacks = _Stacks(frames, parent, total, around, users, users & ~in_namesake(frames, parent))
+    holders = {kind: _holder(recording, stacks, spans & steps.host_scope) for kind, spans in spent.items()}
+    return PythonFunctions(
+        tree=_tree(recording, stacks),
+        users=_users(recording, stacks),
+        spent={kind: held for kind, held in holders.items() if held is not None},
+    )
+
+
+def kind_of(frame: str, libraries: frozenset[str]) -> _Kind:
+    """Whether a function is the user's, a library's or this package's.
+
+    Args:
+        frame: its name in a trace.
+        libraries: names of installed packages.
+
+    Example:
+        >>> kind_of("train.py(26): call_reward_server", frozenset()), kind_of("threading.py(9): wait", frozenset())
+        ('user', 'library')
+    """
+    match = _FRAME.fullmatch(frame)
+    if match is None or _INSTALLED.match(match["file"]):
+        return "library"
+    folders = match["file"].replace("\\", "/").split("/")
+    if _OURS in folders[:-1]:
+        return "profiler"
+    # the profiler writes paths relative to the folder of sys.path that they are in
+    top = folders[0].removesuffix(".py")
+    known = top in sys.stdlib_module_names or top in libraries
+    return "library" if known or not _LIBRARIES.isdisjoint(folders[:-1]) else "user"
+
+
+def users_line(frame: str, libraries: frozenset[str]) -> str:
+    """A function of the user with its file and first line; "" for any other.
+
+    Example:
+        >>> users_line("train.py(26): call_reward_server", frozenset())
+        'call_reward_server (train.py:26)'
+    """
+    if kind_of(frame, libraries) != "user":
+        return ""
+    name, where = _label(frame)
+    return f"{name} ({where})"
+
+
+def _label(frame: str) -> tuple[str, str]:
+    """Name and place of a function, without the address of an object."""
+    match = _FRAME.fullmatch(frame)
+    if match is not None:
+        return match["function"], f"{match['file']}:{match['line']}"
+    built_in = _OBJECT.fullmatch(frame)
+    if built_in is None:
+        return frame, ""
+    owner = (built_in[2] or "").rpartition(".")[2]
+    return (built_in[1] if owner in {"", "type"} else f"{owner}.{built_in[1]}"), ""
+
+
+def _of_steps(recording: Recording) -> Spans:
+    """The functions on the thread that marks the steps, or else on that with most of them, in the steps."""
+    trace, frames = recording.trace, recording.trace.frames
+    if not len(frames):
+        return Spans()
+    marks = recording.steps.marks
+    thread = trace.annotations.thread[marks[0]] if len(marks) else np.bincount(frames.thread).argmax()
+    inside = recording.steps.host_scope.within(frames.start, frames.end) > 0
+    rows = np.flatnonzero((frames.thread == thread) & inside)
+    return Spans(**{name: getattr(frames, name)[rows] for name in ("start", "end", "name", "thread")})
+
+
+def _contains_a_step(recording: Recording, frames: Spans) -> NDArray[np.bool_]:
+    """Mask of the functions that contain a whole step: the script, the Trainer and its loops."""
+    start, end = recording.steps.host_start, recording.steps.host_end
+    first = np.searchsorted(start, frames.start, side="left")
+    contains: NDArray[np.bool_] = np.append(end, np.iinfo(np.int64).max)[first] <= frames.end
+    return contains
+
+
+def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
+    """The tree of calls. Of the functions that contain whole steps, which all stacks share, the innermost is kept."""
+    trace, steps = recording.trace, len(recording.steps)
+    frames, parent, total = stacks.frames, stacks.parent, stacks.total
+    skipped = stacks.around & np.isin(np.arange(len(frames)), parent[stacks.around])
+    own = total - np.bincount(parent[parent >= 0], total[parent >= 0], len(frames)).astype(np.int64)
+    labels = {name: _label(trace.names[name]) for name in np.unique(frames.name).tolist()}
+    place: dict[tuple[int, tuple[str, str], str], int] = {}
+    node = [-1] * (len(frames) + 1)
+    keys: list[tuple[int, tuple[str, str], _Kind]] = []
+    sums: list[list[int]] = []
+    begins = recording.steps.of_host(frames.start) >= 0
+    columns = (parent, frames.name, skipped, total, own, begins)
+    for row, (caller, name, skip, *values) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        above = node[caller]
+        if skip:
+            node[row] = above
+            continue
+        key = (above, labels[name], kind_of(trace.names[name], trace.libraries))
+        at = node[row] = place.setdefault(key, len(place))
+        if at == len(keys):
+            keys.append(key)
+            sums.append([0, 0, 0])
+        sums[at] = [*map(add, sums[at], values)]
+    shortest = _SHORTEST * int(recording.steps.host_length().sum())
+    # a caller takes as long as its callee at least, and comes before it
+    longest = sorted(range(len(keys)), key=lambda at: (-sums[at][0], at))[:_MOST_CALLS]
+    kept = sorted(at for at in longest if sums[at][0] >= shortest)
+    new = {at: position for position, at in enumerate(kept)} | {-1: -1}
+    return tuple(
+        PythonCall(
+            caller=new[keys[at][0]],
+            name=keys[at][1][0],
+            where=keys[at][1][1],
+            kind=keys[at][2],
+            ms_per_step=sums[at][0] / steps / 1e6,
+            self_ms_per_step=max(sums[at][1], 0) / steps / 1e6,
+            calls_per_step=sums[at][2] / steps,
+        )
+        for at in kept
+    )
+
+
+def _users(recording: Recording, stacks: _Stacks) -> tuple[UserFunction, ...]:
+    """The user's functions, the one with the most own time first."""
+    trace, steps = recording.trace, len(recording.steps)
+    name, users, total = stacks.frames.name, stacks.users, stacks.total
+    above = np.append(innermost_marked(stacks.parent, users), -1)[stacks.parent]  # the user's function around each
+    inner = users & (above >= 0)
+    own = total - np.bincount(above[inner], total[inner], len(total)).astype(np.int64)
+    own_ns = np.bincount(name[users], own[users], len(trace.names))
+    total_ns = np.bincount(name[stacks.once], total[stacks.once], len(trace.names))
+    calls = np.bincount(name[users & (recording.steps.of_host(stacks.frames.start) >= 0)], minlength=len(trace.names))
+    return tuple(
+        UserFunction(
+            where=users_line(trace.names[each], trace.libraries),
+            ms_per_step=float(total_ns[each]) / steps / 1e6,
+            own_ms_per_step=float(own_ns[each]) / steps / 1e6,
+            calls_per_step=int(calls[each]) / steps,
+        )
+        for each in np.argsort(-own_ns, kind="stable")[:_MOST_USERS].tolist()
+        if own_ns[each] > 0
+    )
+
+
+def _holder(recording: Recording, stacks: _Stacks, spans: Intervals) -> SpentIn | None:
+    """The innermost function of the user that holds at least half of a time; None without one."""
+    trace, steps = recording.trace, len(recording.steps)
+    rows = np.flatnonzero(stacks.once)
+    if not spans.total or not len(rows):
+        return None
+    names, first, number = np.unique(stacks.frames.name[rows], return_index=True, return_inverse=True)
+    within = np.bincount(number, spans.within(stacks.frames.start[rows], stacks.frames.end[rows]))
+    holders = np.flatnonzero(within >= _HOLDS * spans.total).tolist()
+    if not holders:
+        return None
+    # an inner function holds no more than the one around it, and is entered later
+    held = min(holders, key=lambda place: (within[place], -first[place]))
+    return SpentIn(
+        where=users_line(trace.names[names[held]], trace.libraries),
+        ms_per_step=float(within[held]) / steps / 1e6,
+        of_ms_per_step=spans.total / steps / 1e6,
+    )

@@ -1,0 +1,197 @@
+"""Python functions of the recorded steps: how long, who calls whom, and which of the user's holds a finding's time."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.report.console import print_analysis
+from lightning_forge_profiling.report.files import read_summary
+from lightning_forge_profiling.report.markdown import markdown
+from tests.outcomes import HANGS_S, SCRIPTS
+from tests.synthetic import Synthetic
+
+TRACE = Path(__file__).parent / "data" / "traces" / "blocking_call"
+SERVER = "call_reward_server (blocking_call.py:11)"
+
+
+def stacks(*frames, about=None):
+    """One step of 100 ms on the CPU or GPU, in which the training loop calls these functions: name, start, end."""
+    trace = Synthetic(about=about)
+    trace.step(0, 0, 100)
+    trace.frame("train.py(90): main", -5, 105)
+    trace.frame("lightning/pytorch/loops/training_epoch_loop.py(153): run", -4, 104)
+    for name, start, end in frames:
+        trace.frame(name, start, end)
+    return trace
+
+
+def tree_of(python):
+    """By stack: milliseconds in all, and in the function itself."""
+    paths = []
+    for call in python.tree:
+        paths.append((*(paths[call.caller] if call.caller >= 0 else ()), call.name))
+    return {path: (call.ms_per_step, call.self_ms_per_step) for path, call in zip(paths, python.tree, strict=True)}
+
+
+def test_calls_of_the_same_stack_are_one_and_their_own_times_sum_to_the_step(tmp_path):
+    trace = stacks(
+        ("train.py(10): training_step", 10, 70),
+        ("train.py(20): score", 20, 50),
+        ("<built-in function sleep>", 25, 45),
+        ("train.py(20): score", 55, 60),
+        ("<built-in method item of Tensor object at 0x7fa1>", 56, 57),
+        ("<built-in method item of Tensor object at 0x7fa2>", 58, 59),
+    )
+    trace.operator("aten::add", 80, 81)
+    python = trace.rank(tmp_path).python
+    assert tree_of(python) == {
+        ("run",): (100, 40),  # what is around it contains the step too, and tells nothing about it
+        ("run", "training_step"): (60, 25),
+        ("run", "training_step", "score"): (35, 13),
+        ("run", "training_step", "score", "sleep"): (20, 20),
+        ("run", "training_step", "score", "Tensor.item"): (2, 2),
+    }
+    assert [(user.where, user.ms_per_step, user.own_ms_per_step, user.calls_per_step) for user in python.users] == [
+        ("score (train.py:20)", 35, 35, 2),
+        ("training_step (train.py:10)", 60, 25, 1),
+    ]
+
+
+def test_a_recursive_function_is_counted_once(tmp_path):
+    trace = stacks(
+        ("train.py(10): walk", 10, 90), ("train.py(10): walk", 20, 80), ("json/decoder.py(3): decode", 30, 40)
+    )  # fmt: skip
+    trace.operator("aten::add", 95, 96)
+    [walk] = trace.rank(tmp_path).python.users
+    assert (walk.ms_per_step, walk.own_ms_per_step) == (80, 80)
+
+
+def test_validation_between_two_steps_is_in_no_function(tmp_path):
+    trace = stacks(("model.py(5): forward", 10, 60))
+    trace.mark("forge.validation", 40, 80)
+    trace.operator("aten::add", 20, 21)
+    [forward] = trace.rank(tmp_path).python.users
+    assert forward.ms_per_step == 30
+
+
+def test_the_innermost_function_of_the_user_that_holds_most_of_the_time_is_named(tmp_path):
+    trace = stacks(
+        ("src/model.py(10): training_step", 5, 95),
+        ("src/client.py(30): ask", 10, 70),
+        ("/usr/lib/python3.12/socket.py(700): readinto", 12, 68),
+        ("src/model.py(40): small", 75, 90),
+    )
+    trace.operator("aten::add", 92, 94)
+    analysis = analyze(trace.write(tmp_path)).analysis
+    [found] = [found for found in analysis.findings if found.code == "python-bound"]
+    assert "recorded with stacks, 60.0 ms of 98.0 ms are in ask (src/client.py:30)" in found.title
+    assert found.evidence["where"] == "ask (src/client.py:30)"
+    assert found.advice.startswith("Look at ask (src/client.py:30)")
+
+
+@pytest.mark.parametrize("about", [None, {"libraries": ["datasets"]}])
+def test_a_package_that_the_trace_says_is_installed_is_not_the_users(tmp_path, about):
+    trace = stacks(("train.py(7): make_batch", 10, 80), ("datasets/arrow.py(70): read", 12, 78), about=about)
+    trace.operator("aten::add", 90, 91)
+    spent = trace.rank(tmp_path).python.spent["python"]
+    assert spent.where == ("read (datasets/arrow.py:70)" if about is None else "make_batch (train.py:7)")
+
+
+def test_nothing_is_named_where_no_function_holds_half_of_the_time(tmp_path):
+    trace = stacks(("train.py(10): training_step", 5, 45))
+    trace.operator("aten::add", 92, 94)
+    analysis = analyze(trace.write(tmp_path)).analysis
+    assert analysis.verdict == "python-bound"
+    assert "where" not in analysis.findings[0].evidence
+    assert "with_stack" not in analysis.findings[0].advice, "they were recorded"
+
+
+def test_a_gpu_that_waits_for_python_is_told_in_which_function(tmp_path):
+    trace = stacks(
+        ("train.py(10): training_step", 2, 98),
+        ("train.py(20): tokenize", 15, 85),
+    )
+    for start in (5, 90):
+        trace.operator("aten::mm", start, start + 3)
+        trace.kernel(start + 2, start + 6, launched=start + 1)
+    analysis = analyze(trace.write(tmp_path)).analysis
+    [found] = [found for found in analysis.findings if found.code == "launch-bound"]
+    assert found.evidence["where"] == "tokenize (train.py:20)"
+    assert found.evidence["recorded_there_ms_per_step"] == pytest.approx(70, abs=0.1)
+
+
+def test_without_stacks_the_advice_is_how_to_record_them(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.operator("aten::add", 92, 94)
+    analysis = analyze(trace.write(tmp_path)).analysis
+    assert analysis.ranks[0].python is None
+    assert "forge-profiling run --stacks" in analysis.findings[0].advice
+    assert "Your functions" not in markdown(analysis)
+
+
+# -- a real step: training_step waits 20 ms in one function, the loader 5 ms in another
+
+
+def test_a_real_blocking_call_is_named_in_verdict_and_reports(capsys):
+    analysis = analyze(TRACE).analysis
+    assert analysis.verdict == "python-bound"
+    assert SERVER in analysis.verdict_text
+    by_code = {found.code: found.evidence["where"] for found in analysis.findings}
+    assert by_code == {"python-bound": SERVER, "input-bound": "make_batch (blocking_call.py:20)"}
+    report = markdown(analysis)
+    assert f"| `{SERVER}` | 20." in report
+    print_analysis(analysis)
+    assert f"functions  {SERVER} 20." in " ".join(capsys.readouterr().out.splitlines())
+    assert "which slow each Python call" in report
+
+
+def test_times_are_those_of_the_events():
+    events = json.loads(gzip.decompress((TRACE / "rank0.trace.json.gz").read_bytes()))["traceEvents"]
+    steps = {
+        event["name"]: (event["ts"], event["ts"] + event["dur"]) for event in events if "ProfilerStep" in event["name"]
+    }
+    _, second, third = sorted(steps.values())  # of few steps the first does not count
+    calls = [event for event in events if event["name"].endswith("call_reward_server")]
+    counted = [event["dur"] / 1e3 for event in calls if second[0] <= event["ts"] < third[1]]
+    [rank] = analyze(TRACE).analysis.ranks
+    [server] = [user for user in rank.python.users if user.where == SERVER]
+    assert server.ms_per_step == pytest.approx(sum(counted) / 2, abs=1e-3)
+
+    callees = dict.fromkeys(range(len(rank.python.tree)), 0.0)
+    for call in rank.python.tree:
+        if call.caller >= 0:
+            callees[call.caller] += call.ms_per_step
+    assert len(rank.python.tree) <= 200
+    assert sum(call.ms_per_step for call in rank.python.tree if call.caller < 0) == pytest.approx(
+        rank.step_ms.mean, rel=0.01
+    )
+    for place, call in enumerate(rank.python.tree):
+        assert call.caller < place
+        assert call.self_ms_per_step + callees[place] <= call.ms_per_step + 1e-6
+
+
+def test_run_records_stacks_for_an_unchanged_script(tmp_path):
+    arguments = ["--stacks", "--window", "8:11", "--trace-dir", str(tmp_path), "--warmup-steps", "3"]
+    command = [sys.executable, "-m", "lightning_forge_profiling", "run", *arguments, SCRIPTS / "blocking_call.py", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [summary] = tmp_path.rglob("summary.json")
+    analysis = read_summary(summary)
+    waits = {found.code: found.evidence.get("where", "") for found in analysis.findings}
+    waits = {code: where for code, where in waits.items() if code in {"python-bound", "blocked-forward"}}
+    assert set(waits.values()) == {SERVER}, analysis.findings
+    assert "call_reward_server" in " ".join(done.stderr.split()), "the table at the end names it"
+    assert "flameGraph(" in summary.with_name("report.html").read_text(encoding="utf-8")
+
+
+def test_stacks_without_a_window_are_refused(tmp_path):
+    command = [sys.executable, "-m", "lightning_forge_profiling", "run", "--stacks", "--no-window", __file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--stacks and --no-window exclude each other" in done.stderr

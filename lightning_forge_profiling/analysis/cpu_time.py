@@ -18,6 +18,8 @@ _COSTLIEST: Final = 3
 _STEP: Final = re.compile(r"Optimizer\.step#(\w+)\.step")
 _FUSED: Final = re.compile(r"aten::_fused_\w+")
 _FOREACH: Final = re.compile(r"aten::_foreach_\w+")
+_READS: Final = re.compile(r"aten::_local_scalar_dense")
+_ITEM: Final = re.compile(r"aten::(?:_local_scalar_dense|item|is_nonzero)")
 _ENGINE: Final = re.compile(r"autograd::engine::.*")
 
 
@@ -51,6 +53,10 @@ def cpu_time(recording: Recording) -> CpuTime | None:
         optimizer=next((match[1] for match in names if match), ""),
         update=_update(recording, updates),
         update_calls_per_step=int(updates.sum()) / len(steps),
+        item_calls_per_step=int((elsewhere & named(trace, operators, _READS)).sum()) / len(steps),
+        item_ms_per_step=_mean_ms(
+            recording, steps.measure_host(spans_of(operators, elsewhere & named(trace, operators, _ITEM)))
+        ),
         operator_threads=len(np.unique(operators.thread[in_step])),
         intra_op_threads=trace.intra_op_threads,
         usable_cores=trace.usable_cores,

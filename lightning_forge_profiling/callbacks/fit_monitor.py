@@ -32,6 +32,7 @@ from lightning_forge_profiling.callbacks.run_report import leave_figures, run_re
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.worker_stacks import WorkerStacks
+from lightning_forge_profiling.callbacks.switches import look_up
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import PROFILER, STARTUP_PROCESS
 from lightning_forge_profiling.record.histogram import bucket
@@ -39,6 +40,7 @@ from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.switches import Switches
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -142,6 +144,7 @@ class FitMonitor:
         self._cpu: CpuAccount | None = None
         self._stacks: StackSampler | None = None
         self._worker_stacks = WorkerStacks()
+        self._switches: Switches | None = None
         self._continues_from = 0
         self._ended_batch = -1
         self._kind_of_step = (False, True)
@@ -267,6 +270,9 @@ class FitMonitor:
     @guarded
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
         """Do what comes seldom: a row, a line of the record, a reading of CPU times, steps of another kind."""
+        if self._switches is None:  # first after the first step: the user's hooks may set them before it
+            with self.own_work():
+                self._switches = look_up(trainer, recording=self.recording)
         if self.rows is not None and now_s >= self.rows.due_s:
             self.rows.end_step(trainer)
         counts = not any(kind)
@@ -498,6 +504,7 @@ class FitMonitor:
             stacks=self._stacks,
             worker_lines=self._worker_stacks.lines(),
             blocks=self.step_timer.totals.blocks.read(self.ledger.marks()),
+            switches=self._switches,
         )
 
     def _final_report(self, trainer: Trainer, *, interrupted: bool) -> RunReport | None:

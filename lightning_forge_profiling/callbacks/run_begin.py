@@ -128,6 +128,13 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **found, **cuda}
 
 
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by the newer interface
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
 def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
     backend = os.environ.get("PL_TORCH_DISTRIBUTED_BACKEND") or getattr(trainer.strategy, "process_group_backend", None)
     settings: dict[str, Any] = {
@@ -139,7 +146,7 @@ def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
         "sync_batchnorm": bool(getattr(trainer.strategy, "_layer_sync", None)),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": _matmul_precision(),
         "module": type(trainer.lightning_module).__name__,
     }
     plain = (str, int, float, bool, type(None))

@@ -25,6 +25,7 @@ from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.cpu import CpuUse
 from lightning_forge_profiling.results.lines import WORKER_LINES, SampledLine
+from lightning_forge_profiling.results.switches import Switches
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.blocks import StepBlock
@@ -67,6 +68,7 @@ def run_report(
     stacks: StackSampler | None,
     worker_lines: tuple[SampledLine, ...],
     blocks: Sequence[StepBlock],
+    switches: Switches | None,
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten.
 
@@ -85,6 +87,7 @@ def run_report(
         stacks: samples of the training thread's stack.
         worker_lines: samples of a loader worker's stack.
         blocks: the counted steps in blocks, for the intervals of shares.
+        switches: switches that slow a run down; None before the first step.
     """
     rates = tuple(run_compute(found) for found in compute)
     evidence = run_evidence(
@@ -111,6 +114,7 @@ def run_report(
                 **({WORKER_LINES: worker_lines} if worker_lines else {}),
             },
             cpu=_cpu_use(cpu, stacks, max(int(trainer.num_devices), 1)),
+            switches=switches,
         )
     folder = lightning_api.logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(

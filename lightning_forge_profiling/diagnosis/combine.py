@@ -39,6 +39,7 @@ from lightning_forge_profiling.diagnosis.run_rules import (
 )
 from lightning_forge_profiling.diagnosis.sampled_lines import with_lines
 from lightning_forge_profiling.diagnosis.verdict import by_gain, certain_first, decide, is_certain, with_intervals
+from lightning_forge_profiling.diagnosis.switch_hints import switch_hints, switched_on
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 
@@ -73,9 +74,20 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     if analysis is None:
         if evidence is None:
             raise ValueError("combine() needs an analysis or the run's evidence.")
-        return _of_run(evidence)
-    if evidence is None or evidence.steps < MIN_STEPS:
-        return replace(analysis, run=evidence)
+        combined = _of_run(evidence)
+    elif evidence is None or evidence.steps < MIN_STEPS:
+        combined = replace(analysis, run=evidence)
+    else:
+        combined = _of_both(analysis, evidence)
+    switches = None if evidence is None else evidence.switches
+    return replace(
+        combined,
+        verdict_text=f"{combined.verdict_text} {switched_on(switches)}".rstrip(),
+        hints=(*switch_hints(switches), *combined.hints),
+    )
+
+
+def _of_both(analysis: Analysis, evidence: RunEvidence) -> Analysis:
     recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
     analysis, late = _by_clocks(analysis, evidence)
     if recorded is not None and recorded.gpu.busy_ms_per_step:

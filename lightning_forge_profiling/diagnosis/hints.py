@@ -7,6 +7,9 @@ from lightning_forge_profiling.diagnosis.rule import Explanation, Rule
 from lightning_forge_profiling.results.analysis import Hint
 from lightning_forge_profiling.results.rank import RankSummary
 
+_MANY_ITEMS: Final = 20
+"""Lightning and its progress bar read a few a step."""
+
 
 def _communication_pct(rank: RankSummary) -> float:
     return 100 * rank.comm.ms_per_step / rank.step_ms.mean if rank.step_ms.mean else 0.0
@@ -27,6 +30,21 @@ def _other_pct(rank: RankSummary) -> float:
 
 def _recomputed_pct(rank: RankSummary) -> float:
     return 0.0 if rank.flops is None else rank.flops.recomputed_pct
+
+
+def _item_pct(rank: RankSummary) -> float:
+    cpu = rank.cpu
+    many = cpu is not None and cpu.item_calls_per_step >= _MANY_ITEMS and rank.step_ms.mean > 0
+    return 100 * cpu.item_ms_per_step / rank.step_ms.mean if cpu is not None and many else 0.0
+
+
+def _item(rank: RankSummary) -> Explanation:
+    calls = 0.0 if rank.cpu is None else rank.cpu.item_calls_per_step
+    return Explanation(
+        f"a tensor's value is read {calls:.0f} times a step, as by .item(), float() or `if tensor:`; the "
+        f"operators alone take {_item_pct(rank):.0f} % of the recorded step: read many at once with "
+        ".tolist(), or every n steps"
+    )
 
 
 _RULES: Final[tuple[Rule[RankSummary], ...]] = (
@@ -71,6 +89,7 @@ _RULES: Final[tuple[Rule[RankSummary], ...]] = (
             "allocator needs none"
         ),
     ),
+    Rule("item-calls", _item_pct, _item, above=1),
     Rule(
         "recomputation",
         _recomputed_pct,

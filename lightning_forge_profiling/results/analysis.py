@@ -15,6 +15,7 @@ from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.saving import Saving
+from lightning_forge_profiling.results.switches import Switches
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 
 SCHEMA_VERSION: Final = 1
@@ -317,6 +318,7 @@ class RunEvidence:
             fewer than five blocks of steps.
         lines: where the training thread was in each region or part of the ledger, by samples of its stack during some
             seconds of the run, most samples first; empty if it was not sampled, as where the GPU is behind.
+        switches: switches that slow a run down, on rank 0; None if unknown.
     """
 
     steps: int
@@ -346,6 +348,7 @@ class RunEvidence:
     cpu: CpuUse | None = None
     intervals: Mapping[str, ShareInterval] = field(default_factory=dict)
     lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
+    switches: Switches | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ class CpuTime:
         update: implementation of its update: operators for each parameter (`loop`), for lists of them (`foreach`), or
             one for all (`fused`); "" if unknown.
         update_calls_per_step: operator calls in the update.
+        item_calls_per_step: values of tensors read in Python outside data loader and optimizer, as by `.item()`.
+        item_ms_per_step: time in these operators.
         operator_threads: number of threads that called operators, without the intra-op threads.
         intra_op_threads: number of threads that one operator may use; None if unknown.
         usable_cores: number of cores that the process may use; None if unknown or shared with other ranks.
@@ -40,6 +42,8 @@ class CpuTime:
     operator_threads: int
     intra_op_threads: int | None
     usable_cores: int | None
+    item_calls_per_step: float = 0.0
+    item_ms_per_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

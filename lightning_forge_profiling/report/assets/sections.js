@@ -4,11 +4,14 @@ function verdictSection(summary) {
   const first = summary.findings[0];
   const named = first !== undefined && first.code === summary.verdict;
   const plain = summary.verdict_text.replace(`${summary.verdict}: `, "");
+  const said = named ? `${first.title}. ${remedy(first)}` : plain;
+  const beside = plain.startsWith(said) ? plain.slice(said.length).trim() : "";
   return [
     element("p", { class: "badges" }, element("span", { class: "badge", id: "verdict-code" }, summary.verdict),
       named && element("span", { class: "muted" }, `${percent(first.share_pct)} ${summary.words.shares[0]}${ofRank(first.rank)}`)),
     element("h1", { id: "verdict-text" }, named ? first.title : plain),
     named && element("p", { class: "advice" }, remedy(first)),
+    beside && element("p", { id: "verdict-beside" }, beside),
     summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
     facts(overview(summary)),
     notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks, new Set(summary.warnings))]),

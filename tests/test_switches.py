@@ -1,0 +1,219 @@
+"""Switches that slow a run down are named, with how to switch them off; beside the verdict if times include them."""
+
+import json
+import os
+import sys
+import warnings
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.diagnosis.switch_hints import switch_hints, switched_on
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.report.html import html_report
+from lightning_forge_profiling.results.switches import Switches
+from tests.models import Classifier, Samples, loader
+from tests.outcomes import script
+from tests.ports import free_port
+from tests.synthetic import Synthetic
+
+
+def fit(make_trainer, *, module=None, data=None, **options):
+    """The analysis of a short fit."""
+    callback = ThroughputCallback(warmup_steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch and Lightning warn of some switches too
+        make_trainer(callback, **options).fit(module or Classifier(), data or loader(64))
+    return callback.analysis()
+
+
+def codes(analysis):
+    return [hint.code for hint in analysis.hints if hint.code in CODES]
+
+
+CODES = {hint.code for hint in switch_hints(
+    Switches(
+        anomaly_detection=True, launch_blocking=True, tracer="x", profiler=True, deterministic="cudnn",
+        distributed_debug="INFO", float64_pct=1, tf32_off=True, pin_memory_unused=True,
+    )
+)}  # fmt: skip
+
+
+def test_a_healthy_run_names_none(make_trainer, monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")  # which does nothing without a GPU
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # nor this with one process
+    analysis = fit(make_trainer)
+    assert analysis.run.switches == Switches()
+    assert codes(analysis) == []
+    assert "which was on" not in analysis.verdict_text
+
+
+def test_anomaly_detection_is_named_first_and_beside_the_verdict(make_trainer, capsys):
+    analysis = fit(make_trainer, detect_anomaly=True)
+    assert not torch.is_anomaly_enabled()
+    assert analysis.hints[0].code == "anomaly-detection"
+    assert "detect_anomaly=True" in analysis.hints[0].text
+    assert "was not measured" in analysis.hints[0].text
+    assert analysis.verdict_text.endswith("All times include anomaly detection, which was on.")
+    table = " ".join(capsys.readouterr().out.split())
+    assert "All times include anomaly detection, which was on." in table
+    assert "hint anomaly detection is on" in table
+
+
+def test_a_switch_that_a_hook_of_the_user_sets_is_seen(make_trainer):
+    class Sets(Classifier):
+        def on_train_start(self):
+            torch.autograd.set_detect_anomaly(mode=True)
+
+    try:
+        assert codes(fit(make_trainer, module=Sets())) == ["anomaly-detection"]
+    finally:
+        torch.autograd.set_detect_anomaly(mode=False)
+
+
+def test_deterministic_algorithms(make_trainer):
+    try:
+        analysis = fit(make_trainer, deterministic=True)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    assert codes(analysis) == ["deterministic"]
+    assert "which was on" not in analysis.verdict_text, "the run may be meant to be like that"
+
+
+def test_float64_parameters(make_trainer):
+    assert codes(fit(make_trainer, precision="64-true")) == ["float64"]
+    module = Classifier()
+    module.register_parameter("scale", torch.nn.Parameter(torch.ones(1, dtype=torch.float64)))
+    share = fit(make_trainer, module=module).run.switches.float64_pct
+    assert share == pytest.approx(100 / sum(each.numel() for each in module.parameters()))
+
+
+def test_pinned_memory_without_a_gpu_costs_nothing(make_trainer):
+    if torch.accelerator.is_available():
+        pytest.skip("there is a GPU to pin memory for")
+    analysis = fit(make_trainer, data=DataLoader(Samples(64), batch_size=4, pin_memory=True))
+    assert codes(analysis) == ["pin-memory"]
+    assert "costs nothing" in analysis.hints[0].text
+
+
+@contextmanager
+def traced_lines():
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def profiled_calls():
+    sys.setprofile(lambda *_: None)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("tracing", [traced_lines, profiled_calls])
+def test_a_tracer_of_python_code_is_named_by_where_it_comes_from(make_trainer, tracing):
+    with tracing():
+        analysis = fit(make_trainer)
+    assert codes(analysis) == ["tracer"]
+    assert "test_switches" in next(hint.text for hint in analysis.hints if hint.code == "tracer")
+    assert analysis.verdict_text.endswith("All times include a tracer of Python code, which was on.")
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.12 has sys.monitoring")
+def test_a_tool_of_sys_monitoring_is_named(make_trainer):
+    sys.monitoring.use_tool_id(sys.monitoring.COVERAGE_ID, "measures lines")
+    try:
+        analysis = fit(make_trainer)
+    finally:
+        sys.monitoring.free_tool_id(sys.monitoring.COVERAGE_ID)
+    assert codes(analysis) == ["tracer"]
+    assert "measures lines" in analysis.hints[0].text
+
+
+def test_another_torch_profiler(make_trainer):
+    with torch.autograd.profiler.profile():
+        analysis = fit(make_trainer)
+    assert codes(analysis) == ["other-profiler"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="starts processes that find each other with gloo")
+def test_the_debug_level_of_several_processes(tmp_path):
+    environment = {**os.environ, "MASTER_PORT": str(free_port()), "TORCH_DISTRIBUTED_DEBUG": "INFO"}
+    done = script("distributed.py", "ddp", tmp_path, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "TORCH_DISTRIBUTED_DEBUG=INFO is set" in " ".join(done.stdout.split())
+
+
+def test_what_only_a_gpu_or_several_ranks_have():
+    on = Switches(launch_blocking=True, tf32_off=True, deterministic="cudnn", distributed_debug="DETAIL")
+    by_code = {hint.code: hint.text for hint in switch_hints(on)}
+    assert set(by_code) == {"launch-blocking", "tf32-off", "deterministic", "distributed-debug"}
+    assert "compared over all ranks" in by_code["distributed-debug"]
+    assert 'set_float32_matmul_precision("high")' in by_code["tf32-off"]
+    assert switched_on(on) == "All times include CUDA_LAUNCH_BLOCKING, which was on."
+    assert switched_on(Switches(tf32_off=True)) == switched_on(None) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_float32_products_without_tf32_on_a_gpu(make_trainer):
+    tf32 = torch.cuda.get_device_capability() >= (8, 0)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        for chosen, expected in (("highest", ["tf32-off"] if tf32 else []), ("high", [])):
+            torch.set_float32_matmul_precision(chosen)
+            assert codes(fit(make_trainer, accelerator="gpu", precision="32-true")) == expected
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert codes(fit(make_trainer, accelerator="gpu", precision="bf16-mixed")) == []
+
+
+def test_precision_that_was_set_by_the_newer_interface_leaves_the_record_as_it_is(make_trainer, tmp_path):
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        assert fit(make_trainer).run.steps
+    finally:
+        matmul.fp32_precision = before
+    [record] = tmp_path.rglob("rank0.jsonl")
+    assert json.loads(record.read_text().splitlines()[0])["settings"]["float32_matmul_precision"] == "tf32"
+
+
+# -- reading tensors' values on the CPU, which a trace shows
+
+
+def reads(tmp_path, calls, *, inside=""):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.operator("aten::mm", 1, 2)
+    if inside:
+        trace.mark(inside, 5, 95)
+    for number in range(calls):
+        trace.operator("aten::item", 10 + number, 10.5 + number)
+        trace.operator("aten::_local_scalar_dense", 10.1 + number, 10.4 + number)
+    return [hint.text for hint in analyze(trace.write(tmp_path)).analysis.hints if hint.code == "item-calls"]
+
+
+def test_many_reads_of_values_on_the_cpu_are_told_with_their_time(tmp_path):
+    [text] = reads(tmp_path, 60)
+    assert "60 times a step" in text
+    assert "30 % of the recorded step" in text
+
+
+@pytest.mark.parametrize(("calls", "inside"), [(5, ""), (60, "Optimizer.step#Adam.step")])
+def test_few_reads_and_those_of_the_optimizer_are_no_hint(tmp_path, calls, inside):
+    assert reads(tmp_path, calls, inside=inside) == []
+
+
+def test_the_page_has_it_beside_the_verdict(make_trainer):
+    page = html_report(fit(make_trainer, detect_anomaly=True), [])
+    assert "All times include anomaly detection, which was on." in page

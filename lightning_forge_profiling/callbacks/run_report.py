@@ -68,7 +68,7 @@ def run_report(
     stacks: StackSampler | None,
     worker_lines: tuple[SampledLine, ...],
     blocks: Sequence[StepBlock],
-    switches: Switches | None,
+    switches: Switches | None = None,
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten.
 

@@ -99,7 +99,8 @@ def _of_both(analysis: Analysis, evidence: RunEvidence) -> Analysis:
         differences = []
     else:
         findings, differences = without_gpu_work(analysis.findings, recorded, evidence)
-    findings = [located(found, recorded) for found in findings]
+    if len(analysis.ranks) == 1:  # of several, the trace's rules have named the function on the finding's own rank
+        findings = [located(found, recorded) for found in findings]
     outside = ledger_findings(evidence)
     ranked = _ranked([*together(findings, outside, evidence), *late], evidence)
     verdict, text = decide(ranked, gpu=evidence.on_device, steps=evidence.steps)

@@ -43,6 +43,7 @@ def test_calls_of_the_same_stack_are_one_and_their_own_times_sum_to_the_step(tmp
         ("train.py(10): training_step", 10, 70),
         ("train.py(20): score", 20, 50),
         ("<built-in function sleep>", 25, 45),
+        ("<string>(2): __init__", 60, 62),
         ("train.py(20): score", 55, 60),
         ("<built-in method item of Tensor object at 0x7fa1>", 56, 57),
         ("<built-in method item of Tensor object at 0x7fa2>", 58, 59),
@@ -51,7 +52,8 @@ def test_calls_of_the_same_stack_are_one_and_their_own_times_sum_to_the_step(tmp
     python = trace.rank(tmp_path).python
     assert tree_of(python) == {
         ("run",): (100, 40),  # what is around it contains the step too, and tells nothing about it
-        ("run", "training_step"): (60, 25),
+        ("run", "training_step"): (60, 23),
+        ("run", "training_step", "__init__"): (2, 2),
         ("run", "training_step", "score"): (35, 13),
         ("run", "training_step", "score", "sleep"): (20, 20),
         ("run", "training_step", "score", "Tensor.item"): (2, 2),

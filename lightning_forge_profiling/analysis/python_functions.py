@@ -23,8 +23,8 @@ _SHORTEST: Final = 0.001
 _HOLDS: Final = 0.5
 """A function is named for a time if it holds so much of it."""
 
-_FRAME: Final = re.compile(r"(?P<file>.+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
-_INSTALLED: Final = re.compile(r"<|(?:.*/)?(?:(?:site|dist)-packages|lib/python3[\w.]*)/")
+_FRAME: Final = re.compile(r"(?P<file>.+\.pyx?|<.+?>)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+_INSTALLED: Final = re.compile(r"<(?!ipython-input)|(?:.*/)?(?:(?:site|dist)-packages|lib/python3[\w.]*)/")
 _OBJECT: Final = re.compile(r"<built-in (?:function|method) (\w+)(?: of (.+?)(?: object)?(?: at 0x[0-9a-f]+)?)?>")
 _OURS: Final = "lightning_forge_profiling"
 _LIBRARIES: Final = frozenset(
@@ -165,10 +165,13 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
     frames, parent, total = stacks.frames, stacks.parent, stacks.total
     skipped = stacks.around & np.isin(np.arange(len(frames)), parent[stacks.around])
     own = total - np.bincount(parent[parent >= 0], total[parent >= 0], len(frames)).astype(np.int64)
-    labels = {name: _label(trace.names[name]) for name in np.unique(frames.name).tolist()}
-    place: dict[tuple[int, tuple[str, str], str], int] = {}
+    labels = {
+        name: (*_label(trace.names[name]), kind_of(trace.names[name], trace.libraries))
+        for name in np.unique(frames.name).tolist()
+    }
+    place: dict[tuple[int, tuple[str, str, _Kind]], int] = {}
     node = [-1] * (len(frames) + 1)
-    keys: list[tuple[int, tuple[str, str], _Kind]] = []
+    keys: list[tuple[int, tuple[str, str, _Kind]]] = []
     sums: list[list[int]] = []
     begins = recording.steps.of_host(frames.start) >= 0
     columns = (parent, frames.name, skipped, total, own, begins)
@@ -177,7 +180,7 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
         if skip:
             node[row] = above
             continue
-        key = (above, labels[name], kind_of(trace.names[name], trace.libraries))
+        key = (above, labels[name])
         at = node[row] = place.setdefault(key, len(place))
         if at == len(keys):
             keys.append(key)
@@ -193,7 +196,7 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
             caller=new[keys[at][0]],
             name=keys[at][1][0],
             where=keys[at][1][1],
-            kind=keys[at][2],
+            kind=keys[at][1][2],
             ms_per_step=sums[at][0] / steps / 1e6,
             self_ms_per_step=max(sums[at][1], 0) / steps / 1e6,
             calls_per_step=sums[at][2] / steps,

@@ -247,6 +247,17 @@ class TestContent:
         page = Page(browser, tmp_path, replace(result.analysis, findings=of_run))
         assert "Note: " not in page.one("body").text
 
+    def test_what_all_times_include_stands_beside_the_verdict(self, browser, tmp_path):
+        [first, *_] = sample_analysis().findings
+        said, beside = (
+            f"{first.code}: {first.title}. {first.remedy}",
+            "All times include anomaly detection, which was on.",
+        )
+        for text, expected in ((f"{said} {beside}", [beside]), (said, [])):
+            page = Page(browser, tmp_path, replace(sample_analysis(), verdict_text=text))
+            assert page.texts("#verdict-beside") == expected
+            assert page.texts("h1") == [first.title]
+
     def test_the_footer_has_the_commands_for_the_trace(self, page):
         assert page.texts("footer code") == [
             "forge-profiling view --perfetto PATH",

@@ -124,6 +124,7 @@ def test_a_gpu_that_waits_for_python_is_told_in_which_function(tmp_path):
     analysis = analyze(trace.write(tmp_path)).analysis
     [found] = [found for found in analysis.findings if found.code == "launch-bound"]
     assert found.evidence["where"] == "tokenize (train.py:20)"
+    assert found.advice.startswith("Look at tokenize (train.py:20) first")
     assert found.evidence["recorded_there_ms_per_step"] == pytest.approx(70, abs=0.1)
 
 

@@ -12,7 +12,7 @@ from lightning_forge_profiling.diagnosis.loader_advice import (
     pin_memory_advice,
 )
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence, Explanation, Rule, in_ms
-from lightning_forge_profiling.diagnosis.rule_context import NO_BANDWIDTH, RECORD_STACKS, RuleContext
+from lightning_forge_profiling.diagnosis.rule_context import NO_BANDWIDTH, RECORD_STACKS, RuleContext, in_function
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.results.rank import Region
 
@@ -245,7 +245,9 @@ def _launch(context: RuleContext) -> Explanation:
         evidence["graph_launches_per_step"] = graphs
     if context.pct(_sync_cost(context)) >= NAMED_FROM_PCT:
         advice += " First fix sync-bound: a CUDA graph cannot contain calls that wait for the GPU."
-    return Explanation(title, evidence, advice)
+    held = in_function(rank, "launch-bound")
+    first = "" if held is None else f"Look at {held.where} first, which holds most of that time. "
+    return Explanation(title, evidence, first + advice)
 
 
 def _communication_cost(context: RuleContext) -> float:

@@ -207,7 +207,7 @@ def _rank(rank: int, step_ms: list[float], ranks: int) -> RankSummary:
             ),
             users=(
                 UserFunction(
-                    where="log_losses (train.py:88)",
+                    where="train.py:88 log_losses",
                     ms_per_step=0.8 * step,
                     own_ms_per_step=0.8 * step,
                     calls_per_step=1.0,

@@ -310,7 +310,7 @@ class TestContent:
         assert widths()["training_step"] == 1, "back to what called it"
         next(call for call in page.all(".call") if call.text == "run").click()
         assert widths() == pytest.approx(shares, abs=0.002)
-        assert page.column("python", 1) == ["log_losses (train.py:88)"]
+        assert page.column("python", 1) == ["train.py:88 log_losses"]
         assert browser.get_log("browser") == []
 
     def test_training_on_a_cpu_has_its_step_by_region_and_no_empty_section(self, browser, tmp_path):

@@ -16,7 +16,7 @@ from tests.outcomes import HANGS_S, SCRIPTS
 from tests.synthetic import Synthetic
 
 TRACE = Path(__file__).parent / "data" / "traces" / "blocking_call"
-SERVER = "call_reward_server (blocking_call.py:11)"
+SERVER = "blocking_call.py:11 call_reward_server"
 
 
 def stacks(*frames, about=None):
@@ -59,8 +59,8 @@ def test_calls_of_the_same_stack_are_one_and_their_own_times_sum_to_the_step(tmp
         ("run", "training_step", "score", "Tensor.item"): (2, 2),
     }
     assert [(user.where, user.ms_per_step, user.own_ms_per_step, user.calls_per_step) for user in python.users] == [
-        ("score (train.py:20)", 35, 35, 2),
-        ("training_step (train.py:10)", 60, 25, 1),
+        ("train.py:20 score", 35, 35, 2),
+        ("train.py:10 training_step", 60, 25, 1),
     ]
 
 
@@ -91,9 +91,9 @@ def test_the_innermost_function_of_the_user_that_holds_most_of_the_time_is_named
     trace.operator("aten::add", 92, 94)
     analysis = analyze(trace.write(tmp_path)).analysis
     [found] = [found for found in analysis.findings if found.code == "python-bound"]
-    assert "recorded with stacks, 60.0 ms of 98.0 ms are in ask (src/client.py:30)" in found.title
-    assert found.evidence["where"] == "ask (src/client.py:30)"
-    assert found.advice.startswith("Look at ask (src/client.py:30)")
+    assert "recorded with stacks, 60.0 ms of 98.0 ms are in src/client.py:30 ask" in found.title
+    assert found.evidence["where"] == "src/client.py:30 ask"
+    assert found.advice.startswith("Look at src/client.py:30 ask")
 
 
 @pytest.mark.parametrize("about", [None, {"libraries": ["datasets"]}])
@@ -101,7 +101,7 @@ def test_a_package_that_the_trace_says_is_installed_is_not_the_users(tmp_path, a
     trace = stacks(("train.py(7): make_batch", 10, 80), ("datasets/arrow.py(70): read", 12, 78), about=about)
     trace.operator("aten::add", 90, 91)
     spent = trace.rank(tmp_path).python.spent["python"]
-    assert spent.where == ("read (datasets/arrow.py:70)" if about is None else "make_batch (train.py:7)")
+    assert spent.where == ("datasets/arrow.py:70 read" if about is None else "train.py:7 make_batch")
 
 
 def test_nothing_is_named_where_no_function_holds_half_of_the_time(tmp_path):
@@ -123,8 +123,8 @@ def test_a_gpu_that_waits_for_python_is_told_in_which_function(tmp_path):
         trace.kernel(start + 2, start + 6, launched=start + 1)
     analysis = analyze(trace.write(tmp_path)).analysis
     [found] = [found for found in analysis.findings if found.code == "launch-bound"]
-    assert found.evidence["where"] == "tokenize (train.py:20)"
-    assert found.advice.startswith("Look at tokenize (train.py:20) first")
+    assert found.evidence["where"] == "train.py:20 tokenize"
+    assert found.advice.startswith("Look at train.py:20 tokenize first")
     assert found.evidence["recorded_there_ms_per_step"] == pytest.approx(70, abs=0.1)
 
 
@@ -146,7 +146,7 @@ def test_a_real_blocking_call_is_named_in_verdict_and_reports(capsys):
     assert analysis.verdict == "python-bound"
     assert SERVER in analysis.verdict_text
     by_code = {found.code: found.evidence["where"] for found in analysis.findings}
-    assert by_code == {"python-bound": SERVER, "input-bound": "make_batch (blocking_call.py:20)"}
+    assert by_code == {"python-bound": SERVER, "input-bound": "blocking_call.py:20 make_batch"}
     report = markdown(analysis)
     assert f"| `{SERVER}` | 20." in report
     print_analysis(analysis)
@@ -186,9 +186,9 @@ def test_run_records_stacks_for_an_unchanged_script(tmp_path):
     assert done.returncode == 0, done.stderr
     [summary] = tmp_path.rglob("summary.json")
     analysis = read_summary(summary)
-    waits = {found.code: found.evidence.get("where", "") for found in analysis.findings}
-    waits = {code: where for code, where in waits.items() if code in {"python-bound", "blocked-forward"}}
-    assert set(waits.values()) == {SERVER}, analysis.findings
+    assert SERVER in {user.where for user in analysis.ranks[0].python.users}
+    named = [found.evidence.get("where", found.evidence.get("line", "")) for found in analysis.findings]
+    assert "call_reward_server" in " ".join(named), "by stacks, or by samples of live steps"
     assert "call_reward_server" in " ".join(done.stderr.split()), "the table at the end names it"
     assert "flameGraph(" in summary.with_name("report.html").read_text(encoding="utf-8")
 

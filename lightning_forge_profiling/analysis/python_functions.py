@@ -115,16 +115,16 @@ def kind_of(frame: str, libraries: frozenset[str]) -> _Kind:
 
 
 def users_line(frame: str, libraries: frozenset[str]) -> str:
-    """A function of the user with its file and first line; "" for any other.
+    """A function of the user after its file and first line; "" for any other.
 
     Example:
         >>> users_line("train.py(26): call_reward_server", frozenset())
-        'call_reward_server (train.py:26)'
+        'train.py:26 call_reward_server'
     """
     if kind_of(frame, libraries) != "user":
         return ""
     name, where = _label(frame)
-    return f"{name} ({where})"
+    return f"{where} {name}"
 
 
 def _label(frame: str) -> tuple[str, str]:

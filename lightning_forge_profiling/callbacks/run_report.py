@@ -68,6 +68,8 @@ def run_report(
     stacks: StackSampler | None,
     worker_lines: tuple[SampledLine, ...],
     blocks: Sequence[StepBlock],
+    stacks: StackSampler | None = None,
+    blocks: Sequence[StepBlock] = (),
     switches: Switches | None = None,
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten.

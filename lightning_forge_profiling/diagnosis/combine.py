@@ -38,8 +38,8 @@ from lightning_forge_profiling.diagnosis.run_rules import (
     run_findings,
 )
 from lightning_forge_profiling.diagnosis.sampled_lines import with_lines
-from lightning_forge_profiling.diagnosis.verdict import by_gain, certain_first, decide, is_certain, with_intervals
 from lightning_forge_profiling.diagnosis.switch_hints import switch_hints, switched_on
+from lightning_forge_profiling.diagnosis.verdict import by_gain, certain_first, decide, is_certain, with_intervals
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 
@@ -99,10 +99,10 @@ def _of_both(analysis: Analysis, evidence: RunEvidence) -> Analysis:
         differences = []
     else:
         findings, differences = without_gpu_work(analysis.findings, recorded, evidence)
-    if len(analysis.ranks) == 1:  # of several, the trace's rules have named the function on the finding's own rank
-        findings = [located(found, recorded) for found in findings]
     outside = ledger_findings(evidence)
     ranked = _ranked([*together(findings, outside, evidence), *late], evidence)
+    if len(analysis.ranks) == 1:  # of several, the trace's rules have named the function on the finding's own rank
+        ranked = tuple(located(found, recorded) for found in ranked)
     verdict, text = decide(ranked, gpu=evidence.on_device, steps=evidence.steps)
     combined = replace(
         analysis,

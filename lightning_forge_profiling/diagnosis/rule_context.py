@@ -110,14 +110,14 @@ def in_function(rank: RankSummary | None, code: str) -> SpentIn | None:
 
 
 def located(found: Finding, rank: RankSummary | None) -> Finding:
-    """The finding with the user's function that holds most of its time, if stacks show it.
+    """The finding with the user's function that holds most of its time, if stacks show it and samples do not.
 
     Args:
         found: the finding.
         rank: the recorded rank that its figures are of.
     """
     held = in_function(rank, found.code)
-    if held is None or "where" in found.evidence:
+    if held is None or {"where", "line"} & found.evidence.keys():
         return found
     ms, of = in_ms(held.ms_per_step), in_ms(held.of_ms_per_step)
     return replace(

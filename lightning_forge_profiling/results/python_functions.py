@@ -33,7 +33,7 @@ class UserFunction:
     """A function of the user, from all stacks.
 
     Attributes:
-        where: the function, its file and first line, as `call_reward_server (train.py:26)`.
+        where: the function, its file and first line, as `train.py:26 call_reward_server`.
         ms_per_step: time in it and in what it calls.
         own_ms_per_step: the part outside other functions of the user, library functions that it calls included.
         calls_per_step: number of calls.

@@ -31,8 +31,8 @@ from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
 from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.worker_stacks import WorkerStacks
 from lightning_forge_profiling.callbacks.switches import look_up
+from lightning_forge_profiling.callbacks.worker_stacks import WorkerStacks
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import PROFILER, STARTUP_PROCESS
 from lightning_forge_profiling.record.histogram import bucket

@@ -65,10 +65,8 @@ def run_report(
     ledger: Ledger,
     continues_from: int,
     cpu: CpuAccount | None,
-    stacks: StackSampler | None,
-    worker_lines: tuple[SampledLine, ...],
-    blocks: Sequence[StepBlock],
     stacks: StackSampler | None = None,
+    worker_lines: tuple[SampledLine, ...] = (),
     blocks: Sequence[StepBlock] = (),
     switches: Switches | None = None,
 ) -> RunReport:

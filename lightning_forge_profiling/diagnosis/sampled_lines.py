@@ -39,13 +39,13 @@ def with_lines(findings: Iterable[Finding], evidence: RunEvidence) -> list[Findi
 
 
 def _with_line(found: Finding, evidence: RunEvidence) -> Finding:
+    if "where" in found.evidence:  # by recorded stacks
+        return found
     if found.code == "input-bound" and WORKER_LINES in evidence.lines:
         line = evidence.lines[WORKER_LINES][0]
         where = f"{line.file}:{line.line} {line.function}"
         title = f"{found.title}; a worker spends {line.pct:.0f} % of its time on batches in {where}"
         return replace(found, title=title, evidence={**found.evidence, "line": where, "line_pct": round(line.pct, 1)})
-    if "where" in found.evidence:  # by recorded stacks
-        return found
     part = found.evidence.get("part")
     parts = (part,) if isinstance(part, str) else _REGIONS.get(found.code, ())
     weights = {

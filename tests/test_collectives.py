@@ -88,6 +88,55 @@ def test_a_trace_of_one_rank_claims_nothing_about_waiting_for_others(tmp_path):
     assert "waiting_for_ranks_ms_per_step" not in finding.evidence
 
 
+SEND_RECEIVE = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)"
+
+
+def exchanging(*durations, within, steps=2):
+    """A rank that exchanges as PyTorch 1.9 records it: the kernel has one name, and the host's range another."""
+    trace = Synthetic()
+    for step in range(steps):
+        begin = 100 * step
+        trace.step(step, begin, begin + 100)
+        trace.kernel(begin, begin + 1, launched=begin, name=GEMM)
+        for position, duration in enumerate(durations):
+            start = begin + 2 + 40 * position
+            trace.operator(within, start - 0.7, start - 0.3)
+            trace.kernel(start, start + duration, launched=start - 0.5, name=SEND_RECEIVE, stream=20)
+        trace.kernel(begin + 99, begin + 100, launched=begin + 98)
+    return trace
+
+
+def test_an_all_to_all_of_send_and_receive_kernels_shows_who_never_waits(tmp_path):
+    others, last = exchanging(35, 30, within="nccl:all_to_all"), exchanging(5, 6, within="nccl:all_to_all")
+    analysis = analysis_of(tmp_path, *[others] * 7, last)
+    assert costs(analysis) == {("all_to_all", "on communication stream 1"): (11, pytest.approx((30 + 24) * 7 / 8))}
+    assert (analysis.verdict, analysis.findings[0].rank) == ("straggler", 7)
+    assert analysis.findings[0].share_pct == pytest.approx(54)
+
+
+def test_what_is_sent_from_one_rank_to_another_is_not_compared(tmp_path):
+    analysis = analysis_of(tmp_path, exchanging(35, within="nccl:send 0->1"), exchanging(5, within="nccl:recv 1<-0"))
+    assert (analysis.rank_waits, analysis.collectives) == ((), ())
+
+
+def bucketed(backward_ends):
+    """A step of 58 ms in which gradients are exchanged in two buckets, the first while backward still computes."""
+    trace = Synthetic()
+    trace.step(0, 0, 58)
+    trace.kernel(0, backward_ends, launched=0)
+    trace.collective(15, 30, launched=0.1)
+    trace.collective(backward_ends, 56, launched=0.2)
+    trace.kernel(56, 58, launched=0.3)
+    return trace
+
+
+def test_a_straggler_costs_all_that_the_others_wait_with_nothing_to_compute(tmp_path):
+    """The exchange that computation hides is no reason to take the waiting at the end for partly hidden."""
+    analysis = analysis_of(tmp_path, bucketed(backward_ends=45.4), bucketed(backward_ends=55))
+    [straggler] = [found for found in analysis.findings if found.code == "straggler"]
+    assert (straggler.rank, straggler.saves.ms_per_step) == (1, pytest.approx(9.6))
+
+
 def test_collectives_have_calls_and_bytes(tmp_path):
     calls = [reduce(1, elements=1_000_000, dtype="BFloat16"), reduce(1, elements=500_000, dtype="Float")]
     (one,) = analysis_of(tmp_path, rank_with(*calls), rank_with(*calls)).collectives

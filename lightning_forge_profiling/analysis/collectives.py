@@ -3,20 +3,24 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from lightning_forge_profiling.analysis.kernel_kinds import KINDS
 from lightning_forge_profiling.analysis.kernel_names import base_name
+from lightning_forge_profiling.analysis.nesting import enclosing, parents
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import CollectiveCall, Ints
 from lightning_forge_profiling.results.analysis import Collective, RankWait
 
 _COMM: Final = "comm"
-_SEND_RECEIVE: Final = frozenset({"send", "recv", "sendrecv"})
+_SEND_RECEIVE: Final = re.compile(r"(?:send|recv|coalesced)(?![a-z]).*|sendrecv")
 """Point to point: their order differs between the ranks of a group, so they cannot be matched."""
+_SEND_RECEIVE_KERNEL: Final = "sendrecv"
+"""The kernel of point-to-point transfers and of all-to-all, and in some versions of NCCL of all collectives."""
+_HOST_RANGE: Final = re.compile(r"(?:nccl|rccl|c10d):+_?(.+)")
 _OPERATION: Final = re.compile(r"(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+)")
 _BYTES: Final = {
     "Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1,
@@ -31,10 +35,12 @@ class RankCollectives:
     Attributes:
         steps: number of steps.
         groups: for each process group its collectives and the durations of their kernels, in nanoseconds.
+        unnamed: for each group that only a stream stands for, the step of each of its collectives.
     """
 
     steps: int
     groups: Mapping[str, tuple[tuple[CollectiveCall, ...], tuple[int, ...]]]
+    unnamed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def collectives_of(recording: Recording) -> RankCollectives:
@@ -42,29 +48,54 @@ def collectives_of(recording: Recording) -> RankCollectives:
     gpu, trace = recording.trace.gpu, recording.trace
     rows = np.flatnonzero((recording.kind == KINDS.index(_COMM)) & (recording.step >= 0))
     rows = rows[np.argsort(_launch_order(recording, rows), kind="stable")]
-    streams = np.unique(gpu.lane[rows[gpu.collective[rows] < 0]]).tolist()
+    without_name = rows[gpu.collective[rows] < 0]
+    streams, ranges = np.unique(gpu.lane[without_name]).tolist(), _host_ranges(recording, without_name)
     calls: dict[str, list[CollectiveCall]] = defaultdict(list)
     durations: dict[str, list[int]] = defaultdict(list)
+    unnamed: dict[str, list[int]] = defaultdict(list)
     for row in rows.tolist():
         if gpu.collective[row] >= 0:
             call = trace.collectives[gpu.collective[row]]
         else:
-            call = _unnamed(trace.names[gpu.name[row]], streams.index(gpu.lane[row]))
-        if call.name not in _SEND_RECEIVE:
+            call = _unnamed(trace.names[gpu.name[row]], ranges.get(row, ""), streams.index(gpu.lane[row]))
+        if not _SEND_RECEIVE.fullmatch(call.name):
             calls[call.group].append(call)
             durations[call.group].append(int(gpu.end[row] - gpu.start[row]))
+            if gpu.collective[row] < 0:
+                unnamed[call.group].append(int(recording.step[row]))
     groups = {group: (tuple(calls[group]), tuple(durations[group])) for group in calls}
-    return RankCollectives(len(recording.steps), groups)
+    steps = {group: tuple(of_calls) for group, of_calls in unnamed.items()}
+    return RankCollectives(len(recording.steps), groups, steps)
 
 
-def _unnamed(kernel: str, stream: int) -> CollectiveCall:
+def _unnamed(kernel: str, host_range: str, stream: int) -> CollectiveCall:
     """The collective by its kernel's name, for a trace without `Collective name` (PyTorch before 2.2).
 
     The stream stands for the process group: each group has a communicator with its own stream.
     """
-    name = _OPERATION.match(base_name(kernel))
+    found = _OPERATION.match(base_name(kernel))
+    name = found[1].lower() if found else base_name(kernel)
     group = f"on communication stream {stream + 1}"
-    return CollectiveCall(name[1].lower() if name else base_name(kernel), group, elements=0, dtype="")
+    if name == _SEND_RECEIVE_KERNEL:
+        name = host_range or "transfer"
+    return CollectiveCall(name, group, elements=0, dtype="")
+
+
+def _host_ranges(recording: Recording, rows: Ints) -> dict[int, str]:
+    """By row of GPU work the collective that `nccl:...` or `c10d::...` around its launch names, if there is one."""
+    trace, links = recording.trace, recording.links
+    around = enclosing(trace.annotations, parents(trace.annotations), links.time[rows], links.thread[rows])
+    found = {}
+    for row, annotation in zip(rows.tolist(), around.tolist(), strict=True):
+        names = [] if annotation < 0 else [trace.names[trace.annotations.name[annotation]]]
+        operator = int(links.operator[row])
+        while operator >= 0:
+            names.append(trace.names[trace.operators.name[operator]])
+            operator = int(recording.operator_parent[operator])
+        named = next(filter(None, map(_HOST_RANGE.fullmatch, names)), None)
+        if named is not None:
+            found[row] = named[1]
+    return found
 
 
 def _launch_order(recording: Recording, rows: Ints) -> Ints:
@@ -80,7 +111,7 @@ def match_collectives(
     A collective ends on all ranks together, once the last has joined and the data has moved. So the shortest kernel, on
     the rank that joined last, is the communication itself; the rest of a longer kernel is waiting. Only durations are
     compared, never the clocks of two ranks. The n-th collective of a process group is the same one on all its ranks;
-    in a trace without group names, the n-th of a stream.
+    in a trace without group names, the n-th of a stream, if each step has the same number of them on all ranks.
 
     Args:
         ranks: the collectives of each rank.
@@ -99,6 +130,8 @@ def match_collectives(
         if len(members) < 2:  # noqa: PLR2004 - one rank alone cannot be compared
             continue
         matched = _same_calls([ranks[rank].groups[group][0] for rank in members])
+        if len({ranks[rank].unnamed.get(group) for rank in members}) > 1:
+            matched = None
         if matched is None:
             notes.append(f"the collectives of process group {group or '(unnamed)'} differ between ranks: not compared")
             continue

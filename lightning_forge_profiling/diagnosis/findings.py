@@ -48,7 +48,8 @@ def rank_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
 
 def _contexts(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> list[RuleContext]:
     wait_ms = {wait.rank: wait.wait_ms_per_step for wait in waits}
-    return [RuleContext(rank, wait_ms.get(rank.rank)) for rank in ranks]
+    least_ms = min((rank.comm.exposed_ms_per_step for rank in ranks if rank.rank in wait_ms), default=None)
+    return [RuleContext(rank, wait_ms.get(rank.rank), least_ms) for rank in ranks]
 
 
 def _apply(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: bool) -> Finding | None:

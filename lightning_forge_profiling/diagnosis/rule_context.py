@@ -36,12 +36,14 @@ class RuleContext:
     Attributes:
         rank: the rank.
         wait_ms: how long it waits for other ranks in collectives, per step; None where none could be matched.
+        least_exposed_ms: the least exposed communication of any rank, which is that of the rank that waits least.
         live: whether its CPU times are upper bounds for an unrecorded step, and not those of the recorded steps.
         run: evidence of the whole run; None for a trace alone.
     """
 
     rank: RankSummary
     wait_ms: float | None = None
+    least_exposed_ms: float | None = None
     live: bool = False
     run: RunEvidence | None = None
 
@@ -52,11 +54,17 @@ class RuleContext:
 
     @property
     def exposed_wait_ms(self) -> float:
-        """Waiting for other ranks while nothing else ran: as much of all waiting as of all communication."""
+        """Waiting for other ranks while nothing else ran.
+
+        It is what this rank has more exposed communication than the rank with least. If ranks wait by turns, each has
+        it: then it is as much of all waiting as of all communication.
+        """
         comm = self.rank.comm
         if not self.wait_ms or not comm.ms_per_step:
             return 0.0
-        return min(self.wait_ms / comm.ms_per_step, 1.0) * comm.exposed_ms_per_step
+        in_turns_ms = min(self.wait_ms / comm.ms_per_step, 1.0) * comm.exposed_ms_per_step
+        least_ms = comm.exposed_ms_per_step if self.least_exposed_ms is None else self.least_exposed_ms
+        return max(in_turns_ms, min(comm.exposed_ms_per_step - least_ms, self.wait_ms))
 
     @property
     def has_stacks(self) -> bool:

@@ -121,11 +121,6 @@ def memory_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.memory.pickle"
 
 
-def clock_path(folder: Path, rank: int) -> Path:
-    """A rank's step times by its own clock, until rank 0 has read them."""
-    return folder / f".rank{rank}.clock"
-
-
 def raw_folder(folder: Path, rank: int) -> Path:
     """The hidden folder that a rank exports its raw trace to. Whoever creates it owns the window's folder."""
     return folder / f".rank{rank}.raw"

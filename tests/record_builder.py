@@ -3,11 +3,12 @@
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from lightning_forge_profiling.callbacks.run_analysis import analysis_of, run_evidence
+from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.histogram import histogram, merged
 from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, encode_line
@@ -121,7 +122,7 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
         fresh = dict.fromkeys(fresh, 0.0)
         ends = row + 1 == run.rows and run.outcome is not None
         if run.states and ((row + 1) % 5 == 0 or ends):
-            yield _state(run, clock, began, step, totals, spent, counts)
+            yield _state(run, rank, clock, began, step, totals, spent, counts)
     if run.outcome is not None and rank != run.quiet:
         failed = run.outcome == "failed"
         if failed:
@@ -168,6 +169,7 @@ def _gpu(dice: random.Random) -> dict[str, float]:
 
 def _state(  # noqa: PLR0917
     run: MadeRun,
+    rank: int,
     clock: float,
     began: float,
     step: int,
@@ -181,6 +183,9 @@ def _state(  # noqa: PLR0917
         sm_mhz=1755.0, throttled_pct=0.0)  # fmt: skip
     ledger = Ledger(clock - began, dict(sorted(spent.items(), key=lambda part: -part[1])), 0.0, {"validation": 1})
     evidence = run_evidence(summary, on_device=True, world_size=run.ranks, telemetry=gpu, ledger=ledger)
+    if evidence is not None and run.ranks > 1:
+        evidence = replace(evidence, rank=rank)
+        evidence = replace(evidence, ranks=(rank_work(evidence, host=f"node{rank // 8}"),))
     report = RunReport(
         summary,
         None,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,27 +120,22 @@ def test_rates_are_logged_for_the_job_and_for_one_device(finished):
         assert sum(row[f"time/{region}_ms"] for region in PARTITION) == pytest.approx(row["time/step_ms"])
 
 
-def test_the_clocks_of_both_ranks_come_to_rank_0(finished):
+def test_the_work_of_both_ranks_comes_to_rank_0(finished):
     folder, _ = finished
     [path] = folder.rglob("summary.json")
-    summary = json.loads(path.read_text())
-    assert [clock["rank"] for clock in summary["run"]["clocks"]] == [0, 1]
-    for clock in summary["run"]["clocks"]:
-        assert clock["host_ms"] + clock["between_ms"] == pytest.approx(clock["step_ms"], rel=0.05)
-    assert not list(path.parent.glob(".*")), "they were handed over in files, which are gone"
+    works = json.loads(path.read_text())["run"]["ranks"]
+    assert [work["rank"] for work in works] == [0, 1]
+    for work in works:
+        in_step = sum(ms for leaf, ms in work["leaves_ms"].items() if leaf not in work["outside"])
+        assert in_step == pytest.approx(work["step_ms"], rel=0.05)
 
 
-def test_a_rank_whose_ledger_differs_is_named(tmp_path):
+def test_a_rank_that_spends_more_outside_of_its_steps_is_named(tmp_path):
     done = run(tmp_path, "ddp", "validates")
     assert done.returncode == 0, done.stderr
-    [first] = traces(tmp_path, 0)
-    summary = json.loads((first.parent / "summary.json").read_text())
-    longest = summary["run"]["ledger_differences"][0]
-    assert (longest["rank"], longest["part"]) == (1, "validation")
-    assert longest["seconds"] > 0.5
-    said = f"rank 1 spends {longest['seconds']:.1f} s more in validation than rank 0"
-    assert said in " ".join(done.stdout.split())
-    assert said in (first.parent / "summary.md").read_text()
+    said = re.search(r"rank 1 spends 0\.[78] s more in validation than the others", " ".join(done.stdout.split()))
+    assert said, done.stdout
+    assert said[0] in (traces(tmp_path, 0)[0].parent / "summary.md").read_text()
 
 
 def test_one_rank_alone_may_record(tmp_path):

@@ -162,7 +162,7 @@ def test_a_share_says_where_it_is_a_mean_over_the_ranks():
     analysis = analyze(TRACES / "slow_rank_gpu").analysis
     assert "Findings, shares averaged over the ranks" in printed(analysis)
     assert "2. **compute-bound** on rank 1, 46.2 % of the step, mean of the ranks (" in markdown(analysis)
-    assert "1. **straggler** on rank 1, 37.2 % of the step (" in markdown(analysis), "8.2 ms of each 22.0 ms step"
+    assert "1. **straggler** on rank 1, 37.7 % of the step (" in markdown(analysis), "8.3 ms of each 22.0 ms step"
     assert "mean of the ranks" not in printed(sample_analysis(1)) + markdown(sample_analysis(1))
 
 

@@ -52,7 +52,7 @@ def test_the_page_has_the_whole_run(tmp_path):
     for chart in ("Step time , ms", "Samples , per second", "GPU power , W", "GPU temperature , °C"):
         assert chart in said["over-time"], chart
     assert "validation 2 checkpoint 2" in said["over-time"], "once for all ranks"
-    assert re.search(r"2 node0 1,200 42\.\d\d 23\.\d\d 5\.\d\d finished", said["ranks"])
+    assert re.search(r"2 node0 1,200 42\.\d\d 42\.\d\d 0\.00 finished", said["ranks"])
     assert "1,050 checkpoint 1.50" in said["events"]
     assert "torch 2.11.0" in said["setting"]
 

@@ -20,11 +20,11 @@ from lightning_forge_profiling import (
     build_profiler,
     print_profiler_summary,
 )
-from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, read_figures, write_figures
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
-from lightning_forge_profiling.results.analysis import RankClock
+from lightning_forge_profiling.record.ranks import read_works
+from lightning_forge_profiling.results.analysis import RankWork
 from tests.models import Classifier, loader
 from tests.outcomes import REPORTS, read_trace, recorded_steps
 from tests.test_memory_snapshot import FakeHistory
@@ -187,12 +187,10 @@ def test_ranks_of_one_user_share_the_windows_folder(shared):
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_clock_is_neither_written_through_a_link_nor_waited_for(tmp_path, victim, kind):
-    folder = tmp_path / "window"
-    plant(folder, [".rank0.part", ".rank0.clock", ".rank1.clock"], victim, kind)
-    figures = RankFigures(RankClock(rank=0, step_ms=1.0, host_ms=1.0, between_ms=0.0))
-    write_figures(folder, figures)
-    assert read_figures(folder, [0, 1], patience_s=0.0) == (figures,)
+def test_another_ranks_record_is_neither_read_through_a_link_nor_waited_for(tmp_path, victim, kind):
+    plant(tmp_path / "record", ["rank1.jsonl"], victim, kind)
+    mine = RankWork(rank=0, host="node0", steps=1, step_ms=1.0, leaves_ms={})
+    assert read_works(tmp_path / "record", mine, 2, "run", 1, patience_s=0.0) == ()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])

@@ -103,14 +103,14 @@ def test_json_has_the_logged_names_under_metrics_and_the_analysis_as_in_summary_
     assert content["analysis"]["verdict"] == "input-bound"
     assert content["analysis"]["run"]["ledger"]["parts"]["validation"] == pytest.approx(8.0)
     assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
-    assert content["ranks"][0]["late_ms"] is None
-    assert content["ranks"][1]["late_ms"] == pytest.approx(6.0, abs=0.5)
+    assert [rank["late"] for rank in content["ranks"]] == [False, True]
+    assert [rank["waits_ms"] for rank in content["ranks"]] == [pytest.approx(6.0, abs=0.5), pytest.approx(0.0, abs=0.5)]
     assert content["problems"] == []
 
 
 def test_ranks_of_the_same_pace_have_none_that_is_late(tmp_path):
     content = summary_json(MadeRun(ranks=3, began=LONG_AGO, outcome="finished").write(tmp_path))
-    assert [rank["late_ms"] for rank in content["ranks"]] == [None] * 3
+    assert [rank["late"] for rank in content["ranks"]] == [False] * 3
 
 
 # --- which record ----------------------------------------------------------------------------------------------------

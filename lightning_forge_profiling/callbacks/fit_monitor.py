@@ -26,9 +26,8 @@ from lightning_forge_profiling.callbacks.ledger_parts import (
     tear_down,
 )
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
-from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, read_figures
 from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
-from lightning_forge_profiling.callbacks.run_report import leave_figures, run_report
+from lightning_forge_profiling.callbacks.run_report import OtherRanks, run_report
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.switches import look_up
@@ -380,8 +379,6 @@ class FitMonitor:
                 self.window.end(interrupted=interrupted)
             if self.rows is not None:
                 self.rows.end(trainer)
-        if not interrupted:
-            leave_figures(trainer, self.step_timer, self.trace(), self.ledger.read())
 
     def _leave_set_up(self) -> None:
         """Restore what was replaced in `setup`; by the time that training begins its loader's workers are there."""
@@ -485,7 +482,7 @@ class FitMonitor:
         return None if self.window is None else self.window.report()
 
     def _report(
-        self, trainer: Trainer, recorded: Analysis | None = None, ranks: Sequence[RankFigures] = ()
+        self, trainer: Trainer, recorded: Analysis | None = None, others: OtherRanks | None = None
     ) -> RunReport:
         """The report on the fit so far."""
         run, trace, rows = self.step_timer.summary(), self.trace(), self.rows
@@ -495,7 +492,7 @@ class FitMonitor:
             on_device=self.step_timer.timers.on_device,
             trace=trace,
             recorded=recorded,
-            ranks=ranks,
+            others=others,
             gpu=None if rows is None else rows.telemetry(run),
             compute=() if rows is None else rows.compute(trainer, run, trace, recorded),
             ledger=self.ledger.read(),
@@ -512,11 +509,10 @@ class FitMonitor:
         window, report = self.window, None
         if self.step_timer.began and (trainer.is_global_zero or any(callback.record for callback in self.callbacks)):
             trace = self.trace()
-            ranks: tuple[RankFigures, ...] = ()
             recorded = recorded_analysis(trace)
-            if trace is not None and trace.path is not None and recorded is not None and not interrupted:
-                ranks = read_figures(trace.path.parent, [rank.rank for rank in recorded.ranks])
-            report = self._report(trainer, recorded, ranks)
+            rows = self.rows
+            others = None if rows is None else partial(rows.other_ranks, trainer, interrupted=interrupted)
+            report = self._report(trainer, recorded, others)
         if window is not None:
             window.copy_files(trainer, interrupted=interrupted)
         return None if report is None else replace(report, trace=self.trace())  # with the URL that it was copied to

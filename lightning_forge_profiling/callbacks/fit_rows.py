@@ -31,9 +31,10 @@ from lightning_forge_profiling.callbacks.window_flops import (
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP_MS, TFLOPS, per_second
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.timeouts import patience_s
+from lightning_forge_profiling.profiler.timeouts import RANKS_S, patience_s
+from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.report.run_table import RunReport
-from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.goodput import run_metrics
@@ -264,6 +265,19 @@ class FitRows:
         self._loggers.close()
         if self._telemetry is not None:
             self._telemetry.stop()
+
+    def other_ranks(self, trainer: Trainer, mine: RankWork, *, interrupted: bool) -> tuple[RankWork, ...]:
+        """The work of the other ranks on rank 0, from their records: of those that soon write what they end with.
+
+        Args:
+            trainer: of the fit.
+            mine: the work of this rank.
+            interrupted: whether the fit ended by an exception: then no rank is waited for.
+        """
+        if self._place is None or self._run_record is None or not trainer.is_global_zero:
+            return ()
+        patience_s, steps = 0.0 if interrupted else RANKS_S, self._step_timer.step
+        return read_works(self._place.folder, mine, trainer.world_size, self._place.run, steps, patience_s=patience_s)
 
     @guarded_end
     def conclude(self, trainer: Trainer, report: RunReport | None, *, interrupted: bool) -> None:

@@ -12,8 +12,6 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import read_summary, write_reports
 from lightning_forge_profiling.results.analysis import (
     Analysis,
-    RankClock,
-    RankDifference,
     RunCompute,
     RunEvidence,
     RunLedger,
@@ -63,11 +61,9 @@ def run_evidence(
     world_size: int,
     telemetry: TelemetrySummary | None = None,
     compute: Sequence[RunCompute] = (),
-    clocks: Sequence[RankClock] = (),
     workers: int = 0,
     loader: LoaderSettings | None = None,
     ledger: Ledger | None = None,
-    differences: Sequence[RankDifference] = (),
     continues_from: int = 0,
 ) -> RunEvidence | None:
     """The run's figures for rules and reports; None if no step counts.
@@ -78,11 +74,9 @@ def run_evidence(
         world_size: number of processes.
         telemetry: the GPU's telemetry, None if there is none.
         compute: compute rates of a device.
-        clocks: each rank's own clock, if several ranks recorded.
         workers: how many processes the training loaders stop and start between epochs.
         loader: the training loader's settings.
         ledger: where the run's wall time went.
-        differences: where other ranks' ledgers differ.
         continues_from: the optimizer step that the fit began with.
     """
     steady, spread = run.steady, run.step_ms
@@ -104,7 +98,6 @@ def run_evidence(
         compute=tuple(compute),
         split_steps=steady.split_steps if steady.split_steps < steady.steps else None,
         overhead_us=steady.overhead_us,
-        clocks=tuple(clocks),
         window_effect=window_effect(run.before_window_ms, run.after_window_ms),
         worker_restarts=_worker_restarts(steady, workers),
         like_ms=spread.like,
@@ -112,7 +105,6 @@ def run_evidence(
         ledger=None if ledger is None else run_ledger(ledger, steady if on_device else None),
         all_steps=run.steps,
         drift=step_drift([*run.first_ms], [*run.first_ms.values()]),
-        ledger_differences=tuple(differences),
         continues_from=continues_from,
         slowest=tuple(_slow_step(slow, ledger) for slow in run.slowest),
     )

@@ -1,28 +1,25 @@
 """Report on a run: collects its figures, analyses run and trace, and rewrites the trace's reports at the end."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from socket import gethostname
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.callbacks.published_results import PUBLISH_S, Result, publish
-from lightning_forge_profiling.callbacks.rank_clocks import RankFigures, rank_clock, write_figures
 from lightning_forge_profiling.callbacks.run_analysis import (
     analysis_of,
     run_compute,
     run_evidence,
-    run_ledger,
     share_intervals,
 )
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.diagnosis.ledger_ranks import ledger_differences
+from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_table import RunReport
-from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.cpu import CpuUse
 from lightning_forge_profiling.results.lines import WORKER_LINES, SampledLine
 from lightning_forge_profiling.results.switches import Switches
@@ -33,23 +30,8 @@ from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
-
-def leave_figures(trainer: Trainer, step_timer: StepTimer, trace: TraceReport | None, ledger: Ledger) -> None:
-    """Write this rank's step times and ledger for rank 0.
-
-    Only live steps, which no profiler slowed, show which rank is late.
-
-    Args:
-        trainer: the fit's Trainer.
-        step_timer: has the run's totals.
-        trace: the report on the window.
-        ledger: this rank's ledger so far.
-    """
-    run = step_timer.summary()
-    if trainer.world_size > 1 and not run.only_warmup and trace is not None and trace.path is not None:
-        with suppress(OSError):  # the trace alone then shows which rank is late
-            clock = rank_clock(trainer.global_rank, run.steady)
-            write_figures(trace.path.parent, RankFigures(clock, run_ledger(ledger)))
+OtherRanks = Callable[[RankWork], Sequence[RankWork]]
+"""Reads the work of the other ranks, given that of this one."""
 
 
 def run_report(
@@ -59,7 +41,7 @@ def run_report(
     on_device: bool,
     trace: TraceReport | None,
     recorded: Analysis | None,
-    ranks: Sequence[RankFigures],
+    others: OtherRanks | None,
     gpu: TelemetrySummary | str | None,
     compute: Sequence[Compute],
     ledger: Ledger,
@@ -78,7 +60,7 @@ def run_report(
         on_device: whether their times are device times.
         trace: the report on the window; None without one.
         recorded: the analysis of the window.
-        ranks: what the other ranks have left.
+        others: reads the work of the other ranks; None if only this one's is to be reported.
         gpu: the GPU's telemetry, or why there is none; None if not asked for.
         compute: the run's compute rates.
         ledger: the run's ledger.
@@ -96,11 +78,9 @@ def run_report(
         world_size=trainer.world_size,
         telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
         compute=rates,
-        clocks=[each.clock for each in ranks],
         workers=restarted_workers(trainer),
         loader=loader_settings(trainer),
         ledger=ledger,
-        differences=ledger_differences({each.clock.rank: each.ledger for each in ranks if each.ledger is not None}),
         continues_from=continues_from,
     )
     if evidence is not None:
@@ -115,7 +95,11 @@ def run_report(
             },
             cpu=_cpu_use(cpu, stacks, max(int(trainer.num_devices), 1)),
             switches=switches,
+            rank=trainer.global_rank,
         )
+        if trainer.world_size > 1:
+            mine = rank_work(evidence, host=gethostname())
+            evidence = replace(evidence, ranks=(mine, *(() if others is None else others(mine))))
     folder = lightning_api.logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(
         run,

@@ -18,14 +18,14 @@ from lightning_forge_profiling.diagnosis.differences import (
     recorded_shorter,
     recorded_slower,
 )
-from lightning_forge_profiling.diagnosis.findings import HOST_WAITS, rank_causes
-from lightning_forge_profiling.diagnosis.late_rank import late_host, work_ms
+from lightning_forge_profiling.diagnosis.findings import HOST_WAITS, part_of, rank_causes
 from lightning_forge_profiling.diagnosis.ledger_rules import (
     in_steps_pct,
     ledger_findings,
     together,
 )
 from lightning_forge_profiling.diagnosis.machine_rules import before_all
+from lightning_forge_profiling.diagnosis.ranks import STRAGGLER, beside_straggler, own_times, straggler, with_waits
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
 from lightning_forge_profiling.diagnosis.rule_context import located
 from lightning_forge_profiling.diagnosis.run_hints import run_hints
@@ -40,14 +40,20 @@ from lightning_forge_profiling.diagnosis.run_rules import (
 from lightning_forge_profiling.diagnosis.sampled_lines import with_lines
 from lightning_forge_profiling.diagnosis.switch_hints import switch_hints, switched_on
 from lightning_forge_profiling.diagnosis.verdict import by_gain, certain_first, decide, is_certain, with_intervals
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
+
+THE_RUN: Final = "the run"
+"""The source of an analysis without a trace."""
 
 _MOSTLY_PCT: Final = 50.0
 
 _SMALL_PCT: Final = 10.0
 """Without a GPU, a cause that costs less is no verdict beside a step that is mostly computation."""
 
+_TWO: Final = 2
+_COMM: Final = "comm"
 _ROUNDING: Final = 1 + 1e-6
 _SLOW_OPTIMIZER: Final = "slow-optimizer"
 
@@ -71,36 +77,39 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     Raises:
         ValueError: neither is given.
     """
-    if analysis is None:
-        if evidence is None:
+    if evidence is None:
+        if analysis is None:
             raise ValueError("combine() needs an analysis or the run's evidence.")
-        combined = _of_run(evidence)
-    elif evidence is None or evidence.steps < MIN_STEPS:
+        return analysis
+    evidence = replace(evidence, ranks=with_waits(evidence.ranks))
+    late = straggler({work.rank: work for work in evidence.ranks}, evidence) if evidence.steps >= MIN_STEPS else None
+    own = own_times(evidence, late)
+    if analysis is None:
+        combined = _of_run(evidence, own, late)
+    elif evidence.steps < MIN_STEPS:
         combined = replace(analysis, run=evidence)
     else:
-        combined = _of_both(analysis, evidence)
-    switches = None if evidence is None else evidence.switches
+        combined = _of_both(analysis, evidence, own, late)
     return replace(
         combined,
-        verdict_text=f"{combined.verdict_text} {switched_on(switches)}".rstrip(),
-        hints=(*switch_hints(switches), *combined.hints),
+        verdict_text=f"{combined.verdict_text} {switched_on(evidence.switches)}".rstrip(),
+        hints=(*switch_hints(evidence.switches), *combined.hints),
     )
 
 
-def _of_both(analysis: Analysis, evidence: RunEvidence) -> Analysis:
+def _of_both(analysis: Analysis, evidence: RunEvidence, own: RunEvidence, late: Finding | None) -> Analysis:
     recorded = min(analysis.ranks, key=lambda rank: rank.rank, default=None)
-    analysis, late = _by_clocks(analysis, evidence)
+    analysis = _without_late_hosts(analysis, evidence, late)
     if recorded is not None and recorded.gpu.busy_ms_per_step:
-        late_ms = sum(found.share_pct for found in late) * evidence.step_ms.mean / 100
-        findings, differences = _merge(analysis.findings, _judged(recorded, analysis), evidence, late_ms)
+        late_ms = 0.0 if late is None else late.share_pct * evidence.step_ms.mean / 100
+        findings, differences = _merge(analysis.findings, _judged(recorded, analysis), own, late_ms)
     elif any(rank.gpu.busy_ms_per_step for rank in analysis.ranks):  # of others than the one that the run is of
         known = {found.code for found in analysis.findings}
-        findings = [*analysis.findings, *(found for found in run_findings(evidence) if found.code not in known)]
+        findings = [*analysis.findings, *(found for found in run_findings(own) if found.code not in known)]
         differences = []
     else:
-        findings, differences = without_gpu_work(analysis.findings, recorded, evidence)
-    outside = ledger_findings(evidence)
-    ranked = _ranked([*together(findings, outside, evidence), *late], evidence)
+        findings, differences = without_gpu_work(analysis.findings, recorded, own, _sum_ms(evidence) - _sum_ms(own))
+    ranked = _ranked(_of_ranks(findings, evidence, own, late), evidence)
     if len(analysis.ranks) == 1:  # of several, the trace's rules have named the function on the finding's own rank
         ranked = tuple(located(found, recorded) for found in ranked)
     verdict, text = decide(ranked, gpu=evidence.on_device, steps=evidence.steps)
@@ -122,27 +131,52 @@ def _ranked(findings: Sequence[Finding], evidence: RunEvidence) -> tuple[Finding
     return certain_first(by_gain(known, in_steps_pct=in_steps_pct(evidence)))
 
 
-def _by_clocks(analysis: Analysis, evidence: RunEvidence) -> tuple[Analysis, tuple[Finding, ...]]:
-    """The trace without what it says of late hosts, and what the ranks' own clocks say, which decide about that."""
-    if not evidence.clocks:
-        return analysis, ()
+def _sum_ms(evidence: RunEvidence) -> float:
+    return sum(region.device_ms for name, region in evidence.regions.items() if name in REGIONS)
+
+
+def _of_ranks(
+    findings: Sequence[Finding], evidence: RunEvidence, own: RunEvidence, late: Finding | None
+) -> list[Finding]:
+    """Findings of the step and of the ledger, and the straggler, which has some of their time."""
+    return [*beside_straggler(together(findings, ledger_findings(own), own), evidence, late), *([late] if late else [])]
+
+
+def _without_late_hosts(analysis: Analysis, evidence: RunEvidence, late: Finding | None) -> Analysis:
+    """The trace's findings without what the ranks' own clocks decide: which host is late in live steps.
+
+    Recording slows every rank's host, each by another amount, so that in a trace another rank may be the late one.
+    """
+    if len(evidence.ranks) < _TWO:
+        return analysis
+    found = next((found for found in analysis.findings if found.code == STRAGGLER), None)
     traced = analysis.findings
-    if any(found.evidence.get("late") == "host" for found in traced):
+    if found is not None and (late is not None or found.evidence.get("late") == "host"):
         whole = [rank for rank in analysis.ranks if not rank.cut_off]
         traced = tuple(rank_causes(whole, analysis.rank_waits))
-    found = None if any(found.code == "straggler" for found in traced) else late_host(analysis, evidence)
-    return replace(analysis, findings=traced), () if found is None else (found,)
+    if late is not None and evidence.on_device:
+        traced = tuple(part_of(late, each) for each in traced)
+    return replace(analysis, findings=traced)
 
 
-def _of_run(evidence: RunEvidence) -> Analysis:
-    outside = ledger_findings(evidence)
-    findings = _ranked(together(run_findings(evidence), outside, evidence), evidence)
+def work_ms(analysis: Analysis) -> dict[int, float]:
+    """By rank, how long its GPU works on a recorded step, waiting for other ranks not counted.
+
+    Exposed communication of the rank that has least of it is the communication; what others have more is waiting.
+    """
+    comm = {rank.rank: rank.categories[_COMM].ms_per_step for rank in analysis.ranks}
+    least = min(comm.values(), default=0.0)
+    return {rank.rank: rank.gpu.busy_ms_per_step - comm[rank.rank] + least for rank in analysis.ranks}
+
+
+def _of_run(evidence: RunEvidence, own: RunEvidence, late: Finding | None) -> Analysis:
+    findings = _ranked(_of_ranks(run_findings(own), evidence, own, late), evidence)
     certain = [found for found in findings if is_certain(found)]
-    computes = with_intervals(computing(evidence), evidence) if certain else ()
+    computes = with_intervals(beside_straggler(computing(own), evidence, late), evidence) if certain else ()
     ranked = certain_first(by_gain([*findings, *computes], in_steps_pct=in_steps_pct(evidence)))
     verdict, text = decide(ranked, gpu=evidence.on_device, steps=evidence.steps)
     small = all(found.of == "step" and found.share_pct < _SMALL_PCT for found in certain)
-    computing_pct = share_pct(evidence, *COMPUTE)
+    computing_pct = share_pct(own, *COMPUTE)
     if certain and small and not evidence.on_device and computing_pct > _MOSTLY_PCT:
         ranked, verdict = findings, NOTHING_STANDS_OUT
         text = (
@@ -152,7 +186,7 @@ def _of_run(evidence: RunEvidence) -> Analysis:
     if evidence.steps < MIN_STEPS and not findings:
         verdict, text = NOTHING_STANDS_OUT, f"No verdict: {evidence.steps} steady steps, at least {MIN_STEPS} needed."
     analysis = Analysis(
-        source="the run",
+        source=THE_RUN,
         verdict=verdict,
         verdict_text=text,
         findings=ranked,

@@ -26,14 +26,17 @@ _WITH_PYTHON = ("transfer", "forward", "backward", "optimizer", "other")
 
 
 def without_gpu_work(
-    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
+    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence, of_ranks_ms: float = 0.0
 ) -> tuple[list[Finding], list[str]]:
-    """Merge findings where the trace has no GPU work. On the run's own rank, it knows no more of waits than the run."""
+    """Merge findings where the trace has no GPU work. On the run's own rank, it knows no more of waits than the run.
+
+    `of_ranks_ms` is the part of the live step that the regions lack: this rank waits for others, or they for it.
+    """
     rank = recorded.rank if recorded else 0
     live = {found.code: found for found in run_findings(evidence)}
     others = [found for found in traced if found.code not in live and found.rank not in {None, rank}]
     mine = [found for found in traced if found.code == "input-bound" and found.rank in {None, rank}]
-    of_cpu, differences = _of_cpu(traced, recorded, evidence)
+    of_cpu, differences = _of_cpu(traced, recorded, evidence, of_ranks_ms)
     python = next((found for found in of_cpu if found.code == PYTHON_BOUND), None)
     if python is not None and BETWEEN_REGIONS in live:  # they overlap: keep the one that explains more
         mostly = live[BETWEEN_REGIONS].share_pct > python.share_pct / 2
@@ -55,7 +58,7 @@ def without_gpu_work(
 
 
 def _of_cpu(
-    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence
+    traced: tuple[Finding, ...], recorded: RankSummary | None, evidence: RunEvidence, of_ranks_ms: float
 ) -> tuple[list[Finding], list[str]]:
     """Findings on operators and Python, from the trace; converted to the live step where that differs.
 
@@ -76,7 +79,7 @@ def _of_cpu(
     in_run_pct = share_pct(evidence, "optimizer")
     of_update = "optimizer" in evidence.regions and update and abs(update[0].share_pct - in_run_pct) > DIFFER_BY_PCT
     own = self_times(evidence)
-    hooks_ms = hooks_pct(evidence, *_WITH_PYTHON) * live.mean / 100 + blocked_ms(own)
+    hooks_ms = hooks_pct(evidence, *_WITH_PYTHON) * live.mean / 100 + blocked_ms(own) + of_ranks_ms
     if not changed and not of_update and 100 * hooks_ms < NAMED_FROM_PCT * live.mean:
         known = RuleContext(recorded, run=evidence)
         advice = {rule.code: rule.explain(known).advice for rule in CPU_RULES if rule.code in mine}

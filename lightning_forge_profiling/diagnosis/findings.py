@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
+from lightning_forge_profiling.diagnosis.ranks import compare_advice
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Rule, finding, in_ms, saving
 from lightning_forge_profiling.diagnosis.rule_context import RuleContext, located
 from lightning_forge_profiling.diagnosis.trace_rules import INPUT_BOUND, TRACE_RULES
@@ -35,7 +36,7 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
     """
     findings = rank_causes(ranks, waits)
     straggler = _straggler(_contexts(ranks, waits))
-    return findings if straggler is None else [*(_part_of(straggler, found) for found in findings), straggler]
+    return findings if straggler is None else [*(part_of(straggler, found) for found in findings), straggler]
 
 
 def rank_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:
@@ -110,15 +111,14 @@ def _straggler(contexts: Sequence[RuleContext]) -> Finding | None:
             "own_compute_ms_per_step": last.compute_ms,
             "others_compute_ms_per_step": others_compute,
         },
-        advice=f"Compare rank {rank} with the others: uneven batches or sequence lengths, work that only it does "
-        "(logging, checkpoints, evaluation), a throttled GPU, a busy host.",
+        advice=compare_advice(rank),
         saves=saving(cost, step, at_most=False),
     )
 
 
-def _part_of(straggler: Finding, found: Finding) -> Finding:
+def part_of(straggler: Finding, found: Finding) -> Finding:
     """A late rank's own waits for its host are what the others wait for, and no second thing to fix."""
-    if found.rank != straggler.rank or found.code not in HOST_WAITS or straggler.evidence["late"] != "host":
+    if found.rank != straggler.rank or found.code not in HOST_WAITS or straggler.evidence.get("late") == "gpu":
         return found
     advice = f"This makes rank {found.rank} late: see straggler, whose fix saves this time."
     return replace(found, advice=advice, saves=None)

@@ -68,6 +68,13 @@ class LedgerCosts:
             return 1e3 * self._sum(counted_s, part) / max(self.evidence.steps, 1)
         return 1e3 * self._sum(self.ledger.parts, part) / self.steps
 
+    def exposed_ms(self, part: str) -> float:
+        """Milliseconds of a part in the mean step, on a GPU no more than the GPU waits in its region."""
+        ms, region = self.per_step_ms(part), self.evidence.regions.get(hook_region(part))
+        if region is None or not self.evidence.on_device or not ms:
+            return ms
+        return ms * min(1.0, region.device_ms / max(self.inside_ms(hook_region(part)), ms))
+
     @property
     def is_trial(self) -> bool:
         """Whether the run is so short that one-time work would weigh too much."""

@@ -223,6 +223,14 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+def ledger_advice(part: str, evidence: RunEvidence) -> str:
+    """What to do about a leaf of the ledger; "" if no rule is of it."""
+    rule = next((rule for rule in LEDGER_RULES if _is_of(rule, part)), None)
+    if rule is None or evidence.ledger is None:
+        return ""
+    return rule.explain(LedgerCosts(evidence, evidence.ledger), part).advice
+
+
 def _is_of(rule: LedgerRule, part: str) -> bool:
     kinds = (part, part.partition("/")[0])
     return rule is next((known for known in LEDGER_RULES if known.kind in kinds), None)
@@ -255,7 +263,7 @@ def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
         code=rule.code,
         share_pct=pct,
         of=run.of,
-        rank=0 if evidence.world_size > 1 else None,
+        rank=evidence.rank if evidence.world_size > 1 else None,
         source="run",
         title=explained.title,
         evidence={**numbers, **explained.evidence},

@@ -83,7 +83,7 @@ def _finding(
     return Finding(
         code=code,
         share_pct=min(pct, 100.0),
-        rank=0 if evidence.world_size > 1 else None,
+        rank=evidence.rank if evidence.world_size > 1 else None,
         source="run",
         title=explained.title,
         evidence={

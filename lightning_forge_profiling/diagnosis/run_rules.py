@@ -94,7 +94,7 @@ def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
 
 def _finding(rule: Rule[RunEvidence], evidence: RunEvidence, share_pct: float) -> Finding:
     step = evidence.step_ms
-    rank = 0 if evidence.world_size > 1 else None
+    rank = evidence.rank if evidence.world_size > 1 else None
     found = finding(rule, evidence, step_ms=step.mean, share_pct=share_pct, source="run", rank=rank)
     numbers = {**found.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": evidence.steps}
     if evidence.drained_pct is not None:
@@ -108,6 +108,19 @@ def _finding(rule: Rule[RunEvidence], evidence: RunEvidence, share_pct: float) -
         found = replace(found, title=f"{found.title}; {in_ms(of_region.p50_ms)} in the median step")
     rounded = {name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()}
     return replace(found, evidence=rounded)
+
+
+def leaf_of(found: Finding) -> str:
+    """The region, or the part of the ledger, that a finding is about; "" for none, or for several."""
+    return _REGION_OF.get(found.code) or str(found.evidence.get("part", ""))
+
+
+def region_advice(name: str, evidence: RunEvidence) -> str:
+    """What to do about a region that takes long: the advice of its rule; "" without one."""
+    explain = {"data": _input, "optimizer": _optimizer, **({"transfer": _transfer} if evidence.on_device else {})}.get(
+        name
+    )
+    return "" if explain is None else explain(evidence).advice
 
 
 # -- rules -----------------------------------------------------------------------------------------------------------

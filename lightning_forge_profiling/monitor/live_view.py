@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, rates_of, split, spread_of
+from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, rates_of, split, spread_of, totals
 from lightning_forge_profiling.monitor.standing import Outcome, duration, run_standing
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
@@ -24,7 +24,7 @@ _STYLES: Final[Mapping[Outcome, str]] = {
 _WIDE: Final = 60
 """Terminal width from which the means of the whole run are shown too."""
 _FINDINGS, _EVENTS, _RANKS = 3, 5, 8
-_OF_RUN: Final = ("compute", "whole fit")
+_OF_RUN: Final = ("compute", "clocks", "whole fit")
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _LEAST_RANGE: Final = 0.1
 """Smallest range of a sparkline, as a share of its lowest value, so that noise does not look like a change."""
@@ -57,10 +57,7 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> No
         screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH)
     if len(record.ranks) > 1:
         screen.line()
-        paces = rank_paces(record, now)
-        screen.table(_ranks(paces, now))
-        for line in _remarks(paces):
-            screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH)
+        screen.table(_ranks(rank_paces(record, now), now))
     events = list(_events(record, now))
     if events:
         screen.line()
@@ -165,7 +162,7 @@ def _gpu(latest: Interval) -> list[str]:
 
 def _of_run(record: RunRecord) -> Iterator[Line]:
     """Lines about the run as a whole, from its latest totals."""
-    state = next((rank.state for rank in record.ranks if rank.state is not None), None)
+    _, state = totals(record)
     if state is None:
         return
     yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
@@ -205,24 +202,18 @@ def _length(seconds: float) -> str:
 
 def _ranks(paces: Sequence[RankPace], now: float) -> Table:
     """Table of the ranks: late, then silent ones, then the others by number."""
-    table = Table("rank", "step", "ms", "to backward", "last line")
-    ordered = sorted(paces, key=lambda pace: (pace.late_ms is None, pace.outcome != "silent", pace.rank))
+    table = Table("rank", "step", "ms", "own work", "waits", "last line")
+    ordered = sorted(paces, key=lambda pace: (not pace.late, pace.outcome != "silent", pace.rank))
     for pace in ordered[:_RANKS]:
         table.row(
             f"{pace.rank}",
             f"{pace.step:,}",
             "" if pace.step_ms is None else f"{pace.step_ms:.2f}",
-            "" if pace.before_backward_ms is None else f"{pace.before_backward_ms:.2f}",
+            "" if pace.own_ms is None else f"{pace.own_ms:.2f}",
+            "" if pace.waits_ms is None else f"{pace.waits_ms:.2f}",
             f"{duration(now - pace.at)} ago",
-            style="yellow" if pace.late_ms is not None or pace.outcome in {"silent", "failed"} else "",
+            style="yellow" if pace.late or pace.outcome in {"silent", "failed"} else "",
         )
     if len(ordered) > _RANKS:
         table.row(f"{len(ordered) - _RANKS} more")
     return table
-
-
-def _remarks(paces: Sequence[RankPace]) -> Iterator[Line]:
-    for pace in paces:
-        if pace.late_ms is not None and pace.step_ms is not None:
-            text = f"rank {pace.rank} reaches backward {pace.late_ms:.2f} ms later; the other ranks wait for it there"
-            yield Line("late", Text(text, "bold yellow", marked=f"rank {pace.rank}"))

@@ -2,22 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT
+import msgspec
+
+from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine
+from lightning_forge_profiling.diagnosis.ranks import STRAGGLER
 from lightning_forge_profiling.monitor.standing import Outcome, rank_standing
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
-from lightning_forge_profiling.record.lines import Interval
+from lightning_forge_profiling.record.lines import Interval, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 
-_BEFORE_COLLECTIVES: Final = ("data", "transfer", "forward")
-"""Data-parallel ranks wait for each other in backward. The time until then is a rank's own."""
-
 _COMPARED: Final = 20
-"""Number of latest intervals over which ranks are compared."""
+"""Number of latest intervals that a rank's step time is the mean of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,9 @@ class RankPace:
         step: number of steps up to its last line.
         at: time of its last line, Unix time in seconds.
         step_ms: mean step time over the latest intervals; None before the first.
-        before_backward_ms: the part of it before backward, in which no rank waits for another.
-        late_ms: excess of that part over the mean of the other ranks, if this rank is the late one; else None.
+        own_ms: the rank's own work per step, by its latest totals; None before the first.
+        waits_ms: time per step in which it waits for other ranks, likewise.
+        late: whether the others wait for it.
     """
 
     rank: int
@@ -43,8 +43,9 @@ class RankPace:
     step: int
     at: float
     step_ms: float | None
-    before_backward_ms: float | None
-    late_ms: float | None = None
+    own_ms: float | None = None
+    waits_ms: float | None = None
+    late: bool = False
 
 
 def counted(rank: RankRecord) -> list[Interval]:
@@ -96,28 +97,48 @@ def spread_of(intervals: Iterable[Interval]) -> Percentiles:
     return Percentiles(percentile_ms(steps, 50), percentile_ms(steps, 95)) if steps else Percentiles()
 
 
+def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
+    """The lowest rank with totals, and its latest; the lowest rank and None if no rank has any.
+
+    Their analysis is of all ranks: a rank that has not ended knows only its own work.
+    """
+    found = ((rank, rank.state) for rank in record.ranks if rank.state is not None)
+    first, state = next(found, (record.ranks[0], None))
+    analysis, works = None if state is None else state.report.analysis, record.works
+    if state is None or analysis is None or analysis.run is None:
+        return first, state
+    if analysis.source != THE_RUN or len(works) <= len(analysis.run.ranks):
+        return first, state
+    of_all = replace(combine(None, replace(analysis.run, ranks=works)), tracked=analysis.tracked)
+    return first, msgspec.structs.replace(state, report=replace(state.report, analysis=of_all))
+
+
 def rank_paces(record: RunRecord, now: float) -> list[RankPace]:
-    """The pace of each rank. The late rank, if any, has `late_ms`.
+    """The pace of each rank.
 
     Args:
         record: record of all ranks.
         now: current Unix time in seconds.
     """
-    paces = [_pace(rank, now) for rank in record.ranks]
-    known = {pace.rank: pace.before_backward_ms for pace in paces if pace.before_backward_ms is not None}
-    if len(known) < 2:  # noqa: PLR2004
-        return paces
-    last = max(known, key=known.__getitem__)
-    late_ms = known[last] - fmean(ms for rank, ms in known.items() if rank != last)
-    step_ms = fmean(pace.step_ms for pace in paces if pace.step_ms is not None)
-    is_late = 100 * late_ms >= NAMED_FROM_PCT * step_ms > 0
-    return [replace(pace, late_ms=late_ms) if is_late and pace.rank == last else pace for pace in paces]
+    _, state = totals(record)
+    analysis = None if state is None else state.report.analysis
+    works = () if analysis is None or analysis.run is None else analysis.run.ranks
+    findings = () if analysis is None else analysis.findings
+    late = {found.rank for found in findings if found.code == STRAGGLER}
+    paces = {rank.begin.rank: _pace(rank, now) for rank in record.ranks}
+    for work in works:
+        if work.rank in paces:
+            paces[work.rank] = replace(
+                paces[work.rank],
+                own_ms=sum(work.step_leaves_ms.values()),
+                waits_ms=sum(work.waits_ms.values()),
+                late=work.rank in late,
+            )
+    return list(paces.values())
 
 
 def _pace(rank: RankRecord, now: float) -> RankPace:
-    standing, latest = rank_standing(rank, now), counted(rank)[-_COMPARED:]
-    rates, by_region = rates_of(latest), rates_of(split(latest))
-    before_ms = sum(by_region.mean_ms(region) for region in _BEFORE_COLLECTIVES)
+    standing, rates = rank_standing(rank, now), rates_of(counted(rank)[-_COMPARED:])
     return RankPace(
         rank=rank.begin.rank,
         host=rank.begin.host,
@@ -126,5 +147,4 @@ def _pace(rank: RankRecord, now: float) -> RankPace:
         step=standing.step,
         at=standing.at,
         step_ms=rates.mean_ms("step") if rates.steps else None,
-        before_backward_ms=before_ms if by_region.steps else None,
     )

@@ -6,8 +6,7 @@ from typing import Final
 from lightning_forge_profiling.monitor.charts import Mark, Placing, TimeAxis, axis_row, chart_row, mark_row
 from lightning_forge_profiling.monitor.curves import curves, points
 from lightning_forge_profiling.monitor.live_view import regions_table, setting_words
-from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, split
-from lightning_forge_profiling.monitor.run_summary import totals
+from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, split, totals
 from lightning_forge_profiling.monitor.standing import Standing, duration, run_standing
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.lines import Event
@@ -184,17 +183,17 @@ def _mark(event: Event, began: float) -> Mark:
 def _ranks(paces: Sequence[RankPace]) -> str:
     if len(paces) < 2:  # noqa: PLR2004
         return ""
-    head = f"<th>rank</th><th>host</th>{_heads(('step', 'step ms', 'ms before backward', 'late by, ms', ''))}"
+    head = f"<th>rank</th><th>host</th>{_heads(('step', 'step ms', 'own work, ms', 'waits, ms', ''))}"
     rows = ""
     for pace in paces:
-        numbers = (pace.step_ms, pace.before_backward_ms, pace.late_ms)
+        numbers = (pace.step_ms, pace.own_ms, pace.waits_ms)
         texts = (f"{pace.step:,}", *("" if ms is None else f"{ms:.2f}" for ms in numbers), pace.outcome)
         cells = f"<td>{escaped(pace.host)}</td>{''.join(map(_number, texts))}"
-        style = "" if pace.late_ms is None else ' class="late"'
+        style = ' class="late"' if pace.late else ""
         rows += f'<tr{style}><th scope="row">{pace.rank}</th>{cells}</tr>'
     note = (
-        "Means over the latest intervals. Data-parallel ranks wait for each other in backward, "
-        "so the rank that takes longest until then is late."
+        "Own work and waiting for other ranks per step, over the run. "
+        "The rank with most own work is late, and the others wait for it."
     )
     return _section("ranks", "Ranks", scrolling_table(head, rows), f'<p class="muted">{note}</p>')
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_forge_profiling.monitor.live_view import print_pace
-from lightning_forge_profiling.monitor.pace import RankPace, rank_paces
+from lightning_forge_profiling.monitor.pace import RankPace, rank_paces, totals
 from lightning_forge_profiling.monitor.standing import Outcome, Standing, run_standing
 from lightning_forge_profiling.record.lines import State
-from lightning_forge_profiling.record.reader import RankRecord, RunRecord
+from lightning_forge_profiling.record.reader import RunRecord
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.table import Text
@@ -69,12 +69,6 @@ def run_summary(record: RunRecord, now: float) -> RecordSummary:
         ranks=tuple(rank_paces(record, now)),
         problems=record.problems,
     )
-
-
-def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
-    """The lowest rank with totals, and its latest; the lowest rank and None if no rank has any."""
-    found = ((rank, rank.state) for rank in record.ranks if rank.state is not None)
-    return next(found, (record.ranks[0], None))
 
 
 def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> None:

@@ -8,6 +8,8 @@ from time import monotonic
 from typing import Final
 
 PATIENCE_S: Final = 4.0
+RANKS_S: Final = 2.0
+"""For the other ranks' last lines: ranks end together, but the disk of another node may show them later, or never."""
 
 
 def patience_s(world_size: int) -> float:

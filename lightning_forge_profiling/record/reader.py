@@ -2,18 +2,20 @@
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EBUSY, ENOENT
 from io import BytesIO
 from itertools import chain, compress, count
 from pathlib import Path
+from statistics import median
 from typing import BinaryIO, Final, TypeVar
 
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
 from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
+from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
 _MOST_BYTES: Final = 16 << 20
@@ -36,12 +38,14 @@ class RankRecord:
         begin: its first line.
         lines: all later lines, oldest first.
         problems: what could not be read, one sentence each.
+        work: what the rank's newest totals say of its own work; None if unknown, and for a single rank.
     """
 
     path: Path
     begin: Begin
     lines: tuple[Line, ...]
     problems: tuple[str, ...] = ()
+    work: RankWork | None = None
 
     @property
     def intervals(self) -> tuple[Interval, ...]:
@@ -77,6 +81,18 @@ class RunRecord:
     folder: Path
     ranks: tuple[RankRecord, ...]
     problems: tuple[str, ...] = ()
+
+    @property
+    def works(self) -> tuple[RankWork, ...]:
+        """The work of each rank that has reported it."""
+        known = [(rank, rank.work) for rank in self.ranks if rank.work is not None]
+        if not known:
+            return ()
+        first, mine = known[0]
+        return tuple(
+            work if work.host == mine.host else with_clock(work, ends(rank.lines), ends(first.lines))
+            for rank, work in known
+        )
 
 
 _Kind = TypeVar("_Kind")
@@ -114,6 +130,7 @@ class RankLines:
             End: deque(maxlen=last),
         }
         self._problems: list[str] = []
+        self._work: RankWork | None = None
         self._bad = self._number = 0
         self._first_bad, self._rest = "", b""
 
@@ -191,10 +208,44 @@ class RankLines:
         rank, ranks = self._begin.rank, self._begin.world_size
         if rank >= ranks or (part is not None and part[0] != rank):
             raise RecordError(f"{self.path} cannot be read as a record: it is of rank {rank} of {ranks}")
+        state = next((line for _, line in reversed(self._lines[State]) if isinstance(line, State)), None)
+        work = work_of(state, rank) if state is not None else self._work
+        self._work = work
         if not totals:
             self._lines[State].clear()
         kept = sorted(chain(*self._lines.values()))
-        return RankRecord(self.path, self._begin, tuple(line for _, line in kept), tuple(problems))
+        return RankRecord(self.path, self._begin, tuple(line for _, line in kept), tuple(problems), work)
+
+
+def work_of(state: State, rank: int) -> RankWork | None:
+    """What a rank's totals say of its own work."""
+    evidence = None if state.report.analysis is None else state.report.analysis.run
+    works = () if evidence is None else evidence.ranks
+    return next((work for work in works if work.rank == rank), None)
+
+
+def with_clock(work: RankWork, ended_at: Mapping[int, float], first_ended_at: Mapping[int, float]) -> RankWork:
+    """The work of a rank on another machine than the first rank's, with the offset of its clock if it is known.
+
+    Ranks that train together end a step within that step. So the clocks of two machines differ by what the same step's
+    end differs, give or take a step.
+
+    Args:
+        work: the work of the rank.
+        ended_at: by number of steps, when it had ended that many, by its own clock.
+        first_ended_at: the same of the first rank.
+    """
+    ahead_ms = [1e3 * (ended_at[step] - first_ended_at[step]) for step in ended_at.keys() & first_ended_at.keys()]
+    if not ahead_ms:
+        return work
+    clock_ms = median(ahead_ms)
+    error_ms = max(work.step_ms, *(abs(ms - clock_ms) for ms in ahead_ms))
+    return replace(work, clock_ms=round(clock_ms, 3), clock_error_ms=round(error_ms, 3))
+
+
+def ends(lines: Iterable[Line]) -> dict[int, float]:
+    """By number of steps, when a rank had ended that many: by its intervals."""
+    return {line.step: line.at for line in lines if isinstance(line, Interval)}
 
 
 def _run_of(file: BinaryIO) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
+from lightning_forge_profiling.report.rank_text import rank_lines
 from lightning_forge_profiling.report.slow_steps import slowest_line
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.report.telemetry_text import telemetry_words
@@ -243,6 +244,8 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
     elif report.gpu is not None:
         yield Line("gpu", Text(", ".join(telemetry_words(report.gpu, short=True))))
     evidence = report.analysis.run if report.analysis is not None else None
+    for name, line in () if evidence is None else rank_lines(evidence):
+        yield Line(name, Text(line))
     if evidence is not None and (slowest := slowest_line(evidence)):
         yield Line("slowest", Text(slowest))
     yield from _whole_fit_lines(report)

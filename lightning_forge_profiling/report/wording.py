@@ -9,6 +9,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.names import PROFILER
+from lightning_forge_profiling.report.rank_text import rank_notes
 from lightning_forge_profiling.report.table import Text
 from lightning_forge_profiling.results.analysis import (
     NOTHING_STANDS_OUT,
@@ -96,9 +97,7 @@ def run_notes(run: RunEvidence) -> Iterator[str]:
         yield f"training continues from optimizer step {run.continues_from}: the ledger and all figures are of this fit"
     if run.drift is not None:
         yield _drift_words(run.drift)
-    for each in run.ledger_differences:
-        more = "more" if each.seconds > 0 else "less"
-        yield f"rank {each.rank} spends {abs(each.seconds):.1f} s {more} in {each.part} than rank 0"
+    yield from rank_notes(run)
 
 
 def _drift_words(drift: StepDrift) -> str:

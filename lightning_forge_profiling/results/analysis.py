@@ -155,21 +155,55 @@ class RunCompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankClock:
-    """Step times of one rank by its host's clock, without a profiler.
+class RankWork:
+    """Where the time of one rank went by its own clock, for a comparison with the other ranks.
 
     Attributes:
         rank: the global rank.
+        host: name of its machine.
+        steps: number of counted steps.
         step_ms: mean step time.
-        host_ms: host time per step, from the fetch to the end of the batch.
-        between_ms: the rest, from the end of a batch to the next fetch. With several processes Lightning synchronizes
-            them there, so ranks with a fast host wait for the slowest.
+        leaves_ms: self time per step: of regions, and of hooks and loggers by their part of the ledger, which sum to
+            the step. Device time on a GPU. Parts outside of the step are per step of the fit.
+        errors_ms: half of the 95 % intervals of the regions' means, which may be of few steps; {} if unknown.
+        on_device: whether times are device times.
+        outside: the leaves outside of the step, such as `validation`.
+        cpu: use of the cores by the rank; None if unknown.
+        waits_ms: by leaf, the part in which the rank waits for other ranks; {} if no other rank is known.
+        clock_ms: how far the clock of its machine is ahead of that of rank 0's, in milliseconds; None if unknown, and
+            on the same machine.
+        clock_error_ms: largest error of that.
     """
 
     rank: int
+    host: str
+    steps: int
     step_ms: float
-    host_ms: float
-    between_ms: float
+    leaves_ms: Mapping[str, float]
+    errors_ms: Mapping[str, float] = field(default_factory=dict)
+    on_device: bool = False
+    outside: tuple[str, ...] = ()
+    cpu: CpuUse | None = None
+    waits_ms: Mapping[str, float] = field(default_factory=dict)
+    clock_ms: float | None = None
+    clock_error_ms: float | None = None
+
+    @property
+    def error_ms(self) -> float:
+        """The same of the rank's own work: of the regions, as far as they are work."""
+        own = ((leaf, self.own_ms(leaf) / self.leaves_ms[leaf]) for leaf in self.errors_ms if self.leaves_ms.get(leaf))
+        return float(sum((self.errors_ms[leaf] * share) ** 2 for leaf, share in own) ** 0.5)
+
+    @property
+    def step_leaves_ms(self) -> dict[str, float]:
+        """The leaves of the step without waiting for other ranks."""
+        return {leaf: self.own_ms(leaf) for leaf in self.leaves_ms if leaf not in self.outside}
+
+    def own_ms(self, leaf: str | None = None) -> float:
+        """Milliseconds per step without waiting for other ranks: of one leaf, or of all, those outside included."""
+        if leaf is not None:
+            return self.leaves_ms.get(leaf, 0.0) - self.waits_ms.get(leaf, 0.0)
+        return sum(self.leaves_ms.values()) - sum(self.waits_ms.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,21 +297,6 @@ class RunLedger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankDifference:
-    """A part of the ledger that takes another rank longer or shorter than rank 0, by at least 5 % of the fit.
-
-    Attributes:
-        rank: the other rank.
-        part: the part.
-        seconds: its excess over rank 0 in seconds; negative if shorter.
-    """
-
-    rank: int
-    part: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
     """Measurements of the callbacks over a whole run, without a trace.
 
@@ -297,7 +316,8 @@ class RunEvidence:
         overhead_us: host time that timing adds to a step.
         window_effect: step time after the recorded window compared with before; None with fewer than 20 steps on a
             side.
-        clocks: host clock of each rank, if several ranks recorded a window; else empty.
+        rank: the rank whose times these are.
+        ranks: the work of each rank, this one included, as far as they are known; empty for a single rank.
         worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
         like_ms: mean step time if each step took the median of its kind: with or without an optimizer update. None if
             unknown.
@@ -306,8 +326,6 @@ class RunEvidence:
         all_steps: number of all steps of the fit, those that do not count included; None if unknown.
         drift: how the step time still drifted at the end of the warm-up; None if it did not, or if fewer than 100 steps
             count.
-        ledger_differences: parts of other ranks' ledgers that differ from rank 0's; known if several ranks recorded a
-            window.
         continues_from: the optimizer step from which this fit continues, as one that is resumed from a checkpoint; 0
             for a fit from the beginning. The ledger and all figures are of this fit alone.
         slowest: the five slowest counted steps, the slowest first.
@@ -333,14 +351,14 @@ class RunEvidence:
     split_steps: int | None = None
     overhead_us: float | None = None
     window_effect: WindowEffect | None = None
-    clocks: tuple[RankClock, ...] = ()
+    rank: int = 0
+    ranks: tuple[RankWork, ...] = ()
     worker_restarts: WorkerRestarts | None = None
     like_ms: float | None = None
     loader: LoaderSettings | None = None
     ledger: RunLedger | None = None
     all_steps: int | None = None
     drift: StepDrift | None = None
-    ledger_differences: tuple[RankDifference, ...] = ()
     continues_from: int = 0
     slowest: tuple[SlowStep, ...] = ()
     validation_loader: LoaderSettings | None = None

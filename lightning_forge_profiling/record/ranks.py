@@ -1,0 +1,81 @@
+"""What the other ranks have written to their records about themselves, read on one rank at the end of a fit."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Final
+
+from lightning_forge_profiling.names import record_name
+from lightning_forge_profiling.record.lines import Begin, End, Line, State, decode_line
+from lightning_forge_profiling.record.reader import ends, with_clock, work_of
+from lightning_forge_profiling.results.analysis import RankWork
+from lightning_forge_profiling.safe_files import open_regular, read_at_most
+
+_TAIL_BYTES: Final = 1 << 17
+"""Of the end of a record, which has the latest totals: a line of them takes some 10 kB."""
+
+_PERIOD_S: Final = 0.02
+_READING_S: Final = 1.0
+"""Of many ranks those are read that can be in this time, whatever the patience."""
+
+
+def read_works(
+    folder: Path, mine: RankWork, world_size: int, run: str, steps: int, *, patience_s: float
+) -> tuple[RankWork, ...]:
+    """The work of the other ranks by their latest totals.
+
+    Args:
+        folder: the run's record.
+        mine: the work of this rank.
+        world_size: number of ranks.
+        run: id of the run.
+        steps: number of steps of the fit, which a rank's last totals cover.
+        patience_s: how long to wait for ranks that have not written their last totals; of these the latest count.
+
+    Returns:
+        The ranks that could be read.
+    """
+    deadline = monotonic() + patience_s
+    found: dict[int, tuple[RankWork, dict[int, float]]] = {}
+    left = [rank for rank in range(world_size) if rank != mine.rank]
+    while left:
+        for rank in [*left]:
+            if monotonic() > deadline + _READING_S:
+                left.clear()
+                break
+            lines = _latest(folder / record_name(rank), rank, run)
+            state = next((line for line in reversed(lines) if isinstance(line, State)), None)
+            work = None if state is None else work_of(state, rank)
+            if work is not None:
+                found[rank] = work, ends(lines)
+            if any(isinstance(line, End) or (isinstance(line, State) and line.step >= steps) for line in lines):
+                left.remove(rank)
+        if not left or monotonic() >= deadline:
+            break
+        sleep(_PERIOD_S)
+    if all(work.host == mine.host for work, _ in found.values()):
+        return tuple(work for work, _ in found.values())
+    first_ended_at = ends(_latest(folder / record_name(mine.rank), mine.rank, run))
+    return tuple(
+        work if work.host == mine.host else with_clock(work, ended_at, first_ended_at)
+        for work, ended_at in found.values()
+    )
+
+
+def _latest(path: Path, rank: int, run: str) -> list[Line]:
+    """The latest lines of a rank; none if they cannot be read."""
+    try:
+        with open_regular(path) as file:
+            begin = decode_line(file.readline(_TAIL_BYTES))
+            if not isinstance(begin, Begin) or (begin.run, begin.rank) != (run, rank):
+                return []
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, file.tell()))
+            texts = read_at_most(file, _TAIL_BYTES).splitlines()
+    except (OSError, ValueError, RecursionError):
+        return []
+    lines: list[Line] = []
+    for text in texts:
+        with suppress(ValueError, RecursionError):  # it may have been cut, or is being written
+            lines.append(decode_line(text))
+    return lines

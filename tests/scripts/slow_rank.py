@@ -1,0 +1,87 @@
+"""Train with two CPU processes, of which rank 1, or with `both` each, takes 20 ms longer in one place of its step.
+
+The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback` or none; any of `both`, `window`.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from tests.models import busy, loader, quiet_trainer
+
+SLOW_MS = 20.0
+PLACE, OPTIONS = sys.argv[2], sys.argv[3:]
+
+
+def slow(place):
+    """Sleep, or in backward compute: a wait there could be one for the other rank."""
+    if place == PLACE and ("both" in OPTIONS or os.environ.get("LOCAL_RANK") == "1"):
+        if place == "backward":
+            busy(SLOW_MS)
+        else:
+            time.sleep(SLOW_MS / 1e3)
+
+
+def collate(samples):
+    slow("data")
+    return torch.utils.data.default_collate(samples)
+
+
+class SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        slow("backward")
+        return gradient
+
+
+class SlowOptimizer(torch.optim.SGD):
+    def step(self, closure=None):
+        loss = super().step(closure)
+        slow("optimizer")
+        return loss
+
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 2)
+
+    def training_step(self, batch):
+        slow("forward")
+        return torch.nn.functional.cross_entropy(SlowBackward.apply(self.layer(batch[0])), batch[1])
+
+    def configure_optimizers(self):
+        return SlowOptimizer(self.parameters(), 0.1)
+
+
+class SlowCallback(L.Callback):
+    def on_train_batch_end(self, *_):
+        slow("callback")
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    window = [ForgeProfilerCallback(30, 33)] if "window" in OPTIONS else []
+    trainer = quiet_trainer(
+        *window,
+        ThroughputCallback(),
+        SlowCallback(),
+        devices=2,
+        strategy="ddp",
+        logger=CSVLogger(folder, name="csv"),
+        default_root_dir=folder,
+        log_every_n_steps=10,
+    )
+    trainer.fit(Model(), loader(80 * 8, collate_fn=collate))

@@ -1,0 +1,352 @@
+"""Which rank the others wait for, and where in its step: by the records of all ranks, without a trace."""
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.diagnosis.combine import combine, work_ms
+from lightning_forge_profiling.diagnosis.ranks import rank_work, straggler, with_waits
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.record.ranks import read_works
+from lightning_forge_profiling.report.run_table import RunReport, run_table
+from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
+from lightning_forge_profiling.results.cpu import CpuUse, RegionCpu
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.timing.run_totals import RunTotals
+from tests.outcomes import script, unwrapped
+from tests.ports import free_port
+from tests.record_builder import MadeRun
+
+CASE = Path(__file__).parent / "data/traces/slow_rank_host"  # two H200s, rank 1 is busy in Python for 15 ms a step
+LIVE = json.loads((CASE / "live.json").read_text())
+REGIONS = ("data", "transfer", "forward", "backward", "optimizer", "other")
+
+# -- real ranks ------------------------------------------------------------------------------------------------------
+
+
+MACHINE = ("cpu-starved", "cpu-throttled", "gil-held")  # of a busy machine these come first
+
+
+def trained(folder, place, *options):
+    """What rank 0 printed, and what its record says in the end."""
+    done = script(
+        "slow_rank.py", folder, place, *options, cwd=folder, env={**os.environ, "MASTER_PORT": str(free_port())}
+    )
+    assert done.returncode == 0, done.stderr
+    [record] = folder.rglob("rank0.jsonl")
+    [*_, last] = [line for line in map(json.loads, record.read_text().splitlines()) if line["line"] == "state"]
+    return unwrapped(done.stdout), last["report"]["analysis"]
+
+
+def shown(command, record, capsys):
+    assert main([*command, str(record)]) == 0
+    return unwrapped(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("place", "leaf"),
+    [
+        ("data", "data"),
+        ("forward", "forward"),
+        ("backward", "backward"),
+        ("optimizer", "optimizer"),
+        ("callback", "callback/SlowCallback.on_train_batch_end"),
+    ],
+)
+def test_the_rank_and_the_leaf_that_the_others_wait_for_are_named(tmp_path, capsys, place, leaf):
+    said, analysis = trained(tmp_path, place)
+    findings = {found["code"]: found for found in analysis["findings"]}
+    title = findings["straggler"]["title"]
+    found = re.fullmatch(
+        r"the other ranks wait ([\d.]+) ms of each ([\d.]+) ms step for rank 1: "
+        rf"its {leaf} takes ([\d.]+) ms a step, the others' ([\d.]+) ms",
+        title,
+    )
+    assert found, title
+    waits_ms, step_ms, leaf_ms, others_ms = map(float, found.groups())
+    assert 0.7 * 20 <= waits_ms < step_ms
+    assert leaf_ms - others_ms >= 0.8 * 20
+    assert findings.keys().isdisjoint({"between-regions", "input-bound", "slow-callback", "blocked-backward"})
+    assert analysis["verdict"] in {"straggler", *MACHINE}
+    assert re.search(r"rank 1 works .* rank 0 works .* waits [\d.]+ ms for others", said)
+    for output in (said, shown(["summary"], tmp_path, capsys)):
+        assert f"verdict {analysis['verdict']}: " in output
+        assert analysis["verdict"] != "straggler" or title in output
+    assert title in shown(["watch", "--once"], tmp_path, capsys)
+
+
+def test_a_window_on_a_waiting_rank_does_not_blame_python(tmp_path):
+    _, analysis = trained(tmp_path, "callback", "window")
+    assert analysis["verdict"] in {"straggler", *MACHINE}
+    shares = {found["code"]: found["share_pct"] for found in analysis["findings"]}
+    assert "python-bound" not in shares
+    assert shares["straggler"] > 50 > shares.get("between-regions", 0.0), "the 20 ms count once"
+
+
+def test_ranks_that_are_slow_alike_have_the_finding_of_a_single_one(tmp_path):
+    said, analysis = trained(tmp_path, "data", "both")
+    assert analysis["verdict"] in {"input-bound", *MACHINE}
+    assert "training waits" in said
+    [found] = [found for found in analysis["findings"] if found["code"] == "input-bound"]
+    assert found["rank"] is None, "it is of all ranks"
+
+
+def test_equal_ranks_have_no_straggler(tmp_path):
+    _, analysis = trained(tmp_path, "none")
+    assert analysis["verdict"] != "straggler"
+    assert [work["rank"] for work in analysis["run"]["ranks"]] == [0, 1]
+
+
+# -- summaries -------------------------------------------------------------------------------------------------------
+
+
+def rank(number, *, blocked=None, host="node0", **leaves):
+    """A rank's step, in milliseconds: 10 of work and 2 in backward, and what is given on top of that."""
+    usual = {"data": 1.0, "transfer": 0.5, "forward": 4.0, "backward": 2.0, "optimizer": 1.5, "other": 1.0}
+    all_leaves = {name: usual.get(name, 0.0) + leaves.get(name, 0.0) for name in {**usual, **leaves}}
+    return RankWork(
+        rank=number,
+        host=host,
+        steps=100,
+        step_ms=sum(all_leaves.values()),
+        leaves_ms=all_leaves,
+        cpu=None
+        if blocked is None
+        else CpuUse(
+            cores=1.0,
+            used=0.5,
+            regions={"backward": RegionCpu(used_pct=100.0 - blocked, waits_pct=0.0, blocked_pct=blocked)},
+        ),
+    )
+
+
+def evidence_of(works, *, number=0, on_device=False):
+    work = works[number]
+    regions = {name: RunRegion(device_ms=work.leaves_ms[name], host_ms=work.leaves_ms[name]) for name in REGIONS}
+    step = Distribution(mean=work.step_ms, p50=work.step_ms, min=work.step_ms, max=work.step_ms)
+    return RunEvidence(
+        steps=100,
+        on_device=on_device,
+        step_ms=step,
+        regions=regions,
+        world_size=len(works),
+        rank=number,
+        ranks=tuple(works),
+    )
+
+
+def found_in(*works, on_device=False):
+    compared = {work.rank: work for work in with_waits(works)}
+    return straggler(compared, evidence_of(works, on_device=on_device))
+
+
+def test_a_gpu_that_takes_longer_in_forward_is_named():
+    found = found_in(rank(0, backward=5.7), rank(1, forward=5.7), on_device=True)
+    assert found.title == (
+        "the other ranks wait 5.70 ms of each 15.7 ms step for rank 1: its forward takes 9.70 ms a step, the others' "
+        "4.00 ms"
+    )
+    assert (found.rank, found.share_pct) == (1, pytest.approx(100 * 5.7 / 15.7))
+
+
+def test_waiting_in_a_collective_of_forward_is_no_work():
+    found = found_in(rank(0, forward=20), rank(1, data=20), rank(2, forward=20))
+    assert (found.rank, found.evidence["leaf"]) == (1, "data")
+
+
+def test_time_without_a_core_tells_waiting_in_backward_from_work_there():
+    assert found_in(rank(0, backward=20), rank(1, backward=20)) is None
+    found = found_in(rank(0, backward=20, blocked=95.0), rank(1, backward=20, blocked=2.0))
+    assert (found.rank, found.evidence["leaf"]) == (1, "backward")
+
+
+def test_a_difference_between_two_collectives_is_not_taken_for_work():
+    """Rank 1 may wait between batches for rank 0, which is late in backward, or rank 0 there for rank 1."""
+    assert found_in(rank(0, backward=3), rank(1, other=3)) is None
+
+
+def test_ranks_that_do_not_wait_for_each_other_have_no_straggler():
+    assert found_in(rank(0), rank(1, data=20)) is None
+
+
+def test_ranks_that_are_late_in_different_places_do_not_wait():
+    assert found_in(rank(0, data=20), rank(1, optimizer=20)) is None
+
+
+def test_a_late_rank_that_waits_for_a_core_is_told_so():
+    late = replace(rank(1, forward=5), cpu=CpuUse(cores=1.0, used=0.5, waits_pct=30.0))
+    advice = found_in(rank(0, backward=5), late).advice
+    assert advice.startswith(
+        "Rank 1 waited for a core in 30 % of its time, which lengthens any part of a step. Compare"
+    )
+
+
+def test_waiting_for_what_a_rank_does_between_steps_is_of_the_fit():
+    validates = replace(rank(1, validation=30.0), outside=("validation",), step_ms=10.0)
+    works = with_waits([rank(0, other=30), validates])
+    parts = {"steps": 4.0, "validation": 0.1}
+    ledger = RunLedger(wall_s=4.1, parts=parts, unexplained_s=0.0, counts={"validation": 10})
+    found = straggler({work.rank: work for work in works}, replace(evidence_of(works), ledger=ledger))
+    assert (found.rank, found.of, found.evidence["leaf"]) == (1, "run", "validation")
+    assert found.title == (
+        "the other ranks wait 3.0 s of the fit's 4.1 s for rank 1: its validation takes 3.0 s, the others' 0.00 ms"
+    )
+
+
+def test_several_late_ranks_are_all_named_and_a_fix_of_one_promises_nothing():
+    late = [rank(number, data=20) for number in (2, 3)]
+    found = found_in(*[rank(number, backward=20) for number in (0, 1, 4, 5)], *late)
+    assert "for ranks 2, 3: its data takes 21.0 ms a step" in found.title
+    assert found.saves.at_most
+
+
+def test_few_timed_steps_are_not_enough_to_name_a_rank():
+    sure, scattered = (replace(rank(1, forward=2), errors_ms={"forward": error}) for error in (0.2, 1.8))
+    assert combine(None, evidence_of([rank(0, backward=2), sure])).verdict == "straggler"
+    found = combine(None, evidence_of([rank(0, backward=2), scattered]))
+    [late] = [each for each in found.findings if each.code == "straggler"]
+    assert found.verdict != "straggler"
+    assert (late.low_pct, late.high_pct) == (pytest.approx(100 * 0.2 / 12, abs=2), pytest.approx(100 * 3.8 / 12, abs=2))
+
+
+def test_a_waiting_rank_has_no_finding_for_its_wait_and_a_late_one_only_the_straggler():
+    works = [rank(0, other=20), rank(1, **{"callback/A.on_train_batch_end": 20.0})]
+    of_waiting = combine(None, evidence_of(works))
+    assert [found.code for found in of_waiting.findings if found.code != "compute-bound"] == ["straggler"]
+    works = [rank(0, data=20), rank(1, backward=20)]
+    assert {found.code for found in combine(None, evidence_of(works)).findings} == {"straggler", "compute-bound"}
+
+
+def test_a_summary_has_hooks_apart_from_the_regions_that_contain_them():
+    made = evidence_of([rank(0, other=20)])
+    ledger = {"callback/A.on_train_batch_end": 2.0, "validation": 3.0, "steps": 1.0, "startup/fit": 5.0}
+    counted = {"callback/A.on_train_batch_end": 2.0}
+    counts = {"callback/A.on_train_batch_end": 100, "validation": 10}
+    run = RunLedger(wall_s=700.0, parts=ledger, unexplained_s=0.0, counts=counts, counted_s=counted)
+    work = rank_work(replace(made, ledger=run), host="node0")
+    assert work.leaves_ms["callback/A.on_train_batch_end"] == pytest.approx(20)
+    assert work.leaves_ms["other"] == pytest.approx(1)
+    assert (work.leaves_ms["validation"], work.outside) == (pytest.approx(30), ("validation",))
+    assert sum(work.step_leaves_ms.values()) == pytest.approx(30)
+
+
+# -- beside a trace --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return analyze(CASE).analysis
+
+
+def live(late=None):
+    """Rank 0's live evidence of that case, and both ranks' work: `late` computes 15 ms longer, the other waits."""
+    of_rank = {name: LIVE[f"time/{name}_ms"] for name in REGIONS}
+    least = of_rank["backward"] - 15.0
+    works = []
+    for number in range(2):
+        more = {"backward": least, "forward": of_rank["forward"] + 15.0} if number == late else {}
+        more = {"backward": least} if late is None else more
+        leaves = of_rank | more
+        works.append(RankWork(rank=number, host="node0", steps=60, step_ms=sum(leaves.values()), leaves_ms=leaves))
+    return replace(evidence_of(works, on_device=True), drained_pct=0.0)
+
+
+def test_live_steps_overrule_what_a_trace_says_of_hosts(recorded):
+    """The recorded steps have rank 1 late; in these live ones it is rank 0, or none."""
+    assert [found.rank for found in recorded.findings if found.code == "straggler"] == [1]
+    both = combine(recorded, live(late=0))
+    assert [(found.rank, found.source) for found in both.findings if found.code == "straggler"] == [(0, "run")]
+    none = combine(recorded, live())
+    assert "straggler" not in {found.code for found in none.findings}
+    for found in (*both.findings, *none.findings):
+        assert "makes rank 1 late" not in found.advice, "of which there is no word any more"
+
+
+def test_a_late_hosts_own_idle_gpu_is_no_second_cause(recorded):
+    assert {found.code for found in recorded.findings} == {"straggler", "launch-bound"}
+    both = combine(recorded, live(late=1))
+    [found] = [found for found in both.findings if found.code == "straggler"]
+    assert (found.rank, found.evidence["leaf"]) == (1, "forward")
+    assert found.evidence["others_wait_ms_per_step"] == pytest.approx(15)
+    assert both.verdict == "straggler"
+    assert any(told.startswith("launch-bound took 30 % of the recorded steps") for told in both.differences)
+
+
+def test_a_gpu_that_computes_longer_where_the_others_wait_is_the_traces_to_tell():
+    slow_gpu = analyze(CASE.with_name("slow_rank_gpu")).analysis
+    [found] = [found for found in slow_gpu.findings if found.code == "straggler"]
+    [told] = [each.title for each in combine(slow_gpu, live()).findings if each.code == "straggler"]
+    assert told.startswith(found.title)
+
+
+@pytest.mark.parametrize("late_ms", [0.0, 4.0])
+def test_what_recording_added_to_a_wait_for_the_host_is_taken_off(recorded, late_ms):
+    """Launches of steps that recording made half as long again are not what the live step waits for."""
+    [launching] = [found for found in recorded.findings if found.code == "launch-bound"]
+    live_ms = 27.26 / 1.5
+    rest = {"backward": live_ms - 10.0 - late_ms}
+    works = [rank(0, backward=rest["backward"] + late_ms), rank(1, forward=late_ms, **rest)]
+    evidence = replace(evidence_of(works, on_device=True), drained_pct=100.0)
+    both = combine(replace(recorded, findings=(launching,)), evidence)
+    idle_ms = live_ms - sum(work_ms(recorded).values()) / 2
+    costs = {found.code: found.share_pct * live_ms / 100 for found in both.findings}
+    assert costs.get("straggler", 0.0) == pytest.approx(late_ms)
+    assert costs.get("launch-bound", 0.0) <= idle_ms - late_ms + 0.01
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_run_is_summarized_by_all_its_ranks(tmp_path, capsys):
+    record = MadeRun(ranks=3, late=2).write(tmp_path)
+    said = shown(["summary"], record, capsys)
+    assert "verdict input-bound: the GPU waits 9.5" in said, "on all ranks, and on the late one more"
+    assert "also straggler 14 % of the step" in said
+    frame = shown(["watch", "--once"], record, capsys)
+    assert re.search(r"also straggler, 14 % of the step: .* 5\.\d+ ms of each .* for rank 2: its data takes 15", frame)
+    content = json.loads(shown(["summary", "--json"], record, capsys))
+    found = {each["code"]: each["rank"] for each in content["analysis"]["findings"]}
+    assert (found["straggler"], found["input-bound"]) == (2, None)
+
+
+def test_machines_are_named_with_the_offset_of_their_clocks(tmp_path, capsys):
+    record = MadeRun(ranks=2, late=1).write(tmp_path)
+    text = (record / "rank1.jsonl").read_text().replace('"node0"', '"node7"')
+    shifted = re.sub(r'"at":(\d+)', lambda found: f'"at":{int(found[1]) + 5}', text)
+    (record / "rank1.jsonl").write_text(shifted)
+    said = shown(["watch", "--once"], record, capsys)
+    assert "for rank 1 on node7: its data takes" in said
+    found = re.search(r"node7 is ([\d.]+) ms ahead of rank 0's, give or take ([\d.]+)", said)
+    ahead_ms, error_ms = map(float, found.groups())
+    assert (ahead_ms, error_ms > 40) == (pytest.approx(5000, abs=300), True), (
+        "these ranks drift; real ones may by a step"
+    )
+
+
+def test_a_rank_without_a_record_is_waited_for_briefly_and_said_to_be_missing(tmp_path):
+    record = MadeRun(ranks=3, late=2, outcome="finished").write(tmp_path)
+    (record / "rank1.jsonl").unlink()
+    mine = rank(0)
+    steps = 24 * 50
+    began = monotonic()
+    [work] = read_works(record, mine, 3, "made-up", steps, patience_s=0.3)
+    assert 0.3 <= monotonic() - began < 3
+    assert work.rank == 2
+    assert read_works(record, mine, 3, "another run", steps, patience_s=0.0) == ()
+    report = RunReport(
+        RunTotals().summary(steps=0, before_first_s=0.0, wall_s=0.0),
+        None,
+        device="cpu",
+        on_device=False,
+        replicas=3,
+        log_folder=None,
+        analysis=combine(None, replace(evidence_of([mine, work]), world_size=3)),
+    )
+    said = [line.text.text for line in run_table(report).lines]
+    assert "the records of 1 of 3 ranks are not known: rank 0 may wait for them in other and backward" in said

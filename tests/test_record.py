@@ -397,6 +397,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
             "gpu": None,
             "cpu": None,
             "stacks": None,
+            "worker_lines": (),
             "blocks": (),
             "others": None,
             "compute": (),

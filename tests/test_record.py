@@ -391,17 +391,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     ledger = LedgerClock(time.perf_counter_ns())
 
     def report():
-        nothing = {
-            "trace": None,
-            "recorded": None,
-            "gpu": None,
-            "cpu": None,
-            "stacks": None,
-            "worker_lines": (),
-            "blocks": (),
-            "others": None,
-            "compute": (),
-        }
+        nothing = {"trace": None, "recorded": None, "gpu": None, "cpu": None, "others": None, "compute": ()}
         read = ledger.read()
         return run_report(trainer, timer.summary(), on_device=False, ledger=read, continues_from=0, **nothing)
 

@@ -254,6 +254,15 @@ def test_nothing_else_is_the_verdict_of_a_starved_run():
     assert combine(None, ran(data_ms=15.0, waits_pct=2.0)).verdict == "input-bound"
 
 
+@pytest.mark.parametrize(("low_pct", "verdict"), [(60.0, "input-bound"), (10.0, "cpu-starved")])
+def test_a_cause_that_is_far_larger_than_few_waits_stays_the_verdict(low_pct, verdict):
+    sure = ShareInterval(pct=75.0, low_pct=low_pct, high_pct=80.0)
+    analysis = combine(None, ran(data_ms=15.0, waits_pct=6.0, interval=sure))
+    assert analysis.verdict == verdict
+    assert {"input-bound", "cpu-starved"} == {found.code for found in analysis.findings[:2]}
+    assert combine(None, ran(data_ms=15.0, waits_pct=11.0, interval=sure)).verdict == "cpu-starved"
+
+
 def test_a_share_that_may_be_small_is_no_verdict():
     wide = ShareInterval(pct=10.0, low_pct=1.0, high_pct=24.0)
     analysis = combine(None, ran(data_ms=2.0, interval=wide))

@@ -17,12 +17,15 @@ GIL_HELD: Final = "gil-held"
 MACHINE: Final = frozenset({STARVED, THROTTLED, GIL_HELD})
 
 _MOSTLY: Final = 0.5
+_DECIDES_PCT: Final = 10.0
 
 _UNRELIABLE: Final = "All other shares include such waits and are unreliable."
 
 
 def before_all(analysis: Analysis, evidence: RunEvidence) -> Analysis:
     """The analysis with what the machine does to the run as its verdict, if it costs enough.
+
+    Under 10 % of the step it leaves the verdict to a cause that would be one without all of that time.
 
     Args:
         analysis: of the run, and of its trace.
@@ -31,13 +34,18 @@ def before_all(analysis: Analysis, evidence: RunEvidence) -> Analysis:
     found = machine_findings(evidence)
     if not found:
         return analysis
-    first = found[0]
+    first, others = found[0], analysis.findings
+    note = f"{analysis.findings_note} {_UNRELIABLE}".strip()
+    largest = others[0] if others and others[0].code == analysis.verdict else None
+    small = sum(each.share_pct for each in found) < _DECIDES_PCT
+    if small and largest is not None and (largest.low_pct or 0.0) - first.share_pct > NAMED_FROM_PCT:
+        return replace(analysis, findings=(largest, *found, *others[1:]), findings_note=note)
     return replace(
         analysis,
         verdict=first.code,
         verdict_text=f"{first.code}: {first.title}. {first.remedy} {_UNRELIABLE}",
-        findings=(*found, *analysis.findings),
-        findings_note=f"{analysis.findings_note} {_UNRELIABLE}".strip(),
+        findings=(*found, *others),
+        findings_note=note,
     )
 
 

@@ -35,7 +35,7 @@ def before_all(analysis: Analysis, evidence: RunEvidence) -> Analysis:
     if not found:
         return analysis
     first, others = found[0], analysis.findings
-    note = f"{analysis.findings_note} {_UNRELIABLE}".strip()
+    note = ". ".join(filter(None, (analysis.findings_note, _UNRELIABLE)))
     largest = others[0] if others and others[0].code == analysis.verdict else None
     small = sum(each.share_pct for each in found) < _DECIDES_PCT
     if small and largest is not None and (largest.low_pct or 0.0) - first.share_pct > NAMED_FROM_PCT:

@@ -16,6 +16,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, 
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice, self_times
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
 from lightning_forge_profiling.diagnosis.run_rules import leaf_of, region_advice
+from lightning_forge_profiling.diagnosis.sampled_lines import LEAST_PCT
 from lightning_forge_profiling.names import REGIONS, STEPS, part_kind
 from lightning_forge_profiling.results.analysis import Finding, RankWork, RunEvidence, RunRegion
 from lightning_forge_profiling.results.saving import Saving
@@ -68,6 +69,7 @@ def rank_work(evidence: RunEvidence, *, host: str) -> RankWork:
         leaves_ms={name: round(ms, 6) for name, ms in (leaves | outside).items()},
         outside=tuple(outside),
         cpu=own.cpu,
+        lines={leaf: lines[:1] for leaf, lines in evidence.lines.items()},
     )
 
 
@@ -161,7 +163,7 @@ def straggler(works: Works, run: RunEvidence) -> Finding | None:
         source="run",
         title=f"the other ranks wait {in_words(waits_ms)} {each} for {who}"
         f"{f' on {last.host}' if several_hosts else ''}: {what} takes {in_words(own_ms)}{'' if of_fit else ' a step'}, "
-        f"the others' {in_words(their_ms)}",
+        f"the others' {in_words(their_ms)}{_line(last, leaf)}",
         evidence={
             "leaf": leaf,
             "leaf_ms_per_step": round(leaf_ms, 3),
@@ -177,6 +179,14 @@ def straggler(works: Works, run: RunEvidence) -> Finding | None:
         high_pct=min(100 * (waits_ms + error_ms) / whole_ms, 100.0) if error_ms else None,
         saves=_saves(waits_ms, whole_ms, in_words, of_fit=of_fit, at_most=bool(late)),
     )
+
+
+def _line(last: RankWork, leaf: str) -> str:
+    """The line of the user's code that most of the leaf is in on that rank; "" if it is unknown."""
+    line = next(iter(last.lines.get(leaf, ())), None)
+    if line is None or line.pct < LEAST_PCT:
+        return ""
+    return f"; {line.pct:.0f} % of that in {line.file}:{line.line} {line.function}"
 
 
 def _largest_excess(last: RankWork, others: Sequence[RankWork]) -> tuple[str, float, float]:

@@ -10,7 +10,7 @@ from lightning_forge_profiling.diagnosis.run_regions import region
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.lines import WORKER_LINES
 
-_LEAST_PCT: Final = 25.0
+LEAST_PCT: Final = 25.0
 """A line with a smaller share of a finding's time is not what to change first."""
 
 _WAITING_PCT: Final = 50.0
@@ -60,7 +60,7 @@ def _with_line(found: Finding, evidence: RunEvidence) -> Finding:
     all_ms = sum(region(evidence, name).host_ms for name in parts) if part is None else 1.0
     where, (part_of, waiting) = max(shares.items(), key=lambda item: item[1][0], default=("", [0.0, 0.0]))
     pct = part_of / all_ms if all_ms > 0 else 0.0
-    if pct < _LEAST_PCT:
+    if pct < LEAST_PCT:
         return found
     took_ms = found.share_pct * evidence.step_ms.mean / 100
     share = f"{pct:.0f} % of it" if found.of == "run" else f"{in_ms(pct * took_ms / 100)} of it"

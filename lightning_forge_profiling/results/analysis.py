@@ -173,6 +173,7 @@ class RankWork:
         clock_ms: how far the clock of its machine is ahead of that of rank 0's, in milliseconds; None if unknown, and
             on the same machine.
         clock_error_ms: largest error of that.
+        lines: where its training thread was in each leaf, most samples first; {} if it was not sampled.
     """
 
     rank: int
@@ -187,6 +188,7 @@ class RankWork:
     waits_ms: Mapping[str, float] = field(default_factory=dict)
     clock_ms: float | None = None
     clock_error_ms: float | None = None
+    lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
 
     @property
     def error_ms(self) -> float:

@@ -46,6 +46,15 @@ STARTUP_PROCESS: Final = "startup/process"
 
 _KINDS: Final = {"callback": "callbacks", "module": "hooks", "datamodule": "hooks", "logger": "loggers"}
 
+COUNTING: Final = ("batch_size_fn", "tokens_fn", "flops_per_batch")
+"""The user's functions of a batch."""
+
+
+def function_part(name: str, loop: str = "") -> str:
+    """The part of the ledger for one of the user's functions of a batch, in training or in another loop."""
+    return f"callback/ThroughputCallback.{name}{f' in {loop}' if loop else ''}"
+
+
 _HOOK_REGIONS: Final = {
     **dict.fromkeys(("on_train_batch_start", "on_train_batch_end", "lr_scheduler_step"), "other"),
     "train_dataloader": "data",
@@ -55,6 +64,7 @@ _HOOK_REGIONS: Final = {
     **dict.fromkeys(("on_before_zero_grad", "optimizer_zero_grad"), "optimizer"),
     **dict.fromkeys(("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"), "optimizer"),
     **dict.fromkeys(("log", "log_metrics"), "forward"),  # in `training_step`; in a hook they are part of that
+    **dict.fromkeys(COUNTING, "other"),
 }
 
 

@@ -4,6 +4,7 @@ import gc
 import time
 from contextlib import nullcontext
 from statistics import fmean
+from types import MappingProxyType
 
 import lightning as L
 import pytest
@@ -57,8 +58,8 @@ def _sleeper(ms):
     return lambda *_, **__: time.sleep(ms / 1e3)
 
 
-def fitted(model, *callbacks, data=None, validates=None, **options):
-    ours = ThroughputCallback(warmup_steps=2, record=False)
+def fitted(model, *callbacks, data=None, validates=None, given=MappingProxyType({}), **options):
+    ours = ThroughputCallback(warmup_steps=2, record=False, **given)
     trainer = quiet_trainer(*callbacks, ours, **{"num_sanity_val_steps": 0, **options})
     trainer.fit(model, data, validates)
     analysis = ours.analysis()
@@ -174,6 +175,37 @@ def test_each_slow_callback_is_named_the_slower_first():
     assert list(named) == [
         "callback/Slow.on_train_batch_end", "callback/Other.on_train_batch_end", "callback/Slow.on_train_batch_start",
     ]  # fmt: skip
+
+
+class SaysFlops(Plain):
+    @property
+    def flops_per_batch(self):
+        time.sleep(0.015)
+        return 1e6
+
+
+def _slow_count(batch):
+    time.sleep(0.015)
+    return len(batch[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "part"),
+    [
+        (Plain, "batch_size_fn", "callback/ThroughputCallback.batch_size_fn"),
+        (Plain, "tokens_fn", "callback/ThroughputCallback.tokens_fn"),
+        (Plain, "flops_per_batch", "callback/ThroughputCallback.flops_per_batch"),
+        (SaysFlops, "", "module/flops_per_batch"),
+    ],
+)
+def test_a_slow_function_of_the_users_is_named(model, name, part):
+    module = model()
+    analysis = fitted(module, data=batches(), given={name: _slow_count} if name else {})
+    assert [found.code for found in analysis.findings] == ["slow-hook", "compute-bound"], analysis.findings
+    assert parts(analysis) == {part: pytest.approx(15, abs=5)}
+    assert part.partition("/")[2] in analysis.findings[0].title
+    assert computed_ms(analysis) == pytest.approx(fmean(module.took_ms[2:]), rel=0.3), "by a clock of its own"
+    assert analysis.run.overhead_us < 5000, "the user's time is none of ours"
 
 
 class Reloads(Plain):

@@ -203,7 +203,9 @@ class FitMonitor:
     def _work_counter(self, module: LightningModule) -> WorkCounter:
         first, last = self.callbacks[0], self.callbacks[-1]  # one of each kind at most
         flops = last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch
-        return WorkCounter(first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module)
+        return WorkCounter(
+            first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module, self.ledger
+        )
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -256,12 +258,13 @@ class FitMonitor:
             step_timer.step,
             each_changes=self._automatic and trainer.accumulate_grad_batches == 1,  # which a callback may change
         )
+        work = self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle)
         step_timer.end_step(
-            self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle),
+            work,
             recorded=self.window is not None and self.window.running,
             ends_epoch=bool(progress.batches.is_last_batch),
             saw_all=stand_in.saw_step(trainer, trained=batch is not None),
-            began_ns=now_ns,
+            began_ns=max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns,
         )
         if self._ledger_parts.compiling:
             self._ledger_parts.end_compilation()

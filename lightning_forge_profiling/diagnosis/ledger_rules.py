@@ -9,12 +9,14 @@ from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_s
 from lightning_forge_profiling.diagnosis.rule import MEASURE, NAMED_FROM_PCT, Explanation, saving
 from lightning_forge_profiling.names import (
     CHECKPOINT_WRITE,
+    COUNTING,
     EPOCH_METRICS,
     FIRST_STEP,
     REGIONS,
     SELF_LOG,
     STARTUP_PROCESS,
     STEPS,
+    function_part,
 )
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.cpu import CpuUse
@@ -136,10 +138,16 @@ _HOOK: Final = (
     "Do less in it or do it less often. On a GPU, reading a value (.item(), .cpu(), printing a tensor) waits for all "
     "queued work; collect values and read them every few steps."
 )
+_FUNCTION: Final = (
+    "It is called for each batch: take the number from shapes and lengths (len(batch), ids.numel()), and read no "
+    "values, for which a GPU would have to finish its queued work. Without batch_size_fn the samples are inferred from "
+    "the DataLoader; flops_per_batch may be a number."
+)
 
 LEDGER_RULES: Final = (
     LedgerRule("checkpoint-bound", "checkpoint", _checkpoint),
     LedgerRule("validation-bound", "validation", _validation),
+    *(LedgerRule("slow-hook", function_part(name), _takes("{}", "calls", _FUNCTION)) for name in COUNTING),
     LedgerRule("slow-callback", "callback", _takes("callback {}", "calls", _HOOK)),
     LedgerRule(
         "slow-hook",

@@ -160,6 +160,11 @@ class LedgerClock:
         """The innermost part, also for another thread; "" outside of all."""
         return next(reversed(self._stack), "")
 
+    @property
+    def changed_ns(self) -> int:
+        """When the part changed last, by `clock_ns`."""
+        return self._since_ns
+
     @contextmanager
     def outside(self, part: str) -> Iterator[None]:
         """Leave a part for the one around it, and return at the end of the context. Does nothing inside another."""

@@ -41,8 +41,16 @@ SELF_LOG: Final = "logger/self.log"
 EPOCH_METRICS: Final = "logger/epoch_metrics"
 """The part of the ledger for computing what was logged in an epoch, metrics included, at its end."""
 
+STARTUP_IMPORTS: Final = "startup/imports"
+"""The part of the ledger from the start of the process until the top of the script has imported this package, which
+imports torch and Lightning."""
+STARTUP_SCRIPT: Final = "startup/script"
+"""The part of the ledger from there to the construction of the callbacks: later imports, data, the model."""
 STARTUP_PROCESS: Final = "startup/process"
-"""The part of the ledger from the start of the process to the callbacks' `setup`."""
+"""Those two parts in one, if it is not known where the imports end."""
+STARTUP_TRAINER: Final = "startup/trainer"
+"""The part of the ledger from the construction of the callbacks, and so of the Trainer, to the beginning of the fit."""
+BEFORE_FIT: Final = (STARTUP_IMPORTS, STARTUP_SCRIPT, STARTUP_PROCESS, STARTUP_TRAINER)
 
 _KINDS: Final = {"callback": "callbacks", "module": "hooks", "datamodule": "hooks", "logger": "loggers"}
 
@@ -65,6 +73,7 @@ _HOOK_REGIONS: Final = {
     **dict.fromkeys(("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"), "optimizer"),
     **dict.fromkeys(("log", "log_metrics"), "forward"),  # in `training_step`; in a hook they are part of that
     **dict.fromkeys(COUNTING, "other"),
+    "finalize": "",  # at the end of a fit
 }
 
 

@@ -280,7 +280,7 @@ def test_a_logger_class_has_its_own_method_again_however_a_fit_ends(tmp_path):
     with pytest.raises(RuntimeError, match="mine"):
         fitted(Fails(), data=batches(), logger=SlowLogger(tmp_path))
     assert SlowLogger.log_metrics is own
-    timed = TimedRows(SlowLogger, lambda logger: seen.append(logger) or nullcontext())
+    timed = TimedRows(SlowLogger, "log_metrics", lambda logger: seen.append(logger) or nullcontext())
     SlowLogger(tmp_path).log_metrics({})
     assert len(seen) == 1
     del timed  # a fit that ends without calling any hook

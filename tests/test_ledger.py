@@ -262,7 +262,7 @@ def test_a_second_fit_of_a_process_begins_anew(make_trainer, tmp_path):
     began = time.perf_counter()
     second, _ = fit(make_trainer, tmp_path)
     assert second.ledger().wall_s < time.perf_counter() - began
-    assert second.ledger().parts["startup/process"] < 0.1
+    assert {"startup/imports", "startup/process", "startup/trainer"}.isdisjoint(second.ledger().parts)
 
 
 def test_both_callbacks_have_the_same_one(make_trainer, tmp_path):

@@ -15,10 +15,12 @@ from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, 
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.steps import LOADER_START
 
 _log = plain_logger(__name__)
 
+_NO_ACTIONS: Final = Actions()
 _NO_PARTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _LOST_IN_A_ROW: Final = 3
@@ -123,11 +125,16 @@ def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
 class _Announced:
     """Calls the functions of a boundary, inside the user's own profiler if there is one."""
 
-    __slots__ = ("_after", "_before", "_inner")
+    __slots__ = ("_after", "_before", "_inner", "_raised")
 
-    def __init__(self, boundary: _Boundary, inner: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(
+        self,
+        boundary: _Boundary,
+        inner: AbstractContextManager[Any] | None = None,
+        raised: Callable[[], object] | None = None,
+    ) -> None:
         self._before, self._after = boundary
-        self._inner = inner
+        self._inner, self._raised = inner, raised
 
     def __enter__(self) -> None:
         if self._inner is not None:
@@ -140,6 +147,8 @@ class _Announced:
         self._after()
         if self._inner is not None:
             self._inner.__exit__(exc_type, exc, tb)
+        if exc_type is not None and self._raised is not None:
+            self._raised()
 
 
 class _Contexts(dict[str, AbstractContextManager[Any]]):
@@ -150,9 +159,11 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
 
     MOST = 4096
 
-    def __init__(self, inner: Any, boundary_of: Callable[[str], _Boundary | None]) -> None:
+    def __init__(
+        self, inner: Any, boundary_of: Callable[[str], _Boundary | None], raised: Callable[[], object] | None
+    ) -> None:
         super().__init__()
-        self._inner = inner
+        self._inner, self._raised = inner, raised
         self._boundary_of = boundary_of
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
@@ -161,7 +172,7 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
             inner: AbstractContextManager[Any] = self._inner.profile(action_name)
             return inner
         boundary = self._boundary_of(action_name)
-        context = _NOTHING if boundary is None else _Announced(boundary)
+        context = _NOTHING if boundary is None else _Announced(boundary, raised=self._raised)
         if len(self) < self.MOST:
             self[action_name] = context
         return context
@@ -175,28 +186,43 @@ class BoundaryProfiler:
 
     Args:
         inner: the profiler that the Trainer had.
-        step_timer: receives the boundaries; its ledger, if it has one, those of hooks.
+        step_timer: receives the boundaries; None outside of the training loop.
         actions: Lightning's names for its actions.
         parts: of the ledger, by the names of their actions.
+        ledger: receives those parts; None for the step timer's, if it has one.
+        over: called at the end of a run, when Lightning has the profiler describe itself.
+        raised: called when a hook has raised.
     """
 
     _OWN: Final = frozenset(
         {"inner", "step_timer", "profile", "_parts", "_around_parts", "_both", "_of_split", "_of_plain", "_boundaries"}
-        | {"_contexts", "_shares"}
+        | {"_contexts", "_shares", "_ledger", "_over", "_raised"}
     )
 
     def __init__(
-        self, inner: Any, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
+        self,
+        inner: Any,
+        step_timer: StepTimer | None,
+        actions: Actions = _NO_ACTIONS,
+        parts: Mapping[str, str] = _NO_PARTS,
+        *,
+        ledger: LedgerClock | None = None,
+        over: Callable[[], object] | None = None,
+        raised: Callable[[], object] | None = None,
     ) -> None:
         self.inner = inner
         self.step_timer = step_timer
+        self._ledger = ledger if step_timer is None else step_timer.ledger
+        self._over, self._raised = over, raised
         self._parts = parts
         self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected, *actions.regions))
         self._both = self._around_parts.union(actions.may_save)
-        self._of_split = _boundaries(step_timer, actions)
-        self._of_plain = _without_regions(self._of_split, step_timer, actions)
+        self._of_split = self._of_plain = {}
+        if step_timer is not None:
+            self._of_split = _boundaries(step_timer, actions)
+            self._of_plain = _without_regions(self._of_split, step_timer, actions)
         self._shares = is_pass_through(inner)
-        self._contexts = _Contexts(inner, self._boundary), _Contexts(inner, self._boundary)
+        self._contexts = _Contexts(inner, self._boundary, raised), _Contexts(inner, self._boundary, raised)
         self.turn(split=True)
 
     def turn(self, *, split: bool) -> None:
@@ -210,7 +236,7 @@ class BoundaryProfiler:
     def _boundary(self, action_name: str) -> _Boundary | None:
         """The functions to call at the boundaries of an action: for its region, and for its part of the ledger."""
         boundary = self._boundaries.get(action_name)
-        ledger, part = self.step_timer.ledger, self._parts.get(action_name)
+        ledger, part = self._ledger, self._parts.get(action_name)
         if ledger is None or part is None or (boundary is not None and action_name not in self._both):
             return boundary
         of_part = _Boundary(partial(ledger.enter, part), partial(ledger.exit, part))
@@ -221,7 +247,7 @@ class BoundaryProfiler:
     def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)
         boundary = self._boundary(action_name)
-        return inner if boundary is None else _Announced(boundary, inner)
+        return inner if boundary is None else _Announced(boundary, inner, self._raised)
 
     def start(self, action_name: str) -> None:
         """Begin an action."""
@@ -236,6 +262,12 @@ class BoundaryProfiler:
         if boundary is not None:
             boundary.after()
         self.inner.stop(action_name)
+
+    def describe(self) -> None:
+        """Let the user's profiler print or save what it has; the run is then over."""
+        self.inner.describe()
+        if self._over is not None:
+            self._over()
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OWN:  # not yet set, as while unpickling

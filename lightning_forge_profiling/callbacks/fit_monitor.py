@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from math import inf
 from time import perf_counter_ns
 from typing import Any, Final, Protocol
@@ -18,22 +17,16 @@ from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, Cp
 from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end, note_failure
-from lightning_forge_profiling.callbacks.ledger_parts import (
-    LedgerParts,
-    SetUpParts,
-    hook_parts,
-    set_up_parts,
-    tear_down,
-)
+from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
+from lightning_forge_profiling.callbacks.outside_loop import SetUpParts, TearDown, begin_ledger
 from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
-from lightning_forge_profiling.callbacks.run_report import OtherRanks, run_report
+from lightning_forge_profiling.callbacks.run_report import OtherRanks, run_report, with_ledger
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.switches import look_up
 from lightning_forge_profiling.callbacks.worker_stacks import WorkerStacks
-from lightning_forge_profiling.host import process_age_s
-from lightning_forge_profiling.names import PROFILER, STARTUP_PROCESS
+from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
@@ -50,18 +43,7 @@ DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
-_SET_UP: Final = "startup/fit"
 _TEAR_DOWN: Final = "teardown"
-
-_fits = count()
-"""Counts the fits of this process."""
-
-
-def _run_began_ns() -> int:
-    """When the run began: with its process, or with this fit if the process is interactive or has had another fit."""
-    first = next(_fits) == 0 and not hasattr(sys, "ps1") and "ipykernel" not in sys.modules
-    age_s = process_age_s() if first else None
-    return perf_counter_ns() - int((age_s or 0.0) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +74,11 @@ class Settings(Protocol):
     overhead: float | None
     record: bool
     added: bool
+    built_ns: int
+    results: FitResults
+    """What a fit has had so far, or the last one."""
 
-    def fit_is_over(self, results: FitResults) -> None:
+    def fit_is_over(self) -> None:
         """Called last: keep the results, and nothing else of the fit."""
 
 
@@ -106,16 +91,16 @@ class FitMonitor:
     Args:
         trainer: of the fit, in `setup`.
         callbacks: the callbacks of this package that take part.
+        ledger: of the fit, if its beginning was noticed.
     """
 
     called: Final = "The profiling of this fit"
 
-    def __init__(self, trainer: Trainer, callbacks: Sequence[Settings]) -> None:
+    def __init__(self, trainer: Trainer, callbacks: Sequence[Settings], ledger: LedgerClock | None = None) -> None:
         self.callbacks = callbacks
         self.window: FitWindow | None = None
         self.rows: FitRows | None = None
-        self.ledger = LedgerClock(_run_began_ns(), STARTUP_PROCESS)
-        self.ledger.turn_to(_SET_UP)
+        self.ledger = ledger or begin_ledger(max(callback.built_ns for callback in callbacks))
         warmup = [callback.warmup_steps for callback in callbacks if callback.warmup_steps is not None]
         overhead = next((one.overhead for one in callbacks if one.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
         self.step_timer = StepTimer(
@@ -126,7 +111,7 @@ class FitMonitor:
             ledger=self.ledger,
             bucket=bucket if any(callback.record for callback in callbacks) else None,
         )
-        self._failed = self._ended = self._closed = self._checking = False
+        self._failed = self._ended = self._closed = self._concluded = self._checking = False
         self._progress: StepProgress | None = None
         self._awaited = list(callbacks)
         self._watched = (
@@ -134,7 +119,9 @@ class FitMonitor:
             lightning_api.WatchedLoop(trainer.fit_loop.epoch_loop.val_loop, begins=self._enter_validation),
         )
         self._set_up: SetUpParts | None = None
-        self._hook_parts: Mapping[str, str] = {}
+        self._tear_down: TearDown | None = None
+        self._report_so_far: RunReport | None = None
+        self._recorded: Analysis | None = None
         self._stand_in: StandIn | None = None
         self._previous_sink: RegionSink | None = None
         self._cycles = AccumulationCycles(0)
@@ -164,8 +151,7 @@ class FitMonitor:
 
     @guarded
     def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
-        parts = set_up_parts(hook_parts(trainer, module, self.callbacks))
-        self._set_up = SetUpParts(self.ledger, self.step_timer, trainer, parts)
+        self._set_up = SetUpParts(self.ledger, trainer, module, self.callbacks)
         self._worker_stacks.watch()
 
     @guarded
@@ -179,14 +165,13 @@ class FitMonitor:
         self._automatic = module.automatic_optimization
         self._cycles = AccumulationCycles(progress.updates.completed)
         self._counter = self._work_counter(module)
-        self._leave_set_up()
-        self._hook_parts = hook_parts(trainer, module, self.callbacks)
+        self._leave_set_up(trainer)
         self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
         cpu.watch_thread()
         self.step_timer.region_ends = cpu.turn
         actions = lightning_api.actions(trainer, module)._replace(fetched=partial(self._fetch_ends, trainer))
         self.step_timer.each_fetch = lightning_api.has_unsized_loader(trainer)
-        self._stand_in = StandIn(self.step_timer, actions, self._hook_parts)
+        self._stand_in = StandIn(self.step_timer, actions, hook_parts(trainer, module, self.callbacks))
         self._stand_in.take_place(trainer)
         self._previous_sink = set_region_sink(self.step_timer)
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
@@ -383,16 +368,16 @@ class FitMonitor:
             if self.rows is not None:
                 self.rows.end(trainer)
 
-    def _leave_set_up(self) -> None:
+    def _leave_set_up(self, trainer: Trainer) -> None:
         """Restore what was replaced in `setup`; by the time that training begins its loader's workers are there."""
         self._worker_stacks.release()
         watching, self._set_up = self._set_up, None
         if watching is not None:
-            watching.close()
+            watching.close(trainer)
 
     def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
         """Stop timing, and restore what was replaced when the training loop began."""
-        self._leave_set_up()
+        self._leave_set_up(trainer)
         standing, self._stand_in, self._progress = self._stand_in, None, None
         if standing is None:
             return
@@ -404,9 +389,18 @@ class FitMonitor:
         try:
             self.step_timer.finish(wait=wait)  # last: Ctrl-C may end the wait
         finally:
-            self.ledger.turn_to(_TEAR_DOWN)
-        if wait:  # no hooks follow an exception
-            tear_down(self.step_timer, trainer, self._hook_parts)
+            self._begin_tear_down(trainer)
+
+    def _begin_tear_down(self, trainer: Trainer) -> None:
+        self.ledger.turn_to(_TEAR_DOWN)
+        parts = hook_parts(trainer, trainer.lightning_module, self.callbacks)
+        over = partial(self._conclude, trainer, interrupted=False)
+        self._tear_down = TearDown(self.ledger, trainer, parts, over)
+
+    def _leave_tear_down(self, trainer: Trainer) -> None:
+        leaving, self._tear_down = self._tear_down, None
+        if leaving is not None:
+            leaving.close(trainer)
 
     @guarded_end
     def _end_readings(self) -> None:
@@ -421,8 +415,10 @@ class FitMonitor:
 
     def abandon(self, trainer: Trainer) -> None:
         """Close a fit that ended without calling any hook."""
-        self._abandon(trainer)
-        self._tell(None, trainer, interrupted=True)
+        if not self._closed:
+            self._abandon(trainer)
+        self._conclude(trainer, interrupted=True)
+        self._leave_tear_down(trainer)
 
     @guarded_end
     def _abandon(self, trainer: Trainer) -> None:
@@ -432,27 +428,29 @@ class FitMonitor:
         self._finish(interrupted=True)
 
     def close(self, trainer: Trainer, *, interrupted: bool) -> None:
-        """Print the table, close the record, and hand the results over."""
-        if self._closed:
-            return
-        self._closed = True
-        for watched in self._watched:
-            watched.release()
-        self._conclude(trainer, interrupted=interrupted)
+        """Hand the results over as they are in this package's last hook, and conclude as soon as the fit is over."""
+        if not self._closed:
+            self._closed = True
+            for watched in self._watched:
+                watched.release()
+            self._close(trainer, interrupted=interrupted)
+        if interrupted:  # in a process that another one has started, no hook follows
+            self._conclude(trainer, interrupted=True)
+            self._follow_failure(trainer)
 
     @guarded_end
-    def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
-        self._leave_set_up()
-        StandIn.leave(trainer)  # again: who kept ours may have assigned it since
-        report = None
-        try:
-            with self.ledger.inside(PROFILER):
-                self._finish(interrupted=interrupted)
-                report = self._final_report(trainer, interrupted=interrupted)
-                if report is not None and trainer.is_global_zero:
-                    self._show(trainer, report, interrupted=interrupted)
-        finally:
-            self._tell(report, trainer, interrupted=interrupted)
+    def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
+        self._leave_set_up(trainer)
+        if self._tear_down is None:
+            self._begin_tear_down(trainer)
+        else:
+            self._tear_down.take_place(trainer)  # who kept ours may have assigned it since
+        with self.ledger.inside(PROFILER):
+            self._finish(interrupted=interrupted)
+            self._report_so_far = report = self._final_report(trainer, interrupted=interrupted)
+            if report is not None and report.analysis is not None and self.rows is not None and trainer.is_global_zero:
+                self.rows.publish(trainer, report.analysis, self.trace(), interrupted=interrupted)
+        self._keep(report, trainer)
 
     def _finish(self, *, interrupted: bool) -> None:
         if self.window is not None:
@@ -460,23 +458,61 @@ class FitMonitor:
         if self.rows is not None:
             self.rows.finish()
 
-    def _tell(self, report: RunReport | None, trainer: Trainer, *, interrupted: bool) -> None:
-        """Close the record, and give each callback the results."""
+    @guarded_end
+    def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Print the table, close the record, and hand the results over."""
+        if self._concluded:
+            return
+        self._concluded = True
+        if not interrupted:
+            self._leave_tear_down(trainer)
+        report = self._report_so_far
         try:
-            ledger = self.ledger.read()
-            if self.rows is not None:
-                self.rows.conclude(trainer, report, interrupted=interrupted)
+            with self.ledger.inside(PROFILER):
+                self._report_so_far = report = self._with_whole_ledger()
+                if report is not None and trainer.is_global_zero:
+                    # standard output belongs to a script that knows nothing of us
+                    added = all(callback.added for callback in self.callbacks)
+                    print_run(report, Screen(sys.stderr, wrap=True) if added else None)
         finally:
-            self._worker_stacks.close()
-            shown = report is not None and trainer.is_global_zero
-            results = FitResults(
-                analysis=report.analysis if report is not None and shown else None,
-                ledger=ledger,
-                trace=self.trace(),
-                summary={} if self.rows is None else self.rows.summary(),
-            )
-            for callback in self.callbacks:
-                callback.fit_is_over(results)
+            try:
+                if self.rows is not None:
+                    self.rows.conclude(trainer, report, interrupted=interrupted)
+            finally:
+                self._worker_stacks.close()
+                self._keep(report, trainer)
+                for callback in self.callbacks:
+                    callback.fit_is_over()
+
+    def _with_whole_ledger(self) -> RunReport | None:
+        """The report with what the ledger has got since."""
+        report = self._report_so_far
+        return None if report is None else with_ledger(report, self._recorded, self.ledger.read())
+
+    def _keep(self, report: RunReport | None, trainer: Trainer) -> None:
+        """Give each callback the results so far."""
+        results = FitResults(
+            analysis=report.analysis if report is not None and trainer.is_global_zero else None,
+            ledger=self.ledger.read(),
+            trace=self.trace(),
+            summary={} if self.rows is None else self.rows.summary(),
+        )
+        for callback in self.callbacks:
+            callback.results = results
+
+    def _follow_failure(self, trainer: Trainer) -> None:
+        """Enter into the results what a failing fit does after its table, if it gets there before another begins."""
+        if self._tear_down is None:
+            return
+        self._tear_down.follow_failure(
+            trainer, partial(self._end_of_failure, trainer, [callback.results for callback in self.callbacks])
+        )
+
+    @guarded_end
+    def _end_of_failure(self, trainer: Trainer, given: Sequence[FitResults]) -> None:
+        self._leave_tear_down(trainer)
+        if all(callback.results is results for callback, results in zip(self.callbacks, given, strict=True)):
+            self._keep(self._with_whole_ledger(), trainer)
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -512,17 +548,10 @@ class FitMonitor:
         window, report = self.window, None
         if self.step_timer.began and (trainer.is_global_zero or any(callback.record for callback in self.callbacks)):
             trace = self.trace()
-            recorded = recorded_analysis(trace)
+            self._recorded = recorded = recorded_analysis(trace)
             rows = self.rows
             others = None if rows is None else partial(rows.other_ranks, trainer, interrupted=interrupted)
             report = self._report(trainer, recorded, others)
         if window is not None:
             window.copy_files(trainer, interrupted=interrupted)
         return None if report is None else replace(report, trace=self.trace())  # with the URL that it was copied to
-
-    def _show(self, trainer: Trainer, report: RunReport, *, interrupted: bool) -> None:
-        # standard output belongs to a script that knows nothing of us
-        added = all(callback.added for callback in self.callbacks)
-        print_run(report, Screen(sys.stderr, wrap=True) if added else None)
-        if self.rows is not None and report.analysis is not None:
-            self.rows.publish(trainer, report.analysis, self.trace(), interrupted=interrupted)

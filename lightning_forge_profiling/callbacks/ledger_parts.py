@@ -1,15 +1,13 @@
 """Feeds the ledger of a fit: which part each announced hook is, and the loggers' calls and compilation."""
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import get_ident
 from typing import Any, Final
 
-from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler, StandIn
 from lightning_forge_profiling.callbacks.lightning_api import (
-    Actions,
     LightningModule,
     TimedMethod,
     TimedRows,
@@ -17,23 +15,12 @@ from lightning_forge_profiling.callbacks.lightning_api import (
     implemented_hooks,
     timed_logging,
     timed_originals,
-    timed_restoring,
     timed_rows,
     timed_values,
 )
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import EPOCH_METRICS, SELF_LOG
 from lightning_forge_profiling.timing.garbage import GarbageTimer
 from lightning_forge_profiling.timing.ledger import LOOP, LedgerClock
-
-_OF_SET_UP: Final = (
-    *("setup", "configure_model", "configure_sharded_model", "configure_optimizers", "on_load_checkpoint"),
-    *("on_fit_start", "val_dataloader"),
-)
-"""Hooks between the callbacks' `setup` and the training loop, which are called once or twice."""
-_BEFORE_THE_LOOP: Final = ("train_dataloader", "on_train_start")
-"""Hooks of the training loop, of which the first is called before it, too."""
-
 
 _HOOKS: Final = ("callback/", "module/")
 _ANYWHERE: Final = ("",)
@@ -42,7 +29,7 @@ _ANYWHERE: Final = ("",)
 def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object]) -> dict[str, str]:
     """The parts for the hooks that callbacks, module and data module implement, by the name that Lightning announces.
 
-    This package's own hooks of each batch are in none: the step timer measures them.
+    This package's own hooks of each training batch are in none: the step timer measures them.
 
     Args:
         trainer: of the fit.
@@ -56,67 +43,13 @@ def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object
             action = f"[Callback]{callback.state_key}.{hook}"
             if not mine:
                 parts[action] = f"callback/{type(callback).__name__}.{hook}"
-            elif "batch" not in hook:
+            elif "train_batch" not in hook:
                 parts[action] = "profiler"
     for kind, owner in ("LightningModule", module), ("LightningDataModule", trainer.datamodule):
         for hook in implemented_hooks(owner):
             parts[f"[{kind}]{type(owner).__name__}.{hook}"] = f"{kind.removeprefix('Lightning').lower()}/{hook}"
     scheduler = f"[LightningModule]{type(module).__name__}.lr_scheduler_step"  # Lightning's own steps the scheduler
     return {**parts, scheduler: "module/lr_scheduler_step"}
-
-
-def set_up_parts(parts: Mapping[str, str]) -> dict[str, str]:
-    """The parts for the hooks of the set-up, by the name that Lightning announces.
-
-    Args:
-        parts: of `hook_parts`.
-
-    Example:
-        >>> set_up_parts({"[LightningModule]GPT.configure_optimizers": "module/configure_optimizers"})
-        {'[LightningModule]GPT.configure_optimizers': 'startup/module.configure_optimizers'}
-    """
-    found = {}
-    for action, part in parts.items():
-        hook = action.rpartition(".")[2]
-        if hook in _OF_SET_UP:
-            found[action] = part if part == "profiler" else f"startup/{part.replace('/', '.', 1)}"
-        elif hook in _BEFORE_THE_LOOP:
-            found[action] = part
-    return found
-
-
-class SetUpParts:
-    """Enters the hooks of a fit's set-up into the ledger, from the callbacks' `setup` to the training loop.
-
-    Args:
-        clock: the ledger.
-        step_timer: of the fit, which has not begun.
-        trainer: of the fit.
-        parts: of `set_up_parts`.
-    """
-
-    def __init__(self, clock: LedgerClock, step_timer: StepTimer, trainer: Trainer, parts: Mapping[str, str]) -> None:
-        self._trainer = trainer
-        trainer.profiler = BoundaryProfiler(trainer.profiler, step_timer, Actions(), parts)
-        self._methods = timed_restoring(trainer, partial(clock.inside, "startup/restore"))
-
-    def close(self) -> None:
-        """Restore everything."""
-        for method in self._methods:
-            method.release()
-        StandIn.leave(self._trainer)
-
-
-def tear_down(step_timer: StepTimer, trainer: Trainer, parts: Mapping[str, str]) -> None:
-    """Enter the hooks that follow the training loop into the ledger, until `StandIn.leave`.
-
-    Args:
-        step_timer: of the fit, which has ended.
-        trainer: of the fit.
-        parts: of `hook_parts`.
-    """
-    parts = {**parts, "save_checkpoint": "checkpoint"}
-    trainer.profiler = BoundaryProfiler(trainer.profiler, step_timer, Actions(), parts)
 
 
 class LedgerParts:

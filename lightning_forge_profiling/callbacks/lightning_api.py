@@ -3,8 +3,8 @@
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, reduce, wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -67,6 +67,8 @@ __all__ = [
     "set_hook",
     "show_in_progress_bar",
     "step_progress",
+    "timed_finalize",
+    "timed_last_teardown",
     "timed_logging",
     "timed_originals",
     "timed_restoring",
@@ -245,27 +247,28 @@ def timed_logging(trainer: Trainer, around: Callable[[], AbstractContextManager[
 
 
 class TimedRows:
-    """Wraps a logger class's method for a row, which a module may call itself.
+    """Wraps a method of a logger's class, as that for a row, which a module may call itself.
 
     The class's, because a logger may be copied during a fit, or refuse attributes.
 
     Args:
         owner: the class.
-        around: makes a context manager for each row from the logger that gets it.
+        name: the method's name.
+        around: makes a context manager for each call from the logger.
     """
 
-    def __init__(self, owner: Any, around: Callable[[Any], AbstractContextManager[None]]) -> None:
+    def __init__(self, owner: Any, name: str, around: Callable[[Any], AbstractContextManager[None]]) -> None:
         self.around: Callable[[Any], AbstractContextManager[None]] = around
-        original, mine = owner.log_metrics, weakref.ref(self)  # the class outlives the fit
+        original, mine = getattr(owner, name), weakref.ref(self)  # the class outlives the fit
 
         @wraps(original)
-        def log_metrics(logger: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(logger: Any, *args: Any, **kwargs: Any) -> Any:
             timed = mine()
             with nullcontext() if timed is None else timed.around(logger):
                 return original(logger, *args, **kwargs)
 
-        owner.log_metrics = log_metrics
-        self._restore = weakref.finalize(self, _restore_rows, owner, original, log_metrics)  # or if a fit is abandoned
+        setattr(owner, name, method)
+        self._restore = weakref.finalize(self, _restore_rows, owner, name, original, method)  # or if a fit is abandoned
 
     def release(self) -> None:
         """Restore the class's own method; let calls through if somebody else has wrapped ours since."""
@@ -273,9 +276,9 @@ class TimedRows:
         self._restore()
 
 
-def _restore_rows(owner: Any, original: object, ours: object) -> None:
-    if owner.log_metrics is ours:
-        owner.log_metrics = original
+def _restore_rows(owner: Any, name: str, original: object, ours: object) -> None:
+    if getattr(owner, name) is ours:
+        setattr(owner, name, original)
 
 
 def timed_rows(trainer: Trainer, around: Callable[[str], AbstractContextManager[None]]) -> list[TimedRows]:
@@ -285,17 +288,51 @@ def timed_rows(trainer: Trainer, around: Callable[[str], AbstractContextManager[
         trainer: of the fit.
         around: makes a context manager for each row from the name of its part of the ledger.
     """
+    return _timed_loggers(trainer, "log_metrics", around)
+
+
+def timed_finalize(trainer: Trainer, around: Callable[[str], AbstractContextManager[None]]) -> list[TimedRows]:
+    """Wraps how the fit's loggers end, where they upload and close files.
+
+    Args:
+        trainer: of the fit.
+        around: makes a context manager for each call from the name of its part of the ledger.
+    """
+    return _timed_loggers(trainer, "finalize", around)
+
+
+def _timed_loggers(
+    trainer: Trainer, name: str, around: Callable[[str], AbstractContextManager[None]]
+) -> list[TimedRows]:
     loggers = tuple(trainer.loggers)
 
     def of_fit(logger: Any) -> AbstractContextManager[None]:
         known = any(logger is one for one in loggers)
-        return around(f"logger/{type(logger).__name__}.log_metrics") if known else nullcontext()
+        return around(f"logger/{type(logger).__name__}.{name}") if known else nullcontext()
 
     owners = (
-        next((base for base in type(logger).__mro__ if isinstance(vars(base).get("log_metrics"), FunctionType)), None)
+        next((base for base in type(logger).__mro__ if isinstance(vars(base).get(name), FunctionType)), None)
         for logger in loggers
     )
-    return [TimedRows(owner, of_fit) for owner in dict.fromkeys(owners) if owner is not None]
+    return [TimedRows(owner, name, of_fit) for owner in dict.fromkeys(owners) if owner is not None]
+
+
+def timed_last_teardown(trainer: Trainer, over: Callable[[], object]) -> TimedMethod:
+    """Calls `over` when Lightning has done all it does in a fit that has failed.
+
+    Args:
+        trainer: of the fit.
+        over: must not raise.
+    """
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            over()
+
+    return TimedMethod(trainer._signal_connector, "teardown", around)  # noqa: SLF001
 
 
 def timed_values(

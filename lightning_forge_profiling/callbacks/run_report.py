@@ -13,10 +13,12 @@ from lightning_forge_profiling.callbacks.run_analysis import (
     analysis_of,
     run_compute,
     run_evidence,
+    run_ledger,
     share_intervals,
 )
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.diagnosis.ranks import rank_work
+from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
@@ -120,6 +122,22 @@ def _cpu_use(cpu: CpuAccount | None, stacks: StackSampler | None, ranks: int) ->
         return use
     gil, thread = stacks.gil()
     return replace(use, gil=gil, gil_thread=thread)
+
+
+def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) -> RunReport:
+    """The report with findings and verdict by another reading of the ledger. Writes no files.
+
+    Args:
+        report: on the fit.
+        recorded: the analysis of its window alone.
+        ledger: the later reading.
+    """
+    analysis = report.analysis
+    if analysis is None or analysis.run is None:
+        return report
+    read = run_ledger(ledger, report.run.steady if report.on_device else None)
+    whole = combine(recorded, replace(analysis.run, ledger=read))
+    return replace(report, analysis=replace(whole, tracked=analysis.tracked))
 
 
 def publish_run(

@@ -144,7 +144,7 @@ class ThroughputCallback(TimedCallback):
             process).
         """
         rows = None if self.monitor is None else self.monitor.rows
-        return dict(self._results.summary) if rows is None else rows.summary()
+        return dict(self.results.summary) if rows is None else rows.summary()
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree with the other ranks on a folder for the record."""

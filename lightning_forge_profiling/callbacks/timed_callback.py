@@ -1,6 +1,7 @@
 """The base class of both callbacks: finds the monitor of the fit, and passes Lightning's hooks on to it."""
 
 from collections.abc import Callable, Collection, Iterable
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -9,11 +10,15 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch
 from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor, FitResults
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
+from lightning_forge_profiling.callbacks.outside_loop import SetUpParts, begin_ledger
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
-from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
+
+_log = plain_logger(__name__)
 
 
 class TimedCallback(Callback):
@@ -36,14 +41,17 @@ class TimedCallback(Callback):
 
     monitor: FitMonitor | None = None
     """Of the fit that is running."""
+    _begun: SetUpParts | None = None
+    """Of a fit that has begun, until `setup`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._results = FitResults()
+        self.results = FitResults()
+        self.built_ns = perf_counter_ns()
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the results: a copy takes no part in a running fit."""
-        transient = {"monitor", *lightning_api.LOGGING_ATTRIBUTES, *lightning_api.MANUAL_HOOKS}
+        transient = {"monitor", "_begun", *lightning_api.LOGGING_ATTRIBUTES, *lightning_api.MANUAL_HOOKS}
         return {name: value for name, value in self.__dict__.items() if name not in transient}
 
     def analysis(self) -> Analysis | None:
@@ -53,7 +61,7 @@ class TimedCallback(Callback):
             On rank 0 after a fit, the analysis of its steady steps, and of the trace if one was analysed; None before,
             on other ranks, and if there is neither.
         """
-        return self._results.analysis
+        return self.results.analysis
 
     def ledger(self) -> Ledger | None:
         """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it.
@@ -61,18 +69,53 @@ class TimedCallback(Callback):
         Returns:
             The seconds of each part on this rank; None before a fit.
         """
-        return self._results.ledger if self.monitor is None else self.monitor.ledger.read()
+        return self.results.ledger if self.monitor is None else self.monitor.ledger.read()
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Add to the monitor what this callback is for. May raise ConfigurationError."""
 
-    def fit_is_over(self, results: FitResults) -> None:
+    def fit_is_over(self) -> None:
         """Keep the results, and nothing else of the fit."""
-        self._results, self.monitor = results, None
+        self.monitor = None
         for name in lightning_api.MANUAL_HOOKS:
             self.__dict__.pop(name, None)
 
     # -- hooks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def log(self) -> Any:
+        """The module's `log`, which Lightning gives each callback at the start of a run: the first that is noticed."""
+        if "log" not in self.__dict__:
+            raise AttributeError("log")
+        return self.__dict__["log"]
+
+    @log.setter
+    def log(self, value: Any) -> None:
+        self.__dict__["log"] = value
+        try:
+            self._run_begins(value.__self__)
+        except Exception as exc:  # then the ledger begins with `setup`
+            _log.debug("", exc_info=exc)
+
+    @log.deleter
+    def log(self) -> None:
+        self.__dict__.pop("log", None)
+
+    def _run_begins(self, module: LightningModule) -> None:
+        """Time the hooks before `setup`, if this is the first of the callbacks that take part in a fit."""
+        trainer: Trainer = module.trainer
+        callbacks = taking_part(trainer.callbacks)
+        if trainer.state.fn != "fit" or not callbacks or callbacks[0] is not self:
+            return
+        ledger = begin_ledger(max(callback.built_ns for callback in callbacks))
+        self._begun = SetUpParts(ledger, trainer, module, callbacks, restores=False)
+
+    def _leave_begun(self, trainer: Trainer) -> LedgerClock | None:
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return None
+        begun.close(trainer)
+        return begun.ledger
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find or make the monitor of the fit, and refuse what cannot work."""
@@ -82,11 +125,11 @@ class TimedCallback(Callback):
             if self.monitor is not None:
                 self.monitor.abandon(trainer)
             callbacks = taking_part(trainer.callbacks)
-            self._results = FitResults()
+            self.results = FitResults()
             if self not in callbacks:
                 return
             _refuse_twins(callbacks)
-            monitor = FitMonitor(trainer, callbacks)
+            monitor = FitMonitor(trainer, callbacks, self._leave_begun(trainer))
             for callback in callbacks:
                 if callback.monitor is not None:
                     callback.monitor.abandon(trainer)
@@ -137,12 +180,14 @@ class TimedCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the run: no other hook will be called. A failure of the training loop itself is handled already."""
+        self._leave_begun(trainer)
         if self.monitor is not None:
             self.monitor.fail(trainer, exception)
         self._forget_logging()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the fit, or whatever else the Trainer ran."""
+        self._leave_begun(trainer)
         if self.monitor is not None:
             self.monitor.close(trainer, interrupted=False)
         self._forget_logging()

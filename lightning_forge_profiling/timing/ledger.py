@@ -129,11 +129,16 @@ class LedgerClock:
         self._entered_ns.append(now_ns)
         self._counts[part] += counts
 
-    def exit(self, part: str) -> None:
-        """Exit a part, and any part still open inside it. Does nothing if the part is not open."""
+    def exit(self, part: str, at_ns: int | None = None) -> None:
+        """Exit a part, and any part still open inside it. Does nothing if the part is not open.
+
+        Args:
+            part: its name.
+            at_ns: when it ended; None for now.
+        """
         stack = self._stack
         if part in stack:
-            now_ns = self._clock_ns()
+            now_ns = self._clock_ns() if at_ns is None else at_ns
             if self.collected:
                 now_ns = self._take_garbage()
             took_ns = now_ns - self._since_ns
@@ -177,10 +182,15 @@ class LedgerClock:
         finally:
             self.enter(part, counts=False)
 
-    def turn_to(self, part: str) -> None:
-        """Exit all parts and enter another at the same instant, so that no time falls between them."""
+    def turn_to(self, part: str, at_ns: int | None = None) -> None:
+        """Exit all parts and enter another at the same instant, so that no time falls between them.
+
+        Args:
+            part: the other.
+            at_ns: when; None for now.
+        """
         if self._stack:
-            self.exit(self._stack[0])
+            self.exit(self._stack[0], at_ns)
         else:
             self._since_ns = self._clock_ns()
         self._stack.append(part)

@@ -208,6 +208,44 @@ def test_a_slow_function_of_the_users_is_named(model, name, part):
     assert analysis.run.overhead_us < 5000, "the user's time is none of ours"
 
 
+class SlowFinalize(CSVLogger):
+    def finalize(self, status):
+        time.sleep(1.2)
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "code"),
+    [
+        (slow(Plain, teardown=1200), "module/teardown", "slow-hook"),
+        (slow(Plain, on_fit_end=1200), "module/on_fit_end", "slow-hook"),
+        (Plain, "logger/SlowFinalize.finalize", "slow-logger"),
+    ],
+)
+def test_what_takes_long_at_the_end_of_a_fit_is_named_in_the_table(tmp_path, capsys, model, part, code):
+    analysis = fitted(model(), data=batches(), logger=SlowFinalize(tmp_path) if "logger" in part else False)
+    [found] = [found for found in analysis.findings if "part" in found.evidence]
+    assert (found.code, found.evidence["part"], found.of) == (code, part, "run")
+    assert found.evidence["seconds"] == pytest.approx(1.2, abs=0.2)
+    assert analysis.verdict == code
+    assert f"verdict     {code}: " in capsys.readouterr().out
+
+
+def test_what_takes_long_after_an_exception_is_said_after_the_table(tmp_path, capsys, caplog):
+    class Fails(Plain):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx == STEPS - 2:
+                raise RuntimeError("mine")
+
+    ours = ThroughputCallback(warmup_steps=2)
+    trainer = quiet_trainer(ours, logger=SlowFinalize(tmp_path))
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer.fit(Fails(), batches())
+    assert "SlowFinalize" not in capsys.readouterr().out
+    [said] = [record.getMessage() for record in caplog.records if "After the table" in record.getMessage()]
+    assert said.startswith("After the table: slow-logger: the logger SlowFinalize.finalize takes 1.2 s of the fit's ")
+    assert "slow-logger" in {found.code for found in ours.analysis().findings}
+
+
 class Reloads(Plain):
     def train_dataloader(self):
         time.sleep(0.2)

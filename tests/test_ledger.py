@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import subprocess
 import sys
 import time
 
@@ -17,6 +18,7 @@ from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from tests.models import Classifier, Fails, loader
+from tests.outcomes import HANGS_S, SCRIPTS, tables
 
 SLOW_S = 0.02
 
@@ -110,9 +112,46 @@ def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
     assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
 
 
+def started(*command):
+    began = time.perf_counter()  # the same clock in all processes of a machine
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=HANGS_S, check=False, cwd=SCRIPTS.parents[1]
+    )
+    assert done.returncode == 0, done.stderr
+    return began, json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"took_s"')))
+
+
+def test_the_time_before_the_first_step_is_split():
+    began, run = started(str(SCRIPTS / "startup.py"))
+
+    parts, planted = run["parts"], run["took_s"]
+    assert parts["startup/imports"] == pytest.approx(run["imported"] - began, rel=0.1, abs=0.3), "Python's start, too"
+    for part, took_s in planted.items():
+        assert parts[part] == pytest.approx(took_s, rel=0.1, abs=0.25), part
+    assert "startup/process" not in parts
+    assert sum(parts.values()) + run["unexplained_s"] == pytest.approx(run["wall_s"], abs=1e-8)
+    assert run["wall_s"] == pytest.approx(run["ended"] - began, rel=0.05, abs=0.2)
+    assert abs(run["unexplained_s"]) < 0.005 * run["wall_s"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="run replaces its process")
+def test_imports_and_script_are_one_part_if_the_callbacks_are_added_later():
+    began, run = started("-m", "lightning_forge_profiling", "run", "--no-window", str(SCRIPTS / "startup.py"), "added")
+
+    parts, planted = run["parts"], run["took_s"]
+    assert {"startup/imports", "startup/script"}.isdisjoint(parts)
+    assert run["imported"] - began + planted.pop("startup/script") < parts["startup/process"] + 0.3
+    for part, took_s in planted.items():
+        assert parts[part] == pytest.approx(took_s, rel=0.1, abs=0.25), part
+    assert sum(parts.values()) + run["unexplained_s"] == pytest.approx(run["wall_s"], abs=1e-8)
+
+
 class SlowAround(Callback):
     def __init__(self, planted):
         self.planted = planted
+
+    def setup(self, *_, **__):
+        self.planted("startup/callback.SlowAround.setup", 5 * SLOW_S)
 
     def on_fit_start(self, *_):
         self.planted("startup/callback.SlowAround.on_fit_start", 5 * SLOW_S)
@@ -126,11 +165,28 @@ class SlowAround(Callback):
     def teardown(self, *_, **__):
         self.planted("callback/SlowAround.teardown", 5 * SLOW_S)
 
+    def on_exception(self, *_):
+        self.planted("callback/SlowAround.on_exception", 5 * SLOW_S)
+
+
+class SlowEnd(CSVLogger):
+    planted = None
+
+    def finalize(self, status):
+        self.planted("logger/SlowEnd.finalize", 5 * SLOW_S)
+        super().finalize(status)
+
 
 class SlowAroundModule(Classifier):
     def __init__(self, planted):
         super().__init__()
         self.planted = planted
+
+    def prepare_data(self):
+        self.planted("startup/module.prepare_data", 5 * SLOW_S)
+
+    def teardown(self, stage):
+        self.planted("module/teardown", 5 * SLOW_S)
 
     def setup(self, stage):
         self.planted("startup/module.setup", 5 * SLOW_S)
@@ -159,14 +215,18 @@ def test_what_is_planted_before_and_after_the_loop_is_found_in_its_part(make_tra
     first = make_trainer(max_epochs=1)
     first.fit(Classifier(), loader(8))
     first.save_checkpoint(tmp_path / "resumed.ckpt")
-    planted, ours = Planted(), ThroughputCallback(overhead=None, warmup_steps=0)
+    planted, ours, logger = Planted(), ThroughputCallback(overhead=None, warmup_steps=0), SlowEnd(tmp_path)
+    logger.planted, finalize = planted, SlowEnd.finalize
     trainer = make_trainer(
-        SlowAround(planted), ours, max_epochs=3, reload_dataloaders_every_n_epochs=1, profiler=profiler
-    )
+        *((ours, SlowAround(planted)) if profiler else (SlowAround(planted), ours)),
+        max_epochs=3, reload_dataloaders_every_n_epochs=1, profiler=profiler, logger=logger,
+    )  # fmt: skip
 
     trainer.fit(SlowAroundModule(planted), ckpt_path=tmp_path / "resumed.ckpt")
 
     ledger = ours.ledger()
+    assert SlowEnd.finalize is finalize
+    assert "callback/SlowAround.teardown" in planted.took_s
     assert {*planted.took_s} <= {*ledger.parts}
     for part, took_s in planted.took_s.items():
         assert ledger.parts[part] == pytest.approx(took_s, rel=0.1, abs=0.05), part
@@ -228,6 +288,32 @@ def test_a_failing_fit_has_its_ledger(make_trainer, error):
     assert ledger.parts[STEPS] > 0
     assert sums_up(ledger)
     assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
+
+
+@pytest.mark.parametrize("double_fault", [False, True])
+def test_what_follows_an_exception_is_found_in_its_part(make_trainer, tmp_path, capsys, double_fault):
+    class Breaks(CSVLogger):
+        def finalize(self, status):
+            raise OSError("the disk is gone")
+
+    planted, logger = Planted(), SlowEnd(tmp_path)
+    logger.planted, ours, finalize = planted, ThroughputCallback(overhead=None), SlowEnd.finalize
+    trainer = make_trainer(
+        ours, SlowAround(planted), max_epochs=1, logger=[logger, *([Breaks(tmp_path)] if double_fault else [])]
+    )
+    before = trainer.profiler
+    with pytest.raises(OSError if double_fault else RuntimeError):
+        trainer.fit(Fails(25, RuntimeError("at step 25")), loader(128))
+
+    ledger = ours.ledger()
+    for part in "callback/SlowAround.on_exception", "logger/SlowEnd.finalize":
+        assert ledger.parts[part] == pytest.approx(planted.took_s[part], rel=0.1, abs=0.05)
+    assert ours.analysis().run.ledger.parts == ledger.parts
+    assert sums_up(ledger)
+    assert tables(capsys.readouterr().out) == 1
+    assert trainer.profiler is before
+    assert SlowEnd.finalize is finalize
+    assert "teardown" not in vars(trainer._signal_connector)
 
 
 class Reads(Callback):

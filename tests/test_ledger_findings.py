@@ -96,8 +96,28 @@ def test_startup_is_named_in_a_long_run_only():
     assert combine(None, evidence(before_s=500.0)).findings == (), "a trial of a longer run"
     [found] = combine(None, evidence(before_s=500.0, validation=0.0, **{"startup/fit": 100.0})).findings
     assert found.code == "startup-bound"
-    assert found.title == "600 s pass until the first step has ended, 500 s of them before the fit"
+    assert found.title == (
+        "600 s pass until the first step has ended, 500 s of them before the fit; the longest is the script to the "
+        "callbacks, with its imports, 500 s"
+    )
     assert found.saves.text == "That saves at most 600 s of the run's 610 s (98 %)."
+
+
+@pytest.mark.parametrize(
+    ("part", "said", "advice"),
+    [
+        ("startup/imports", "the start of Python with the imports", "python -X importtime"),
+        ("startup/script", "the script from its imports to the callbacks", "cache it on disk"),
+        ("startup/trainer", "the script from the callbacks to the fit", "cache it on disk"),
+        ("startup/datamodule.prepare_data", "the data module's prepare_data", "prepared files exist"),
+        ("startup/callback.EMA.setup", "callback.EMA.setup", "Do less there"),
+    ],
+)
+def test_the_longest_part_of_the_startup_is_named(part, said, advice):
+    [found] = combine(None, evidence(before_s=100.0, validation=0.0, **{part: 500.0})).findings
+    assert f"the longest is {said}, 500 s" in found.title
+    assert advice in found.advice
+    assert found.evidence["part"] == part
 
 
 class SlowSave(Classifier):

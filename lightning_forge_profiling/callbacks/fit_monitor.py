@@ -21,12 +21,13 @@ from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_p
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
 from lightning_forge_profiling.callbacks.outside_loop import SetUpParts, TearDown, begin_ledger
 from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
-from lightning_forge_profiling.callbacks.run_report import OtherRanks, run_report, with_ledger
+from lightning_forge_profiling.callbacks.run_report import OtherRanks, further_findings, run_report, with_ledger
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.switches import look_up
 from lightning_forge_profiling.callbacks.worker_stacks import WorkerStacks
 from lightning_forge_profiling.names import PROFILER
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
@@ -44,6 +45,8 @@ DEFAULT_WARMUP_STEPS = 10
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
 _TEAR_DOWN: Final = "teardown"
+
+_log = plain_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +453,7 @@ class FitMonitor:
             self._report_so_far = report = self._final_report(trainer, interrupted=interrupted)
             if report is not None and report.analysis is not None and self.rows is not None and trainer.is_global_zero:
                 self.rows.publish(trainer, report.analysis, self.trace(), interrupted=interrupted)
-        self._keep(report, trainer)
+        self._keep(report, self.ledger.read(), trainer)
 
     def _finish(self, *, interrupted: bool) -> None:
         if self.window is not None:
@@ -466,34 +469,33 @@ class FitMonitor:
         self._concluded = True
         if not interrupted:
             self._leave_tear_down(trainer)
-        report = self._report_so_far
+        report, ledger = self._report_so_far, self.ledger.read()
         try:
-            with self.ledger.inside(PROFILER):
-                self._report_so_far = report = self._with_whole_ledger()
-                if report is not None and trainer.is_global_zero:
-                    # standard output belongs to a script that knows nothing of us
-                    added = all(callback.added for callback in self.callbacks)
-                    print_run(report, Screen(sys.stderr, wrap=True) if added else None)
+            self._report_so_far = report = self._with_ledger(ledger)
+            if report is not None and trainer.is_global_zero:
+                # standard output belongs to a script that knows nothing of us
+                added = all(callback.added for callback in self.callbacks)
+                print_run(report, Screen(sys.stderr, wrap=True) if added else None)
         finally:
             try:
                 if self.rows is not None:
                     self.rows.conclude(trainer, report, interrupted=interrupted)
             finally:
                 self._worker_stacks.close()
-                self._keep(report, trainer)
+                self._keep(report, ledger, trainer)
                 for callback in self.callbacks:
                     callback.fit_is_over()
 
-    def _with_whole_ledger(self) -> RunReport | None:
-        """The report with what the ledger has got since."""
+    def _with_ledger(self, ledger: Ledger) -> RunReport | None:
+        """The report with what the ledger has got since it was made."""
         report = self._report_so_far
-        return None if report is None else with_ledger(report, self._recorded, self.ledger.read())
+        return None if report is None else with_ledger(report, self._recorded, ledger)
 
-    def _keep(self, report: RunReport | None, trainer: Trainer) -> None:
+    def _keep(self, report: RunReport | None, ledger: Ledger, trainer: Trainer) -> None:
         """Give each callback the results so far."""
         results = FitResults(
             analysis=report.analysis if report is not None and trainer.is_global_zero else None,
-            ledger=self.ledger.read(),
+            ledger=ledger,
             trace=self.trace(),
             summary={} if self.rows is None else self.rows.summary(),
         )
@@ -512,7 +514,12 @@ class FitMonitor:
     def _end_of_failure(self, trainer: Trainer, given: Sequence[FitResults]) -> None:
         self._leave_tear_down(trainer)
         if all(callback.results is results for callback, results in zip(self.callbacks, given, strict=True)):
-            self._keep(self._with_whole_ledger(), trainer)
+            ledger = self.ledger.read()
+            printed, report = self._report_so_far, self._with_ledger(ledger)
+            self._keep(report, ledger, trainer)
+            if report is not None and printed is not None and trainer.is_global_zero:
+                for text in further_findings(printed, report):
+                    _log.warning("After the table: %s", text)
 
     # -- results -------------------------------------------------------------------------------------------------
 

@@ -140,6 +140,18 @@ def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) ->
     return replace(report, analysis=replace(whole, tracked=analysis.tracked))
 
 
+def further_findings(before: RunReport, after: RunReport) -> list[str]:
+    """Findings of a report, as text, that an earlier one does not have."""
+    if before.analysis is None or after.analysis is None:
+        return []
+    known = {(found.code, found.evidence.get("part")) for found in before.analysis.findings}
+    return [
+        f"{found.code}: {found.title}. {found.advice}"
+        for found in after.analysis.findings
+        if (found.code, found.evidence.get("part")) not in known
+    ]
+
+
 def publish_run(
     trainer: Trainer,
     analysis: Analysis,

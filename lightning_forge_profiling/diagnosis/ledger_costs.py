@@ -6,13 +6,13 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.names import (
+    BEFORE_FIT,
     CHECKPOINT_WRITE,
     EPOCH_METRICS,
     GC_FULL,
     GC_YOUNG,
     PROFILER,
     REGIONS,
-    STARTUP_PROCESS,
     hook_region,
     part_kind,
 )
@@ -27,6 +27,10 @@ ONCE: Final = frozenset({"startup", "sanity_check", "profiler", "teardown"})
 
 _EACH_EPOCH: Final = frozenset({"validation", EPOCH_METRICS})
 """Parts that come once an epoch, as hooks of epochs do: in a trial of one epoch they are no one-time work."""
+
+_AT_THE_END: Final = ("on_train_end", "on_fit_end", "on_exception", "teardown", "finalize")
+_NOTICED_S: Final = 1.0
+"""What ends a fit is named in a trial, too, from this time on: whoever tries something waits for it each time."""
 
 _UNLIKE: Final = 2.0
 """From this many times the mean of the others, the first time is an outlier: it creates files, workers, buffers."""
@@ -90,7 +94,7 @@ class LedgerCosts:
         if self.of == "step":
             return self.evidence.step_ms.mean * self.steps / 1e3
         if not self.is_trial:
-            return self.ledger.wall_s - sum(self.ledger.parts.get(part, 0.0) for part in (STARTUP_PROCESS, PROFILER))
+            return self.ledger.wall_s - sum(self.ledger.parts.get(part, 0.0) for part in (*BEFORE_FIT, PROFILER))
         return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
 
     def leaves(self) -> list[str]:
@@ -159,7 +163,8 @@ class LedgerCosts:
         if not self.is_trial:
             return seconds, count
         if count <= 1:  # of a longer run it would be as much, but for what comes each epoch
-            return (seconds, count) if part in _EACH_EPOCH or "_epoch_" in part else (0.0, 0)
+            at_the_end = part.endswith(_AT_THE_END) and part != "teardown" and seconds >= _NOTICED_S
+            return (seconds, count) if part in _EACH_EPOCH or "_epoch_" in part or at_the_end else (0.0, 0)
         first_s = self._sum(self.ledger.first_s, part)
         later_s = seconds - first_s
         is_other = first_s > max(_UNLIKE * later_s / (count - 1), _MATTERS * seconds)

@@ -8,13 +8,17 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_s
 from lightning_forge_profiling.diagnosis.rule import MEASURE, NAMED_FROM_PCT, Explanation, saving
 from lightning_forge_profiling.names import (
+    BEFORE_FIT,
     CHECKPOINT_WRITE,
     COUNTING,
     EPOCH_METRICS,
     FIRST_STEP,
     REGIONS,
     SELF_LOG,
+    STARTUP_IMPORTS,
     STARTUP_PROCESS,
+    STARTUP_SCRIPT,
+    STARTUP_TRAINER,
     STEPS,
     function_part,
 )
@@ -124,14 +128,48 @@ def _startup_s(run: LedgerCosts) -> float:
 
 
 def _startup(run: LedgerCosts, _: str) -> Explanation:
-    before_s, first_s = (run.ledger.parts.get(part, 0.0) for part in (STARTUP_PROCESS, FIRST_STEP))
-    in_first = f", {in_s(first_s)} in that step" if first_s else ""
-    return Explanation(
-        f"{in_s(_startup_s(run))} pass until the first step has ended, {in_s(before_s)} of them before the fit"
-        f"{in_first}",
-        advice="Look at what the script does before trainer.fit (downloads, tokenization, building the dataset) and "
-        "cache it on disk; load large weights with mmap=True.",
+    parts = {part: s for part, s in run.ledger.parts.items() if part.startswith("startup/")}
+    before_s, largest = sum(parts.get(part, 0.0) for part in BEFORE_FIT), max(parts, key=parts.__getitem__)
+    what, advice = next(
+        (said for part, said in _STARTUP.items() if largest.startswith(part)),
+        (largest.removeprefix("startup/"), "Do less there, or cache its result on disk."),
     )
+    return Explanation(
+        f"{in_s(_startup_s(run))} pass until the first step has ended, {in_s(before_s)} of them before the fit; the "
+        f"longest is {what}, {in_s(parts[largest])}",
+        {"part": largest},
+        advice,
+    )
+
+
+_CACHE: Final = (
+    "Look at what the script does there (downloads, tokenization, building the dataset) and cache it on disk; load "
+    "large weights with mmap=True."
+)
+_IMPORTS: Final = "`python -X importtime SCRIPT` lists what each import takes."
+_PREPARE: Final = "Return early where the prepared files exist: it runs in each fit, and all ranks wait for it."
+_STARTUP: Final = {
+    STARTUP_IMPORTS: ("the start of Python with the imports", _IMPORTS),
+    STARTUP_SCRIPT: ("the script from its imports to the callbacks", f"{_CACHE} {_IMPORTS}"),
+    STARTUP_PROCESS: ("the script to the callbacks, with its imports", f"{_CACHE} {_IMPORTS}"),
+    STARTUP_TRAINER: ("the script from the callbacks to the fit", _CACHE),
+    "startup/datamodule.prepare_data": ("the data module's prepare_data", _PREPARE),
+    "startup/module.prepare_data": ("the module's prepare_data", _PREPARE),
+    "startup/compile": ("torch.compile", "Set TORCHINDUCTOR_CACHE_DIR to a folder that outlasts the job."),
+    "startup/fit": ("Lightning's set-up between the hooks", "It sets up strategy, loggers, loaders and the device."),
+    FIRST_STEP: ("the first step", "It starts the loader's workers and loads libraries: see what its batch takes."),
+}
+"""By part, what is said of the longest part of the startup, and what to do about it."""
+
+
+def _logger(run: LedgerCosts, part: str) -> Explanation:
+    advice = "Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger."
+    if part.endswith(".finalize"):
+        advice = (
+            "It uploads and closes files at the end of the fit: upload less (log_model=False, fewer artifacts), or log "
+            "to local files and upload them later."
+        )
+    return _takes("the logger {}", "calls", advice)(run, part)
 
 
 _HOOK: Final = (
@@ -180,15 +218,7 @@ LEDGER_RULES: Final = (
             "them every few epochs.",
         ),
     ),
-    LedgerRule(
-        "slow-logger",
-        "logger",
-        _takes(
-            "the logger {}",
-            "calls",
-            "Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger.",
-        ),
-    ),
+    LedgerRule("slow-logger", "logger", _logger),
     LedgerRule("loader-startup", "data_loader", _loader),
     LedgerRule(
         "compile-bound",

@@ -10,7 +10,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
-from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
+from lightning_forge_profiling.names import BEFORE_FIT, STEPS
 from lightning_forge_profiling.report.rank_text import rank_lines
 from lightning_forge_profiling.report.slow_steps import slowest_line
 from lightning_forge_profiling.report.table import Text
@@ -296,7 +296,7 @@ def _end_to_end(report: RunReport) -> str:
 
 def _parts(ledger: RunLedger) -> str:
     """The largest parts of the fit; "" if it is all steps."""
-    parts = {name: s for name, s in ledger.parts.items() if name != STARTUP_PROCESS}
+    parts = {name: s for name, s in ledger.parts.items() if name not in BEFORE_FIT}
     fit_s = sum(parts.values()) + ledger.unexplained_s
     shares = {name: 100 * s / fit_s for name, s in parts.items()} if fit_s > 0 else {}
     if not any(pct >= _PART_SHOWN_PCT for name, pct in shares.items() if name != STEPS):

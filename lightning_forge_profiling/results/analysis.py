@@ -271,7 +271,8 @@ class RunLedger:
     Attributes:
         wall_s: the whole run in seconds, to the end of the fit: from the start of the process, or of the fit if the
             process is interactive or had another fit before.
-        parts: seconds by part, the largest first; each without the parts inside it. `startup/process`, `startup/fit`,
+        parts: seconds by part, the largest first; each without the parts inside it. `startup/imports`,
+            `startup/script`, `startup/process` (those two in one), `startup/trainer`, `startup/fit`,
             `startup/module.hook`, `startup/callback.NAME.hook`, `startup/restore`, `startup/compile`,
             `startup/first_step`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`,
             `checkpoint`, `checkpoint/write`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`,

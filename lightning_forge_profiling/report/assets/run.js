@@ -70,10 +70,12 @@ function runBar(ledger, rows, colours) {
   ];
 }
 
+const BEFORE_FIT = new Set(["startup/imports", "startup/script", "startup/process", "startup/trainer"]);
+
 // The axis of a run: from the fit on, which a long-lived script may have begun late. The telemetry lies on it, too.
 function runAxis({ ledger, telemetry }) {
   if (!ledger?.spans.length) return null;
-  const origin = ledger.spans.find((span) => span.part === "startup/process")?.end_s ?? 0;
+  const origin = Math.max(0, ...ledger.spans.filter((span) => BEFORE_FIT.has(span.part)).map((span) => span.end_s));
   const training = (ledger.spans.find((span) => span.part === "steps")?.start_s ?? origin) - origin;
   const last = telemetry?.series.seconds.at(-1) ?? 0;
   return Object.assign(new TimeAxis(Math.max(ledger.wall_s - origin, training + last, 1e-3)), { origin, training });
@@ -82,7 +84,7 @@ function runAxis({ ledger, telemetry }) {
 // The lanes: each has a name, a colour, and spans that are drawn as dense as what they stand for.
 function lanesOf(run, { length }, colours, causes) {
   const named = (...parts) => run.ledger.spans.filter((span) => parts.includes(span.part));
-  const starting = (prefix) => run.ledger.spans.filter((span) => span.part.startsWith(prefix) && span.part !== "startup/process");
+  const starting = (prefix) => run.ledger.spans.filter((span) => span.part.startsWith(prefix) && !BEFORE_FIT.has(span.part));
   const slow = run.slowest.filter((step) => step.end_s !== null && step.ms >= 2 * run.step_ms.p50).map((step) => ({
     part: "", start_s: step.end_s - step.ms / 1000, end_s: step.end_s, seconds: step.ms / 1000, count: 1, step: null,
     says: `step ${step.step}: ${milliseconds(step.ms)}${causes.get(step.step) ? `, ${causes.get(step.step)}` : ""}`,
@@ -95,7 +97,7 @@ function lanesOf(run, { length }, colours, causes) {
     ["recorded window", "--green", named("window")],
     ["slow steps", "--hot", slow],
   ];
-  const shown = new Set(["steps", "startup/process", "epoch", "validation", "sanity_check", "checkpoint", "window"]);
+  const shown = new Set(["steps", "epoch", "validation", "sanity_check", "checkpoint", "window"]);
   const others = new Map();
   for (const span of run.ledger.spans) {
     if (shown.has(span.part) || span.part.startsWith("startup/")) continue;

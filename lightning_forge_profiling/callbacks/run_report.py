@@ -18,7 +18,6 @@ from lightning_forge_profiling.callbacks.run_analysis import (
 )
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
 from lightning_forge_profiling.diagnosis.ranks import rank_work
-from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
@@ -125,7 +124,9 @@ def _cpu_use(cpu: CpuAccount | None, stacks: StackSampler | None, ranks: int) ->
 
 
 def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) -> RunReport:
-    """The report with findings and verdict by another reading of the ledger. Writes no files.
+    """The report with findings and verdict by another reading of the ledger; the reports beside the trace have it, too.
+
+    Copies of them in a remote folder stay as they are.
 
     Args:
         report: on the fit.
@@ -136,19 +137,19 @@ def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) ->
     if analysis is None or analysis.run is None:
         return report
     read = run_ledger(ledger, report.run.steady if report.on_device else None)
-    whole = combine(recorded, replace(analysis.run, ledger=read))
-    return replace(report, analysis=replace(whole, tracked=analysis.tracked))
+    trace = None if report.trace is None or report.trace.url else report.trace
+    return replace(report, analysis=analysis_of(trace, recorded, replace(analysis.run, ledger=read), analysis.tracked))
 
 
 def further_findings(before: RunReport, after: RunReport) -> list[str]:
-    """Findings of a report, as text, that an earlier one does not have."""
+    """Findings of parts of the ledger, as text, that an earlier report does not have."""
     if before.analysis is None or after.analysis is None:
         return []
-    known = {(found.code, found.evidence.get("part")) for found in before.analysis.findings}
+    known = {found.evidence.get("part") for found in before.analysis.findings}
     return [
         f"{found.code}: {found.title}. {found.advice}"
         for found in after.analysis.findings
-        if (found.code, found.evidence.get("part")) not in known
+        if found.evidence.get("part") not in {None, *known}
     ]
 
 

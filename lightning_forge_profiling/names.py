@@ -188,6 +188,12 @@ def region_ms(region: str) -> str:
     return f"time/{region}_ms"
 
 
-def per_second(unit: str, *, device: bool = False) -> str:
-    """The metric for a rate: `samples`, `tokens`, `steps`, ... per second, of all devices or of one."""
-    return f"throughput/{'device/' if device else ''}{unit}_per_sec"
+def per_second(unit: str, *, device: bool = False, loop: str = "") -> str:
+    """The metric for a rate: `samples`, `tokens`, `steps`, ... per second, of all devices or of one.
+
+    Example:
+        >>> per_second("samples"), per_second("steps", loop="validation")
+        ('throughput/samples_per_sec', 'throughput/validation/steps_per_sec')
+    """
+    of = "device/" if device else f"{loop}/" if loop else ""
+    return f"throughput/{of}{unit}_per_sec"

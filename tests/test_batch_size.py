@@ -167,7 +167,7 @@ UNKNOWN = {
         DataLoader(Made(44), batch_sampler=[range(12), range(12, 44)], collate_fn=ids),
         "has no batch_size",
     ),
-    "several loaders": ({"a": loader(), "b": loader(size=4)}, "2 training loaders"),
+    "several loaders": ({"a": loader(), "b": loader(size=4)}, "2 loaders"),
     "a size that does not stay": (loader(lambda n: torch.zeros(8 if n[0] < 16 else 11)), "batch 3"),
     "a short batch that is not the last": (loader(lambda n: torch.zeros(8 if n[0] < 16 else 5)), "batch 3"),
     "two that do not stay": (

@@ -54,7 +54,7 @@ class BatchSize:
     the loader has no batch size or the batch does not show it, the size is unknown.
 
     Args:
-        loaders: all training loaders.
+        loaders: all that a batch comes from.
 
     Example:
         >>> import torch
@@ -115,7 +115,7 @@ class BatchSize:
 
 def _known(loaders: Sequence[Any]) -> _Known:
     if len(loaders) != 1:
-        raise UnknownBatchSizeError(f"the Trainer has {len(loaders)} training loaders")
+        raise UnknownBatchSizeError(f"it comes from {len(loaders)} loaders")
     loader = loaders[0]
     sampler = getattr(loader, "batch_sampler", None)
     streams = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
@@ -125,7 +125,7 @@ def _known(loaders: Sequence[Any]) -> _Known:
     size = getattr(sampler, "batch_size", None) if size is None else size
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return _Known(size, size if streams else min(size, _length(loader.sampler) or size), streams)
-    raise UnknownBatchSizeError(f"the training loader ({type(loader).__name__}) has no batch_size")
+    raise UnknownBatchSizeError(f"the loader ({type(loader).__name__}) has no batch_size")
 
 
 def _length(sampler: Any) -> int | None:

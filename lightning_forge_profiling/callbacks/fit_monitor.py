@@ -548,6 +548,7 @@ class FitMonitor:
             worker_lines=self._worker_stacks.lines(),
             blocks=self.step_timer.totals.blocks.read(self.ledger.marks()),
             switches=self._switches,
+            loops=() if rows is None else rows.loops,
         )
 
     def _final_report(self, trainer: Trainer, *, interrupted: bool) -> RunReport | None:

@@ -39,7 +39,7 @@ from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.goodput import run_metrics
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.timing.rates import LoopRates, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute, Peak
 
@@ -58,6 +58,9 @@ class RowSettings(Protocol):
     publish: bool
     row_period_s: float
     shares_period_s: float
+
+    def loop_rates(self) -> dict[str, LoopRates]:
+        """What the fit's validation runs did."""
 
 
 class Timed(Protocol):
@@ -109,10 +112,18 @@ class FitRows:
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, up to now or, once they have ended, of the fit; {} before any."""
+        metrics = dict(self._summary)
         if self._step_timer.active:
             self._step_timer.deliver()
-            return self._run_metrics(self._step_timer.totals.steady())
-        return dict(self._summary)
+            metrics = self._run_metrics(self._step_timer.totals.steady())
+        for rates in self.loops:
+            metrics |= rates.metrics()
+        return metrics
+
+    @property
+    def loops(self) -> tuple[LoopRates, ...]:
+        """What the validation runs so far did; empty before the first."""
+        return tuple(self._settings.loop_rates().values())
 
     @guarded
     def begin(self, trainer: Trainer, counter: WorkCounter, *, report: Callable[[], RunReport]) -> None:
@@ -304,7 +315,7 @@ class FitRows:
     def publish(self, trainer: Trainer, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:
         """Give the result to the loggers that hold more than scalars."""
         if self._settings.publish:
-            publish_run(trainer, analysis, self._summary, trace, interrupted=interrupted)
+            publish_run(trainer, analysis, self.summary(), trace, interrupted=interrupted)
 
     def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
         """What the GPU's sensors said over the steps that count, or why nothing; None if not asked for."""

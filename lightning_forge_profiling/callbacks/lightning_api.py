@@ -52,6 +52,7 @@ __all__ = [
     "device_name",
     "devices_per_batch",
     "ends_epoch",
+    "evaluation_source",
     "implemented_hooks",
     "is_accumulating",
     "is_own_action",
@@ -555,6 +556,23 @@ def batch_source(trainer: Trainer) -> BatchSource:
         own,
         not own or fetcher.fetched == progress.current.ready,
     )
+
+
+def evaluation_source(trainer: Trainer, batch_idx: int, dataloader_idx: int) -> BatchSource:
+    """The loaders that a batch of validation, test or prediction comes from.
+
+    Args:
+        trainer: runs the loop.
+        batch_idx: number of the batch, as its hooks get it.
+        dataloader_idx: number of its loader, likewise.
+    """
+    loop = trainer._active_loop  # noqa: SLF001
+    loaders, fetcher = loop._combined_loader.flattened, loop._data_fetcher  # noqa: SLF001
+    if loop._combined_loader._mode == "sequential":  # noqa: SLF001
+        loaders = loaders[dataloader_idx : dataloader_idx + 1]
+    own = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
+    one_a_step = not own or fetcher.fetched == loop.batch_progress.current.ready
+    return BatchSource(loaders, batch_idx + 1 >= loop.max_batches[dataloader_idx], own, one_a_step)
 
 
 def training_loaders(trainer: Trainer) -> list[Any]:

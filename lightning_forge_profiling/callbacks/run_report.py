@@ -28,6 +28,7 @@ from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.blocks import StepBlock
 from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.timing.rates import LoopRates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 from lightning_forge_profiling.timing.utilization import Compute
 
@@ -52,6 +53,7 @@ def run_report(
     worker_lines: tuple[SampledLine, ...] = (),
     blocks: Sequence[StepBlock] = (),
     switches: Switches | None = None,
+    loops: tuple[LoopRates, ...] = (),
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten.
 
@@ -71,6 +73,7 @@ def run_report(
         worker_lines: samples of a loader worker's stack.
         blocks: the counted steps in blocks, for the intervals of shares.
         switches: switches that slow a run down; None before the first step.
+        loops: what the validation runs did.
     """
     rates = tuple(run_compute(found) for found in compute)
     evidence = run_evidence(
@@ -112,6 +115,7 @@ def run_report(
         analysis=analysis_of(trace, recorded, evidence, lightning_api.tracked_runs(trainer)),
         compute=rates,
         gpu=gpu,
+        loops=loops,
     )
 
 

@@ -10,14 +10,16 @@ from lightning_forge_profiling.callbacks.arguments import (
     refuse_unless_integer,
     refuse_unless_operations,
 )
+from lightning_forge_profiling.callbacks.evaluation import EvaluationLoops
 from lightning_forge_profiling.callbacks.fit_monitor import DEFAULT_WARMUP_STEPS, FitMonitor
 from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
-from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
+from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.rates import LoopRates
 
 _SHORTEST_PERIOD_S: Final = 0.01
 """NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""
@@ -34,6 +36,9 @@ class ThroughputCallback(TimedCallback):
     validation, checkpoints, ... took of the run's wall time up to then, at most every ten seconds; at most once a
     second `gpu/...` for the GPU of rank 0. Rates are over device time between events, host time without a GPU. Warm-up
     steps, recorded steps, validation and checkpoints do not count.
+
+    At the end of each validation, test and prediction their own rates are logged, `throughput/LOOP/NAME_per_sec` for
+    `validation`, `test` and `predict`: wall time, without the first batch of each loader.
 
     A row covers the accumulation cycles that have completed since the row before; on a GPU the last step or two come
     with the next row. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an
@@ -81,6 +86,8 @@ class ThroughputCallback(TimedCallback):
     """Rows at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one."""
     shares_period_s = 10.0
     """Rows have the shares of the run at most this often, and the first and the last one."""
+    _loops: EvaluationLoops | None = None
+    """Of the run that the Trainer is in."""
 
     def __init__(
         self,
@@ -135,20 +142,54 @@ class ThroughputCallback(TimedCallback):
         self.telemetry_period_s = telemetry_period_s
         self.record = record
         self.publish = publish
+        self._loop_rates: dict[str, LoopRates] = {}
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, of the run under way or else the last one; {} before any.
 
         Returns:
             The logged names and their values on this process (with `ddp_spawn`, they stay in the spawned
-            process).
+            process): of the last fit with its validation runs, and of `validate`, `test` and `predict` after it.
         """
         rows = None if self.monitor is None else self.monitor.rows
-        return dict(self.results.summary) if rows is None else rows.summary()
+        metrics = dict(self.results.summary) if rows is None else rows.summary()
+        for rates in self.loop_rates().values():
+            metrics |= rates.metrics()
+        return metrics
+
+    def loop_rates(self) -> dict[str, LoopRates]:
+        """What validation, test and prediction did since the last fit began, by loop."""
+        return self._loop_rates | ({} if self._loops is None else dict(self._loops.sums))
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree with the other ranks on a folder for the record."""
         monitor.rows = FitRows(trainer, self, monitor)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find or make the monitor of a fit, and count the batches of the loops without training."""
+        super().setup(trainer, pl_module, stage)
+        self._leave_loops()
+        if any(self is one for one in taking_part(trainer.callbacks)):
+            self._loop_rates = {} if stage == "fit" else self._loop_rates
+            ledger = None if self.monitor is None else self.monitor.ledger
+            self._loops = EvaluationLoops(self.batch_size_fn, self.tokens_fn, ledger)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Close the fit, or whatever else the Trainer ran."""
+        super().teardown(trainer, pl_module, stage)
+        self._leave_loops()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the run: no other hook will be called."""
+        super().on_exception(trainer, pl_module, exception)
+        self._leave_loops()
+
+    def _leave_loops(self) -> None:
+        """Keep the rates, and nothing else of the run."""
+        self._loop_rates = self.loop_rates()
+        loops, self._loops = self._loops, None
+        if loops is not None:
+            loops.close()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -156,3 +197,52 @@ class ThroughputCallback(TimedCallback):
         """End the step, and log a row when one is due."""
         if self.monitor is not None:
             self.monitor.end_step(trainer, batch)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave validation out of the step, and count its batches."""
+        super().on_validation_start(trainer, pl_module)
+        self._loop_begins("validation", trainer)
+
+    def on_validation_batch_end(  # noqa: PLR0917  (Lightning calls it like that)
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count the batch."""
+        if self._loops is not None:
+            self._loops.end_batch(trainer, batch, batch_idx, dataloader_idx)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the rate of the validation. Training goes on."""
+        self._loop_ends(trainer)
+        super().on_validation_end(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the batches of the test."""
+        self._loop_begins("test", trainer)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the rate of the test."""
+        self._loop_ends(trainer)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the batches of the prediction."""
+        self._loop_begins("predict", trainer)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the rate of the prediction."""
+        self._loop_ends(trainer)
+
+    def _loop_begins(self, loop: str, trainer: Trainer) -> None:
+        if self._loops is not None:
+            self._loops.begin(loop, trainer)
+
+    def _loop_ends(self, trainer: Trainer) -> None:
+        if self._loops is not None:
+            self._loops.end(trainer)

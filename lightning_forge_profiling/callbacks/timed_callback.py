@@ -51,7 +51,7 @@ class TimedCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the results: a copy takes no part in a running fit."""
-        transient = {"monitor", "_begun", *lightning_api.LOGGING_ATTRIBUTES, *lightning_api.MANUAL_HOOKS}
+        transient = {"monitor", "_begun", "_loops", *lightning_api.LOGGING_ATTRIBUTES, *lightning_api.MANUAL_HOOKS}
         return {name: value for name, value in self.__dict__.items() if name not in transient}
 
     def analysis(self) -> Analysis | None:

@@ -29,7 +29,7 @@ from lightning_forge_profiling.report.wording import (
 from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunLedger
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.rates import Percentiles, Rates
+from lightning_forge_profiling.timing.rates import LoopRates, Percentiles, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 
 _SHOWN_PCT: Final = 0.05
@@ -64,6 +64,7 @@ class RunReport:
         analysis: of the steps that count and of the trace, None where there is neither.
         compute: how fast a device computed; empty if unknown.
         gpu: the GPU's sensors, or why they could not be read; None if telemetry is off.
+        loops: what the validation runs did.
     """
 
     run: RunSummary
@@ -75,6 +76,7 @@ class RunReport:
     analysis: Analysis | None = None
     compute: tuple[RunCompute, ...] = ()
     gpu: TelemetrySummary | str | None = None
+    loops: tuple[LoopRates, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,10 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         )
     if run.steady.steps:
         yield Line("throughput", Text(_throughput(report)))
+    for loop in report.loops:
+        if rates := [f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items()]:
+            runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
+            yield Line(loop.loop, Text(f"{', '.join(rates)} in {runs} (wall time, first batches left out)"))
     for line in compute_lines(report.compute, sources=False):
         yield Line("compute", Text(line))
     if isinstance(report.gpu, str):

@@ -1,7 +1,7 @@
 """Rates over steps: samples, tokens and steps per second, milliseconds per region."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from typing import Final, NamedTuple
 
@@ -189,6 +189,60 @@ class Rates:
         if self.steps:
             metrics["profiling/overhead_us"] = self.overhead_us
         return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRates:
+    """Sums over runs of a loop without training on this rank, by the host's clock, and the rates that follow.
+
+    The first batch of each loader in a run does not count: workers start, and libraries are loaded.
+
+    Attributes:
+        loop: `validation`, `test` or `predict`.
+        runs: how many runs.
+        steps: how many batches count.
+        seconds: wall time from the end of each loader's first batch to that of its last, or to the end of the run,
+            hooks and metrics included.
+        samples: samples of the batches that count; None if unknown.
+        tokens: their tokens; None if not counted.
+        replicas: data-parallel replicas, each with samples of its own.
+    """
+
+    loop: str
+    runs: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    samples: float | None = 0.0
+    tokens: float | None = 0.0
+    replicas: int = 1
+
+    def plus(self, other: "LoopRates") -> "LoopRates":
+        """The sums over the runs of both."""
+        return replace(
+            other,
+            runs=self.runs + other.runs,
+            steps=self.steps + other.steps,
+            seconds=self.seconds + other.seconds,
+            samples=None if self.samples is None or other.samples is None else self.samples + other.samples,
+            tokens=None if self.tokens is None or other.tokens is None else self.tokens + other.tokens,
+        )
+
+    def per_second(self) -> dict[str, float]:
+        """Samples, tokens and steps per second of the whole job, as far as they are known.
+
+        Example:
+            >>> LoopRates("test", runs=1, steps=10, seconds=2.0, samples=160.0, tokens=None, replicas=2).per_second()
+            {'samples': 160.0, 'steps': 5.0}
+        """
+        if not self.steps or self.seconds <= 0:
+            return {}
+        amounts = {"samples": self.samples, "tokens": self.tokens}
+        rates = {unit: amount * self.replicas / self.seconds for unit, amount in amounts.items() if amount is not None}
+        return {**rates, "steps": self.steps / self.seconds}
+
+    def metrics(self) -> dict[str, float]:
+        """The rates as metrics: `throughput/LOOP/NAME_per_sec`."""
+        return {per_second(unit, loop=self.loop): rate for unit, rate in self.per_second().items()}
 
 
 @dataclass(frozen=True, slots=True)

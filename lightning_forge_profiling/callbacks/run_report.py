@@ -17,10 +17,12 @@ from lightning_forge_profiling.callbacks.run_analysis import (
     share_intervals,
 )
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
+from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
+from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.report.run_table import RunReport
-from lightning_forge_profiling.results.analysis import Analysis, RankWork
+from lightning_forge_profiling.results.analysis import Analysis, RankWork, RunLedger
 from lightning_forge_profiling.results.cpu import CpuUse
 from lightning_forge_profiling.results.lines import WORKER_LINES, SampledLine
 from lightning_forge_profiling.results.switches import Switches
@@ -128,9 +130,9 @@ def _cpu_use(cpu: CpuAccount | None, stacks: StackSampler | None, ranks: int) ->
 
 
 def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) -> RunReport:
-    """The report with findings and verdict by another reading of the ledger; the reports beside the trace have it, too.
+    """The report with findings and verdict by a later reading of the ledger; the reports beside the trace have it, too.
 
-    Copies of them in a remote folder stay as they are.
+    Less than a second could be no finding, and the report stays as it is. So do copies of it in a remote folder.
 
     Args:
         report: on the fit.
@@ -138,11 +140,17 @@ def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) ->
         ledger: the later reading.
     """
     analysis = report.analysis
-    if analysis is None or analysis.run is None:
+    if analysis is None or analysis.run is None or analysis.run.ledger is None:
+        return report
+    if _own_s(ledger) - _own_s(analysis.run.ledger) < NOTICED_S:
         return report
     read = run_ledger(ledger, report.run.steady if report.on_device else None)
     trace = None if report.trace is None or report.trace.url else report.trace
     return replace(report, analysis=analysis_of(trace, recorded, replace(analysis.run, ledger=read), analysis.tracked))
+
+
+def _own_s(ledger: Ledger | RunLedger) -> float:
+    return ledger.wall_s - ledger.parts.get(PROFILER, 0.0)
 
 
 def further_findings(before: RunReport, after: RunReport) -> list[str]:

@@ -29,7 +29,7 @@ _EACH_EPOCH: Final = frozenset({"validation", EPOCH_METRICS})
 """Parts that come once an epoch, as hooks of epochs do: in a trial of one epoch they are no one-time work."""
 
 _AT_THE_END: Final = ("on_train_end", "on_fit_end", "on_exception", "teardown", "finalize")
-_NOTICED_S: Final = 1.0
+NOTICED_S: Final = 1.0
 """What ends a fit is named in a trial, too, from this time on: whoever tries something waits for it each time."""
 
 _UNLIKE: Final = 2.0
@@ -163,7 +163,7 @@ class LedgerCosts:
         if not self.is_trial:
             return seconds, count
         if count <= 1:  # of a longer run it would be as much, but for what comes each epoch
-            at_the_end = part.endswith(_AT_THE_END) and part != "teardown" and seconds >= _NOTICED_S
+            at_the_end = part.endswith(_AT_THE_END) and part != "teardown" and seconds >= NOTICED_S
             return (seconds, count) if part in _EACH_EPOCH or "_epoch_" in part or at_the_end else (0.0, 0)
         first_s = self._sum(self.ledger.first_s, part)
         later_s = seconds - first_s

@@ -78,7 +78,7 @@ class Settings(Protocol):
     record: bool
     added: bool
     built_ns: int
-    results: FitResults
+    fit_results: FitResults
     """What a fit has had so far, or the last one."""
 
     def fit_is_over(self) -> None:
@@ -500,20 +500,20 @@ class FitMonitor:
             summary={} if self.rows is None else self.rows.summary(),
         )
         for callback in self.callbacks:
-            callback.results = results
+            callback.fit_results = results
 
     def _follow_failure(self, trainer: Trainer) -> None:
         """Enter into the results what a failing fit does after its table, if it gets there before another begins."""
         if self._tear_down is None:
             return
         self._tear_down.follow_failure(
-            trainer, partial(self._end_of_failure, trainer, [callback.results for callback in self.callbacks])
+            trainer, partial(self._end_of_failure, trainer, [callback.fit_results for callback in self.callbacks])
         )
 
     @guarded_end
     def _end_of_failure(self, trainer: Trainer, given: Sequence[FitResults]) -> None:
         self._leave_tear_down(trainer)
-        if all(callback.results is results for callback, results in zip(self.callbacks, given, strict=True)):
+        if all(callback.fit_results is results for callback, results in zip(self.callbacks, given, strict=True)):
             ledger = self.ledger.read()
             printed, report = self._report_so_far, self._with_ledger(ledger)
             self._keep(report, ledger, trainer)

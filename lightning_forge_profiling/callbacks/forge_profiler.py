@@ -124,7 +124,7 @@ class ForgeProfilerCallback(TimedCallback):
         Returns:
             Its status, the recorded steps, the paths, and how long training was blocked.
         """
-        return self.results.trace if self.monitor is None else self.monitor.trace()
+        return self.fit_results.trace if self.monitor is None else self.monitor.trace()
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""

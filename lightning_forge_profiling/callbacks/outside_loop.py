@@ -121,10 +121,13 @@ class SetUpParts:
     ) -> None:
         StandIn.leave(trainer)
         self.ledger = ledger
+        self._methods: tuple[TimedMethod, ...] = ()
         parts = set_up_parts(hook_parts(trainer, module, own))
-        trainer.profiler = BoundaryProfiler(trainer.profiler, None, parts=parts, ledger=ledger)
+        leave = partial(self.close, trainer)  # after an exception no hook of this package's may follow
+        trainer.profiler = BoundaryProfiler(trainer.profiler, None, parts=parts, ledger=ledger, raised=leave)
         around = partial(ledger.inside, "startup/restore")
-        self._methods = timed_restoring(trainer, around) if restores else ()
+        if restores:
+            self._methods = timed_restoring(trainer, around)
 
     def close(self, trainer: Trainer) -> None:
         """Restore everything."""

@@ -152,7 +152,7 @@ class ThroughputCallback(TimedCallback):
             process): of the last fit with its validation runs, and of `validate`, `test` and `predict` after it.
         """
         rows = None if self.monitor is None else self.monitor.rows
-        metrics = dict(self.results.summary) if rows is None else rows.summary()
+        metrics = dict(self.fit_results.summary) if rows is None else rows.summary()
         for rates in self.loop_rates().values():
             metrics |= rates.metrics()
         return metrics

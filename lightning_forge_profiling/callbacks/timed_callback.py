@@ -46,7 +46,7 @@ class TimedCallback(Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.results = FitResults()
+        self.fit_results = FitResults()
         self.built_ns = perf_counter_ns()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class TimedCallback(Callback):
             On rank 0 after a fit, the analysis of its steady steps, and of the trace if one was analysed; None before,
             on other ranks, and if there is neither.
         """
-        return self.results.analysis
+        return self.fit_results.analysis
 
     def ledger(self) -> Ledger | None:
         """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it.
@@ -69,7 +69,7 @@ class TimedCallback(Callback):
         Returns:
             The seconds of each part on this rank; None before a fit.
         """
-        return self.results.ledger if self.monitor is None else self.monitor.ledger.read()
+        return self.fit_results.ledger if self.monitor is None else self.monitor.ledger.read()
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Add to the monitor what this callback is for. May raise ConfigurationError."""
@@ -125,7 +125,7 @@ class TimedCallback(Callback):
             if self.monitor is not None:
                 self.monitor.abandon(trainer)
             callbacks = taking_part(trainer.callbacks)
-            self.results = FitResults()
+            self.fit_results = FitResults()
             if self not in callbacks:
                 return
             _refuse_twins(callbacks)

@@ -112,17 +112,17 @@ def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
     assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
 
 
-def started(*command):
+def started(cwd, *command):
     began = time.perf_counter()  # the same clock in all processes of a machine
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=HANGS_S, check=False, cwd=SCRIPTS.parents[1]
+        [sys.executable, *command], capture_output=True, text=True, timeout=HANGS_S, check=False, cwd=cwd
     )
     assert done.returncode == 0, done.stderr
     return began, json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"took_s"')))
 
 
-def test_the_time_before_the_first_step_is_split():
-    began, run = started(str(SCRIPTS / "startup.py"))
+def test_the_time_before_the_first_step_is_split(tmp_path):
+    began, run = started(tmp_path, str(SCRIPTS / "startup.py"))
 
     parts, planted = run["parts"], run["took_s"]
     assert parts["startup/imports"] == pytest.approx(run["imported"] - began, rel=0.1, abs=0.3), "Python's start, too"
@@ -135,8 +135,9 @@ def test_the_time_before_the_first_step_is_split():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="run replaces its process")
-def test_imports_and_script_are_one_part_if_the_callbacks_are_added_later():
-    began, run = started("-m", "lightning_forge_profiling", "run", "--no-window", str(SCRIPTS / "startup.py"), "added")
+def test_imports_and_script_are_one_part_if_the_callbacks_are_added_later(tmp_path):
+    run_it = "-m", "lightning_forge_profiling", "run", "--no-window"
+    began, run = started(tmp_path, *run_it, str(SCRIPTS / "startup.py"), "added")
 
     parts, planted = run["parts"], run["took_s"]
     assert {"startup/imports", "startup/script"}.isdisjoint(parts)

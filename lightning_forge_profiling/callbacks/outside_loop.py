@@ -54,22 +54,17 @@ _IMPORTED_NS: Final = perf_counter_ns() if _at_top_level(sys._getframe()) else N
 script imports it, or the Trainer under `forge-profiling run`: then the script has done other work before."""
 
 
-def begin_ledger(built_ns: int, now_ns: int | None = None, imported_ns: int | None = _IMPORTED_NS) -> LedgerClock:
-    """The ledger of a fit that begins now.
-
-    It begins with the process, or with the fit if the process is interactive or has had another fit.
+def begin_ledger(built_ns: int) -> LedgerClock:
+    """The ledger of a fit that begins now: with the process, or with the fit in an interactive or a later one.
 
     Args:
         built_ns: when the callbacks were constructed, by `time.perf_counter_ns`.
-        now_ns: when the fit began; None for now.
-        imported_ns: when the imports at the top of the script were done; None if unknown.
     """
-    now_ns = perf_counter_ns() if now_ns is None else now_ns
-    first = next(_fits) == 0 and not hasattr(sys, "ps1") and "ipykernel" not in sys.modules
+    first, now_ns = next(_fits) == 0 and not hasattr(sys, "ps1") and "ipykernel" not in sys.modules, perf_counter_ns()
     began_ns = now_ns - int(((process_age_s() if first else None) or 0.0) * 1e9)
     untils = [(STARTUP_PROCESS, built_ns), (STARTUP_TRAINER, now_ns)]
-    if imported_ns is not None:
-        untils = [(STARTUP_IMPORTS, imported_ns), (STARTUP_SCRIPT, built_ns), (STARTUP_TRAINER, now_ns)]
+    if _IMPORTED_NS is not None:
+        untils = [(STARTUP_IMPORTS, _IMPORTED_NS), (STARTUP_SCRIPT, built_ns), (STARTUP_TRAINER, now_ns)]
     # a forked process, or a copied callback, has times from before its own process
     known = [(part, until_ns) for part, until_ns in untils if until_ns > began_ns]
     ledger = LedgerClock(began_ns, known[0][0] if known else _SET_UP)

@@ -236,15 +236,21 @@ def test_what_is_planted_before_and_after_the_loop_is_found_in_its_part(make_tra
     assert abs(ledger.unexplained_s) < 0.005 * ledger.wall_s
 
 
-def test_a_set_up_that_fails_leaves_nothing(make_trainer):
-    class Raises(Classifier):
-        def configure_optimizers(self):
-            raise RuntimeError("no optimizer")
+class RaisesToo(Callback):
+    def on_exception(self, *_):
+        raise ConnectionError("too")
 
-    trainer = make_trainer(ThroughputCallback())
+
+@pytest.mark.parametrize("hook", ["prepare_data", "setup", "configure_optimizers"])
+@pytest.mark.parametrize(("before_ours", "error"), [(Callback, RuntimeError), (RaisesToo, ConnectionError)])
+def test_a_set_up_that_fails_leaves_nothing(make_trainer, hook, before_ours, error):
+    def raises(*_, **__):
+        raise RuntimeError("no set-up")
+
+    trainer = make_trainer(before_ours(), ThroughputCallback())
     before = trainer.profiler
-    with pytest.raises(RuntimeError, match="no optimizer"):
-        trainer.fit(Raises(), loader(8))
+    with pytest.raises(error):
+        trainer.fit(type("Raises", (Classifier,), {hook: raises})(), loader(8))
     assert trainer.profiler is before
     assert not {"_restore_modules_and_callbacks", "restore_training_state"} & {*vars(trainer._checkpoint_connector)}
 

@@ -239,10 +239,7 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         )
     if run.steady.steps:
         yield Line("throughput", Text(_throughput(report)))
-    for loop in report.loops:
-        if rates := [f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items()]:
-            runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
-            yield Line(loop.loop, Text(f"{', '.join(rates)} in {runs} (wall time, first batches left out)"))
+    yield from map(_loop_line, report.loops)
     for line in compute_lines(report.compute, sources=False):
         yield Line("compute", Text(line))
     if isinstance(report.gpu, str):
@@ -255,6 +252,12 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
     if evidence is not None and (slowest := slowest_line(evidence)):
         yield Line("slowest", Text(slowest))
     yield from _whole_fit_lines(report)
+
+
+def _loop_line(loop: LoopRates) -> Line:
+    rates = ", ".join(f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items())
+    runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
+    return Line(loop.loop, Text(f"{rates} in {runs} (wall time, first batches left out)"))
 
 
 def _whole_fit_lines(report: RunReport) -> Iterator[Line]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker
 
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.block_bootstrap import share_interval
@@ -198,6 +200,28 @@ def test_the_line_of_a_loader_that_computes_is_named():
     assert analysis.verdict == "input-bound"
     assert "test_leaves.py" in analysis.verdict_text  # where `computes` is
     assert "waiting" not in analysis.verdict_text.partition(". ")[0].rpartition(" in ")[2]
+
+
+class Slow(Samples):
+    def __getitem__(self, index):
+        Ours.call_reward_server()
+        return super().__getitem__(index)
+
+
+def test_the_line_that_a_worker_makes_batches_in_is_named():
+    loop = worker._worker_loop
+    callback = ThroughputCallback(warmup_steps=2, record=False)
+
+    class Light(Plain):
+        forward_s = 0.0
+
+    quiet_trainer(callback).fit(Light(), DataLoader(Slow(4 * 40), 4, num_workers=1))
+    analysis = callback.analysis()
+    assert analysis.verdict == "input-bound"
+    assert re.search(
+        r"a worker spends \d+ % of its time on batches in \S*test_busy_machine.py:\d+ Ours", analysis.verdict_text
+    )
+    assert worker._worker_loop is loop
 
 
 def test_the_sampler_ends_with_the_fit():

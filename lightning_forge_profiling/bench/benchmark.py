@@ -116,7 +116,7 @@ def benchmark(
                 except ClocksUnavailableError as error:
                     no_clock = str(error)
         return time_call(
-            call, options, gpu, clock_watch=clock_watch, no_clock=no_clock, cpu=partial(cpu_times, threads=True)
+            call, options, gpu, clock_watch=clock_watch, no_clock=no_clock, cpu=partial(cpu_times, threads="")
         )
 
 

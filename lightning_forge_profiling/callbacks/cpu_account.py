@@ -16,7 +16,7 @@ from lightning_forge_profiling.results.interval import ShareInterval
 from lightning_forge_profiling.timing.blocks import StepBlocks
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
-ACCOUNT_PERIOD_S: Final = 0.25
+ACCOUNT_PERIOD_S: Final = 0.5
 """A reading takes 0.1 to 0.3 ms, and workers that ended cannot be read."""
 
 _ENOUGH_S: Final = 0.5
@@ -24,23 +24,26 @@ _ENOUGH_S: Final = 0.5
 
 _ENOUGH_FETCH_NS: Final = 50_000_000
 
-_cpu_times: Final = partial(cpu_times, threads=True)
+AUTOGRAD: Final = "pt_autograd"
+"""PyTorch's name of the threads that run backward for a GPU."""
 
 
 class CpuAccount:
-    """Reads CPU times at both ends of a row of steps that count, and four times a second in between.
+    """Reads CPU times at both ends of a row of steps that count, and twice a second in between.
 
     Args:
         workers: returns the process ids of the loader's workers.
-        read: reads the CPU times of this process and those.
+        read: reads the CPU times of this process and those; None for what the system says.
+        threads: how the names of the threads begin that carry a step beside the training thread.
     """
 
     def __init__(
         self,
         workers: Callable[[], Sequence[int]],
-        read: Callable[[Sequence[int]], CpuTimes] = _cpu_times,
+        read: Callable[[Sequence[int]], CpuTimes] | None = None,
+        threads: str = "",
     ) -> None:
-        self._workers, self._times = workers, read
+        self._workers, self._times = workers, read or partial(cpu_times, threads=threads)
         self._first: CpuTimes | None = None
         self._last: CpuTimes | None = None
         self._wall_s = self._process_s = 0.0

@@ -13,7 +13,7 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
 from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
-from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, CpuAccount
+from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, AUTOGRAD, CpuAccount
 from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end, note_failure
@@ -169,7 +169,8 @@ class FitMonitor:
         self._cycles = AccumulationCycles(progress.updates.completed)
         self._counter = self._work_counter(module)
         self._leave_set_up(trainer)
-        self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer))
+        of_step = AUTOGRAD if self.step_timer.timers.on_device else ""
+        self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer), threads=of_step)
         cpu.watch_thread()
         self.step_timer.region_ends = cpu.turn
         actions = lightning_api.actions(trainer, module)._replace(fetched=partial(self._fetch_ends, trainer))

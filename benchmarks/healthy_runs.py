@@ -19,7 +19,7 @@ from typing import Any
 KINDS = ("plain", "window", "two optimizers")
 BURNERS = {"idle": 0, "load 2": 2, "load 8": 8, "burner": 2}
 MACHINE = ("cpu-starved", "cpu-throttled", "gil-held")
-STEPS = 400
+STEPS = 300
 
 
 def train(kind: str) -> None:

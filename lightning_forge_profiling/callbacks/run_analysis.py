@@ -1,7 +1,8 @@
 """Builds `RunEvidence` from the run's totals, and merges it with the analysis of the trace."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Final
 
 from lightning_forge_profiling.diagnosis.block_bootstrap import FEWEST_INTERVALS, BlockBootstrap, share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
@@ -35,6 +36,9 @@ from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 from lightning_forge_profiling.timing.utilization import Compute
 
 _log = plain_logger(__name__)
+
+_SMALL: Final = 0.01
+"""A smaller share is no cause, and its interval costs 0.1 ms."""
 
 
 def run_compute(found: Compute) -> RunCompute:
@@ -111,25 +115,39 @@ def run_evidence(
 
 
 def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
-    """The share of each region and each part of the ledger with its interval, by name.
+    """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %.
 
     Args:
         blocks: the counted steps.
     """
     if len(blocks) < FEWEST_INTERVALS:
         return {}
-    steps, whole = [block.steps for block in blocks], [block.ms for block in blocks]
-    bootstrap, found = BlockBootstrap(steps, whole), {}
-    for name in dict.fromkeys(name for block in blocks for name in block.part_ms):
-        found[name] = share_interval([block.part_ms.get(name, 0.0) for block in blocks], whole, steps, bootstrap)
+    names = dict.fromkeys(name for block in blocks for name in block.part_ms)
+    found = _intervals(
+        {name: [block.part_ms.get(name, 0.0) for block in blocks] for name in names},
+        [block.ms for block in blocks],
+        [block.steps for block in blocks],
+    )
     split = [block for block in blocks if block.split_ms]
-    if len(split) >= FEWEST_INTERVALS:
-        steps, whole = [block.split_steps for block in split], [block.split_ms for block in split]
-        bootstrap = BlockBootstrap(steps, whole)
-        for name in REGIONS:
-            parts = (name, *BETWEEN_EPOCHS) if name == "data" else (name,)
-            part = [sum(block.region_ms.get(each, 0.0) for each in parts) for block in split]
-            found[name] = share_interval(part, whole, steps, bootstrap)
+    regions = {name: (name, *BETWEEN_EPOCHS) if name == "data" else (name,) for name in REGIONS}
+    return found | _intervals(
+        {
+            name: [sum(block.region_ms.get(part, 0.0) for part in parts) for block in split]
+            for name, parts in regions.items()
+        },
+        [block.split_ms for block in split],
+        [block.split_steps for block in split],
+    )
+
+
+def _intervals(
+    parts: Mapping[str, Sequence[float]], whole: Sequence[float], steps: Sequence[int]
+) -> dict[str, ShareInterval]:
+    large = {name: part for name, part in parts.items() if sum(part) > _SMALL * sum(whole)}
+    if not large or len(whole) < FEWEST_INTERVALS:
+        return {}
+    bootstrap = BlockBootstrap(steps, whole)
+    found = {name: share_interval(part, whole, steps, bootstrap) for name, part in large.items()}
     return {name: interval for name, interval in found.items() if interval is not None}
 
 

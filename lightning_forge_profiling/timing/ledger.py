@@ -299,7 +299,11 @@ class LedgerClock:
         return self._marks.until((self.step or 0) + 1, self._counted_inside())
 
     def _counted_inside(self) -> dict[str, int]:
-        return {part: ns for part, ns in self._counted().items() if ns and _is_inside(part)}
+        before, start = self._counted_ns, self._counted_from
+        if start is None:
+            return {part: ns for part, ns in before.items() if ns and _is_inside(part)}
+        now = ((part, before[part] + ns - start.get(part, 0)) for part, ns in self._ns.items() if _is_inside(part))
+        return {part: ns for part, ns in now if ns}
 
     def open_span(self, name: str) -> None:
         """Begin a span that is not a part, such as an epoch or the recorded window. Does nothing if it is open."""

@@ -52,6 +52,8 @@ _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
 _TYPED: Final = ("<stdin>", "<ipython")
 """Code of the user's that has no file."""
 
+_LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy")
+
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 
 
@@ -286,9 +288,12 @@ _NEVER_BLOCK: Final = frozenset(
 
 
 def _library_folders() -> tuple[str, ...]:
+    """Folders of code that is not the user's: the standard library, installed packages, and those below wherever."""
     paths = sysconfig.get_paths()
     found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     found |= {*site.getsitepackages(), site.getusersitepackages(), _PACKAGE}
+    modules = (sys.modules.get(name) for name in _LIBRARIES)
+    found |= {str(Path(module.__file__).parent) for module in modules if module is not None and module.__file__}
     return tuple(sorted(f"{path}/" for path in found))
 
 

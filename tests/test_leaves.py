@@ -201,9 +201,11 @@ def _slow_count(batch):
 def test_a_slow_function_of_the_users_is_named(model, name, part):
     module = model()
     analysis = fitted(module, data=batches(), given={name: _slow_count} if name else {})
-    assert [found.code for found in analysis.findings] == ["slow-hook", "compute-bound"], analysis.findings
-    assert parts(analysis) == {part: pytest.approx(15, abs=5)}
-    assert part.partition("/")[2] in analysis.findings[0].title
+    # a full collection may fall into these steps
+    named = [found for found in analysis.findings if found.code != "gc-bound"]
+    assert [found.code for found in named] == ["slow-hook", "compute-bound"], analysis.findings
+    assert parts(analysis)[part] == pytest.approx(15, abs=5)
+    assert part.partition("/")[2] in named[0].title
     assert computed_ms(analysis) == pytest.approx(fmean(module.took_ms[2:]), rel=0.3), "by a clock of its own"
     assert analysis.run.overhead_us < 5000, "the user's time is none of ours"
 

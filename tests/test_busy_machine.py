@@ -24,6 +24,7 @@ from lightning_forge_profiling.host import cpu_times, waited_pct
 from lightning_forge_profiling.results.analysis import NO_VERDICT, NOTHING_STANDS_OUT, RunEvidence, RunRegion
 from lightning_forge_profiling.results.cpu import CpuUse
 from lightning_forge_profiling.results.interval import ShareInterval
+from lightning_forge_profiling.results.lines import WORKER_LINES
 from lightning_forge_profiling.results.rank import Distribution
 from tests.models import Samples, quiet_trainer
 from tests.outcomes import HANGS_S
@@ -222,6 +223,14 @@ def test_the_line_that_a_worker_makes_batches_in_is_named():
         r"a worker spends \d+ % of its time on batches in \S*test_busy_machine.py:\d+ Ours", analysis.verdict_text
     )
     assert worker._worker_loop is loop
+
+
+def test_a_spawned_worker_trains_on_unsampled():
+    callback = ThroughputCallback(warmup_steps=2, record=False)
+    data = DataLoader(Slow(4 * 10), 4, num_workers=1, multiprocessing_context="spawn")
+    quiet_trainer(callback).fit(Plain(), data)
+    assert callback.analysis().run.all_steps == 10
+    assert WORKER_LINES not in callback.analysis().run.lines
 
 
 def test_the_sampler_ends_with_the_fit():

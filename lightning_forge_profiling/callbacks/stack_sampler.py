@@ -3,7 +3,7 @@
 A thread of its own looks 50 times a second. It sees the training thread only where that lets go of the interpreter
 lock, up to 5 ms late: samples name lines, and how long a part takes is measured at its boundaries. A sampler in the
 training thread itself, as pyinstrument's, is not late, but it slows steps in which Python sets the pace by 19 %, this
-one at 100 Hz by 1.6 % (`python -m benchmarks.stack_samplers`, pyinstrument 5.1, two cores, 2026-11-24).
+one at 100 Hz by 1.1 % (`python -m benchmarks.stack_samplers`, pyinstrument 5.1, two cores, 2026-11-24).
 """
 
 import dis
@@ -66,7 +66,7 @@ class Sample(NamedTuple):
 
     wall_ns: int
     idle_ns: int
-    """The part of it in which the sampled thread neither computed nor waited for a core."""
+    """The part of it in which the sampled thread neither computed nor waited for a core; 0 if unknown."""
     late_ns: int
     """How much later than asked the sampling thread went on, without waiting for a core."""
 
@@ -134,7 +134,8 @@ class StackThread:
             if self.counts and frame is not None:
                 samples += 1
                 late_ns = max(wall_ns - waited_ns - int(_PERIOD_S * 1e9), 0)
-                self.add(frame, Sample(wall_ns, max(wall_ns - used_ns, 0), late_ns))
+                idle_ns = 0 if self._clock is None else max(wall_ns - used_ns, 0)
+                self.add(frame, Sample(wall_ns, idle_ns, late_ns))
             del frame  # its locals are the user's
 
     def _read(self, own: ThreadClock | None) -> tuple[int, int, int]:
@@ -199,6 +200,8 @@ class StackSampler(StackThread):
 
     def gil(self) -> tuple[ShareInterval | None, str]:
         """The share of time in which the thread waited for the interpreter lock, and the name of who had it."""
+        if self._clock is None:
+            return None, ""
         blocks = self._held.read()
         interval = share_interval(
             [block.region_ms["gil"] for block in blocks],

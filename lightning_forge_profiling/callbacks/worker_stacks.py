@@ -69,8 +69,8 @@ class WorkerStacks:
 
 
 def _sampled_loop(*arguments: Any) -> None:
-    if len(arguments) > _WORKER_ID and arguments[_WORKER_ID] == 0 and os.fstat(_written_to).st_size == 0:
-        with suppress(Exception):  # the batches come first
+    with suppress(Exception):  # the batches come first; a spawned worker inherits no file
+        if _written_to >= 0 and arguments[_WORKER_ID] == 0 and os.fstat(_written_to).st_size == 0:
             _Worker(_written_to).start()
     _torchs_loop(*arguments)
 

@@ -13,9 +13,6 @@ RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
 def callbacks() -> list[object]:
     """Callbacks for one Trainer.
 
-    Returns:
-        New callbacks, as the environment variable says. Without it the list is empty, and nothing is imported.
-
     Example:
         >>> callbacks()
         []

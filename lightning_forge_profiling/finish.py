@@ -42,15 +42,7 @@ PART = ".part"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Finish one rank's trace.
-
-    Args:
-        argv: path of the raw trace, path of the compressed one, id of the training process, the ranks that record, path
-            of TensorBoard's copy, and whether to analyse the traces of all ranks.
-
-    Returns:
-        0, or 1 after one line on stderr.
-    """
+    """Finish one rank's trace."""
     parser = argparse.ArgumentParser()
     parser.add_argument("raw", type=Path)
     parser.add_argument("final", type=Path)
@@ -69,15 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def beside_training(work: Callable[[], int], training: int) -> int | None:
-    """Do the work at the lowest priority, once a core is free for it.
-
-    Args:
-        work: what to do; it may be interrupted and begun again.
-        training: id of the training process.
-
-    Returns:
-        The exit code of the work; None if training was over before it was done.
-    """
+    """Do the work at the lowest priority, once a core is free for it."""
     if not _core_is_free(training):
         return None
     ends, held = os.pipe()  # can be read once the worker, which holds the other end, is gone
@@ -167,16 +151,7 @@ def _trace_files(args: argparse.Namespace, wait_s: float) -> None:
 
 
 def _word(training: int, wait_s: float = inf) -> str:
-    """The next line from the training process, which is the parent.
-
-    Args:
-        training: its id.
-        wait_s: how long to wait for it.
-
-    Returns:
-        The line; "over" once that process is gone or has closed the pipe; "" if there was none in time. End of file
-        does not show that it is gone: forked processes, as a DataLoader's workers, hold the other end open too.
-    """
+    """The next line from the training process, which is the parent."""
     deadline = time.monotonic() + wait_s
     while not select.select([sys.stdin], [], [], min(LOOK_S, max(deadline - time.monotonic(), 0.0)))[0]:
         if os.getppid() != training:
@@ -217,11 +192,6 @@ def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
 
     The plugin reads a folder once, so a copy that appears later is never shown. The first rank waits for the others; a
     rank that is later than that publishes its own copy.
-
-    Args:
-        own: final path of this rank's copy, which is beside it with the suffix `.part`.
-        ranks: the ranks that record.
-        wait_s: time that the first rank waits for the others.
     """
     finals = [own.with_name(plugin_name(rank)) for rank in ranks]
     deadline = time.monotonic() + wait_s

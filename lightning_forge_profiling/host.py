@@ -46,11 +46,7 @@ _ACCOUNTS = (
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The vendor's name of the processor, or its architecture.
-
-    Args:
-        cpuinfo: Linux's file about the processor; for tests.
-    """
+    """The vendor's name of the processor, or its architecture."""
     named = re.search(r"^model name\s*:\s*(.+)$", _text(cpuinfo), re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
 
@@ -161,12 +157,6 @@ def cpu_times(
 ) -> CpuTimes:
     """CPU times of this process and thread, of other processes, and of the cores. Takes 0.2 to 0.4 ms on Linux.
 
-    Args:
-        processes: ids of the other processes.
-        proc: mount point of the process file system; for tests.
-        cgroup: mount point of the control group; for tests.
-        threads: also read those other threads of this process whose names begin so, in 4 us each; None for none.
-
     Example:
         >>> cpu_times().process_s > 0
         True
@@ -263,12 +253,7 @@ def _named(tasks: Path, tid: int) -> str:
 
 
 def python_threads_s(but: int, proc: Path = _PROC) -> dict[str, float]:
-    """CPU time of the threads that Python has started, by name.
-
-    Args:
-        but: native id of a thread to leave out; so is the calling one.
-        proc: mount point of the process file system; for tests.
-    """
+    """CPU time of the threads that Python has started, by name."""
     skipped = {but, threading.get_native_id()}
     threads = [thread for thread in threading.enumerate() if thread.native_id not in skipped]
     used = {thread.name: _on_core(proc / "self" / "task" / str(thread.native_id)) for thread in threads}
@@ -289,9 +274,6 @@ def _on_core(about: Path) -> tuple[float, float] | None:
 
 class ThreadClock:
     """CPU time and waits for a core of the thread that creates this, read in about a microsecond from any thread.
-
-    Raises:
-        OSError: the system does not say.
 
     Example:
         >>> thread = ThreadClock()
@@ -320,13 +302,6 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int |
     Within the limit, all but the working set is free: memory in use without inactive file pages, which the kernel
     reclaims first. Beyond it the kernel kills the process. The kubelet computes it the same way:
     kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction.
-
-    Args:
-        meminfo: Linux's file about memory; for tests.
-        cgroup: mount point of the control group; for tests.
-
-    Returns:
-        Bytes; None if unknown.
     """
     available = re.search(r"^MemAvailable:\s*(\d+) kB$", _text(meminfo), re.MULTILINE)
     if available is None:

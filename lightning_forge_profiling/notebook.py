@@ -17,10 +17,5 @@ class ShownInNotebook:
 
 
 def show_with(kind: type, page: Callable[[Any], str]) -> None:
-    """Register the function that renders results of a type as HTML.
-
-    Args:
-        kind: the type.
-        page: returns the HTML of a result.
-    """
+    """Register the function that renders results of a type as HTML."""
     _pages[kind] = page

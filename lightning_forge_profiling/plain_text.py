@@ -22,9 +22,6 @@ def plain(text: str) -> str:
     Escape sequences, control characters and invisible ones, such as overrides of the writing direction, are removed;
     line breaks and tabs become spaces.
 
-    Args:
-        text: any text.
-
     Example:
         >>> plain("red \x1b[31malert\x07 and\na\u202enoitcerid wen")
         'red alert and anoitcerid wen'
@@ -61,9 +58,6 @@ _PLAIN_ARGUMENTS: Final = _PlainArguments()
 
 def plain_logger(name: str) -> logging.Logger:
     r"""Get a logger whose messages are one line of plain text, whatever their arguments contain.
-
-    Args:
-        name: the logger's name.
 
     Example:
         >>> import io

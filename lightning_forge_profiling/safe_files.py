@@ -25,15 +25,7 @@ MOST_BYTES: Final = 1 << 28
 
 
 def open_regular(path: Path, *, owners: Container[int] | None = None) -> BinaryIO:
-    """Open a file to read, without waiting. All files that this package reads are opened here.
-
-    Args:
-        path: a regular file. Links among its folders are followed; the file itself must not be one.
-        owners: ids of the users that may own it; None for any.
-
-    Raises:
-        OSError: it cannot be opened, is a link, a pipe, a device or a folder, or belongs to another user.
-    """
+    """Open a file to read, without waiting. All files that this package reads are opened here."""
 
     def opened(name: str, _: int) -> int:
         try:
@@ -77,12 +69,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
     It takes over the mode of a file that it replaces.
 
-    Args:
-        path: the final path; a link there is replaced, not followed.
-
-    Raises:
-        OSError: the file could not be written; the previous one is unchanged.
-
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "file"
@@ -113,32 +99,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears complete or not at all.
-
-    Args:
-        path: the final path; a link there is replaced, not followed.
-        content: its content.
-
-    Raises:
-        OSError: the file could not be written; the previous one is unchanged.
-    """
+    """Write a file that appears complete or not at all."""
     with whole_file(path) as file:
         file.write(content)
 
 
 @contextmanager
 def whole_file_by_name(path: Path) -> Iterator[Path]:
-    """`whole_file` for code that takes a path instead of an open file.
-
-    Args:
-        path: the final path.
-
-    Yields:
-        The path to write to, with the same suffix, in a folder that no other user can enter.
-
-    Raises:
-        OSError: the file could not be written; the previous one is unchanged.
-    """
+    """`whole_file` for code that takes a path instead of an open file."""
     before = _existing_file(path)
     with TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent, ignore_cleanup_errors=True) as private:
         part = Path(private) / f"part{path.suffix}"
@@ -149,14 +117,7 @@ def whole_file_by_name(path: Path) -> Iterator[Path]:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder in which other users cannot write; one that this user owns is taken as it is.
-
-    Args:
-        folder: its path; the parent exists.
-
-    Raises:
-        FileExistsError: the path is a file, a link, or a folder of another user.
-    """
+    """Make a folder in which other users cannot write; one that this user owns is taken as it is."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o775)
         return
@@ -174,11 +135,7 @@ def make_own_folder(folder: Path) -> None:
 
 
 def discard_with_folders(raw: Path) -> None:
-    """Remove a raw trace, Kineto's partial file beside it (after a full disk), and the two folders above if empty.
-
-    Args:
-        raw: the file, which may be missing, in its own folder within the window's.
-    """
+    """Remove a raw trace, Kineto's partial file beside it (after a full disk), and the two folders above if empty."""
     with suppress(OSError):  # the window's folder stays while it has files of other ranks
         raw.unlink(missing_ok=True)
         raw.with_name(raw.name + ".tmp").unlink(missing_ok=True)

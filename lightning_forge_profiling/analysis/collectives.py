@@ -112,12 +112,6 @@ def match_collectives(
     the rank that joined last, is the communication itself; the rest of a longer kernel is waiting. Only durations are
     compared, never the clocks of two ranks. The n-th collective of a process group is the same one on all its ranks;
     in a trace without group names, the n-th of a stream, if each step has the same number of them on all ranks.
-
-    Args:
-        ranks: the collectives of each rank.
-
-    Returns:
-        The collectives, most expensive first; the waiting time of each rank; and notes about what cannot be matched.
     """
     notes = []
     cost: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])

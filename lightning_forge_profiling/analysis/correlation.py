@@ -37,12 +37,7 @@ class Links:
 
 
 def link(trace: Trace, operator_parent: Ints) -> Links:
-    """Join GPU work to its launch: by correlation over runtime and driver calls, then by `External id`.
-
-    Args:
-        trace: the trace.
-        operator_parent: `nesting.parents` of its operators.
-    """
+    """Join GPU work to its launch: by correlation over runtime and driver calls, then by `External id`."""
     gpu, calls, operators = trace.gpu, trace.calls, trace.operators
     call = _match(gpu.correlation, calls.correlation, none=(-1, 0))
     call_operator = _operator_of_calls(calls, operators, operator_parent)

@@ -24,11 +24,7 @@ _ENGINE: Final = re.compile(r"autograd::engine::.*")
 
 
 def cpu_time(recording: Recording) -> CpuTime | None:
-    """Split the step time of a rank that trains on the CPU.
-
-    Returns:
-        The parts; None if a GPU was used, even if its work was not recorded, or if no operators were recorded.
-    """
+    """Split the step time of a rank that trains on the CPU."""
     trace, steps = recording.trace, recording.steps
     operators, parent = trace.operators, recording.operator_parent
     used_gpu = len(trace.gpu) or len(trace.allocations) or named(trace, trace.calls, LAUNCHES).any()
@@ -64,12 +60,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
 
 
 def outside_operators(recording: Recording, host: Mapping[str, Intervals]) -> Intervals:
-    """When a rank that trains on the CPU is in no operator, nor in data loader and optimizer.
-
-    Args:
-        recording: the recording.
-        host: result of `host_spans`.
-    """
+    """When a rank that trains on the CPU is in no operator, nor in data loader and optimizer."""
     operators = recording.trace.operators
     computing = spans_of(operators, np.isin(operators.thread, _training_threads(recording)))
     return recording.steps.host_scope - host["data"] - host["optimizer"] - computing

@@ -21,12 +21,7 @@ _TABLE_WORDS: Final = MappingProxyType(
 
 
 def where_cut(trace: Trace, steps: Steps) -> str:
-    """Describes where the first file that is cut off ends, and which steps are whole; "" if all files are complete.
-
-    Args:
-        trace: the trace.
-        steps: its steps.
-    """
+    """Describes where the first file that is cut off ends, and which steps are whole; "" if all files are complete."""
     cut = next((cut for cut in trace.cuts if cut), None)
     if cut is None:
         return ""
@@ -41,11 +36,7 @@ def where_cut(trace: Trace, steps: Steps) -> str:
 
 
 def no_verdict(cut_off: str) -> str:
-    """The text in place of a verdict.
-
-    Args:
-        cut_off: text of `where_cut`.
-    """
+    """The text in place of a verdict."""
     return (
         f"No verdict: {cut_off} The figures cover the part before the cut. Record the trace again, or copy it again if "
         "the original is complete."

@@ -24,16 +24,7 @@ _IN_TF32: Final = re.compile(r"tf32|tensorop_s1688gemm")
 
 
 def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops | None, str]:
-    """Count the FLOPs of the outermost countable operators that launched GPU work in the recorded steps.
-
-    Args:
-        recording: the recording.
-        busy_ns: busy time of all its steps.
-        step_ns: length of all its steps.
-
-    Returns:
-        The rates and ""; or None and the reason why the FLOPs cannot be counted.
-    """
+    """Count the FLOPs of the outermost countable operators that launched GPU work in the recorded steps."""
     trace, links = recording.trace, recording.links
     kinds = [KINDS.index(kind) for kind in _COUNTED_KINDS]
     work = np.flatnonzero(np.isin(recording.kind, kinds) & (recording.step >= 0))

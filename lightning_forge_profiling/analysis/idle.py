@@ -83,10 +83,6 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     A gap ends when the next work begins. Until the call that launches it returns, the GPU waits for the host, and the
     host's activity is the cause. Until the launch latency has passed, it waits for the launch. The rest of the gap is
     the GPU's own: work was launched and did not begin.
-
-    Args:
-        recording: the recording.
-        busy: when the GPU is busy.
     """
     steps, gpu, links = recording.steps, recording.trace.gpu, recording.links
     gaps = steps.scope - busy

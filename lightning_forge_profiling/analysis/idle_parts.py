@@ -20,12 +20,7 @@ _MOST_THREADS: Final = 64
 
 
 def idle_parts(recording: Recording, idle: IdleTime) -> tuple[IdlePart, ...]:
-    """The longest parts of the idle time, by the activity of the thread that launches the next work.
-
-    Args:
-        recording: the recording.
-        idle: its idle time.
-    """
+    """The longest parts of the idle time, by the activity of the thread that launches the next work."""
     found = [
         part
         for launched, gaps in ((False, idle.for_host), (True, idle.for_launch))

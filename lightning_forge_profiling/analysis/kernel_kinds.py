@@ -186,15 +186,6 @@ _LIBRARIES: Final = ("cublas", "cudnn", "rocblas")  # their helper kernels show 
 def classify(name: str, *, activity: str = "kernel", collective: str = "", operator: str = "") -> KernelKind:
     """Classify a GPU activity by its name.
 
-    Args:
-        name: its name.
-        activity: its category in the trace: `kernel`, `gpu_memcpy`, `gpu_memset` or the spellings of 2021.
-        collective: the `Collective name` among its arguments; "" without one.
-        operator: the innermost PyTorch operator that launched it, "" if unknown. It decides if the name does not.
-
-    Returns:
-        Its kind and category; `other` if neither the name nor the operator shows it.
-
     Example:
         >>> classify("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
         KernelKind(category='comm', kind='comm')

@@ -40,12 +40,6 @@ class SplitName(NamedTuple):
 def base_name(name: str) -> str:
     """A kernel's qualified name without return type, template arguments and parameters.
 
-    Args:
-        name: the name of a kernel as a trace has it.
-
-    Returns:
-        The name; the text itself if it does not look like a function.
-
     Example:
         >>> base_name("void at::native::(anonymous namespace)::max_pool_forward_nchw<float, float>(int, float const*)")
         'at::native::max_pool_forward_nchw'
@@ -62,12 +56,6 @@ def base_name(name: str) -> str:
 def split_name(name: str) -> SplitName:
     """Split a kernel's name into base name and template arguments.
 
-    Args:
-        name: the name of a kernel as a trace has it.
-
-    Returns:
-        Both parts. Of a mangled name, the identifiers that can be read without demangling it.
-
     Example:
         >>> split_name("void at::native::reduce_kernel<512, at::native::MeanOps<float> >(at::native::MeanOps<float>)")
         SplitName(base='at::native::reduce_kernel', arguments='512, at::native::MeanOps<float> ')
@@ -82,12 +70,6 @@ def split_name(name: str) -> SplitName:
 def words(text: str) -> str:
     """The words of an identifier in lower case, joined by underscores, so that rules can match whole words.
 
-    Args:
-        text: one or more identifiers in any convention.
-
-    Returns:
-        The words. Numbers count as words, all other characters separate them.
-
     Example:
         >>> words("cunn_SoftMaxForward")
         '_cunn_soft_max_forward_'
@@ -99,13 +81,6 @@ def words(text: str) -> str:
 
 def cut(text: str, length: int) -> str:
     """Truncate a text without leaving part of a word: `lambda` must not become `lamb`.
-
-    Args:
-        text: any text.
-        length: the maximum number of characters.
-
-    Returns:
-        The truncated text; the text itself if it is short enough.
 
     Example:
         >>> cut("at::native::lambda", 16)

@@ -43,12 +43,7 @@ def region_marks(trace: Trace) -> Spans:
 
 
 def step_numbers(trace: Trace, rows: Ints) -> Ints:
-    """The N of `ProfilerStep#N`.
-
-    Args:
-        trace: the trace.
-        rows: rows of annotations that mark steps.
-    """
+    """The N of `ProfilerStep#N`."""
     return np.array([int(trace.names[name].partition("#")[2]) for name in trace.annotations.name[rows]], np.int64)
 
 

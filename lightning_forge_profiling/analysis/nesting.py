@@ -17,12 +17,6 @@ _MOST = 2**63 - 1
 def parents(spans: Spans) -> Ints:
     """The innermost range around each range on its thread.
 
-    Args:
-        spans: ranges in order of their start, an outer one before inner ones with the same start.
-
-    Returns:
-        Positions in `spans`; -1 for the outermost.
-
     Example:
         >>> start, end = np.array([0, 1, 2, 6]), np.array([9, 5, 3, 8])
         >>> parents(Spans(start=start, end=end, thread=np.zeros(4, int))).tolist()
@@ -44,17 +38,7 @@ def parents(spans: Spans) -> Ints:
 
 
 def enclosing(spans: Spans, parent: Ints, time: Ints, thread: Ints) -> Ints:
-    """The innermost range around each instant on its thread.
-
-    Args:
-        spans: the ranges.
-        parent: result of `parents`.
-        time: instants.
-        thread: the thread of each.
-
-    Returns:
-        Positions in `spans`; -1 without one.
-    """
+    """The innermost range around each instant on its thread."""
     found = [-1] * len(time)
     if not len(spans):
         return np.array(found, np.int64)

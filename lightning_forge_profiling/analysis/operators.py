@@ -30,14 +30,7 @@ _SHAPES_LENGTH: Final = 200
 
 
 def operator_table(recording: Recording, *, sort: str | None = None, top: int = 20) -> tuple[Operator, ...]:
-    """The top operators of the recorded steps, means per step.
-
-    Args:
-        recording: the recording.
-        sort: a key of `SORTS`; by default `self_device`, or `self_host` without GPU work. Self times rank operators
-            that do work before their wrappers.
-        top: number of operators.
-    """
+    """The top operators of the recorded steps, means per step."""
     trace, parent = recording.trace, recording.operator_parent
     operators = trace.operators
     counted = recording.steps.of_host(operators.start) >= 0

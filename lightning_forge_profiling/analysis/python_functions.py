@@ -66,15 +66,7 @@ class _Stacks:
 
 
 def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> PythonFunctions | None:
-    """The Python functions of the recorded steps.
-
-    Args:
-        recording: the recording.
-        spent: times on the host, by kind, of which the user's function is wanted.
-
-    Returns:
-        The functions on the thread that marks the steps; None if no stacks were recorded.
-    """
+    """The Python functions of the recorded steps."""
     trace, steps = recording.trace, recording.steps
     frames = _of_steps(recording)
     if not len(frames):
@@ -93,10 +85,6 @@ def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> Py
 
 def kind_of(frame: str, libraries: frozenset[str]) -> _Kind:
     """Whether a function is the user's, a library's or this package's.
-
-    Args:
-        frame: its name in a trace.
-        libraries: names of installed packages.
 
     Example:
         >>> kind_of("train.py(26): call_reward_server", frozenset()), kind_of("threading.py(9): wait", frozenset())

@@ -50,15 +50,7 @@ _LOADER: Final = re.compile(r"enumerate\(DataLoader\)#(\w+)\.__next__")
 def summarize(
     recording: Recording, rank: int, counted: NDArray[np.bool_], *, sort: str | None = None, top: int = 20
 ) -> RankSummary:
-    """Measure the recorded window of one rank.
-
-    Args:
-        recording: the recording.
-        rank: the global rank.
-        counted: mask of the steps that the figures are over; `per_step` has all steps.
-        sort: sort key of the operators, see `operator_table`.
-        top: number of operators and kernels.
-    """
+    """Measure the recorded window of one rank."""
     every, recording = recording, with_steps(recording, counted)
     trace, steps = recording.trace, recording.steps
     busy = busy_time(recording)

@@ -30,13 +30,6 @@ def recomputed(recording: Recording, calls: Ints) -> NDArray[np.bool_] | None:
     - if a call is like one of the forward pass but not recorded, beside others that are (a part of a checkpoint without
       gradients) or in a compiled backward pass, which records none;
     - if the trace does not show autograd's engine, as with compiled autograd.
-
-    Args:
-        recording: the recording.
-        calls: positions of operators.
-
-    Returns:
-        One value for each of `calls`; None if unknown.
     """
     trace, operators, parent = recording.trace, recording.trace.operators, recording.operator_parent
     engine = named(trace, operators, lambda name: name.startswith(_ENGINE))

@@ -49,12 +49,7 @@ def prepare(trace: Trace) -> Recording:
 
 
 def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
-    """The recording with only some of its steps.
-
-    Args:
-        recording: the recording.
-        chosen: mask of the steps.
-    """
+    """The recording with only some of its steps."""
     place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
     return replace(recording, steps=recording.steps.only(chosen), step=place[recording.step])
 
@@ -88,12 +83,6 @@ def by_optimizer(trace: Trace, operator_parent: Ints, time: Ints, operator: Ints
 
     The closure's part is all that autograd records or runs and, in a trace that the callbacks marked, all in other
     marks: a forward pass without gradients, or DistributedDataParallel's bucket copies.
-
-    Args:
-        trace: the trace.
-        operator_parent: for each operator the one around it.
-        time: instants on the host.
-        operator: for each instant the operator around it; -1 for none.
     """
     steps = spans_of(trace.annotations, named(trace, trace.annotations, re.compile(r"Optimizer\.step#.*")))
     operators, marked = trace.operators, region_marks(trace)

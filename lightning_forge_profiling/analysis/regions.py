@@ -42,10 +42,6 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
     `backward` is the work of autograd's engine, `optimizer` that of `Optimizer.step`, `data` that of the data loader,
     `forward` that of operators that autograd records (before PyTorch 1.10: that begin before backward), `other` the
     rest.
-
-    Args:
-        recording: the recording.
-        idle: its idle time.
     """
     of_work, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
     launches = recording.trace.calls.start[named(recording.trace, recording.trace.calls, LAUNCHES)]

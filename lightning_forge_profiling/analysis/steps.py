@@ -84,11 +84,7 @@ class Steps:
         return _belongs(time, self.scope, self.scope_step)
 
     def only(self, chosen: NDArray[np.bool_]) -> Self:
-        """Some of the steps.
-
-        Args:
-            chosen: mask of the steps.
-        """
+        """Some of the steps."""
         place = np.cumsum(chosen) - 1
         scope, host_scope = chosen[self.scope_step], chosen[self.host_scope_step]
         return replace(
@@ -110,10 +106,6 @@ def find_steps(trace: Trace, links: Links) -> Steps:
     A step on the host lasts from its `ProfilerStep#N` to the next. GPU work belongs to the step in which the host
     launched it. The window of a step on the GPU begins when the previous step's work completes and ends when its own
     does.
-
-    Args:
-        trace: the trace.
-        links: launches of its GPU work.
     """
     rows = chosen_marks(trace)
     if len(rows):

@@ -22,13 +22,7 @@ _NAME_LENGTH: Final = 300
 
 
 def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Timeline:
-    """Lay out the recorded steps of a rank as lanes.
-
-    Args:
-        recording: the recording.
-        rank: the global rank.
-        most_spans: maximum number of spans; the shortest are left out.
-    """
+    """Lay out the recorded steps of a rank as lanes."""
     trace, steps = recording.trace, recording.steps
     gpu, annotations = trace.gpu, trace.annotations
     if not len(steps):

@@ -30,18 +30,6 @@ def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int)
     """Call a function for each task, each call in a separate process.
 
     No process is left when this returns or raises.
-
-    Args:
-        work: the function; it and its results must be picklable.
-        tasks: its arguments.
-        processes: maximum number of processes at a time.
-
-    Returns:
-        The result of each task.
-
-    Raises:
-        WorkerDiedError: a process ended without a result.
-        Exception: an exception of a call.
     """
     results: dict[int, R] = {}
     running: dict[Connection, tuple[int, Process]] = {}

@@ -131,18 +131,7 @@ def time_call(
     rest: Callable[[float], None] = sleep,
     cpu: Callable[[], CpuTimes] | None = None,
 ) -> BenchmarkResult:
-    """Warm up, choose the method, take samples, and check them.
-
-    Args:
-        call: the function.
-        options: how to time it.
-        gpu: the current CUDA device; None to time the function on the CPU.
-        clock_watch: reads the GPU's clock; None for no clock.
-        no_clock: why there is no `clock_watch`; "" if none is wanted.
-        clock_ns: the host clock, in nanoseconds; for tests.
-        rest: pauses for a number of seconds; for tests.
-        cpu: reads the CPU times of this process; None not to look whether it waits for a core.
-    """
+    """Warm up, choose the method, take samples, and check them."""
     before = None if cpu is None else cpu()
     with no_garbage_collection():
         if gpu is None:

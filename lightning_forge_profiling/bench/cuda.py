@@ -48,11 +48,7 @@ class MemoryCounts:
 
 
 class Gpu:
-    """One CUDA device. Its methods act on the current stream.
-
-    Args:
-        device: its torch device, with the index.
-    """
+    """One CUDA device. Its methods act on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
@@ -79,19 +75,7 @@ class Gpu:
         self._flush_buffer.zero_()
 
     def capture(self, calls: Callable[[int], None], count: int) -> Callable[[], None]:
-        """Capture calls into a CUDA graph, on a separate stream.
-
-        Args:
-            calls: makes a number of calls.
-            count: that number.
-
-        Returns:
-            A function that replays the graph on the current stream.
-
-        Raises:
-            CaptureError: CUDA broke the capture off. The process is as it was before.
-            Exception: whatever the function raises.
-        """
+        """Capture calls into a CUDA graph, on a separate stream."""
         new_stream: Callable[[torch.device], Any] = torch.cuda.Stream  # untyped in PyTorch
         side, current = new_stream(self.device), torch.cuda.current_stream(self.device)
         side.wait_stream(current)
@@ -139,14 +123,7 @@ class Gpu:
                 raise CaptureError(f"CUDA aborted the graph capture: {first_line(cause)}") from cause
 
     def trace(self, run: Callable[[], object]) -> list[dict[str, Any]]:
-        """Run a function under the profiler.
-
-        Returns:
-            The events of the trace.
-
-        Raises:
-            ForgeProfilingError: another profiler is active in this process; there can be only one.
-        """
+        """Run a function under the profiler."""
         # There is no public way to ask. The first covers this thread, the second profilers started by Python in any.
         if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
             raise ForgeProfilingError("another torch profiler is active in this process")
@@ -189,12 +166,7 @@ class EventTiming(NamedTuple):
 
 
 class EventTimer:
-    """Times work on the current stream by two events.
-
-    Args:
-        gpu: the device.
-        clock_ns: the host clock, in nanoseconds.
-    """
+    """Times work on the current stream by two events."""
 
     def __init__(self, gpu: Gpu, clock_ns: Callable[[], int] = perf_counter_ns) -> None:
         self.gpu = gpu
@@ -208,13 +180,7 @@ class EventTimer:
         """The time between two events with nothing between them, in a full queue."""
 
     def between(self, run: Callable[[], object], *, flush_l2: bool = False, ahead_us: float = 0.0) -> EventTiming:
-        """Time what `run` puts on the current stream, and wait for it.
-
-        Args:
-            run: launches the work.
-            flush_l2: flush the L2 cache first, outside of the time.
-            ahead_us: for how long to keep the GPU from reaching the first event; 0 for not at all.
-        """
+        """Time what `run` puts on the current stream, and wait for it."""
         if flush_l2:
             self.gpu.flush_l2()
             if not ahead_us:

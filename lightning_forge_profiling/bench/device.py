@@ -14,16 +14,7 @@ from lightning_forge_profiling.errors import ConfigurationError
 
 
 def device_of(call: TimedCall, asked: torch.device | str | int | None, method: str) -> torch.device:
-    """The device to time a call on. May call it once.
-
-    Args:
-        call: the function.
-        asked: the device that the caller asked for, or None.
-        method: the method that the caller asked for.
-
-    Raises:
-        ConfigurationError: it cannot be timed there, or not by this method.
-    """
+    """The device to time a call on. May call it once."""
     device = find_device(call.values, asked)
     unsure = device.type == "cpu" and asked is None  # a model on the GPU may take its batches from the CPU
     if (unsure or device.type == "cuda") and _cuda_in_use() and torch.cuda.is_current_stream_capturing():
@@ -42,17 +33,6 @@ def device_of(call: TimedCall, asked: torch.device | str | int | None, method: s
 
 def find_device(values: object, asked: torch.device | str | int | None) -> torch.device:
     """Where a function runs, as far as can be known without calling it.
-
-    Args:
-        values: the function and its arguments, searched for tensors and modules.
-        asked: the device that the caller asked for, or None.
-
-    Returns:
-        The device asked for; else the first CUDA device among the values; else the CPU if there are tensors, or if
-        this process has not used CUDA; else the current CUDA device.
-
-    Raises:
-        ConfigurationError: nothing can be timed there.
 
     Example:
         >>> find_device([torch.zeros(2)], None)

@@ -56,11 +56,7 @@ class GpuEffects:
         return None if self.waits or not self.on_stream else self.device_us
 
     def warnings(self, *, wait_expected: bool) -> list[str]:
-        """What the caller of `benchmark` should know, one sentence each.
-
-        Args:
-            wait_expected: whether a wait for the GPU is part of the time that was asked for.
-        """
+        """What the caller of `benchmark` should know, one sentence each."""
         found = []
         if self.waits and not wait_expected:
             found.append(
@@ -80,13 +76,7 @@ class GpuEffects:
 
 
 def gpu_effects(call: TimedCall, timer: EventTimer, call_us: float) -> GpuEffects:
-    """Call a warm function a few times to find out what it does on the GPU.
-
-    Args:
-        call: the function.
-        timer: of its device.
-        call_us: wall time of a call, which decides how many calls to make.
-    """
+    """Call a warm function a few times to find out what it does on the GPU."""
     long = call_us > _TIME_US
     calls = 1 if long else min(_MOST_CALLS, max(2, int(_TIME_US / max(call_us, 1.0))))
     before = timer.gpu.memory()

@@ -16,15 +16,6 @@ def draw(samples: Sequence[float], title: str, subtitle: str = "", *, unit: str 
 
     The axis ends at the 1st and 99th percentile; samples beyond are counted at the side.
 
-    Args:
-        samples: times.
-        title: the first line.
-        subtitle: the second line.
-        unit: of the times.
-
-    Returns:
-        The text of an SVG file.
-
     Example:
         >>> draw([1.0, 2.0, 2.0, 3.0], "four samples").startswith("<svg ")
         True

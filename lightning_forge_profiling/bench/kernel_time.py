@@ -17,20 +17,7 @@ _UNCOUNTED: Final = 3  # meanwhile the profiler still sets up its buffers
 
 
 def kernel_times_us(call: Callable[[], None], count: int, gpu: Gpu, *, flush_l2: bool) -> list[float]:
-    """Profile some calls.
-
-    Args:
-        call: the function.
-        count: the number of calls to time.
-        gpu: the device.
-        flush_l2: flush the L2 cache before each call, outside of its time.
-
-    Returns:
-        For each call, the microseconds in which its work ran.
-
-    Raises:
-        ForgeProfilingError: the profiler cannot be used, or sees no GPU work at all.
-    """
+    """Profile some calls."""
 
     def run() -> None:
         gpu.sleep(1)  # a profiler that works records this, whatever the function does
@@ -57,9 +44,6 @@ def busy_us_per_call(events: Iterable[Mapping[str, Any]]) -> list[float]:
 
     Work belongs to the call during which the host launched it, on any thread: autograd launches the backward pass from
     its own threads while the caller waits.
-
-    Args:
-        events: the `traceEvents` of a trace; times are in microseconds.
     """
     spans: list[tuple[float, float]] = []
     launched: dict[int, float] = {}

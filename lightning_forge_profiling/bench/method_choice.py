@@ -36,19 +36,7 @@ class MethodChoice(NamedTuple):
 def choose_method(
     call: TimedCall, options: Options, timer: EventTimer, effects: GpuEffects, call_us: float
 ) -> MethodChoice:
-    """Choose the method that was asked for, or the one that suits the function.
-
-    Args:
-        call: the function.
-        options: what was asked for.
-        timer: of the function's device.
-        effects: what a call does there.
-        call_us: wall time of a call, in microseconds.
-
-    Raises:
-        ForgeProfilingError: the method that was asked for does not work for this function.
-        Exception: whatever the function raises.
-    """
+    """Choose the method that was asked for, or the one that suits the function."""
     method = options.method
     _refuse_impossible(method, effects)
     about_us = effects.device_us if effects.on_stream else call_us
@@ -103,16 +91,7 @@ def _on_gpu(
     timer: EventTimer,
     effects: GpuEffects,
 ) -> MethodChoice:
-    """The method for a function that uses the GPU.
-
-    Args:
-        call: the function.
-        options: what was asked for.
-        kernels: reads the profiler.
-        problem: why it cannot; None if it can.
-        timer: of the function's device.
-        effects: what a call does there.
-    """
+    """The method for a function that uses the GPU."""
     flush_l2 = options.flush_l2
     samplers: dict[str, Callable[[], Sampler]] = {
         "kernels": lambda: kernels,

@@ -27,12 +27,6 @@ _ATTEMPTS: Final = 4
 def calls_for(call_us: float, most: int, sets: int, sample_us: float = _SAMPLE_US) -> int:
     """How many calls make a sample.
 
-    Args:
-        call_us: about how long a call takes.
-        most: at most this many, but always a whole number of rounds through the argument sets.
-        sets: the number of argument sets.
-        sample_us: how long a sample should be.
-
     Example:
         >>> calls_for(2.5, 1000, 1), calls_for(2.5, 1000, 3), calls_for(5000.0, 1000, 1)
         (400, 402, 1)
@@ -126,14 +120,6 @@ class _FullQueue(Sampler):
 
     A spinning kernel keeps the GPU busy meanwhile. Whether it ran long enough is checked once the second event is
     queued; if not, the sample is taken again. The time between two events without work is subtracted.
-
-    Args:
-        timer: of the device.
-        run: makes a number of calls; for a graph, always as many as it holds.
-        calls: that number.
-        enqueue_us: how long all of them keep the host busy.
-        step: `calls` may shrink, in multiples of this, if the launch queue does not hold so many.
-        flush_l2: flush the L2 cache before each sample, which must be of one call.
     """
 
     def __init__(
@@ -194,12 +180,7 @@ class Saturated(_FullQueue):
 
 
 class Graph(_FullQueue):
-    """Replays of a CUDA graph of many calls, which leaves no place for an L2 flush.
-
-    Raises:
-        CaptureError: CUDA broke the capture off.
-        Exception: whatever the function raises.
-    """
+    """Replays of a CUDA graph of many calls, which leaves no place for an L2 flush."""
 
     method = "graph"
 
@@ -216,14 +197,7 @@ class NoGpuWorkError(ForgeProfilingError):
 
 
 class Kernels(Sampler):
-    """The time in which any kernel, copy or fill of a call ran, as the profiler records them.
-
-    Args:
-        call: the function.
-        gpu: the device.
-        call_us: about how long a call takes.
-        flush_l2: flush the L2 cache before each call.
-    """
+    """The time in which any kernel, copy or fill of a call ran, as the profiler records them."""
 
     method = "kernels"
 
@@ -235,12 +209,7 @@ class Kernels(Sampler):
         self._taken = self._without_work = 0
 
     def check(self) -> None:
-        """Profile a few calls, which takes seconds the first time.
-
-        Raises:
-            NoGpuWorkError: the profiler saw no GPU work of the function.
-            ForgeProfilingError: the profiler cannot be used.
-        """
+        """Profile a few calls, which takes seconds the first time."""
         if not any(self._profile(min(self._batch, _FIRST_PROFILE_CALLS))):
             raise NoGpuWorkError("the profiler saw no GPU work of the function")
 
@@ -262,12 +231,7 @@ class Kernels(Sampler):
 
 
 class Rounds(Sampler):
-    """Another sampler's samples of one call each, averaged over each round through the argument sets.
-
-    Args:
-        sampler: takes them.
-        sets: the number of argument sets.
-    """
+    """Another sampler's samples of one call each, averaged over each round through the argument sets."""
 
     def __init__(self, sampler: Sampler, sets: int) -> None:
         self.method = sampler.method

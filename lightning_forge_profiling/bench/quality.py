@@ -31,12 +31,7 @@ class Unthrottled(NamedTuple):
 
 
 def unthrottled(samples: list[float], clock_watch: ClockWatch) -> Unthrottled:
-    """Drop the samples that were taken while the GPU's clock was held down.
-
-    Args:
-        samples: in the order they were taken.
-        clock_watch: read the clock meanwhile.
-    """
+    """Drop the samples that were taken while the GPU's clock was held down."""
     kept = [s for s, held in zip(samples, clock_watch.throttled(len(samples)), strict=True) if not held]
     dropped = len(samples) - len(kept)
     clock = clock_watch.seen(dropped)
@@ -58,14 +53,7 @@ def unthrottled(samples: list[float], clock_watch: ClockWatch) -> Unthrottled:
 def sample_warnings(
     samples: Sequence[float], *, steady: bool | None, max_noise: float, waits_pct: float = 0.0
 ) -> list[str]:
-    """What is wrong with the samples, one sentence each.
-
-    Args:
-        samples: in the order they were taken.
-        steady: whether the warm-up ended with calls that took the same time; None if that was not awaited.
-        max_noise: how well the median should be known.
-        waits_pct: share of the time in which the call waited for a core.
-    """
+    """What is wrong with the samples, one sentence each."""
     found = []
     if busy := waits_pct >= _BUSY_PCT:
         found.append(
@@ -89,9 +77,6 @@ def sample_warnings(
 
 def drift(samples: Sequence[float]) -> str:
     """Whether the first samples differ from the last, as a sentence; "" if they do not.
-
-    Args:
-        samples: in the order they were taken.
 
     Example:
         >>> drift([30.0] + [10.0] * 29)

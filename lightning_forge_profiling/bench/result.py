@@ -23,12 +23,6 @@ _FEWEST: Final = 6
 def median_noise(samples: Sequence[float]) -> float:
     """Half of the 95 % interval of the samples' median, as a fraction of the median.
 
-    Args:
-        samples: in any unit.
-
-    Returns:
-        A fraction such as 0.01; infinite with fewer than six samples.
-
     Example:
         >>> median_noise([10.0] * 20)
         0.0
@@ -55,12 +49,6 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
 
     Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 3.2, with the normal
     approximation of the binomial and its correction for continuity.
-
-    Args:
-        samples: in any unit.
-
-    Returns:
-        The lower and the upper end; the least and the greatest sample if there are fewer than six.
 
     Example:
         >>> median_interval([10.0] * 12 + [10.5] * 8)
@@ -292,9 +280,6 @@ def printable(text: str) -> str:
 
 def in_unit(us: float) -> str:
     """A time with its unit, to three digits.
-
-    Args:
-        us: microseconds.
 
     Example:
         >>> in_unit(2.345), in_unit(0.0213), in_unit(187_300.0)

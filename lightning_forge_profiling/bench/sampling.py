@@ -53,13 +53,6 @@ def warm_up(
 
     That takes 0.05 to 1 s after the first call, or no longer than `max_time` if that is in between. A block is a whole
     number of rounds through the argument sets. With `options.warmup` it is that number of calls, and at least one.
-
-    Args:
-        call: the function.
-        options: its warm-up and `max_time`.
-        clock_ns: the host clock, in nanoseconds.
-        synchronize: waits until the device is idle.
-        rest: pauses for a number of seconds between the blocks; None for no pause.
     """
 
     def timed_us(calls: int) -> float:
@@ -100,21 +93,7 @@ def collect(
     on_samples: Callable[[int], None] = lambda _: None,
     rest: Callable[[float], None] | None = None,
 ) -> list[float]:
-    """Take samples until the options say stop.
-
-    Args:
-        take: takes some samples; none if it failed and is worth another try.
-        options: its `min_time`, `max_time` and `max_noise`.
-        clock_ns: the host clock, in nanoseconds.
-        on_samples: called with the number of samples, before the first and whenever there are more.
-        rest: pauses for a number of seconds after each; None for no pause.
-
-    Returns:
-        At least one sample.
-
-    Raises:
-        ForgeProfilingError: there is none after `max_time`.
-    """
+    """Take samples until the options say stop."""
     samples: list[float] = []
     next_check, failures = 1.0, 0
     began = clock_ns()

@@ -21,15 +21,6 @@ _WRITES_TO_ARGUMENTS: Final = (
 class TimedCall:
     """A function with its argument sets.
 
-    Args:
-        fn: the function.
-        sets: the argument tuples, one per call; after the last, the first is used again.
-        kwargs: keyword arguments of every call.
-        name: of the result; None for `default_name`.
-
-    Raises:
-        ConfigurationError: the name is not a string.
-
     Example:
         >>> calls = []
         >>> TimedCall(calls.append, [(1,), (2,)]).call_many(3)
@@ -56,14 +47,7 @@ class TimedCall:
         self._next = cycle(sets).__next__
 
     def call_first(self) -> list[str]:
-        """Make the first call, which may compile for a minute, and check what it returns and changes.
-
-        Returns:
-            Warnings, one sentence each.
-
-        Raises:
-            ConfigurationError: calling the function does not run its body.
-        """
+        """Make the first call, which may compile for a minute, and check what it returns and changes."""
         arguments = self._next()
         before = list(_versions(arguments))
         returned = self._fn(*arguments)
@@ -106,15 +90,6 @@ def _versions(value: object) -> Iterator[int]:
 def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: object = None) -> list[tuple[Any, ...]]:
     """The argument tuples of `TimedCall`, from what `benchmark` was given.
 
-    Args:
-        fn: the function.
-        args: its arguments.
-        inputs: several argument tuples instead, or None.
-        kwargs: keyword arguments of every call, or None.
-
-    Raises:
-        ConfigurationError: one of them has the wrong type.
-
     Example:
         >>> argument_sets(print, (1, 2), None), argument_sets(print, (), [(1,), [2]])
         ([(1, 2)], [(1,), (2,)])
@@ -149,12 +124,6 @@ def default_name(
 
     A lambda is named by its file and line; a compiled function is called so. Two functions can still have the same
     name: two closures of one factory, or two modules of one class.
-
-    Args:
-        fn: the function.
-        arguments: those of its first call.
-        kwargs: keyword arguments of every call.
-        sets: the number of argument sets.
 
     Example:
         >>> from functools import partial

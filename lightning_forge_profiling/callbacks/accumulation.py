@@ -7,11 +7,7 @@ _LONGEST_CYCLE: Final = 64
 
 
 class AccumulationCycles:
-    """Follows gradient accumulation from batch to batch.
-
-    Args:
-        updates: optimizer steps before the first batch of the fit.
-    """
+    """Follows gradient accumulation from batch to batch."""
 
     def __init__(self, updates: int) -> None:
         self._updates = updates
@@ -20,11 +16,6 @@ class AccumulationCycles:
         """Whether a batch changed the weights, and whether it was the last of its cycle.
 
         Several optimizers in one batch are one change of the weights.
-
-        Args:
-            updates: optimizer steps up to its end.
-            step: its number.
-            each_changes: whether every batch changes the weights.
         """
         changed, self._updates = updates != self._updates, updates
         # a module may step an optimizer that Lightning does not know of

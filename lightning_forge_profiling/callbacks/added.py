@@ -16,12 +16,6 @@ _KINDS: dict[str, type[TimedCallback]] = {kind.__name__: kind for kind in (Forge
 def added_callbacks(options: str) -> Sequence[TimedCallback]:
     """New callbacks for one Trainer.
 
-    Args:
-        options: a JSON object with the arguments of each callback, by class name.
-
-    Returns:
-        The callbacks; none, with a warning, if the options are invalid, since the script must run as without them.
-
     Example:
         >>> [callback] = added_callbacks('{"ThroughputCallback": {"warmup_steps": 3}}')
         >>> callback.warmup_steps, callback.added

@@ -24,14 +24,7 @@ _MODULE_ATTRIBUTE = "flops_per_batch"
 
 
 class BatchCounter:
-    """Counts the samples and tokens of each batch, with the user's functions; a failing one is logged.
-
-    Args:
-        batch_size_fn: samples in a batch; None finds them by what the loaders know.
-        tokens_fn: tokens in a batch; None counts none.
-        ledger: gets the time of the user's functions; None for no ledger.
-        loop: the loop that the batches are of, if not the training loop.
-    """
+    """Counts the samples and tokens of each batch, with the user's functions; a failing one is logged."""
 
     def __init__(
         self,
@@ -47,12 +40,7 @@ class BatchCounter:
         self._problems: dict[str, tuple[str, int]] = {}
 
     def samples(self, batch: Any, source: Callable[[], BatchSource]) -> float | None:
-        """Samples in a batch; None if unknown.
-
-        Args:
-            batch: as the hook at its end gets it.
-            source: tells the loaders that it comes from.
-        """
+        """Samples in a batch; None if unknown."""
         if self._batch_size_fn is not None:
             return self._count("batch_size_fn", self._batch_size_fn, batch, function_part("batch_size_fn", self._loop))
         if _SAMPLES in self._problems:
@@ -69,14 +57,7 @@ class BatchCounter:
         return self._count("tokens_fn", self._tokens_fn, batch, function_part("tokens_fn", self._loop))
 
     def _count(self, name: str, function: Callable[[Any], float | None], batch: Any, part: str = "") -> float | None:
-        """The result of `function` for the batch; None, with a warning the first time, if it is not a usable number.
-
-        Args:
-            name: what is counted, or the user's name for the function.
-            function: counts it.
-            batch: the batch.
-            part: the part of the ledger that a function of the user's has.
-        """
+        """The result of `function` for the batch; None, with a warning the first time, if it is not a usable number."""
         if batch is None:
             return 0.0
         problem, timed = "", self._ledger if part else None
@@ -113,15 +94,7 @@ class BatchCounter:
 
 
 class WorkCounter(BatchCounter):
-    """Counts the samples, tokens and FLOPs of each training batch.
-
-    Args:
-        batch_size_fn: samples in a batch; None finds them by what the loaders know.
-        tokens_fn: tokens in a batch; None counts none.
-        flops_per_batch: FLOPs of a batch; None takes the module's `flops_per_batch`, if it has one.
-        module: the module that is trained.
-        ledger: gets the time of the user's functions.
-    """
+    """Counts the samples, tokens and FLOPs of each training batch."""
 
     def __init__(
         self,
@@ -153,14 +126,7 @@ class WorkCounter(BatchCounter):
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
     def count(self, batch: Any, trainer: Trainer, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:
-        """Samples, tokens and FLOPs of one step.
-
-        Args:
-            batch: its batch, as `on_train_batch_end` gets it.
-            trainer: of the fit.
-            optimizer_steps: 1 if the weights changed in it, else 0.
-            ends_cycle: whether it is the last of an accumulation cycle.
-        """
+        """Samples, tokens and FLOPs of one step."""
         if not self._began:
             self._began = True
             if self._flops is None:  # the module may have learnt it since the callbacks' hooks came

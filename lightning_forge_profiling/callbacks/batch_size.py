@@ -53,9 +53,6 @@ class BatchSize:
     samples. The place where it is found is read in every batch, as the last one may be shorter. Nothing is guessed: if
     the loader has no batch size or the batch does not show it, the size is unknown.
 
-    Args:
-        loaders: all that a batch comes from.
-
     Example:
         >>> import torch
         >>> source = BatchSource([DataLoader(range(20), batch_size=8)])
@@ -77,15 +74,7 @@ class BatchSize:
         self._batches = 0
 
     def __call__(self, batch: Any, source: BatchSource) -> int:
-        """The number of samples in a batch.
-
-        Args:
-            batch: as `on_train_batch_end` gets it.
-            source: the loader that it comes from.
-
-        Raises:
-            UnknownBatchSizeError: the batch size is unknown.
-        """
+        """The number of samples in a batch."""
         self._batches += 1
         if not source.one_a_step:
             raise UnknownBatchSizeError("training_step does not take exactly one batch a step from its dataloader_iter")

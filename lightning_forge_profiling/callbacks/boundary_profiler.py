@@ -183,15 +183,6 @@ class BoundaryProfiler:
 
     Without a profiler of the user's, Lightning's pass-through creates a generator context manager per hook, some sixty
     per step; shared objects that do nothing replace it.
-
-    Args:
-        inner: the profiler that the Trainer had.
-        step_timer: receives the boundaries; None outside of the training loop.
-        actions: Lightning's names for its actions.
-        parts: of the ledger, by the names of their actions.
-        ledger: receives those parts; None for the step timer's, if it has one.
-        over: called at the end of a run, when Lightning has the profiler describe itself.
-        raised: called when a hook has raised.
     """
 
     _OWN: Final = frozenset(
@@ -290,13 +281,7 @@ def _itself(profiler: Any) -> Any:
 
 
 class StandIn:
-    """Keeps a `BoundaryProfiler` in `trainer.profiler` while a training loop runs, even if another is assigned to it.
-
-    Args:
-        step_timer: receives the boundaries.
-        actions: Lightning's names for its actions.
-        parts: of the ledger, by the names of their actions.
-    """
+    """Keeps a `BoundaryProfiler` in `trainer.profiler` while a training loop runs, even if another is assigned."""
 
     def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS) -> None:
         self._step_timer = step_timer
@@ -322,12 +307,7 @@ class StandIn:
             self.take_place(trainer)
 
     def saw_step(self, trainer: Trainer, *, trained: bool) -> bool:
-        """Whether all boundaries of the step that has just ended were announced to our profiler.
-
-        Args:
-            trainer: of the fit.
-            trained: whether the batch ran a training step.
-        """
+        """Whether all boundaries of the step that has just ended were announced to our profiler."""
         step_timer = self._step_timer
         saw = not step_timer.awaits_training or not trained
         step_timer.awaits_training = True

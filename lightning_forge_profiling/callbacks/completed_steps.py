@@ -22,11 +22,7 @@ class EndedStep(NamedTuple):
 
 
 class CompletedSteps:
-    """Assembles the intervals that the GPU has completed into steps.
-
-    Args:
-        totals: where the steps are entered.
-    """
+    """Assembles the intervals that the GPU has completed into steps."""
 
     def __init__(self, totals: RunTotals) -> None:
         self._totals = totals
@@ -55,11 +51,7 @@ class CompletedSteps:
                 self._enter(last)
 
     def flush(self, unfinished: int) -> None:
-        """Enter what is left at the end of the run.
-
-        Args:
-            unfinished: the number of the step that would have come next. Its intervals are validation or a checkpoint.
-        """
+        """Enter what is left at the end of the run."""
         last = self._assembler.flush()
         if last is not None:
             self._enter(last)

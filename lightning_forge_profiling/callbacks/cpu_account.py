@@ -29,13 +29,7 @@ AUTOGRAD: Final = "pt_autograd"
 
 
 class CpuAccount:
-    """Reads CPU times at both ends of a row of steps that count, and twice a second in between.
-
-    Args:
-        workers: returns the process ids of the loader's workers.
-        read: reads the CPU times of this process and those; None for what the system says.
-        threads: how the names of the threads begin that carry a step beside the training thread.
-    """
+    """Reads CPU times at both ends of a row of steps that count, and twice a second in between."""
 
     def __init__(
         self,

@@ -11,13 +11,7 @@ from lightning_forge_profiling.timing.utilization import Peak
 
 
 def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) -> Peak:
-    """The peak FLOP/s of this process's device, in the type that the run computes in.
-
-    Args:
-        trainer: a Trainer whose strategy has set the model up.
-        given: the user's `peak_flops`.
-        asks_power: whether NVML may be loaded to read the power limit, if the name alone does not identify the device.
-    """
+    """The peak FLOP/s of this process's device, in the type that the run computes in."""
     device = trainer.strategy.root_device
     dtype = lightning_api.compute_dtype(trainer)
     if device.type != "cuda":

@@ -16,13 +16,7 @@ from lightning_forge_profiling.timing.rates import LoopRates
 
 
 class EvaluationLoops:
-    """Counts what such loops of a Trainer do, from its set-up to its teardown. Reads the host's clock only.
-
-    Args:
-        batch_size_fn: samples in a batch; None finds them by what the loaders know.
-        tokens_fn: tokens in a batch; None counts none.
-        ledger: of the fit that the loops belong to; None outside of a fit.
-    """
+    """Counts what such loops of a Trainer do, from its set-up to its teardown. Reads the host's clock only."""
 
     called = "Timing validation, test and prediction"
 

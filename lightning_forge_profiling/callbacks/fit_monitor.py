@@ -90,11 +90,6 @@ class FitMonitor:
 
     Each method may be called by every callback of the Trainer for the same event; the first call acts. No method raises
     into the training: a failure is logged once.
-
-    Args:
-        trainer: of the fit, in `setup`.
-        callbacks: the callbacks of this package that take part.
-        ledger: of the fit, if its beginning was noticed.
     """
 
     called: Final = "The profiling of this fit"

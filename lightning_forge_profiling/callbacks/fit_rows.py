@@ -81,11 +81,6 @@ class FitRows:
     """Logs rows, reads the GPU's sensors, finds the device's peak and keeps the record of one fit.
 
     Making it is a collective: all ranks agree on a folder for the record.
-
-    Args:
-        trainer: of the fit, in `setup`.
-        settings: what to log and when.
-        monitor: of the fit.
     """
 
     called = "ThroughputCallback"
@@ -127,13 +122,7 @@ class FitRows:
 
     @guarded
     def begin(self, trainer: Trainer, counter: WorkCounter, *, report: Callable[[], RunReport]) -> None:
-        """Start the record, start to read the GPU's sensors, and find what the run's rate is compared with.
-
-        Args:
-            trainer: of the fit.
-            counter: knows the FLOPs of a batch.
-            report: returns the report on the run so far.
-        """
+        """Start the record, start to read the GPU's sensors, and find what the run's rate is compared with."""
         self._counter = counter
         if self._place is not None:
             self._start_record(trainer, self._place, report)
@@ -219,12 +208,7 @@ class FitRows:
 
     @guarded
     def other_steps_come(self, *, recording: bool, trace: TraceReport | None) -> None:
-        """Sample what counts: neither the warm-up nor steps in which the profiler runs.
-
-        Args:
-            recording: whether the profiler runs from here on.
-            trace: the report on the window.
-        """
+        """Sample what counts: neither the warm-up nor steps in which the profiler runs."""
         if self._telemetry is not None:
             if self._step_timer.step == self._step_timer.warmup_steps:
                 self._telemetry.restart()
@@ -278,13 +262,7 @@ class FitRows:
             self._telemetry.stop()
 
     def other_ranks(self, trainer: Trainer, mine: RankWork, *, interrupted: bool) -> tuple[RankWork, ...]:
-        """The work of the other ranks on rank 0, from their records: of those that soon write what they end with.
-
-        Args:
-            trainer: of the fit.
-            mine: the work of this rank.
-            interrupted: whether the fit ended by an exception: then no rank is waited for.
-        """
+        """The work of the other ranks on rank 0, from their records: of those that soon write what they end with."""
         if self._place is None or self._run_record is None or not trainer.is_global_zero:
             return ()
         patience_s, steps = 0.0 if interrupted else RANKS_S, self._step_timer.step
@@ -292,13 +270,7 @@ class FitRows:
 
     @guarded_end
     def conclude(self, trainer: Trainer, report: RunReport | None, *, interrupted: bool) -> None:
-        """Close the record, and copy it to a remote folder; one that never began leaves no folder.
-
-        Args:
-            trainer: of the fit.
-            report: the content of the table, also on ranks that print none; None if there is none.
-            interrupted: whether the fit ended by an exception.
-        """
+        """Close the record, and copy it to a remote folder; one that never began leaves no folder."""
         record, self._run_record = self._run_record, None
         place, self._place = self._place, None
         if record is not None:

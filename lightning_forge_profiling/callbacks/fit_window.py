@@ -53,15 +53,6 @@ class FitWindow:
     """Records the window, if this rank is to: starts and stops the profiler between steps, and waits for its reports.
 
     Making it is a collective: all ranks agree on a folder.
-
-    Args:
-        trainer: of the fit, in `setup`.
-        settings: what to record.
-        step_timer: of the fit.
-        ledger: of the fit.
-
-    Raises:
-        ConfigurationError: the folder cannot be written, or no activity can be recorded on this machine.
     """
 
     called = "ForgeProfilerCallback"

@@ -42,12 +42,6 @@ class Folder(NamedTuple):
 def folder_of(name: str | os.PathLike[str]) -> Folder:
     """The folder for a name that Lightning accepts: `~/runs`, `file:///runs` or `s3://bucket/runs`.
 
-    Args:
-        name: a path or an fsspec URL.
-
-    Returns:
-        The folder with its absolute path; for a remote one, a temporary folder of this process. Nothing is created.
-
     Example:
         >>> folder_of("file:///data/runs").path
         PosixPath('/data/runs')
@@ -79,13 +73,7 @@ def remote_problem(url: str) -> str:
 
 
 def finished_files(folder: Path, rank: int | None = None, *, others: bool = True) -> list[Path]:
-    """The complete files of a folder.
-
-    Args:
-        folder: a folder whose files get their final name once they are complete.
-        rank: only files of this rank, such as `rank3.jsonl`, at the top of the folder; None for all ranks.
-        others: also files that belong to no rank, and files in subfolders.
-    """
+    """The complete files of a folder."""
     return [
         path
         for path in sorted(folder.rglob("*"))
@@ -104,15 +92,6 @@ def _is_wanted(name: str, rank: int | None, *, others: bool) -> bool:
 
 def upload(folder: Path, url: str, files: Iterable[Path] | None = None, *, limit_s: float = UPLOAD_S) -> bool:
     """Copy a folder to a URL. Never raises: a failure is one warning that says where the files are.
-
-    Args:
-        folder: a local folder.
-        url: the remote folder, created if missing.
-        files: files in the folder to copy; None for all complete ones.
-        limit_s: longest wait, in seconds.
-
-    Returns:
-        Whether all files were copied in time.
 
     Example:
         >>> from tempfile import mkdtemp

@@ -30,11 +30,6 @@ def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object
     """The parts for the hooks that callbacks, module and data module implement, by the name that Lightning announces.
 
     This package's own hooks of each training batch are in none: the step timer measures them.
-
-    Args:
-        trainer: of the fit.
-        module: the module that it trains.
-        own: this package's callbacks.
     """
     parts, kinds = {}, {type(one) for one in own}  # one that is inactive beside them has the same actions
     for callback in trainer.callbacks:
@@ -56,11 +51,6 @@ class LedgerParts:
     """Enters into the ledger what Lightning does not announce, while a training loop runs.
 
     Only the training thread's time is entered.
-
-    Args:
-        clock: the ledger.
-        trainer: of the fit.
-        warming_up: whether the current step is a warm-up step, in which compilation is part of the startup.
     """
 
     def __init__(self, clock: LedgerClock, trainer: Trainer, warming_up: Callable[[], bool]) -> None:

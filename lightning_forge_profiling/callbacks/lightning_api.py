@@ -199,14 +199,7 @@ def implemented_hooks(owner: object) -> list[str]:
 
 
 class TimedMethod:
-    """Wraps a method of one of Lightning's objects, which has no hook around it.
-
-    Args:
-        owner: the object.
-        name: the method's name; nothing is wrapped if there is none, or if somebody else has wrapped it.
-        around: makes a context manager for each call.
-        when: whether a call, by its arguments, is one to wrap.
-    """
+    """Wraps a method of one of Lightning's objects, which has no hook around it."""
 
     def __init__(
         self,
@@ -238,12 +231,7 @@ class TimedMethod:
 
 
 def timed_logging(trainer: Trainer, around: Callable[[], AbstractContextManager[None]]) -> TimedMethod:
-    """Wraps the Trainer's own way to give a row to its loggers, `self.log` and the end of an epoch included.
-
-    Args:
-        trainer: of the fit.
-        around: makes a context manager for each row.
-    """
+    """Wraps the Trainer's own way to give a row to its loggers, `self.log` and the end of an epoch included."""
     return TimedMethod(trainer._logger_connector, "log_metrics", around)  # noqa: SLF001
 
 
@@ -251,11 +239,6 @@ class TimedRows:
     """Wraps a method of a logger's class, as that for a row, which a module may call itself.
 
     The class's, because a logger may be copied during a fit, or refuse attributes.
-
-    Args:
-        owner: the class.
-        name: the method's name.
-        around: makes a context manager for each call from the logger.
     """
 
     def __init__(self, owner: Any, name: str, around: Callable[[Any], AbstractContextManager[None]]) -> None:
@@ -283,22 +266,12 @@ def _restore_rows(owner: Any, name: str, original: object, ours: object) -> None
 
 
 def timed_rows(trainer: Trainer, around: Callable[[str], AbstractContextManager[None]]) -> list[TimedRows]:
-    """Wraps how the fit's loggers take a row.
-
-    Args:
-        trainer: of the fit.
-        around: makes a context manager for each row from the name of its part of the ledger.
-    """
+    """Wraps how the fit's loggers take a row."""
     return _timed_loggers(trainer, "log_metrics", around)
 
 
 def timed_finalize(trainer: Trainer, around: Callable[[str], AbstractContextManager[None]]) -> list[TimedRows]:
-    """Wraps how the fit's loggers end, where they upload and close files.
-
-    Args:
-        trainer: of the fit.
-        around: makes a context manager for each call from the name of its part of the ledger.
-    """
+    """Wraps how the fit's loggers end, where they upload and close files."""
     return _timed_loggers(trainer, "finalize", around)
 
 
@@ -319,12 +292,7 @@ def _timed_loggers(
 
 
 def timed_last_teardown(trainer: Trainer, over: Callable[[], object]) -> TimedMethod:
-    """Calls `over` when Lightning has done all it does in a fit that has failed.
-
-    Args:
-        trainer: of the fit.
-        over: must not raise.
-    """
+    """Calls `over` when Lightning has done all it does in a fit that has failed."""
 
     @contextmanager
     def around() -> Iterator[None]:
@@ -341,13 +309,7 @@ def timed_values(
     log: Callable[[], AbstractContextManager[None]],
     epoch: Callable[[], AbstractContextManager[None]],
 ) -> tuple[TimedMethod, TimedMethod]:
-    """Wraps how the training loop takes what `self.log` gives it, and how it computes that at an epoch's end.
-
-    Args:
-        trainer: of the fit.
-        log: makes a context manager for each value.
-        epoch: makes one for each computation of an epoch's values.
-    """
+    """Wraps how the training loop takes what `self.log` gives it, and how it computes that at an epoch's end."""
     results = trainer.fit_loop.epoch_loop._results  # noqa: SLF001
 
     def is_eager(*_: Any, **__: Any) -> bool:
@@ -362,13 +324,7 @@ def timed_values(
 def timed_originals(
     trainer: Trainer, module: LightningModule, around: Callable[[str], AbstractContextManager[None]]
 ) -> list[TimedMethod]:
-    """Wraps what a module's own hook calls to do Lightning's work: the update with its closure, and the clipping.
-
-    Args:
-        trainer: of the fit.
-        module: the module that it trains.
-        around: makes a context manager for each call from the name of the hook.
-    """
+    """Wraps what a module's own hook calls to do Lightning's work: the update with its closure, and the clipping."""
     originals = {
         "optimizer_step": (trainer.strategy, "optimizer_step"),
         "configure_gradient_clipping": (trainer.precision_plugin, "clip_gradients"),
@@ -380,12 +336,7 @@ def timed_originals(
 def timed_restoring(
     trainer: Trainer, around: Callable[[], AbstractContextManager[None]]
 ) -> tuple[TimedMethod, TimedMethod]:
-    """Wraps the Trainer's ways to restore a checkpoint: weights and callbacks, then loops and optimizers.
-
-    Args:
-        trainer: of the fit.
-        around: makes a context manager for each of them, if there is a checkpoint to restore.
-    """
+    """Wraps the Trainer's ways to restore a checkpoint: weights and callbacks, then loops and optimizers."""
     connector = trainer._checkpoint_connector  # noqa: SLF001
 
     def restores(path: object = None, *_: Any, **__: Any) -> bool:
@@ -429,11 +380,6 @@ class WatchedLoop:
     Lightning calls the hook `on_exception` only in the process that launched the ranks, not in spawned or forked ones,
     and not on a callback behind one whose own `on_exception` raises. And validation during gradient accumulation
     announces nothing before it has started its loader's workers.
-
-    Args:
-        loop: a loop that has not begun.
-        begins: called when it begins; must not raise.
-        failed: called with an exception, which is then raised again; must not raise.
     """
 
     def __init__(
@@ -559,13 +505,7 @@ def batch_source(trainer: Trainer) -> BatchSource:
 
 
 def evaluation_source(trainer: Trainer, batch_idx: int, dataloader_idx: int) -> BatchSource:
-    """The loaders that a batch of validation, test or prediction comes from.
-
-    Args:
-        trainer: runs the loop.
-        batch_idx: number of the batch, as its hooks get it.
-        dataloader_idx: number of its loader, likewise.
-    """
+    """The loaders that a batch of validation, test or prediction comes from."""
     loop = trainer._active_loop  # noqa: SLF001
     loaders, fetcher = loop._combined_loader.flattened, loop._data_fetcher  # noqa: SLF001
     if loop._combined_loader._mode == "sequential":  # noqa: SLF001
@@ -609,9 +549,6 @@ def compute_dtype(trainer: Trainer) -> str:
 
     It is autocast's type, else the type that FSDP casts parameters to, else the parameters' own. A `torch.autocast` in
     the module itself is not visible here.
-
-    Returns:
-        A type of `flops.peaks`; `fp32` also where a GPU computes it as TF32.
     """
     plugin = trainer.precision_plugin
     precision = str(plugin.precision)

@@ -35,16 +35,7 @@ def optimizer_settings(trainer: Trainer) -> OptimizerSettings | None:
 
 
 def loader_settings(trainer: Trainer, *, validation: bool = False) -> LoaderSettings | None:
-    """The settings of the training loaders as Lightning set them up, with this rank's sampler.
-
-    Args:
-        trainer: during or after its training loop.
-        validation: those of the validation loaders instead.
-
-    Returns:
-        For several loaders the sum of their workers, the flags that all of them have, and the rest of the first one.
-        None before the training loop has set them up.
-    """
+    """The settings of the training loaders as Lightning set them up, with this rank's sampler."""
     loaders = (validation_loaders if validation else training_loaders)(trainer)
     if not loaders:
         return None

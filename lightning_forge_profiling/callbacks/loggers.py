@@ -33,13 +33,7 @@ class Loggers:
         self._rows: dict[int, _Rows] = {}  # by id: a logger is the user's, and is not held
 
     def log(self, loggers: Iterable[Any], metrics: Mapping[str, float], step: int) -> None:
-        """Log one row.
-
-        Args:
-            loggers: the Trainer's. Not `self.log`: it would put each number on the device first.
-            metrics: the values by name.
-            step: the x-axis.
-        """
+        """Log one row."""
         for logger in loggers:
             rows = self._rows.setdefault(id(logger), _Rows(type(logger).__name__))
             if rows.failures == _FAILURES:

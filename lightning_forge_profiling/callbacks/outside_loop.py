@@ -55,11 +55,7 @@ script imports it, or the Trainer under `forge-profiling run`: then the script h
 
 
 def begin_ledger(built_ns: int) -> LedgerClock:
-    """The ledger of a fit that begins now: with the process, or with the fit in an interactive or a later one.
-
-    Args:
-        built_ns: when the callbacks were constructed, by `time.perf_counter_ns`.
-    """
+    """The ledger of a fit that begins now: with the process, or with the fit in an interactive or a later one."""
     first, now_ns = next(_fits) == 0 and not hasattr(sys, "ps1") and "ipykernel" not in sys.modules, perf_counter_ns()
     began_ns = now_ns - int(((process_age_s() if first else None) or 0.0) * 1e9)
     untils = [(STARTUP_PROCESS, built_ns), (STARTUP_TRAINER, now_ns)]
@@ -77,9 +73,6 @@ def begin_ledger(built_ns: int) -> LedgerClock:
 def set_up_parts(parts: Mapping[str, str]) -> dict[str, str]:
     """The parts for the hooks of the set-up, by the name that Lightning announces.
 
-    Args:
-        parts: of `hook_parts`.
-
     Example:
         >>> set_up_parts({"[LightningModule]GPT.configure_optimizers": "module/configure_optimizers"})
         {'[LightningModule]GPT.configure_optimizers': 'startup/module.configure_optimizers'}
@@ -95,15 +88,7 @@ def set_up_parts(parts: Mapping[str, str]) -> dict[str, str]:
 
 
 class SetUpParts:
-    """Enters the hooks of a fit's set-up into the ledger, until the training loop.
-
-    Args:
-        ledger: of the fit.
-        trainer: of the fit.
-        module: the module that it trains.
-        own: this package's callbacks.
-        restores: whether to time the restoring of a checkpoint, too.
-    """
+    """Enters the hooks of a fit's set-up into the ledger, until the training loop."""
 
     def __init__(
         self,
@@ -132,14 +117,7 @@ class SetUpParts:
 
 
 class TearDown:
-    """Enters what follows the training loop into the ledger: hooks, and the loggers' `finalize`.
-
-    Args:
-        ledger: of the fit.
-        trainer: of the fit.
-        parts: of `hook_parts`.
-        over: called at the end of a fit that succeeds: after the module's `teardown` and the loggers' `finalize`.
-    """
+    """Enters what follows the training loop into the ledger: hooks, and the loggers' `finalize`."""
 
     def __init__(
         self, ledger: LedgerClock, trainer: Trainer, parts: Mapping[str, str], over: Callable[[], object]

@@ -49,13 +49,7 @@ class Result:
 
 
 def publish(loggers: Iterable[Any], result: Result, *, limit_s: float = PUBLISH_S) -> None:
-    """Publish the result to each logger that can hold it. Never raises: a failure is one warning per logger.
-
-    Args:
-        loggers: the Trainer's loggers, on rank 0.
-        result: result of the run.
-        limit_s: longest wait for all of them together, in seconds; 0 for no attempt.
-    """
+    """Publish the result to each logger that can hold it. Never raises: a failure is one warning per logger."""
     found = [(logger, kind) for logger in loggers if (kind := _kind(logger)) is not None]
     if not found or limit_s <= 0:
         return

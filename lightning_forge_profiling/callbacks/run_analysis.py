@@ -70,19 +70,7 @@ def run_evidence(
     ledger: Ledger | None = None,
     continues_from: int = 0,
 ) -> RunEvidence | None:
-    """The run's figures for rules and reports; None if no step counts.
-
-    Args:
-        run: the run's totals.
-        on_device: whether their times are device times.
-        world_size: number of processes.
-        telemetry: the GPU's telemetry, None if there is none.
-        compute: compute rates of a device.
-        workers: how many processes the training loaders stop and start between epochs.
-        loader: the training loader's settings.
-        ledger: where the run's wall time went.
-        continues_from: the optimizer step that the fit began with.
-    """
+    """The run's figures for rules and reports; None if no step counts."""
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
         return None
@@ -115,11 +103,7 @@ def run_evidence(
 
 
 def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
-    """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %.
-
-    Args:
-        blocks: the counted steps.
-    """
+    """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %."""
     if len(blocks) < FEWEST_INTERVALS:
         return {}
     names = dict.fromkeys(name for block in blocks for name in block.part_ms)
@@ -167,12 +151,7 @@ def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:
 
 
 def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
-    """A ledger in the form of the reports.
-
-    Args:
-        ledger: of a rank.
-        on_device: on a GPU, the counted steps.
-    """
+    """A ledger in the form of the reports."""
     return RunLedger(
         wall_s=ledger.wall_s,
         parts=ledger.parts,
@@ -208,14 +187,7 @@ def _worker_restarts(steady: Rates, workers: int) -> WorkerRestarts | None:
 
 
 def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
-    """The analysis of a recorded window, read from its `summary.json`.
-
-    Args:
-        trace: the report on the window.
-
-    Returns:
-        None if the trace was not analysed, or the file cannot be read.
-    """
+    """The analysis of a recorded window, read from its `summary.json`."""
     if trace is None or trace.summary_path is None:
         return None
     try:
@@ -231,17 +203,7 @@ def analysis_of(
     evidence: RunEvidence | None,
     tracked: tuple[TrackedRun, ...] = (),
 ) -> Analysis | None:
-    """The analysis of run and trace together; the reports beside the trace are rewritten with both.
-
-    Args:
-        trace: the report on the window.
-        recorded: the analysis of the trace.
-        evidence: the run's figures.
-        tracked: what the loggers call the run.
-
-    Returns:
-        None if there is neither.
-    """
+    """The analysis of run and trace together; the reports beside the trace are rewritten with both."""
     if recorded is None and evidence is None:
         return None
     analysis = replace(combine(recorded, evidence), tracked=tracked)

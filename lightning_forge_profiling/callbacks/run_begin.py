@@ -60,9 +60,6 @@ def claim_place(trainer: Trainer) -> RecordPlace | None:
     """Create the folder of this run's record on rank 0 and broadcast it; None, with a warning, if that fails.
 
     This is a collective: call it on every rank.
-
-    Args:
-        trainer: the fit's Trainer, in `setup`.
     """
     run = lightning_api.run_folder(trainer)
     place = None
@@ -88,12 +85,7 @@ def _new_folder(first: Path) -> Path:
 
 
 def begin_line(trainer: Trainer, place: RecordPlace) -> Begin:
-    """The first line of this rank's record, without what `with_origin` adds.
-
-    Args:
-        trainer: the fit's Trainer, once its training loop has begun.
-        place: folder and id of the record.
-    """
+    """The first line of this rank's record, without what `with_origin` adds."""
     checkpoint = str(trainer.ckpt_path or "")
     return Begin(
         run=place.run,

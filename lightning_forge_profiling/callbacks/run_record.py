@@ -48,16 +48,7 @@ _EVENTS: Final = ("validation", "checkpoint")
 
 
 class RunRecord:
-    """The record of one fit on this rank. No method raises: a failure is logged once and ends the record.
-
-    Args:
-        trainer: the fit's Trainer, once its training loop has begun.
-        place: folder and id of the record.
-        step_timer: has the run's totals.
-        report: returns the report on the run so far.
-        metrics: returns the metrics over all steps so far.
-        ledger: the fit's ledger.
-    """
+    """The record of one fit on this rank. No method raises: a failure is logged once and ends the record."""
 
     def __init__(
         self,
@@ -88,12 +79,7 @@ class RunRecord:
 
     @guarded
     def row(self, metrics: Mapping[str, float], logger_step: int) -> None:
-        """Called for each row that the loggers get.
-
-        Args:
-            metrics: values of the row.
-            logger_step: its x-axis value.
-        """
+        """Called for each row that the loggers get."""
         self._logged, self._logger_step = metrics, logger_step
         if not self.interval_due():
             return  # its steps will be in the next interval
@@ -127,11 +113,7 @@ class RunRecord:
 
     @guarded
     def window(self, trace: TraceReport | None) -> None:
-        """Write an event if the profiler has started or stopped.
-
-        Args:
-            trace: the report on the window.
-        """
+        """Write an event if the profiler has started or stopped."""
         if trace is None or trace.status == self._trace_status:
             return
         self._trace_status = trace.status
@@ -159,11 +141,7 @@ class RunRecord:
         self._writer.sync()
 
     def close(self, report: RunReport | None) -> None:
-        """Write the end and end the thread.
-
-        Args:
-            report: the final report; None if there is none.
-        """
+        """Write the end and end the thread."""
         self._write_end(report)
         with ctrl_c_ends():
             ended = self._writer.close(_CLOSE_S if self._alone or not self._exception else _CLOSE_WITH_PEERS_S)

@@ -57,26 +57,7 @@ def run_report(
     switches: Switches | None = None,
     loops: tuple[LoopRates, ...] = (),
 ) -> RunReport:
-    """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten.
-
-    Args:
-        trainer: the fit's Trainer.
-        run: the run's totals.
-        on_device: whether their times are device times.
-        trace: the report on the window; None without one.
-        recorded: the analysis of the window.
-        others: reads the work of the other ranks; None if only this one's is to be reported.
-        gpu: the GPU's telemetry, or why there is none; None if not asked for.
-        compute: the run's compute rates.
-        ledger: the run's ledger.
-        continues_from: the optimizer step that the fit began with.
-        cpu: the account of the cores' use.
-        stacks: samples of the training thread's stack.
-        worker_lines: samples of a loader worker's stack.
-        blocks: the counted steps in blocks, for the intervals of shares.
-        switches: switches that slow a run down; None before the first step.
-        loops: what the validation runs did.
-    """
+    """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten."""
     rates = tuple(run_compute(found) for found in compute)
     evidence = run_evidence(
         run,
@@ -133,11 +114,6 @@ def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) ->
     """The report with findings and verdict by a later reading of the ledger; the reports beside the trace have it, too.
 
     Less than a second could be no finding, and the report stays as it is. So do copies of it in a remote folder.
-
-    Args:
-        report: on the fit.
-        recorded: the analysis of its window alone.
-        ledger: the later reading.
     """
     analysis = report.analysis
     if analysis is None or analysis.run is None or analysis.run.ledger is None:
@@ -173,15 +149,7 @@ def publish_run(
     *,
     interrupted: bool,
 ) -> None:
-    """Publish the result to the Trainer's loggers that hold more than scalars. Called on rank 0, after the table.
-
-    Args:
-        trainer: the fit's Trainer.
-        analysis: analysis of the run.
-        means: logged metrics over all counted steps.
-        trace: the report on the window.
-        interrupted: whether the fit ended by an exception, after which there is little time.
-    """
+    """Publish the result to the Trainer's loggers that hold more than scalars. Called on rank 0, after the table."""
     result = Result(
         analysis,
         means,

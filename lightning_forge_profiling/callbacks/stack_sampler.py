@@ -84,11 +84,7 @@ class _Place(NamedTuple):
 
 
 class StackThread:
-    """Samples the stack of the thread that creates it.
-
-    Args:
-        clock: CPU time of that thread; None if unknown.
-    """
+    """Samples the stack of the thread that creates it."""
 
     def __init__(self, clock: ThreadClock | None) -> None:
         self.counts = True
@@ -176,12 +172,7 @@ class StackThread:
 
 
 class StackSampler(StackThread):
-    """Samples the training thread: its lines by region and hook, and how long it waits for the interpreter lock.
-
-    Args:
-        part: returns the innermost part of the ledger.
-        clock: CPU time of the training thread, which creates this; None if unknown.
-    """
+    """Samples the training thread: its lines by region and hook, and how long it waits for the interpreter lock."""
 
     def __init__(self, part: Callable[[], str], clock: ThreadClock | None) -> None:
         super().__init__(clock)

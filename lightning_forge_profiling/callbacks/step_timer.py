@@ -55,15 +55,6 @@ class StepTimer:
     The current region is the innermost one entered. Each change records one event that ends the one and begins the
     other, so that the regions tile the step and an outer one (`optimizer`, around a closure) has its self time only.
     Nothing here raises into the training loop: a failure is logged once and switches the step timer off.
-
-    Args:
-        timers: the collection to time with; the step timer owns it from here on.
-        regions: which built-in regions to time; the others' time goes to `other`.
-        warmup_steps: how many steps at the start of the fit do not count. All of them are split into regions.
-        budget: chooses which of the later steps are split into regions; None splits all.
-        ledger: also gets what lies between steps.
-        bucket: gives the bucket of a step's time in the histograms of the totals; None for none.
-        clock_ns: the host clock.
     """
 
     def __init__(
@@ -287,15 +278,7 @@ class StepTimer:
         saw_all: bool = True,
         began_ns: int | None = None,
     ) -> None:
-        """End the current step; the next one begins at the same instant.
-
-        Args:
-            work: the samples, tokens and FLOPs of its batch.
-            recorded: whether the profiler ran, in which case the step does not count.
-            ends_epoch: whether the next step is the first of an epoch, and so not typical.
-            saw_all: whether all boundaries of the step were announced.
-            began_ns: when the callbacks began to end it, by the host clock; None for now.
-        """
+        """End the current step; the next one begins at the same instant."""
         if not self._active:
             return
         began_ns = self._clock_ns() if began_ns is None else began_ns
@@ -351,12 +334,7 @@ class StepTimer:
         return drained
 
     def finish(self, *, wait: bool) -> None:
-        """The training loop has ended.
-
-        Args:
-            wait: wait for the GPU to get there, so that nothing is missing. False after an exception, when the GPU
-                may never get there.
-        """
+        """The training loop has ended."""
         if not self._active:
             return
         try:

@@ -15,12 +15,7 @@ from lightning_forge_profiling.results.switches import Switches
 
 
 def look_up(trainer: Trainer, *, recording: bool) -> Switches:
-    """The switches as they are now. Call it on the training thread.
-
-    Args:
-        trainer: the fit's Trainer, during its training loop.
-        recording: whether this package's own profiler runs, so that no other one can be seen.
-    """
+    """The switches as they are now. Call it on the training thread."""
     device, loader = trainer.strategy.root_device, loader_settings(trainer)
     return Switches(
         anomaly_detection=torch.is_anomaly_enabled(),

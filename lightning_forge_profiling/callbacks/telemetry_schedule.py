@@ -42,14 +42,7 @@ _LOGGED: Final = {
 
 
 class RunTelemetry:
-    """Samples a GPU's sensors during a fit; PyTorch's allocator is read when figures are asked for.
-
-    Args:
-        open_reader: creates the reader, in the sampler's thread.
-        read_allocator: reads the allocator's statistics.
-        period_s: seconds between samples.
-        clock_ns: the host clock.
-    """
+    """Samples a GPU's sensors during a fit; PyTorch's allocator is read when figures are asked for."""
 
     def __init__(
         self,
@@ -109,15 +102,7 @@ class RunTelemetry:
             self._before = self._read_allocator()
 
     def metrics(self, samples: float | None, took_ms: float) -> dict[str, float]:
-        """The metrics for the time since the last ones, at most once a second.
-
-        Args:
-            samples: training samples of this device since the last call; None if unknown.
-            took_ms: the time they took.
-
-        Returns:
-            `gpu/...`, only those of PyTorch's allocator if there is no sample of that time; {} within a second.
-        """
+        """The metrics for the time since the last ones, at most once a second."""
         self._samples, self._took_ms = added(self._samples, samples), self._took_ms + took_ms
         now_ns = self._clock_ns()
         if now_ns < self._next_row_ns:
@@ -132,20 +117,11 @@ class RunTelemetry:
         return gpu_metrics(usage, self.sampler.info, allocator, samples_per_second)
 
     def run_metrics(self, samples_per_second: float | None) -> dict[str, float]:
-        """The metrics for the whole run up to the last row, without its warm-up.
-
-        Args:
-            samples_per_second: training samples of this device.
-        """
+        """The metrics for the whole run up to the last row, without its warm-up."""
         return gpu_metrics(self.sampler.run(), self.sampler.info, self._run_allocator(), samples_per_second)
 
     def summary(self, samples_per_second: float | None, steps: int) -> TelemetrySummary | None:
-        """The summary of the whole run without its warm-up; None without telemetry.
-
-        Args:
-            samples_per_second: training samples of this device.
-            steps: how many steps count.
-        """
+        """The summary of the whole run without its warm-up; None without telemetry."""
         info, usage = self.sampler.info, self.sampler.run()
         if info is None or not usage.samples:
             return None
@@ -183,12 +159,7 @@ class RunTelemetry:
 
 
 def run_telemetry(device: torch.device, period_s: float) -> RunTelemetry:
-    """The telemetry of a CUDA device.
-
-    Args:
-        device: the Trainer's.
-        period_s: seconds from one sample to the next.
-    """
+    """The telemetry of a CUDA device."""
     index = torch.cuda.current_device() if device.index is None else device.index
     opener = functools.partial(
         open_reader,
@@ -203,12 +174,6 @@ def gpu_metrics(
     usage: GpuUsage, info: GpuInfo | None, allocator: AllocatorInterval | None, samples_per_second: float | None
 ) -> dict[str, float]:
     """Telemetry as metrics: means over the samples, without readings that the driver does not support.
-
-    Args:
-        usage: the samples.
-        info: the device.
-        allocator: PyTorch's allocator over the same time.
-        samples_per_second: training samples of this device in that time.
 
     Example:
         >>> usage = GpuUsage(samples=5, mean={"utilization_pct": 93.0}, seconds=2.0, joules=1000.0)

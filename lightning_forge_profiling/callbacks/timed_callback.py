@@ -55,20 +55,11 @@ class TimedCallback(Callback):
         return {name: value for name, value in self.__dict__.items() if name not in transient}
 
     def analysis(self) -> Analysis | None:
-        """The verdict on the last fit, with the findings and figures behind it.
-
-        Returns:
-            On rank 0 after a fit, the analysis of its steady steps, and of the trace if one was analysed; None before,
-            on other ranks, and if there is neither.
-        """
+        """The verdict on the last fit, with the findings and figures behind it."""
         return self.fit_results.analysis
 
     def ledger(self) -> Ledger | None:
-        """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it.
-
-        Returns:
-            The seconds of each part on this rank; None before a fit.
-        """
+        """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it."""
         return self.fit_results.ledger if self.monitor is None else self.monitor.ledger.read()
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:

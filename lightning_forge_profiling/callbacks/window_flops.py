@@ -42,21 +42,6 @@ def recorded_compute(
 
     Recorded steps are slower than others, so their own time does not count; what they compute is the same. FLOPs are
     scaled with the tokens, if those are counted.
-
-    Args:
-        run: the run's totals.
-        rank: the analysis of its trace.
-        steps: the recorded steps.
-        peak: the peak that the rate is relative to.
-        peak_is_given: whether the user gave it. Otherwise it follows from the run's settings, or from the type that the
-            recorded kernels computed in.
-        reached: the measured peak in the type of a peak.
-        model_is_counted: whether the FLOPs that the model needs are known already.
-
-    Returns:
-        By what the model asks for (`mfu`) where the trace tells that and it is not known already, and by what the
-        device carried out (`hfu`) where that is more or all that is known; nothing where the trace has no operations
-        or no step counts. Where much of what multiplies could not be counted, the rate of the rest, and no share.
     """
     flops, step_ms = rank.flops, run.steady.mean_ms("step")
     if flops is None or not step_ms:
@@ -87,9 +72,6 @@ def recorded_compute(
 def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
     """A window's rates as metrics, without those of which a part could not be counted.
 
-    Args:
-        found: what `recorded_compute` returns.
-
     Example:
         >>> recorded_metrics([Compute("hfu", 4e14, Peak(1e15, "bf16", "a GPU", "given"))])
         {'throughput/hardware_tflops_per_device': 400.0, 'throughput/hfu': 0.4}
@@ -111,11 +93,6 @@ def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
 def with_problem(found: Sequence[Compute], peak: Peak, problem: str) -> tuple[Compute, ...]:
     """Add why the FLOPs of the batches are unknown: in the note of a rate, or in place of one if there is none.
 
-    Args:
-        found: the rates.
-        peak: the peak that they are relative to.
-        problem: the reason; "" leaves the rates as they are.
-
     Example:
         >>> [none] = with_problem([], Peak(989e12, "bf16", "H200 SXM", "data sheet"), "flops_per_batch returned nan")
         >>> none.flops_per_second, none.share, none.peak.source
@@ -130,9 +107,6 @@ def with_problem(found: Sequence[Compute], peak: Peak, problem: str) -> tuple[Co
 
 def with_advice(found: Sequence[Compute]) -> tuple[Compute, ...]:
     """Add once which argument to pass, if the device's peak is unknown.
-
-    Args:
-        found: the rates.
 
     Example:
         >>> unknown = Peak(None, "bf16", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the peak table")

@@ -47,21 +47,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str], None]) -> tuple[int, list[str]]:
-    """Write an anonymous copy of each trace.
-
-    Args:
-        sources: the traces.
-        folder: the folder to write to, which exists.
-        progress: called with a description of each stage.
-
-    Returns:
-        The number of copies, and the problems of each.
-
-    Raises:
-        TraceError: none of them is a trace.
-        ConfigurationError: a copy would replace a trace.
-        OSError: a file could not be read or written.
-    """
+    """Write an anonymous copy of each trace."""
     from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy  # noqa: PLC0415  (start fast)
 
     copies = [(source, folder / name) for source, name in _names(sources)]

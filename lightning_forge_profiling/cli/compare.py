@@ -116,11 +116,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _of_runs(paths: Sequence[Path]) -> bool:
-    """Whether to compare records: all paths have one. False if none has, or if those that have one also have traces.
-
-    Raises:
-        ConfigurationError: one side has only a record, and the other only a trace.
-    """
+    """Whether to compare records: all paths have one. False if none has, or if those that have one also have traces."""
     having = [path for path in paths if has_record(path)]
     without = [path for path in paths if path not in having]
     missing = next((path for path in without if not path.exists()), None)

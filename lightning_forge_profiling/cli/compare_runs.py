@@ -42,20 +42,7 @@ def compare_records(
     anyway: bool,
     as_json: bool,
 ) -> "str | None":
-    """Compare two sides of runs and print the result.
-
-    Args:
-        before: runs of the first side.
-        after: runs of the second side.
-        fail_over: the limit in percent; None for no limit.
-        metrics: metrics that the limit applies to.
-        scatter_pct: scatter between processes to assume with one run a side, as a standard deviation in percent.
-        anyway: whether to compare runs with different hardware, batch size, precision or world size.
-        as_json: whether to print JSON.
-
-    Returns:
-        The outcome; None without a limit.
-    """
+    """Compare two sides of runs and print the result."""
     from lightning_forge_profiling.diagnosis.gate import overall  # noqa: PLC0415  (loads NumPy)
     from lightning_forge_profiling.diagnosis.run_comparison import compare_runs, differences  # noqa: PLC0415
     from lightning_forge_profiling.diagnosis.run_gate import run_gate  # noqa: PLC0415

@@ -12,15 +12,7 @@ from lightning_forge_profiling.safe_files import write_whole
 
 
 def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tuple[str, Path]] = ()) -> None:
-    """Refuse outputs that would fail after the work is done, or would overwrite an input.
-
-    Args:
-        outputs: the files to write by option; None for options that were not given.
-        inputs: argument and path of each file to read.
-
-    Raises:
-        ConfigurationError: an output is a folder, cannot be written, or is an input or another output.
-    """
+    """Refuse outputs that would fail after the work is done, or would overwrite an input."""
     given = [(name, path) for name, path in outputs.items() if path is not None]
     for _, path in given:
         _refuse_unwritable(path)
@@ -38,9 +30,6 @@ def write_output(path: Path, content: bytes) -> None:
     """Write a file that the user named, complete or not at all.
 
     A link is followed. A pipe or a device is written to directly.
-
-    Raises:
-        OSError: the file could not be written; the previous one is unchanged.
     """
     if _is_replaced(path):
         write_whole(_target(path), content)

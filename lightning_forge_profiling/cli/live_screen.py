@@ -62,11 +62,7 @@ class LiveScreen:
 
 @contextmanager
 def live_screen(stream: TextIO) -> Iterator[LiveScreen]:
-    """Context in which frames are drawn on a terminal. Restores it at the end, on a signal, and while stopped.
-
-    Args:
-        stream: a terminal.
-    """
+    """Context in which frames are drawn on a terminal. Restores it at the end, on a signal, and while stopped."""
     screen = LiveScreen(stream)
 
     def end(number: int, _: FrameType | None) -> None:

@@ -64,14 +64,7 @@ exit codes: 0 success, 1 a metric is worse than the limit, 2 bad input, 3 inconc
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        argv: the arguments; those of the process by default.
-
-    Returns:
-        The exit code.
-    """
+    """Run a command."""
     if sys.stderr is None:  # closed
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (for the rest of the process)
     if sys.stdout is None:

@@ -20,10 +20,6 @@ class Progress:
 
     A terminal shows the latest text, a file gets a line for each.
 
-    Args:
-        stream: where to write; standard error by default.
-        after_s: seconds before the first output; 0 for work that always takes long.
-
     Example:
         >>> with Progress() as progress:
         ...     progress("reading rank 0")  # takes less than a second, so nothing is written

@@ -26,13 +26,6 @@ class TraceServer:
     https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui. Every user of this machine can connect to the
     port and every web page can send requests to it, so the path contains a secret and the request's origin must be
     Perfetto's. A context manager, which closes the port.
-
-    Args:
-        trace: the file.
-        port: port to listen on; 0 for a free one.
-
-    Raises:
-        OSError: the file cannot be read or the port is in use.
     """
 
     def __init__(self, trace: Path, port: int) -> None:
@@ -115,11 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _has_arrived(self) -> bool:
-        """Whether the client received everything: it closes the connection, where one that disconnects resets it.
-
-        Raises:
-            ConnectionError: it disconnected.
-        """
+        """Whether the client received everything: it closes the connection, where one that disconnects resets it."""
         try:
             self.connection.shutdown(socket.SHUT_WR)
         except OSError as exc:  # "not connected" is not a ConnectionError in Python

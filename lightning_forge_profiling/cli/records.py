@@ -7,12 +7,7 @@ from lightning_forge_profiling.record.reader import RunRecord, records_at
 
 
 def find_record(path: Path) -> tuple[Path, str]:
-    """Folder of the newest record at a path, and its name for messages.
-
-    Raises:
-        RecordError: there is none.
-        OSError: the folder cannot be listed.
-    """
+    """Folder of the newest record at a path, and its name for messages."""
     newest, *others = records_at(path)
     return newest, f"{newest} (newest of {len(others) + 1} records)" if others else str(newest)
 

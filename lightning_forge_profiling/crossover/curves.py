@@ -221,10 +221,6 @@ def find_crossover(cpu: Curve, gpu: Curve) -> Crossover:
     Between two sizes both curves are interpolated as straight lines on logarithmic axes, as any power of the size is.
     The crossover is where the ratio of the two times passes 1.
 
-    Args:
-        cpu: the CPU's curve.
-        gpu: a curve of the GPU.
-
     Example:
         >>> def curve(way, times):
         ...     points = [Point(size=n, us=us, low_us=us, high_us=us, samples=9) for n, us in times.items()]

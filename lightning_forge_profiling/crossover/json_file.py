@@ -27,28 +27,12 @@ def crossover_json(result: CrossoverResult) -> bytes:
 
 
 def read_crossover(path: Path) -> CrossoverResult:
-    """Read a file that `crossover --json` wrote.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        OSError: it cannot be read.
-        ConfigurationError: its content is something else.
-    """
+    """Read a file that `crossover --json` wrote."""
     return parse_crossover(read_regular(path.resolve()), str(path))
 
 
 def parse_crossover(content: bytes, name: str) -> CrossoverResult:
-    """The result from the content of a file.
-
-    Args:
-        content: what `crossover_json` returned.
-        name: of the file, for error messages.
-
-    Raises:
-        ConfigurationError: the content is something else.
-    """
+    """The result from the content of a file."""
     try:
         msgspec.json.decode(content, type=_Versioned)
         return msgspec.json.decode(content, type=CrossoverResult)

@@ -26,13 +26,7 @@ _MEMORY_FACTOR: Final = 2  # of the tensors: libraries take workspace, and a cop
 
 
 class OperationTimer:
-    """Times operations for `measure`.
-
-    Args:
-        dtype: by its name in `DTYPES`.
-        gpu: the device; None for the CPU alone.
-        max_time_s: sample for at most this many seconds per point. Warming up comes on top.
-    """
+    """Times operations for `measure`."""
 
     def __init__(self, dtype: str, gpu: torch.device | None, max_time_s: float) -> None:
         self._dtype = DTYPES[dtype]
@@ -43,17 +37,7 @@ class OperationTimer:
         self._on_gpu: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, name: str, size: int, way: Way, expected_us: float | None) -> Point | str:
-        """Time an operation at one size, in one way.
-
-        Args:
-            name: of the operation.
-            size: its n.
-            way: one of `WAYS`.
-            expected_us: about how long a call will take, in microseconds; None if unknown.
-
-        Returns:
-            The point, or a sentence about why there is none.
-        """
+        """Time an operation at one size, in one way."""
         operation = OPERATIONS[name]
         needed = _MEMORY_FACTOR * operation.bytes(size, self._dtype)
         if self._made_for != (name, size):
@@ -155,12 +139,7 @@ def find_gpu() -> torch.device | None:
 
 
 def setting(dtype: str, gpu: torch.device | None) -> Setting:
-    """Where and how the crossover is measured.
-
-    Args:
-        dtype: by its name in `DTYPES`.
-        gpu: the device; None for the CPU alone.
-    """
+    """Where and how the crossover is measured."""
     words = {True: "on", False: "off"}
     tf32 = tf32_allowed()
     platforms = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}

@@ -46,20 +46,12 @@ class Operation:
         """Its arguments, on the CPU: normal random numbers, the same each time.
 
         Constants would not do: a GPU's power draw, and with it its clock, depends on how many bits flip.
-
-        Args:
-            size: n.
-            dtype: of all tensors.
         """
         generator = torch.Generator().manual_seed(_SEED)
         return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in self.shapes(size)[:-1])
 
     def bytes(self, size: int, dtype: torch.dtype) -> int:
         """The size of its tensors in bytes, the result included.
-
-        Args:
-            size: n.
-            dtype: of all tensors.
 
         Example:
             >>> OPERATIONS["add"].bytes(1024, torch.float32) / 2**20

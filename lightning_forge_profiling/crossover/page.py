@@ -22,12 +22,6 @@ def crossover_page(result: CrossoverResult) -> str:
     """A crossover as a web page.
 
     The plots are inside, in light and dark colours. Its content security policy blocks scripts and every request.
-
-    Args:
-        result: the crossover.
-
-    Returns:
-        The text of the file.
     """
     found = warnings(result)
     values = {

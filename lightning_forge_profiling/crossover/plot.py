@@ -79,14 +79,7 @@ _ROUNDING: Final = 1 - 1e-9
 
 
 def check_drawing(kind: Format) -> None:
-    """Draw an empty plot, to find a missing or broken matplotlib before measuring.
-
-    Args:
-        kind: of file.
-
-    Raises:
-        ConfigurationError: matplotlib cannot draw here.
-    """
+    """Draw an empty plot, to find a missing or broken matplotlib before measuring."""
     try:
         draw_operation(OperationCurves(name="", meaning="", curves=()), LIGHT, kind)
     except Exception as error:  # a broken installation can raise anything
@@ -99,17 +92,7 @@ def check_drawing(kind: Format) -> None:
 
 
 def draw_operation(operation: OperationCurves, theme: Theme, kind: Format, *, narrow: bool = False) -> bytes:
-    """A plot of one operation's curves.
-
-    Args:
-        operation: with its curves.
-        theme: light or dark.
-        kind: of file.
-        narrow: half as wide with letters of the same size, for narrow screens.
-
-    Returns:
-        The content of the file. The same input gives the same bytes.
-    """
+    """A plot of one operation's curves."""
     with _style(theme):
         from matplotlib.figure import Figure  # noqa: PLC0415  (only where something is drawn)
 
@@ -123,16 +106,7 @@ def draw_operation(operation: OperationCurves, theme: Theme, kind: Format, *, na
 
 
 def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
-    """A plot of all operations side by side, with a heading.
-
-    Args:
-        result: the crossover.
-        theme: light or dark.
-        kind: of file.
-
-    Returns:
-        The content of the file. The same input gives the same bytes.
-    """
+    """A plot of all operations side by side, with a heading."""
     with _style(theme):
         from matplotlib.figure import Figure  # noqa: PLC0415  (only where something is drawn)
 

@@ -27,20 +27,7 @@ def measure(
     longest_us: float,
     progress: Callable[[str, int], None] = lambda _name, _size: None,
 ) -> tuple[OperationCurves, ...]:
-    """Time operations over sizes.
-
-    Args:
-        operations: by name.
-        sizes: ascending.
-        ways: how to run each; the CPU first, because its times decide how far the GPU's curves go.
-        time: times one call.
-        longest_us: a curve ends before the size at which a call is expected to take longer, in microseconds, and after
-            a call that did. A curve of the GPU continues while the CPU took as long at the same size.
-        progress: called with each operation and size before it is timed.
-
-    Returns:
-        The operations in their order.
-    """
+    """Time operations over sizes."""
     found = []
     for name, operation in operations.items():
         points: dict[Way, list[Point]] = {way: [] for way in ways}
@@ -79,14 +66,6 @@ def predicted_us(points: Sequence[Point], size: int, exponent: int) -> float | N
 
     This extrapolates the line through the last two points on logarithmic axes, but no steeper than the work grows:
     noise or the end of a cache between two points makes the line too steep.
-
-    Args:
-        points: of a curve, ascending.
-        size: larger than theirs.
-        exponent: the power of the size with which the work grows.
-
-    Returns:
-        Microseconds; None for fewer than two points.
 
     Example:
         >>> times = {256: 10.0, 512: 40.0, 1024: 4000.0}

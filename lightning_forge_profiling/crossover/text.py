@@ -118,12 +118,7 @@ def warnings(result: CrossoverResult) -> list[str]:
 
 
 def print_crossover(result: CrossoverResult, screen: Screen | None = None) -> None:
-    """Print a table for each operation, and then the sizes from which the GPU is faster.
-
-    Args:
-        result: what to print.
-        screen: standard output by default.
-    """
+    """Print a table for each operation, and then the sizes from which the GPU is faster."""
     screen = screen or Screen()
     for name, value in facts(result):
         screen.line(value, name=name, column=len("PyTorch "))

@@ -54,9 +54,6 @@ def block_length(values: Sequence[float] | _Column) -> int:
     of two means then contains the true one in 93 to 98 % of cases from 5 values on; with the formula alone, in 79 to
     91 %.
 
-    Args:
-        values: consecutive values, at least two.
-
     Example:
         >>> block_length([1.0, 1.1, 1.0, 1.1, 1.0, 1.1, 1.0, 1.1, 1.0])
         3
@@ -99,11 +96,6 @@ class BlockBootstrap:
     procedure, 1992). The variance of the resamples is multiplied by n / (n - block), because deviations are taken from
     the run's own mean.
 
-    Args:
-        counted: number of counted steps in each interval.
-        step_ms: their time in milliseconds. Its autocorrelation determines the block length.
-        seed: seed of the random numbers.
-
     Example:
         >>> bootstrap = BlockBootstrap([50] * 6, [500.0, 510.0, 495.0, 505.0, 500.0, 490.0])
         >>> found = bootstrap.ratio([500.0, 510.0, 495.0, 505.0, 500.0, 490.0], [50.0] * 6)
@@ -127,12 +119,7 @@ class BlockBootstrap:
         self._widened = sqrt(pieces / (pieces - block))
 
     def ratio(self, amounts: Sequence[float | None], per: Sequence[float]) -> RunValue | None:
-        """The sum of `amounts` over the sum of `per`; None if that is not a positive number.
-
-        Args:
-            amounts: amount of each interval; None leaves the interval out.
-            per: denominator of each interval, in any unit.
-        """
+        """The sum of `amounts` over the sum of `per`; None if that is not a positive number."""
         known = [amount is not None for amount in amounts]
         amount = self._merged([amount or 0.0 for amount in amounts])
         base = self._merged([value if is_known else 0.0 for value, is_known in zip(per, known, strict=True)])
@@ -158,10 +145,6 @@ class BlockBootstrap:
         """The median of the steps in milliseconds, interpolated in its bucket; None without a step.
 
         The error includes a bucket's width, because steps may not be spread evenly in it.
-
-        Args:
-            histograms: histogram of each interval, in microseconds.
-            bucket_ratio: upper over lower edge of a bucket.
         """
         found = sorted({bucket for counts in histograms for bucket in counts})
         if not found:
@@ -190,12 +173,6 @@ def share_interval(
     part: Sequence[float], whole: Sequence[float], steps: Sequence[int], bootstrap: BlockBootstrap | None = None
 ) -> ShareInterval | None:
     """A part's share of the steps, with its interval and its median over blocks; None for fewer than five blocks.
-
-    Args:
-        part: the part's time in each block of consecutive steps.
-        whole: the time of the block.
-        steps: the number of its steps.
-        bootstrap: that of these blocks, if there is one already.
 
     Example:
         >>> found = share_interval([2.0, 2.2, 1.8, 2.0, 30.0, 2.0, 1.9, 2.1], [10.0] * 8, [8] * 8)

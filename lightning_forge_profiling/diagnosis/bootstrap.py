@@ -30,16 +30,6 @@ def bootstrap_difference(
     (moving blocks) and 13.3 (percentile interval). Blocks go round from the last step to the first, so that each is
     drawn as often as any other (D. N. Politis and J. P. Romano, A circular block-resampling procedure, 1992).
 
-    Args:
-        before: values of the steps of one side, in any unit.
-        after: of the other, in the same unit.
-        block: how many steps in a row are drawn together; 1 takes steps as independent of each other.
-        seed: of the random numbers.
-        resamples: how often to draw.
-
-    Returns:
-        The interval's ends, in the same unit.
-
     Example:
         >>> low, high = bootstrap_difference([10.0, 10.1, 9.9, 10.0, 10.2], [12.0, 12.1, 11.9, 12.0, 12.2])
         >>> 1.6 < low < 2 < high < 2.4

@@ -62,21 +62,7 @@ _MEASURED: Final = {"input-bound": "data", "transfer-bound": "transfer"}
 
 
 def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis:
-    """Findings and verdict from the trace, the run, or both.
-
-    Args:
-        analysis: of the trace, None without one.
-        evidence: of the whole run, None without callbacks.
-
-    Returns:
-        The analysis with the run's evidence, one list of findings, and `differences`. Where recorded steps are over
-        10 % longer or shorter than live ones, shares are of the live step: GPU work takes as long there as recorded,
-        what is left of a live step beside it is all that the GPU can have waited for the host, and the loader's share
-        is what the run measured.
-
-    Raises:
-        ValueError: neither is given.
-    """
+    """Findings and verdict from the trace, the run, or both."""
     if evidence is None:
         if analysis is None:
             raise ValueError("combine() needs an analysis or the run's evidence.")
@@ -322,14 +308,7 @@ def _slowed(judged: _Judged, evidence: RunEvidence) -> bool:
 
 
 def _of_live_step(found: Finding, judged: _Judged, evidence: RunEvidence, late_ms: float) -> Finding:
-    """A trace's finding of the live step: what recording added to a wait for the host is taken off.
-
-    Args:
-        found: the finding, of the recorded step.
-        judged: the recorded steps.
-        evidence: the live ones.
-        late_ms: how long GPUs wait for a late host in a live step, which is another finding's.
-    """
+    """A trace's finding of the live step: what recording added to a wait for the host is taken off."""
     recorded_ms, live_ms = judged.step_ms, evidence.step_ms.mean
     share = found.share_pct * recorded_ms / live_ms
     averaged = " on the mean of the ranks" if evidence.world_size > 1 else ""

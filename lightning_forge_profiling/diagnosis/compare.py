@@ -95,19 +95,7 @@ class Comparison:
 
 
 def compare(a: Analysis, b: Analysis, *, seed: int = 0) -> Comparison:
-    """Compare two analyses.
-
-    Args:
-        a: of before. For kernels to be compared in full it has to hold all of them, and so has `b`.
-        b: of after.
-        seed: of the random numbers behind the intervals.
-
-    Returns:
-        What changed.
-
-    Raises:
-        TraceError: one of them has no rank or no step, or is cut off and has no whole one.
-    """
+    """Compare two analyses."""
     for analysis in (a, b):
         if not analysis.ranks:
             raise TraceError(f"{analysis.source}: no recorded rank to compare")

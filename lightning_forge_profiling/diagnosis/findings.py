@@ -29,10 +29,6 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
 
     A finding's share of the step is the mean over the ranks. Where a cause is found on one of several ranks only, the
     finding names it.
-
-    Args:
-        ranks: the figures of each rank.
-        waits: how long each waited for others.
     """
     findings = rank_causes(ranks, waits)
     straggler = _straggler(_contexts(ranks, waits))

@@ -44,14 +44,6 @@ def gate(comparison: Comparison, metric: str, limit_pct: float) -> Gate:
     """Decide whether a metric is worse by more than a limit.
 
     Noise alone makes at most one comparison of equal runs in forty `slower`.
-
-    Args:
-        comparison: of the two runs.
-        metric: one of `compare.METRICS`.
-        limit_pct: the limit, in percent of before.
-
-    Returns:
-        The decision.
     """
     found = comparison.metrics[metric]
     outcome, why = _decided(found, limit_pct)
@@ -76,13 +68,6 @@ def shown_difference(noise: float, steps: int) -> float:
 
     So much has a run to be slower than the limit to be called slower, and so much does the limit have to be for equal
     runs not to be inconclusive.
-
-    Args:
-        noise: standard deviation of the steps, in any unit.
-        steps: how many there are on each side.
-
-    Returns:
-        The difference, in the same unit.
 
     Example:
         >>> [round(shown_difference(1.0, steps), 1) for steps in (5, 8, 20)]

@@ -52,11 +52,7 @@ SLOW_LAUNCHES: Final = Rule("slow-launches", _launch_cost, _slow_launches)
 
 
 def largest_idle(rules: Sequence[Rule[RuleContext]]) -> Rule[RuleContext]:
-    """The rule for the largest part of the idle time, where none of the others explains it.
-
-    Args:
-        rules: the others.
-    """
+    """The rule for the largest part of the idle time, where none of the others explains it."""
 
     def cost(context: RuleContext) -> float:
         cause = _largest(context)

@@ -374,13 +374,7 @@ def hooks_pct(evidence: RunEvidence, *regions: str) -> float:
 
 
 def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: RunEvidence) -> list[Finding]:
-    """Merge findings of the step and of the ledger, without those whose time another one explains better.
-
-    Args:
-        findings: findings of the step.
-        outside: findings of the ledger.
-        evidence: evidence of the run.
-    """
+    """Merge findings of the step and of the ledger, without those whose time another one explains better."""
     hidden = set()
     collecting_ms = sum(found.saves.ms_per_step for found in outside if found.code == "gc-bound" and found.saves)
     between_pct = max((found.share_pct for found in findings if found.code == "between-regions"), default=0.0)

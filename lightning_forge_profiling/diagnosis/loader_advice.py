@@ -59,10 +59,6 @@ class LoaderWait:
 def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
     """What to change so that training waits less for its loader: nothing that is set already.
 
-    Args:
-        wait: how long it waits.
-        settings: the loader's; None where only a trace without them is known.
-
     Example:
         >>> cpu = CpuUse(cores=8, used=1, idle=7, loader_busy_pct=98)
         >>> wait = LoaderWait(host_ms=25, exposed_ms=25, step_ms=40, on_gpu=True, cpu=cpu)

@@ -48,11 +48,6 @@ def ratio_of(a: Sequence[RunValue], b: Sequence[RunValue], scatter: float) -> Ra
     A bootstrap of runs is too narrow: with 2, 3 and 5 equal runs a side, it called them different in 26, 19 and 8 % of
     400 simulated comparisons at a nominal 5 %; this interval did in 4, 6 and 5 %
     (`python -m benchmarks.compare_false_alarms`).
-
-    Args:
-        a: values of the runs of the first side.
-        b: values of the runs of the second side.
-        scatter: standard deviation of the logarithm between processes, to assume with one run a side.
     """
     logs = [[log(found.value) for found in side] for side in (a, b)]
     difference = fmean(logs[1]) - fmean(logs[0])
@@ -105,13 +100,7 @@ def tolerable_scatter(runs: int, limit_pct: float) -> float:
 
 
 def steps_needed(found: Ratio, steps: int, limit_pct: float) -> int | None:
-    """Number of steps a side with which equal runs pass a limit in four of five comparisons; None if no number does.
-
-    Args:
-        found: ratio with one run a side.
-        steps: number of steps that it is from.
-        limit_pct: the limit in percent, above 0.
-    """
+    """Number of steps a side with which equal runs pass a limit in four of five comparisons; None if no number does."""
     between = 2 * (found.scatter or 0.0) ** 2
     room = (log(1 + limit_pct / 100) / (_T_975[-1] + _T_80[-1])) ** 2 - between
     if found.log_error is None or room <= 0:

@@ -26,10 +26,6 @@ def before_all(analysis: Analysis, evidence: RunEvidence) -> Analysis:
     """The analysis with what the machine does to the run as its verdict, if it costs enough.
 
     Under 10 % of the step it leaves the verdict to a cause that would be one without all of that time.
-
-    Args:
-        analysis: of the run, and of its trace.
-        evidence: of the run.
     """
     found = machine_findings(evidence)
     if not found:
@@ -51,9 +47,6 @@ def before_all(analysis: Analysis, evidence: RunEvidence) -> Analysis:
 
 def machine_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """What the machine does to the run, the costliest first.
-
-    Args:
-        evidence: what the callbacks measured.
 
     Example:
         >>> from lightning_forge_profiling.results.rank import Distribution

@@ -40,12 +40,7 @@ Works = Mapping[int, RankWork]
 
 
 def rank_work(evidence: RunEvidence, *, host: str) -> RankWork:
-    """What a rank reports of itself for `straggler`.
-
-    Args:
-        evidence: measurements of this rank.
-        host: name of its machine.
-    """
+    """What a rank reports of itself for `straggler`."""
     own = self_times(evidence)
     outside: dict[str, float] = {}
     leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
@@ -121,16 +116,7 @@ def _computed_ms(work: RankWork, leaf: str) -> float:
 
 
 def straggler(works: Works, run: RunEvidence) -> Finding | None:
-    """The rank that the others wait for, with the part of its step in which it takes longer.
-
-    Args:
-        works: the work of each rank, with waits.
-        run: measurements of one of them, for the settings that all have: what to do depends on them.
-
-    Returns:
-        None if they wait for less than `NAMED_FROM_PCT` of a step, or of the fit for what is outside of the step, and
-        if the intervals of the regions, of which few steps may have been timed, are as wide as that.
-    """
+    """The rank that the others wait for, with the part of its step in which it takes longer."""
     if len(works) < 2:  # noqa: PLR2004
         return None
     last = max(works.values(), key=RankWork.own_ms)

@@ -78,16 +78,7 @@ def finding(
     source: Literal["trace", "run"],
     rank: int | None = None,
 ) -> Finding:
-    """A rule that applies, as a finding.
-
-    Args:
-        rule: the rule.
-        context: what it looks at.
-        step_ms: the step that its costs are part of.
-        share_pct: what it costs, in percent of the step.
-        source: what the context is from.
-        rank: the rank it was found on, None where it holds for all of them.
-    """
+    """A rule that applies, as a finding."""
     cost_ms, explained = rule.cost(context), rule.explain(context)
     return Finding(
         code=rule.code,
@@ -108,15 +99,6 @@ def finding(
 
 def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
     """A predicted saving.
-
-    Args:
-        ms: milliseconds of a step; None if it cannot be predicted.
-        step_ms: the step.
-        at_most: whether `ms` is a bound.
-        cost_ms: what the finding says that its cause costs; None for the same.
-
-    Returns:
-        None where there is nothing to save.
 
     Example:
         >>> saving(29.5, 38.3, at_most=False).text

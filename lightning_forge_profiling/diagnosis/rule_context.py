@@ -76,12 +76,7 @@ class RuleContext:
         return 100 * ms_per_step / self.rank.step_ms.mean if self.rank.step_ms.mean else 0.0
 
     def of_step(self, ms_per_step: float, *, bound: bool = False) -> str:
-        """A time per step beside the mean step, as `2.70 ms of each 3.25 ms step`.
-
-        Args:
-            ms_per_step: the time.
-            bound: whether it is an upper bound where the times are those of a live step.
-        """
+        """A time per step beside the mean step, as `2.70 ms of each 3.25 ms step`."""
         most = "at most " if bound and self.live else ""
         return f"{most}{in_ms(ms_per_step)} of each {in_ms(self.rank.step_ms.mean)} {'live ' if self.live else ''}step"
 
@@ -107,23 +102,13 @@ class RuleContext:
 
 
 def in_function(rank: RankSummary | None, code: str) -> SpentIn | None:
-    """The user's function that holds most of a finding's time; None if it is unknown, as without stacks.
-
-    Args:
-        rank: the rank of the finding; None for a run without a trace.
-        code: the finding's code.
-    """
+    """The user's function that holds most of a finding's time; None if it is unknown, as without stacks."""
     python = None if rank is None else rank.python
     return None if python is None else python.spent.get(_SPENT.get(code, ""))
 
 
 def located(found: Finding, rank: RankSummary | None) -> Finding:
-    """The finding with the user's function that holds most of its time, if stacks show it and samples do not.
-
-    Args:
-        found: the finding.
-        rank: the recorded rank that its figures are of.
-    """
+    """The finding with the user's function that holds most of its time, if stacks show it and samples do not."""
     held = in_function(rank, found.code)
     if held is None or {"where", "line"} & found.evidence.keys():
         return found

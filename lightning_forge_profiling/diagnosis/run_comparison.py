@@ -111,18 +111,7 @@ class RunComparison:
 def compare_runs(
     a: Sequence[RunSamples], b: Sequence[RunSamples], *, scatter_pct: float, limit_pct: float | None = None
 ) -> RunComparison:
-    """Compare two sides with at least one run each.
-
-    Args:
-        a: the runs before.
-        b: the runs now.
-        scatter_pct: scatter between processes of equal runs to assume with one run a side, as a standard deviation in
-            percent.
-        limit_pct: change in percent that counts as slower; None for any difference that the runs show.
-
-    Raises:
-        ConfigurationError: a run is twice on one side.
-    """
+    """Compare two sides with at least one run each."""
     for side in (a, b):
         _refuse_twice(side)
     alone = len(a) == len(b) == 1
@@ -145,12 +134,7 @@ def compare_runs(
 
 
 def differences(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> tuple[str, ...]:
-    """Conditions in which any two of the runs differ, one sentence each. Unknown conditions are ignored.
-
-    Args:
-        a: the runs before.
-        b: the runs now.
-    """
+    """Conditions in which any two of the runs differ, one sentence each. Unknown conditions are ignored."""
     found = []
     for name, words in _CONDITIONS.items():
         sides = [sorted({str(value) for run in side if (value := getattr(run.conditions, name))}) for side in (a, b)]

@@ -14,16 +14,7 @@ _REPEATS: Final = 3
 
 
 def run_gate(comparison: RunComparison, metric: str, limit_pct: float) -> Gate:
-    """Decide on one metric. An inconclusive gate says what would decide it.
-
-    Args:
-        comparison: comparison of the runs, with this limit.
-        metric: one of `run_metrics.RUN_METRICS`.
-        limit_pct: the limit, in percent of the value before.
-
-    Raises:
-        ConfigurationError: a side does not have the metric.
-    """
+    """Decide on one metric. An inconclusive gate says what would decide it."""
     found = comparison.metrics.get(metric)
     if found is None or found.ratio is None or found.outcome is None:
         having = ", ".join(name for name, other in comparison.metrics.items() if other.ratio is not None)
@@ -53,13 +44,7 @@ def interval_words(ratio: Ratio) -> str:
 
 
 def what_would_tell(comparison: RunComparison, metric: RunMetric, limit_pct: float) -> str:
-    """How many repeats or steps decide a limit in four of five comparisons of equal runs.
-
-    Args:
-        comparison: the comparison.
-        metric: a metric of it that is inconclusive.
-        limit_pct: the limit, in percent.
-    """
+    """How many repeats or steps decide a limit in four of five comparisons of equal runs."""
     ratio, runs = metric.ratio, min(len(comparison.a.steps), len(comparison.b.steps))
     if ratio is None or ratio.log_error is None or ratio.scatter is None:
         return f"Too short: {FEWEST_INTERVALS} intervals a side are needed, each a logged row or about half a second"

@@ -57,12 +57,6 @@ def run_metrics(
     processes: if parts of a run differ, whole runs differ too. Of 200 pairs of equal runs on a busy machine, errors
     from their own steps called 15 % slower by more than 5 %, and with both scatters 1 %
     (`python -m benchmarks.compare_false_alarms`).
-
-    Args:
-        a: the runs before.
-        b: the runs now.
-        scatter: scatter between processes on a steady machine, as the standard deviation of the logarithm.
-        limit_pct: change in percent that counts as slower; None for any.
     """
     sides = [[_values(run, seed) for seed, run in enumerate(side)] for side in (a, b)]
     scatter = hypot(scatter, max(run["step"].unsteadiness for side in sides for run in side))
@@ -88,13 +82,7 @@ def run_metrics(
 
 
 def run_outcome(ratio: Ratio, limit_pct: float | None, *, more_is_better: bool = False) -> RunOutcome:
-    """Outcome that an interval supports.
-
-    Args:
-        ratio: now over before.
-        limit_pct: limit in percent that the whole interval must exceed to be slower; None for any difference.
-        more_is_better: whether a higher ratio is better; 5 % worse is then a ratio of 1 / 1.05.
-    """
+    """Outcome that an interval supports."""
     if ratio.low is None or ratio.high is None:
         return "inconclusive"
     low, high = (1 / ratio.high, 1 / ratio.low) if more_is_better else (ratio.low, ratio.high)

@@ -67,14 +67,6 @@ _OTHER_PCT: Final = NAMED_FROM[BETWEEN_REGIONS, "run"]
 def run_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """What costs at least `NAMED_FROM_PCT` of a step. No two findings count the same time, those of hooks included.
 
-    Args:
-        evidence: what the callbacks measured.
-
-    Returns:
-        The findings in no particular order; none where there are fewer than `MIN_STEPS` steps. On a CPU only
-        `input-bound`, `worker-restarts`, `slow-optimizer`, `between-regions`, `blocked-forward` and
-        `blocked-backward` are possible: there is no second timeline to show whether host or GPU waits.
-
     Example:
         >>> from lightning_forge_profiling.results.rank import Distribution
         >>> from lightning_forge_profiling.results.analysis import RunRegion

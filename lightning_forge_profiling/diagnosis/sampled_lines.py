@@ -29,12 +29,7 @@ _REGIONS: Final = {
 
 
 def with_lines(findings: Iterable[Finding], evidence: RunEvidence) -> list[Finding]:
-    """The findings with the line that most of their time is in, if there is one.
-
-    Args:
-        findings: of the step, and of the whole run.
-        evidence: of the run, with the sampled lines.
-    """
+    """The findings with the line that most of their time is in, if there is one."""
     return [_with_line(found, evidence) if evidence.lines else found for found in findings]
 
 

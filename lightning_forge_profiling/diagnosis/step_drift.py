@@ -32,13 +32,6 @@ def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | N
     the level. It lasts while the following blocks are on the same side, further away than the noise and 2 % of the
     level.
 
-    Args:
-        steps: numbers of the first counted steps.
-        times_ms: their times in milliseconds.
-
-    Returns:
-        None without a drift, and for fewer than `FEWEST_STEPS` steps.
-
     Example:
         >>> times = [12.0 - step // 8 if step < 40 else 8.0 for step in range(200)]
         >>> step_drift(range(10, 210), times)

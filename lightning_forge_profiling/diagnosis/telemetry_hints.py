@@ -52,11 +52,6 @@ def telemetry_hints(summary: TelemetrySummary, *, steps: int | None = None, rank
     There are none about utilization and clocks from fewer than `MIN_SAMPLES` samples, and none about a few calls of
     `cudaMalloc` in all.
 
-    Args:
-        summary: telemetry over the steady steps.
-        steps: how many steps those are; None if unknown.
-        rank: the rank of the GPU.
-
     Example:
         >>> summary = TelemetrySummary(device="NVIDIA H200", samples=50, utilization_pct=31.0)
         >>> [hint.code for hint in telemetry_hints(summary)]

@@ -49,12 +49,7 @@ _NOTHING_WITHOUT_GPU: Final = (
 
 
 def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tuple[Finding, ...]:
-    """The findings, the one whose fix can be expected to save most first.
-
-    Args:
-        findings: of the step, and of the whole run.
-        in_steps_pct: how much of the run its steps take.
-    """
+    """The findings, the one whose fix can be expected to save most first."""
 
     def gain(found: Finding) -> float:
         in_run = in_steps_pct / 100 if found.of == "step" else 1.0
@@ -65,9 +60,6 @@ def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tupl
 
 def order_note(findings: Sequence[Finding]) -> str:
     """Why a finding stands below one that costs less; "" where the shares descend.
-
-    Args:
-        findings: in the order of `by_gain`.
 
     Example:
         >>> def costs(code, pct):
@@ -90,14 +82,6 @@ def order_note(findings: Sequence[Finding]) -> str:
 
 def decide(findings: Sequence[Finding], *, gpu: bool = True, steps: int = 0) -> tuple[str, str]:
     """The verdict on findings in the order of `by_gain`: the first whose interval lies above its threshold.
-
-    Args:
-        findings: what was found.
-        gpu: whether GPU work was recorded.
-        steps: how many steps count.
-
-    Returns:
-        Its code, and its sentences.
 
     Example:
         >>> decide([])[0]
@@ -138,10 +122,6 @@ def with_intervals(findings: Iterable[Finding], evidence: RunEvidence) -> list[F
 
     A share follows from the times of regions or of a part of the ledger: its interval is as wide, in proportion, as
     theirs together.
-
-    Args:
-        findings: of the step, and of the whole run.
-        evidence: of the run.
     """
     return [_with_interval(found, evidence) for found in findings]
 

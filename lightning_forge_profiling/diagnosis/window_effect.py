@@ -19,14 +19,6 @@ next."""
 def window_effect(before_ms: Sequence[float], after_ms: Sequence[float]) -> WindowEffect | None:
     """Compare the steps after a window with those before it.
 
-    Args:
-        before_ms: times of the steps before.
-        after_ms: times of the steps after.
-
-    Returns:
-        The ratio of the medians with its 95 % interval by a bootstrap of blocks of steps, in percent; None where a
-        side has fewer than `FEWEST_STEPS` steps.
-
     Example:
         >>> effect = window_effect([5.0, 5.1] * 20, [6.0, 6.1] * 20)
         >>> round(effect.change_pct, 1), effect.low_pct > 10

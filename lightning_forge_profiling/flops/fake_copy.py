@@ -20,19 +20,7 @@ NESTED: Final = "Nested tensors cannot be counted: their lengths are values. Cou
 
 
 def fake_copy(module: nn.Module, batch: Any, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
-    """Copy both, with fake tensors in place of all tensors.
-
-    Args:
-        module: a module; it may be on the `meta` device.
-        batch: what it is called with.
-        mode: the mode of the fake tensors; not entered yet.
-
-    Returns:
-        The copies, on one device.
-
-    Raises:
-        ConfigurationError: something cannot be copied, or has no shape yet.
-    """
+    """Copy both, with fake tensors in place of all tensors."""
     name = type(module).__name__
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         raise ConfigurationError(
@@ -134,14 +122,7 @@ _CONTAINERS: Final = {tuple, list, dict}
 
 
 def left_behind(mode: FakeTensorMode) -> tuple[list[str], list[tuple[int, ...]]]:
-    """Find tensors of a finished count that something still holds.
-
-    Args:
-        mode: the mode of the count.
-
-    Returns:
-        The functions with `functools.lru_cache` that hold such tensors, and the shapes of all of them.
-    """
+    """Find tensors of a finished count that something still holds."""
     torch.clear_autocast_cache()  # autocast keeps the weights that it has cast
     if not _tensors_of(mode):
         return [], []

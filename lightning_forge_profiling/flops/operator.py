@@ -62,19 +62,6 @@ def operator_flops(
     The backward of fused attention counts five products, its forward two, because it recomputes the scores. Attention
     as separate products has four.
 
-    Args:
-        name: the operator, such as `aten::mm`.
-        input_dims: a shape per argument, the trace's `Input Dims`; empty for arguments that are not tensors.
-        input_types: a C++ type per argument, the trace's `Input type`, such as `c10::BFloat16`.
-        concrete_inputs: the values of arguments that are not tensors as text, the trace's `Concrete Inputs`.
-            Convolutions cannot be counted without them.
-        causal_halved: count half of causal attention over equal lengths, as for a kernel that skips masked blocks.
-            (The exact share is (S + 1) / 2S for S positions.)
-
-    Returns:
-        The operations and their type; None if the operator, type or arguments cannot be counted. The type is that of
-        the operands: products of `float` are `fp32` even if the device runs them as TF32, which a trace does not show.
-
     Example:
         >>> operator_flops("aten::mm", [[128, 256], [256, 512]], ["c10::BFloat16"] * 2, ["", ""])
         OperatorFlops(flops=33554432, dtype='bf16')

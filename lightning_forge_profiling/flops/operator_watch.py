@@ -60,11 +60,7 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, formulas: Mapping[Any, Callable[..., int]]) -> None:
-        """Start without operators.
-
-        Args:
-            formulas: the formula of each operator, as in `FlopCounterMode.flop_registry`.
-        """
+        """Start without operators."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.in_backward = False
         self.recomputed = 0

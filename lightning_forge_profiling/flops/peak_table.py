@@ -148,12 +148,6 @@ where another card has the same name."""
 def cards(rows: Sequence[Card], operations: Mapping[str, int], source: str, *, brand: str = "") -> Iterator[Part]:
     """Cards whose data sheets do not print dense rates for each type.
 
-    Args:
-        rows: the cards.
-        operations: operations of one SM per clock cycle, by type; a multiply-add is two.
-        source: the source of the figures.
-        brand: prefix of the name.
-
     Example:
         >>> [card] = cards([("RTX 4090", 128, 2520, None)], {"fp32": 256}, "a whitepaper", brand="GeForce ")
         >>> card.device, round(card.tflops["fp32"], 1)

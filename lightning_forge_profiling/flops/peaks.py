@@ -29,9 +29,6 @@ class DevicePeak:
     def source_of(self, dtype: str) -> str:
         """The source of one type's rate. Data sheets give `fp64` and `fp32` without sparsity, so they are not halved.
 
-        Args:
-            dtype: the type.
-
         Example:
             >>> h200 = find_peak("NVIDIA H200")
             >>> h200.source_of("bf16")
@@ -51,15 +48,6 @@ def find_peak(
     version) are not taken for a device in the table. If several devices have one name, the other arguments decide; if
     they contradict the name (a compute partition with fewer units), there is no match.
 
-    Args:
-        name: the driver's name, such as `NVIDIA H100 80GB HBM3`.
-        memory_bytes: the device's memory, `totalGlobalMem` in a trace.
-        sms: its streaming multiprocessors or compute units, `numSms` in a trace.
-        power_w: its power limit in watts. It excludes devices that do not support it.
-
-    Returns:
-        The device; None if it is not in the table, or several match.
-
     Example:
         >>> find_peak("NVIDIA H100 PCIe").flops["bf16"] / 1e12
         756.0
@@ -78,11 +66,6 @@ def find_peak(
 
 def power_may_tell(name: str, *, memory_bytes: int | None = None, sms: int | None = None) -> bool:
     """Whether several devices in the table match whose power limits differ.
-
-    Args:
-        name: as for `find_peak`.
-        memory_bytes: as for `find_peak`.
-        sms: as for `find_peak`.
 
     Example:
         >>> power_may_tell("Tesla V100"), power_may_tell("NVIDIA H200"), power_may_tell("NVIDIA Foo 9000")

@@ -23,12 +23,6 @@ _NAMES: Final = {
 def dtype_name(dtype: torch.dtype | str) -> str | None:
     """The name of a type in the table of peaks.
 
-    Args:
-        dtype: the type, or PyTorch's name for it.
-
-    Returns:
-        The name; None for types without a peak.
-
     Example:
         >>> dtype_name(torch.bfloat16), dtype_name(torch.complex64)
         ('bf16', None)
@@ -38,9 +32,6 @@ def dtype_name(dtype: torch.dtype | str) -> str | None:
 
 def parameter_dtype(module: nn.Module) -> str:
     """The type of most of a module's floating-point parameters, by number of elements; `fp32` without any.
-
-    Args:
-        module: the module.
 
     Example:
         >>> parameter_dtype(torch.nn.Linear(4, 4, dtype=torch.float64))
@@ -57,9 +48,6 @@ def parameter_dtype(module: nn.Module) -> str:
 def has_tf32(device: torch.device) -> bool:
     """Whether a device can compute fp32 products as TF32.
 
-    Args:
-        device: the device.
-
     Example:
         >>> has_tf32(torch.device("cpu"))
         False
@@ -75,9 +63,6 @@ def fp32_runs_as_tf32(module: nn.Module) -> bool:
     Matrix products follow `torch.set_float32_matmul_precision` and `torch.backends.cuda.matmul`, convolutions and
     recurrent layers `torch.backends.cudnn`, which allows TF32 by default. If these differ, the majority of the module's
     layers decides; a recurrent layer has two products, of its input and of its state, in each direction.
-
-    Args:
-        module: the module.
     """
     if torch.version.hip is not None:
         return False  # ROCm has no such switch that works by itself

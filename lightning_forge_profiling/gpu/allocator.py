@@ -72,11 +72,6 @@ def between(before: AllocatorReading, after: AllocatorReading, *, sampled_bytes:
     `torch.cuda.max_memory_allocated()` returns, so it is only read. If it rose, it is the interval's peak. If not, the
     interval stayed at or below it, and the highest known value is returned: of either end, or of a sample between.
 
-    Args:
-        before: the reading at the start.
-        after: the reading at the end.
-        sampled_bytes: the highest `allocated_bytes` of the samples between.
-
     Example:
         >>> step = between(AllocatorReading(peak_bytes=70), AllocatorReading(peak_bytes=90, device_allocs=2))
         >>> step.peak_bytes, step.peak_is_exact, step.device_allocs
@@ -97,11 +92,7 @@ def between(before: AllocatorReading, after: AllocatorReading, *, sampled_bytes:
 
 
 def merged(intervals: Sequence[AllocatorInterval]) -> AllocatorInterval:
-    """Join consecutive intervals.
-
-    Args:
-        intervals: at least one, in order of time.
-    """
+    """Join consecutive intervals."""
     last, highest = intervals[-1], max(intervals, key=lambda each: (each.peak_bytes, each.peak_is_exact))
     return replace(
         last,
@@ -118,11 +109,7 @@ def _since(before: int, after: int) -> int:
 
 
 def read_allocator(device_index: int) -> AllocatorReading:
-    """Read PyTorch's allocator. Neither waits for the GPU nor resets anything.
-
-    Args:
-        device_index: as in `cuda:0`.
-    """
+    """Read PyTorch's allocator. Neither waits for the GPU nor resets anything."""
     import torch  # noqa: PLC0415  (this folder is read without torch, too)
 
     # not memory_stats(), which also flattens and sorts some hundred entries

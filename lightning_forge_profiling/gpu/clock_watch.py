@@ -59,17 +59,7 @@ class ClockSeen:
 
 
 class ClockWatch:
-    """Reads one GPU's SM clock and the reasons for lowering it, at most every 5 ms.
-
-    Args:
-        index: the device, as in `cuda:0`.
-        uuid: `torch.cuda.get_device_properties(index).uuid`.
-        nvml: an initialized NVML, for tests; None opens it. It is shut down on exit in either case.
-        clock_ns: the host clock, in nanoseconds.
-
-    Raises:
-        ClocksUnavailableError: NVML is missing or cannot read this GPU's clock.
-    """
+    """Reads one GPU's SM clock and the reasons for lowering it, at most every 5 ms."""
 
     def __init__(
         self,
@@ -103,11 +93,7 @@ class ClockWatch:
         self._nvml.nvmlShutdown()
 
     def look(self, mark: int) -> None:
-        """Read the clock, unless the last reading is under 5 ms old.
-
-        Args:
-            mark: number of samples taken so far.
-        """
+        """Read the clock, unless the last reading is under 5 ms old."""
         now = self._clock_ns()
         if now - self._last_ns < _PERIOD_NS:
             return
@@ -120,18 +106,11 @@ class ClockWatch:
 
         That is a sample next to a reading with a reason and under 97 % of the highest reading. A clock that is lowered
         throughout marks no sample.
-
-        Args:
-            samples: number of samples taken.
         """
         return throttled_samples(self._readings, samples)
 
     def seen(self, discarded: int) -> ClockSeen | None:
-        """The clock since the start, with the median of the kept samples; None without a reading.
-
-        Args:
-            discarded: number of samples discarded.
-        """
+        """The clock since the start, with the median of the kept samples; None without a reading."""
         if not self._readings:
             return None
         rates = [reading.sm_mhz for reading in self._readings]
@@ -147,10 +126,6 @@ class ClockWatch:
 
 def throttled_samples(readings: Sequence[ClockReading], samples: int) -> list[bool]:
     """Whether the reading before or after each sample shows a lowered clock.
-
-    Args:
-        readings: in order of time.
-        samples: number of samples taken.
 
     Example:
         >>> readings = [ClockReading(0, 1980, 0), ClockReading(2, 1980, 0), ClockReading(3, 1700, 0x04)]

@@ -50,9 +50,6 @@ class GpuPoint:
 class GpuHistory:
     """Keeps a run of any length in at most `max_points` points of equally many samples; the last may have fewer.
 
-    Args:
-        max_points: an even number.
-
     Example:
         >>> history = GpuHistory(max_points=2)
         >>> for second, watts in enumerate((100.0, 300.0, 500.0)):
@@ -67,12 +64,7 @@ class GpuHistory:
         self._samples_per_point = 1
 
     def add(self, sample: GpuSample, *, counted: bool) -> None:
-        """Add a sample, in order of time.
-
-        Args:
-            sample: the readings.
-            counted: whether the sample is in the means.
-        """
+        """Add a sample, in order of time."""
         point = _point_of(sample, counted=counted)
         if self._points and self._points[-1].samples < self._samples_per_point:
             self._points[-1] = _joined(self._points[-1], point)

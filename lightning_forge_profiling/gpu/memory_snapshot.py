@@ -18,11 +18,7 @@ memory, and a few steps of a large model."""
 
 
 def refuse_unless_moment(when: object) -> None:
-    """Check the `memory_snapshot` argument.
-
-    Raises:
-        ConfigurationError: it is neither `"oom"` nor a step.
-    """
+    """Check the `memory_snapshot` argument."""
     if when != "oom" and (not isinstance(when, int) or isinstance(when, bool) or when < 0):
         raise ConfigurationError(f'memory_snapshot must be "oom" or the number of a step from 0 on, got {when!r}.')
 
@@ -78,12 +74,6 @@ class MemorySnapshot:
     recording ends with the snapshot, or with the fit, and so does a recording that the user starts in between: PyTorch
     has one recording, and does not report who started it. No method raises. Nothing reads the file again: it is a
     pickle, and loading one runs code.
-
-    Args:
-        when: `"oom"` records from the start of the fit and writes if it ends in an out-of-memory error; a number
-            records that step and writes at its end.
-        path: the file.
-        history: records the allocations; for tests.
     """
 
     def __init__(self, when: Moment, path: Path, history: MemoryHistory | None = None) -> None:

@@ -84,11 +84,7 @@ class NvmlDevice:
 
 
 def open_nvml() -> Nvml:
-    """Load and initialize NVML. Each call needs one `nvmlShutdown()`.
-
-    Raises:
-        LookupError: the binding, the driver or a permission is missing; the message says which.
-    """
+    """Load and initialize NVML. Each call needs one `nvmlShutdown()`."""
     try:
         nvml = cast("Nvml", import_module("pynvml"))
     except ImportError as exc:
@@ -106,15 +102,7 @@ def error_code(exc: Exception) -> int | None:
 
 
 def clock_event_reasons(nvml: Nvml, board: Any) -> int:
-    """Why a GPU's clock is what it is, as bits of `nvmlClocksEventReasons`; `throttle_reasons` names them.
-
-    Args:
-        nvml: an initialized NVML.
-        board: the whole GPU.
-
-    Raises:
-        NVMLError: the device does not report it.
-    """
+    """Why a GPU's clock is what it is, as bits of `nvmlClocksEventReasons`; `throttle_reasons` names them."""
     try:
         return nvml.nvmlDeviceGetCurrentClocksEventReasons(board)
     except AttributeError:  # bindings older than the name
@@ -128,17 +116,7 @@ def clock_event_reasons(nvml: Nvml, board: Any) -> int:
 def find_device(
     nvml: Nvml, index: int = 0, *, uuid: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> NvmlDevice:
-    """Find the device that CUDA calls `index`. NVML's indices differ: all GPUs, in the order of the PCI bus.
-
-    Args:
-        nvml: an initialized NVML.
-        index: as in `cuda:0`.
-        uuid: `torch.cuda.get_device_properties(index).uuid`; None reads `CUDA_VISIBLE_DEVICES` as CUDA does.
-        environ: the process's environment.
-
-    Raises:
-        LookupError: NVML does not know the device, or several match; the message says which.
-    """
+    """Find the device that CUDA calls `index`. NVML's indices differ: all GPUs, in the order of the PCI bus."""
     try:
         return _find(nvml, index, uuid, environ)
     except nvml.NVMLError as exc:

@@ -52,14 +52,7 @@ class GpuInfo:
 
 
 class GpuReader:
-    """Reads the sensors of one device. A sensor that the device lacks is asked once and then is None.
-
-    Args:
-        nvml: an initialized NVML.
-        device: the device to read.
-        pid: the process for `memory_own_bytes`.
-        allocated_bytes: returns the memory of PyTorch's tensors; None leaves that reading out.
-    """
+    """Reads the sensors of one device. A sensor that the device lacks is asked once and then is None."""
 
     def __init__(
         self, nvml: Nvml, device: NvmlDevice, *, pid: int, allocated_bytes: Callable[[], float | None] | None = None
@@ -80,11 +73,7 @@ class GpuReader:
         )
 
     def read(self, at_ns: int) -> GpuSample:
-        """Read all sensors.
-
-        Args:
-            at_ns: the time now.
-        """
+        """Read all sensors."""
         nvml, handle, board, ask = self.nvml, self._device.handle, self._device.board, self._ask
         rates = ask("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         encoder = ask("encoder", lambda: nvml.nvmlDeviceGetEncoderUtilization(handle))
@@ -139,16 +128,7 @@ def _scaled(value: float | None, factor: float = 1.0) -> float | None:
 def open_reader(
     index: int = 0, *, uuid: str | None = None, allocated_bytes: Callable[[], float | None] | None = None
 ) -> GpuReader:
-    """Open a reader of the device that CUDA calls `index`.
-
-    Args:
-        index: as in `cuda:0`.
-        uuid: `torch.cuda.get_device_properties(index).uuid`.
-        allocated_bytes: returns the memory of PyTorch's tensors.
-
-    Raises:
-        LookupError: the GPU, the driver or this device is missing; the message says which.
-    """
+    """Open a reader of the device that CUDA calls `index`."""
     nvml = open_nvml()
     try:
         device = find_device(nvml, index, uuid=uuid)
@@ -162,11 +142,6 @@ class TelemetrySampler:
     """Samples a GPU's sensors in a background thread, which never raises.
 
     NVML is loaded in that thread too: neither the driver nor the sensors delay the caller.
-
-    Args:
-        open_reader: opens the reader; a LookupError says why there is none.
-        period_s: seconds between samples.
-        clock_ns: the host clock.
 
     Example:
         >>> import functools

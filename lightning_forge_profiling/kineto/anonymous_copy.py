@@ -58,17 +58,6 @@ def write_anonymous_copy(source: Path, target: Path) -> tuple[str, ...]:
     Times, shapes and the names of operators, kernels, modules, functions and regions are kept; `HEADER` and `ARGUMENTS`
     list all fields that are, and `Redaction` what is removed from names. `target` appears complete or not at all.
 
-    Args:
-        source: a trace as `torch.profiler` exports it, JSON or gzipped JSON.
-        target: where to write the copy, always gzipped.
-
-    Returns:
-        Problems of the trace, in words; its valid events are copied.
-
-    Raises:
-        TraceError: `source` is not a trace; nothing is written.
-        OSError: a file could not be read or written.
-
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())

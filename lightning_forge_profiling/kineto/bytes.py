@@ -27,18 +27,6 @@ _ALLOWED_RATIO: Final = 100
 def unpacked(path: Path, problems: list[str], *, always_allowed: int = _ALWAYS_ALLOWED) -> Iterator[bytes]:
     """Read a file, decompressing it if it is gzipped.
 
-    Args:
-        path: the file; its content decides whether it is gzipped, not its name.
-        problems: receives a description of damaged gzip data. The data before the damage is yielded.
-        always_allowed: bytes that a gzipped file may decompress to whatever its size; beyond that, 100 times its size.
-
-    Yields:
-        The content, some megabytes at a time.
-
-    Raises:
-        TraceError: it decompresses to more than any trace does.
-        OSError: the file could not be read; carries its name.
-
     Example:
         >>> import gzip, tempfile
         >>> path = Path(tempfile.mkdtemp()) / "trace.json.gz"

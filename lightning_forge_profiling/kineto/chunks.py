@@ -44,12 +44,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class TraceText(Generic[T]):
-    """A trace file, read once from beginning to end.
-
-    Args:
-        path: the file, JSON or gzipped JSON.
-        decode: turns the JSON text of a list of events into events; may raise `msgspec.DecodeError`.
-    """
+    """A trace file, read once from beginning to end."""
 
     path: Path
     decode: Callable[[bytes], list[T]]
@@ -71,12 +66,7 @@ class TraceText(Generic[T]):
         return self._ended or (self._between_events and not self._is_object)
 
     def events(self) -> Generator[list[T]]:
-        """The events, some thousands at a time.
-
-        Raises:
-            TraceError: the file is not a trace.
-            OSError: the file could not be read.
-        """
+        """The events, some thousands at a time."""
         with contextlib.closing(ahead(unpacked(self.path, self.problems))) as pieces:
             yield from self._events(pieces)
 

@@ -89,11 +89,7 @@ class EventDecoder:
         self._set_type(Event, BareEvent)
 
     def __call__(self, text: bytes) -> list[Event]:
-        """Decode a JSON list of events.
-
-        Raises:
-            msgspec.DecodeError: the text is not valid JSON.
-        """
+        """Decode a JSON list of events."""
         left_out = without_arguments = 0
         try:
             events = self._decode_list(text)

@@ -19,18 +19,7 @@ _MOST_NAMED: Final = 5  # unreadable files that a note names; the rest is counte
 
 
 def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """The traces of a file or folder.
-
-    Args:
-        path: a trace, a link to one, or a folder with one trace per rank, of which links are left out. If only its
-            subfolders have traces, the newest is taken.
-
-    Returns:
-        The files, and notes about which were chosen or could not be read.
-
-    Raises:
-        TraceError: there are none.
-    """
+    """The traces of a file or folder."""
     if path.is_file():
         return (path.resolve() if path.is_symlink() else path,), ()
     if not path.exists():

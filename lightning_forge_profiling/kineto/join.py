@@ -22,9 +22,6 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     """Join windows of one rank, one after the other.
 
     The time between them is not kept: it belongs to no step, and the files may not share a clock.
-
-    Args:
-        traces: the windows in order of time.
     """
     first, *others = traces
     if not others:

@@ -29,13 +29,6 @@ def read_trace(path: Path) -> Trace:
 
     Events that are damaged, have no time or an impossible one are left out, and `Trace.warnings` counts them.
 
-    Args:
-        path: JSON or gzipped JSON, from any version of PyTorch since 2021.
-
-    Raises:
-        TraceError: the file is not a trace.
-        OSError: the file could not be read.
-
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "trace.json"

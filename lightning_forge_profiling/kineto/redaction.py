@@ -50,9 +50,6 @@ class Redaction:
     Of an absolute path the file name stays, of a file in an installed package the path below `site-packages/`. Web,
     mail, network and device addresses, UUIDs and the given identities are removed.
 
-    Args:
-        identities: names of users and hosts.
-
     Example:
         >>> redaction = Redaction({"ada"})
         >>> redaction("/home/ada/gpt/train.py(88): step")

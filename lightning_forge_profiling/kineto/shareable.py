@@ -58,14 +58,6 @@ ARGUMENTS: Final[Fields] = dict.fromkeys((
 def shareable(value: Any, fields: Fields | None, clean: Callable[[str], str]) -> Any:
     """The shareable part of a JSON value.
 
-    Args:
-        value: the value.
-        fields: the fields of an object to keep; None if no object is expected.
-        clean: redacts a text.
-
-    Returns:
-        The value without the rest; None if nothing is left.
-
     Example:
         >>> shareable({"rank": 0, "host": "node17"}, {"rank": None}, str.upper)
         {'rank': 0}

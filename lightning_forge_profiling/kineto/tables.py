@@ -223,11 +223,7 @@ class TraceTables:
                 pieces[column] = [piece - earliest for piece in pieces[column]]
 
     def trace(self, file: str) -> Trace:
-        """Close the tables.
-
-        Args:
-            file: the file's name.
-        """
+        """Close the tables."""
         names = tuple(self._names)
         threads, thread = _texts(self._threads)
         lanes, lane = _texts(self._lanes)

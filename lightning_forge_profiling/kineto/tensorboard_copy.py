@@ -46,14 +46,6 @@ def write_plugin_copy(source: Path, target: Path) -> None:
     `target` appears complete or not at all, because the plugin reads the files of a run only once. The plugin lists it
     as a worker of the run if its name ends in `.pt.trace.json.gz`.
 
-    Args:
-        source: a trace as `torch.profiler` exports it, JSON or gzipped JSON.
-        target: where to write the copy, always gzipped.
-
-    Raises:
-        TraceError: `source` is not a trace; nothing is written.
-        OSError: a file could not be read or written.
-
     Example:
         >>> import gzip, json, tempfile
         >>> folder = Path(tempfile.mkdtemp())
@@ -73,15 +65,6 @@ def write_plugin_copy(source: Path, target: Path) -> None:
 
 def plugin_trace(trace: bytes) -> Iterator[bytes]:
     r"""Rewrite a trace for TensorBoard's profiler plugin.
-
-    Args:
-        trace: the JSON text of a trace.
-
-    Yields:
-        The JSON text of the copy, piece by piece. Whatever needs no change is copied verbatim.
-
-    Raises:
-        TraceError: `trace` is not a trace.
 
     Example:
         >>> b"".join(plugin_trace(b'{"traceEvents": [{"cat": "gpu_user_annotation"}, {"cat": "kernel"}]}'))

@@ -93,11 +93,7 @@ class Placing:
 
 
 class TimeAxis:
-    """Time axis of a run, starting at 0.
-
-    Args:
-        seconds: length of the run.
-    """
+    """Time axis of a run, starting at 0."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = max(seconds, 0.1)

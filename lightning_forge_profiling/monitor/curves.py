@@ -43,13 +43,7 @@ class Point:
 
 
 def points(intervals: Sequence[Interval], began: float, most: int = _MOST_POINTS) -> list[Point]:
-    """Merge intervals into at most `most` points.
-
-    Args:
-        intervals: intervals with counted steps, oldest first.
-        began: start of the run, Unix time in seconds.
-        most: largest number of points.
-    """
+    """Merge intervals into at most `most` points."""
     each = max(1, -(-len(intervals) // most))
     parts = (intervals[start : start + each] for start in range(0, len(intervals), each))
     return [Point(part[-1].at - began, spread_of(part), _means(part)) for part in parts]
@@ -67,11 +61,7 @@ def _mean(weighted: Sequence[tuple[float, int]]) -> float:
 
 
 def curves(found: Sequence[Point]) -> Iterator[Chart]:
-    """Charts of a run: step time, then the rates and telemetry that were logged.
-
-    Args:
-        found: the points, oldest first.
-    """
+    """Charts of a run: step time, then the rates and telemetry that were logged."""
     seconds = [point.second for point in found]
     medians, highs = [point.spread.p50 for point in found], [point.spread.p95 or point.spread.p50 for point in found]
     yield Chart("Step time", "ms", "median", seconds, medians, highs=highs, band="to the 95th percentile")

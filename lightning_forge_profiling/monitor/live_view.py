@@ -40,14 +40,7 @@ _GPU: Final = (
 
 
 def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> None:
-    """Print one frame: status, pace, causes of lost time, ranks, latest events.
-
-    Args:
-        record: the run's record.
-        where: name of the record.
-        now: current Unix time in seconds.
-        screen: output.
-    """
+    """Print one frame: status, pace, causes of lost time, ranks, latest events."""
     first, standing = record.ranks[0], run_standing(record, now)
     screen.line(Text(f"{where}: {standing.text}", _STYLES[standing.outcome], marked=standing.text))
     screen.line(Text(setting_words(first), "dim"))
@@ -79,12 +72,7 @@ def setting_words(rank: RankRecord) -> str:
 
 
 def print_pace(rank: RankRecord, screen: Screen) -> None:
-    """Print step time, regions, rates and GPU over the latest intervals of a rank.
-
-    Args:
-        rank: the rank that logs.
-        screen: output.
-    """
+    """Print step time, regions, rates and GPU over the latest intervals of a rank."""
     intervals = counted(rank)
     if not intervals:
         waiting = "no step was timed yet" if rank.end is None else "no step was timed"
@@ -107,10 +95,6 @@ def print_pace(rank: RankRecord, screen: Screen) -> None:
 def sparkline(values: Sequence[float], width: int) -> str:
     """The latest values as bars of eight heights.
 
-    Args:
-        values: the values, oldest first.
-        width: largest number of bars.
-
     Example:
         >>> sparkline([36.0, 36.1, 36.0, 41.5, 36.2], width=60)
         '▁▁▁█▁'
@@ -122,12 +106,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def regions_table(intervals: Sequence[Interval], *, beside_run: bool) -> RunTable:
-    """Table of the regions of the latest interval.
-
-    Args:
-        intervals: intervals with regions; at least one.
-        beside_run: whether to add the means over all intervals.
-    """
+    """Table of the regions of the latest interval."""
     latest, run, columns = rates_of(intervals[-1:]), rates_of(intervals), 2 if beside_run else 1
     step_ms = latest.mean_ms("step")
 

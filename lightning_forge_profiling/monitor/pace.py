@@ -59,11 +59,7 @@ def split(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def rates_of(intervals: Sequence[Interval]) -> Rates:
-    """Sums and rates over intervals.
-
-    Args:
-        intervals: intervals of one rank.
-    """
+    """Sums and rates over intervals."""
     steps = sum(one.counted for one in intervals)
     device_ms = _sums(one.device_ms for one in intervals)
     return Rates(
@@ -114,12 +110,7 @@ def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
 
 
 def rank_paces(record: RunRecord, now: float) -> list[RankPace]:
-    """The pace of each rank.
-
-    Args:
-        record: record of all ranks.
-        now: current Unix time in seconds.
-    """
+    """The pace of each rank."""
     _, state = totals(record)
     analysis = None if state is None else state.report.analysis
     works = () if analysis is None or analysis.run is None else analysis.run.ranks

@@ -27,13 +27,6 @@ def run_page(record: RunRecord, now: float) -> str:
     """Render a run as a web page.
 
     The page is one file without scripts. Its content security policy blocks every request.
-
-    Args:
-        record: the run's record.
-        now: current Unix time in seconds.
-
-    Returns:
-        The HTML.
     """
     standing, (first, state) = run_standing(record, now), totals(record)
     analysis = None if state is None else state.report.analysis

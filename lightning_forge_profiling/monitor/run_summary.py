@@ -49,12 +49,7 @@ class RecordSummary:
 
 
 def run_summary(record: RunRecord, now: float) -> RecordSummary:
-    """Summarize a run as data.
-
-    Args:
-        record: the run's record.
-        now: current Unix time in seconds.
-    """
+    """Summarize a run as data."""
     standing, (first, state) = run_standing(record, now), totals(record)
     return RecordSummary(
         outcome=standing.outcome,
@@ -72,14 +67,7 @@ def run_summary(record: RunRecord, now: float) -> RecordSummary:
 
 
 def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> None:
-    """Print the status of a run, then its table so far.
-
-    Args:
-        record: the run's record.
-        where: name of the record.
-        now: current Unix time in seconds.
-        screen: output.
-    """
+    """Print the status of a run, then its table so far."""
     standing, (first, state) = run_standing(record, now), totals(record)
     screen.line(Text(f"{where}: {standing.text}", _STYLES[standing.outcome], marked=standing.text))
     if state is None:

@@ -42,10 +42,6 @@ def run_standing(record: RunRecord, now: float) -> Standing:
     """Status of a run.
 
     A run has finished when its lowest rank has, and failed when any rank has.
-
-    Args:
-        record: the run's record.
-        now: current Unix time in seconds.
     """
     ranks = {rank.begin.rank: rank_standing(rank, now) for rank in record.ranks}
     failed = min((one for one in ranks.values() if one.outcome == "failed"), key=lambda one: one.at, default=None)
@@ -62,12 +58,7 @@ def run_standing(record: RunRecord, now: float) -> Standing:
 
 
 def rank_standing(rank: RankRecord, now: float) -> Standing:
-    """Status of one rank.
-
-    Args:
-        rank: its record.
-        now: current Unix time in seconds.
-    """
+    """Status of one rank."""
     began = rank.begin.at
     at = max((line.at for line in rank.lines), default=began)
     step = max((line.step for line in rank.lines if not isinstance(line, Begin)), default=0)

@@ -40,14 +40,6 @@ class FinishingChild:
     """A process without torch that compresses a raw trace, writes the copy for TensorBoard and analyses the trace.
 
     It starts together with the profiler, so that the end of the window does not wait for its start.
-
-    Args:
-        raw: the file that the trace will be exported to.
-        rank: this process's global rank.
-        ranks: the ranks that record the window, in order. TensorBoard's copies are published together, and the first
-            rank's process analyses the traces of all.
-        tensorboard: whether to write the copy.
-        analyze: whether to analyse the traces.
     """
 
     def __init__(self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool) -> None:
@@ -78,11 +70,7 @@ class FinishingChild:
         return self._process.pid
 
     def go(self, *, alone: bool = False) -> None:
-        """Let it process the raw trace, which is complete.
-
-        Args:
-            alone: do not wait for the files of other ranks, which may never come.
-        """
+        """Let it process the raw trace, which is complete."""
         self._tell(b"alone\n" if alone else b"go\n")
 
     def dismiss(self) -> None:
@@ -90,14 +78,7 @@ class FinishingChild:
         self._tell(b"dismiss\n")
 
     def wait(self, timeout_s: float) -> str:
-        """Tell it that the training is over, and wait until it has ended. Ctrl-C leaves it alone with its work.
-
-        Args:
-            timeout_s: after this many seconds it is killed.
-
-        Returns:
-            Its error, "" for none.
-        """
+        """Tell it that the training is over, and wait until it has ended. Ctrl-C leaves it alone with its work."""
         try:
             return self._problem(timeout_s)
         except subprocess.TimeoutExpired:
@@ -109,14 +90,7 @@ class FinishingChild:
             raise
 
     def leave(self, patience_s: float) -> str | None:
-        """Wait for a limited time, which Ctrl-C ends, and then let it continue alone.
-
-        Args:
-            patience_s: for how long.
-
-        Returns:
-            Its error, "" for none; None if it is still running.
-        """
+        """Wait for a limited time, which Ctrl-C ends, and then let it continue alone."""
         with ctrl_c_ends(), contextlib.suppress(subprocess.TimeoutExpired):
             return self._problem(max(patience_s, _LEAST_S))
         self._let_go()

@@ -27,10 +27,6 @@ _SAFE_FROM: Final = (12, 6)
 def why_attached(environment: Mapping[str, str], cuda: str | None) -> str:
     """Why CUPTI stays attached after a recording, and what to do; "" if it will be detached.
 
-    Args:
-        environment: the environment of the process.
-        cuda: the CUDA version that PyTorch was built with; None for a build without CUDA, which has no CUPTI.
-
     Example:
         >>> why_attached({}, "13.0")
         ''
@@ -57,11 +53,7 @@ def why_attached(environment: Mapping[str, str], cuda: str | None) -> str:
 
 @contextlib.contextmanager
 def detached_at_stop() -> Iterator[str]:
-    """Make a profiler that is stopped inside detach CUPTI; the environment is restored afterwards.
-
-    Yields:
-        Why CUPTI stays attached, "" if it does not.
-    """
+    """Make a profiler that is stopped inside detach CUPTI; the environment is restored afterwards."""
     why = why_attached(os.environ, torch.version.cuda)
     if why or torch.version.cuda is None or _VARIABLE in os.environ:
         yield why
@@ -74,14 +66,7 @@ def detached_at_stop() -> Iterator[str]:
 
 
 def let_gpu_settle(world_size: int) -> None:
-    """Wait a limited time for the work queued on the GPU, without blocking on it.
-
-    Args:
-        world_size: number of processes in the run.
-
-    Raises:
-        TimeoutError: the GPU is still busy.
-    """
+    """Wait a limited time for the work queued on the GPU, without blocking on it."""
     event = torch.Event("cuda")
     event.record()
     seconds = max(patience_s(world_size), _GPU_SETTLES_S)

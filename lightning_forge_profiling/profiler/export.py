@@ -14,15 +14,7 @@ from lightning_forge_profiling.safe_files import open_regular
 
 
 def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
-    """Write the trace of a profiler.
-
-    Args:
-        profiler: a profiler that has stopped.
-        raw: a path that `claim` returned.
-
-    Raises:
-        OSError: the file is not whole. Kineto does not report a full disk.
-    """
+    """Write the trace of a profiler."""
     with _name_for_kineto(raw) as name:
         profiler.export_chrome_trace(name)
     with suppress(FileNotFoundError), open_regular(raw) as file:

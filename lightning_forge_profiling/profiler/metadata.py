@@ -29,18 +29,7 @@ def installed_packages() -> list[str]:
 def trace_metadata(
     rank: int, world_size: int, window: StepWindow, steps: Sequence[int], more: Mapping[str, object]
 ) -> dict[str, str]:
-    """The metadata to add to a trace.
-
-    Args:
-        rank: the global rank that recorded it.
-        world_size: number of ranks.
-        window: the requested steps.
-        steps: the recorded steps.
-        more: further fields.
-
-    Returns:
-        JSON texts by key: `forge_profiling`, and `distributedInfo` if PyTorch does not write it itself.
-    """
+    """The metadata to add to a trace."""
     about = {
         "rank": rank,
         "world_size": world_size,

@@ -20,14 +20,7 @@ def active_profiler() -> str:
 
 
 def scheduled_profiler(until: int) -> str:
-    """Why none should run in the next steps: one of the user's is scheduled, and two at once end the process.
-
-    Args:
-        until: number of steps from now.
-
-    Returns:
-        A sentence, "" if there is no such profiler.
-    """
+    """Why none should run in the next steps: one of the user's is scheduled, and two at once end the process."""
     # PyTorch counts the steps of each profiler that was made and not closed; only then is a look through all objects
     # worth its time.
     if not torch.autograd.profiler.KinetoStepTracker._step_dict:  # noqa: SLF001

@@ -8,11 +8,7 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 
 
 def handed_over(report: TraceReport) -> TraceReport:
-    """The report if the child process continues alone.
-
-    Args:
-        report: the report at the end of the window.
-    """
+    """The report if the child process continues alone."""
     if report.status != "written" or report.path is None:
         return report
     message = "the run ended before trace and reports were complete: they are still being written"
@@ -20,13 +16,7 @@ def handed_over(report: TraceReport) -> TraceReport:
 
 
 def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
-    """The report once the child process has ended, with those of its files that exist.
-
-    Args:
-        report: the report at the end of the window.
-        problem: the child's error, "" for none.
-        analyzed: whether this rank's child analyses the traces.
-    """
+    """The report once the child process has ended, with those of its files that exist."""
 
     def there(path: Path | None) -> Path | None:
         return path if path is not None and path.is_file() else None

@@ -25,11 +25,7 @@ def local_folder(name: str | os.PathLike[str]) -> Path | None:
 
 
 def required_local_folder(name: str | os.PathLike[str]) -> Path:
-    """The same where nothing is copied to a remote place.
-
-    Raises:
-        ConfigurationError: it is remote.
-    """
+    """The same where nothing is copied to a remote place."""
     folder = local_folder(name)
     if folder is None:
         raise ConfigurationError(
@@ -49,15 +45,7 @@ def plugin_path(folder: Path, rank: int) -> Path:
 
 
 def claim(folders: Iterable[Path], rank: int) -> Path:
-    """Claim the first folder that belongs to this user and has no trace of this rank.
-
-    Returns:
-        The file to export the raw trace to, in a separate hidden folder that no other process gets and no other user
-        can enter.
-
-    Raises:
-        FileExistsError: all folders are taken.
-    """
+    """Claim the first folder that belongs to this user and has no trace of this rank."""
     why = FileExistsError("no folder is available for the trace")
     for folder in map(Path.absolute, folders):
         folder.parent.mkdir(parents=True, exist_ok=True)

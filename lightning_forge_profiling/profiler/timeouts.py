@@ -13,11 +13,7 @@ RANKS_S: Final = 2.0
 
 
 def patience_s(world_size: int) -> float:
-    """Seconds for each wait; 0 with several ranks, since Lightning kills all within 5 s of the first one's end.
-
-    Args:
-        world_size: number of processes in the run.
-    """
+    """Seconds for each wait; 0 with several ranks, since Lightning kills all within 5 s of the first one's end."""
     return PATIENCE_S if world_size == 1 else 0.0
 
 
@@ -41,13 +37,6 @@ def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> li
     """Do several things at once, each in a thread, and say what became of each.
 
     A thread that does not end in time is left alone; it does not keep the process alive.
-
-    Args:
-        limit_s: how long to wait for all of them, in seconds; 0 or less starts none.
-        works: what may block, as what talks to a server.
-
-    Returns:
-        For each None if it is done, what it raised, or a TimeoutError.
 
     Example:
         >>> problems_within(60.0, [lambda: 1, lambda: 1 // 0])

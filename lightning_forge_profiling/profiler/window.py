@@ -22,13 +22,6 @@ class StepWindow:
     The profiler runs in the warm-up step, but its events are dropped: they contain the cost of starting it. A window
     that starts at step 0 has no warm-up step.
 
-    Args:
-        start_step: the first recorded step, counted from 0.
-        end_step: the first step after it that is not recorded.
-
-    Raises:
-        ConfigurationError: a step that is negative or not an integer, or an empty window.
-
     Example:
         >>> [StepWindow(2, 4).phase(step).value for step in range(6)]
         ['wait', 'warm-up', 'record', 'record', 'done', 'done']

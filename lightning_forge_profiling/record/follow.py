@@ -11,23 +11,14 @@ _INTERVALS: Final = 400
 
 
 class Follower:
-    """Tails the record of a run. Each `look` reads only what was written since the last one.
-
-    Args:
-        folder: a `forge_record` folder that this or another process writes to, possibly on another node.
-    """
+    """Tails the record of a run. Each `look` reads only what was written since the last one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ranks: dict[Path, RankLines] = {}
 
     def look(self) -> RunRecord:
-        """The run so far: each rank's newest intervals and events, latest totals and end.
-
-        Raises:
-            RecordError: there is no record, or none with a complete first line yet.
-            OSError: the folder cannot be listed.
-        """
+        """The run so far: each rank's newest intervals and events, latest totals and end."""
         for path in rank_files(self._folder):
             if path not in self._ranks:
                 self._ranks[path] = RankLines(path, KEPT if self._ranks else _INTERVALS)

@@ -42,10 +42,6 @@ def merged(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
 def percentile_ms(counts: Mapping[int, int], percent: float) -> float:
     """Percentile of the times in milliseconds, within `PRECISION` of a recorded one.
 
-    Args:
-        counts: a histogram, not empty.
-        percent: 0 to 100.
-
     Example:
         >>> round(percentile_ms(histogram([4.0, 4.0, 80.0]), 50), 1)
         4.0

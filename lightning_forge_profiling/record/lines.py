@@ -169,11 +169,7 @@ def encode_line(line: Line) -> bytes:
 
 
 def decode_line(text: bytes) -> Line:
-    """Parse one line.
-
-    Raises:
-        ValueError: the line is incomplete, has another layout, or a number that no run has.
-    """
+    """Parse one line."""
     line = decoded(text, _decoder, SCHEMA_VERSION)
     _check_numbers(msgspec.json.decode(text))
     return line

@@ -23,9 +23,6 @@ _PACKED_BYTES: Final = 1 << 26
 def command_line(argv: Sequence[str]) -> tuple[str, ...]:
     """The name of the script and those of its options: values may be secrets.
 
-    Args:
-        argv: the program and its arguments.
-
     Example:
         >>> command_line(["src/train.py", "--lr=0.1", "--api-key", "12ab", "s3://me:56ef@host/data", "-p", "pass"])
         ('train.py', '--lr', '--api-key', '-p')
@@ -46,9 +43,6 @@ def git_commit(folder: Path) -> str:
     """The checked-out commit, read from git's files; "" outside a repository.
 
     As in git, a repository of another user than this one and root does not count.
-
-    Args:
-        folder: a folder in the working tree.
     """
     owners = {os.geteuid(), 0}
     with suppress(OSError):
@@ -79,13 +73,6 @@ def record_of_checkpoint(checkpoint: Path, *, but: Path) -> str:
     """The record of the run that wrote a checkpoint.
 
     That is the last one begun before the checkpoint was saved, in the closest parent folder that has records.
-
-    Args:
-        checkpoint: file or folder of the checkpoint.
-        but: this run's own record, which is ignored.
-
-    Returns:
-        The record's folder; "" if there is none.
     """
     if not os.path.exists(checkpoint):  # noqa: PTH110
         return ""

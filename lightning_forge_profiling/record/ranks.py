@@ -23,19 +23,7 @@ _READING_S: Final = 1.0
 def read_works(
     folder: Path, mine: RankWork, world_size: int, run: str, steps: int, *, patience_s: float
 ) -> tuple[RankWork, ...]:
-    """The work of the other ranks by their latest totals.
-
-    Args:
-        folder: the run's record.
-        mine: the work of this rank.
-        world_size: number of ranks.
-        run: id of the run.
-        steps: number of steps of the fit, which a rank's last totals cover.
-        patience_s: how long to wait for ranks that have not written their last totals; of these the latest count.
-
-    Returns:
-        The ranks that could be read.
-    """
+    """The work of the other ranks by their latest totals."""
     deadline = monotonic() + patience_s
     found: dict[int, tuple[RankWork, dict[int, float]]] = {}
     left = [rank for rank in range(world_size) if rank != mine.rank]

@@ -103,12 +103,7 @@ def _last(kind: type[_Kind], lines: tuple[Line, ...]) -> _Kind | None:
 
 
 class RankLines:
-    """Lines of one rank's record; a further `read` adds those written since.
-
-    Args:
-        path: `rankN.jsonl`.
-        kept: number of latest intervals and of latest events to keep, and only the newest totals; None for all lines.
-    """
+    """Lines of one rank's record; a further `read` adds those written since."""
 
     def __init__(self, path: Path, kept: int | None = None) -> None:
         self.path = path
@@ -187,11 +182,7 @@ class RankLines:
             self._lines[type(line)].append((next(self._order), line))
 
     def record(self, *, totals: bool = True, at_rest: bool = True) -> RankRecord:
-        """The lines kept so far, without `totals` none of these; `at_rest`, no line is being written.
-
-        Raises:
-            RecordError: there is no `begin` of a known layout and of this rank.
-        """
+        """The lines kept so far, without `totals` none of these; `at_rest`, no line is being written."""
         problems = list(self._problems)
         if self._bad:
             lines = "1 line" if self._bad == 1 else f"{self._bad:,} lines"
@@ -229,11 +220,6 @@ def with_clock(work: RankWork, ended_at: Mapping[int, float], first_ended_at: Ma
 
     Ranks that train together end a step within that step. So the clocks of two machines differ by what the same step's
     end differs, give or take a step.
-
-    Args:
-        work: the work of the rank.
-        ended_at: by number of steps, when it had ended that many, by its own clock.
-        first_ended_at: the same of the first rank.
     """
     ahead_ms = [1e3 * (ended_at[step] - first_ended_at[step]) for step in ended_at.keys() & first_ended_at.keys()]
     if not ahead_ms:
@@ -291,12 +277,6 @@ def read_rank(path: Path) -> RankRecord:
 
     Any prefix of a record is valid: an incomplete last line is skipped and reported in `problems`, as are other lines
     that cannot be read.
-
-    Args:
-        path: `rankN.jsonl`.
-
-    Raises:
-        RecordError: the file cannot be read, or has no `begin` of a known layout.
     """
     lines = RankLines(path)
     try:
@@ -307,15 +287,7 @@ def read_rank(path: Path) -> RankRecord:
 
 
 def read_run(folder: Path, *, first_only: bool = False) -> RunRecord:
-    """Read the records of all ranks in a folder: of the first rank all lines, of the others the latest.
-
-    Args:
-        folder: a `forge_record` folder.
-        first_only: whether to read only rank 0's, if it can be read.
-
-    Raises:
-        RecordError: the folder has no readable record.
-    """
+    """Read the records of all ranks in a folder: of the first rank all lines, of the others the latest."""
     paths = rank_files(folder)
     if first_only and paths[:1] == [folder / record_name(0)]:
         with suppress(RecordError):
@@ -332,11 +304,7 @@ def rank_files(folder: Path) -> list[Path]:
 
 
 def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) -> RunRecord:
-    """Read the ranks of one run: that of rank 0, else the one with most ranks, or the newest of these.
-
-    Raises:
-        RecordError: no rank can be read.
-    """
+    """Read the ranks of one run: that of rank 0, else the one with most ranks, or the newest of these."""
     found: list[RankRecord] = []
     problems: list[str] = []
     with_totals = set[str]()  # those of one rank are shown
@@ -365,18 +333,7 @@ def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) ->
 
 
 def records_at(path: Path) -> tuple[Path, ...]:
-    """Folders of all records at `path`, newest first.
-
-    Args:
-        path: a record, its folder, or any folder above it.
-
-    Returns:
-        At least one folder.
-
-    Raises:
-        RecordError: there is none.
-        OSError: the folder cannot be listed.
-    """
+    """Folders of all records at `path`, newest first."""
     if path.exists() and not path.is_dir():
         path = path.resolve()
         if record_part(path.name) is None:

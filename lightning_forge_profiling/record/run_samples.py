@@ -19,12 +19,6 @@ def run_samples(record: RunRecord) -> RunSamples:
     """Columns and totals of a run, for a comparison.
 
     Rank 0 represents all ranks: with synchronous data parallelism, steps take equally long on each.
-
-    Args:
-        record: a run's record, finished or not.
-
-    Raises:
-        RecordError: the record has no counted step.
     """
     rank = record.ranks[0]
     intervals = [interval for interval in rank.intervals if interval.counted and _step_ms(interval.device_ms) > 0]

@@ -23,15 +23,6 @@ class Segments:
 
     Each segment starts with a `begin` and the newest `state`, so deleting one loses no totals. Writes are not buffered:
     appended lines survive the end of the process.
-
-    Args:
-        folder: folder of the files, created if missing.
-        begin: the first line.
-        segment_bytes: size past which a new segment is started.
-        segments: number of segments to keep, the newest included.
-
-    Raises:
-        OSError: the folder or the file cannot be created, or the folder is another user's. The methods raise it too.
     """
 
     def __init__(

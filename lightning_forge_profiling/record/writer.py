@@ -24,10 +24,6 @@ class RecordWriter:
     Only `close` blocks, and no method raises. A failure, such as a full disk, is logged once; then the thread ends and
     further lines are refused.
 
-    Args:
-        open_files: opens the files; called in the thread.
-        flush_s: longest time in seconds that a line waits in memory.
-
     Example:
         >>> import tempfile
         >>> from pathlib import Path
@@ -58,11 +54,7 @@ class RecordWriter:
         return not self._ended and self._lines.qsize() < MOST_WAITING
 
     def write(self, line: Line) -> bool:
-        """Queue a line, which must not change afterwards.
-
-        Returns:
-            Whether the line was accepted.
-        """
+        """Queue a line, which must not change afterwards."""
         if not self.takes:
             return False
         self._lines.put(line)
@@ -76,14 +68,7 @@ class RecordWriter:
         self._wake.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Write the remaining lines and end the thread.
-
-        Args:
-            timeout_s: longest wait in seconds, so that a hanging disk does not block the end of the run.
-
-        Returns:
-            Whether the thread has ended.
-        """
+        """Write the remaining lines and end the thread."""
         self._closes = self._syncs = True
         self._wake.set()
         self._thread.join(timeout_s)

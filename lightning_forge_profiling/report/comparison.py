@@ -18,13 +18,7 @@ _BESIDE, _NARROWEST_NAME = 50, 20  # columns that the numbers take, and those of
 
 
 def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Screen | None = None) -> None:
-    """Print what changed, the biggest movers first, and what the gates decided.
-
-    Args:
-        comparison: what to print.
-        gates: decisions, none where no limit was given.
-        screen: where to; standard output by default.
-    """
+    """Print what changed, the biggest movers first, and what the gates decided."""
     screen = screen or Screen()
     for side, source in (("before", comparison.a), ("now", comparison.b)):
         screen.line(source, name=side, column=len("before "), whole=True)

@@ -45,12 +45,6 @@ def print_analysis(
 ) -> None:
     """Print what an analysis found.
 
-    Args:
-        analysis: what to print.
-        screen: where to; standard output by default.
-        kernels: how many kernels to list, those of the slowest rank.
-        operators: how many of its operators to list; as many as kernels for training on the CPU if 0.
-
     Example:
         >>> print_analysis(Analysis(source="run", verdict="x", verdict_text="Nothing stands out.", findings=()))
         Nothing stands out.

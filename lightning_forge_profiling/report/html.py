@@ -48,13 +48,6 @@ def html_report(analysis: Analysis, timelines: Sequence[Timeline]) -> str:
     load nothing, and run no script but its own, which is named by its hash: a name in a trace could not run even if it
     got into the page as markup.
 
-    Args:
-        analysis: what was found.
-        timelines: the recorded windows, one a rank; empty for none.
-
-    Returns:
-        The text of the file.
-
     Example:
         >>> page = html_report(Analysis(source="run", verdict="x", verdict_text="", findings=()), [])
         >>> page.splitlines()[0]
@@ -79,15 +72,6 @@ def _scripts(analysis: Analysis) -> tuple[str, ...]:
 
 def timelines_of(html: str) -> tuple[Timeline, ...]:
     """The timelines that a page shows.
-
-    Args:
-        html: what `html_report` returned.
-
-    Returns:
-        What it was made from.
-
-    Raises:
-        ValueError: `html` is not such a page.
 
     Example:
         >>> timelines_of("<html></html>")

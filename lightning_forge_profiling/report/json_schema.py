@@ -22,12 +22,7 @@ def schema_json() -> bytes:
 
 
 def schema_of(kind: Any, title: str) -> bytes:
-    """The schema of a type, indented, in the dialect of 2020-12; what fields mean is taken from the docstrings.
-
-    Args:
-        kind: a dataclass, a struct, or a union of structs.
-        title: what the schema is of.
-    """
+    """The schema of a type, indented, in the dialect of 2020-12; what fields mean is taken from the docstrings."""
     (schema,), definitions = msgspec.json.schema_components(
         [kind],
         ref_template="#/$defs/{name}",

@@ -24,13 +24,6 @@ _Shorten = Callable[[str, int], str]
 def kernel_labels(names: Sequence[str], width: int) -> list[str]:
     """Short names of kernels; those that would read alike show what they differ in.
 
-    Args:
-        names: of one table, as recorded.
-        width: the most characters of each, at least 20.
-
-    Returns:
-        One label a name, equal only for equal names.
-
     Example:
         >>> gemm = "void cutlass::device_kernel<GemmUniversal<cute::tuple<int, int>, CollectiveMma<{}, float> > >()"
         >>> tiles = ("cute::tuple<cute::C<128>, cute::C<64> >", "cute::tuple<cute::C<256>, cute::C<64> >")

@@ -37,12 +37,6 @@ from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, Rank
 def markdown(analysis: Analysis) -> str:
     """All that `summary.md` holds.
 
-    Args:
-        analysis: what to report.
-
-    Returns:
-        The text; names from the trace cannot break out of their cells or add markup.
-
     Example:
         >>> print(markdown(Analysis(source="a.json", verdict="x", verdict_text="Nothing <b>stands out.", findings=())))
         # Profile of `a.json`

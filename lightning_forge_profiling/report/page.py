@@ -13,14 +13,7 @@ def asset(name: str) -> str:
 
 
 def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """A whole page. Its content security policy blocks every request, and any other style or script.
-
-    Args:
-        title: of the page, as markup.
-        body: its markup.
-        style: what it has beside `report.css`.
-        script: the one that `body` contains; "" for none.
-    """
+    """A whole page. Its content security policy blocks every request, and any other style or script."""
     style = asset("report.css") + style
     scripts = f"script-src {_source(script)}; " if script else ""
     values = {

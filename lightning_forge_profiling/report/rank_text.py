@@ -14,11 +14,7 @@ _LEAVES: Final = 3
 
 
 def rank_lines(run: RunEvidence) -> Iterator[tuple[str, str]]:
-    """A name and a line for each rank if their own work differs; of many ranks those with most and with least of it.
-
-    Args:
-        run: measurements of one rank, with the work of all.
-    """
+    """A name and a line for each rank if their own work differs; of many ranks those with most and with least of it."""
     own_ms = {work.rank: sum(work.step_leaves_ms.values()) for work in run.ranks}
     ranks = sorted(run.ranks, key=lambda work: -own_ms[work.rank])
     if not ranks or max(own_ms.values()) - min(own_ms.values()) < NAMED_FROM_PCT / 100 * run.step_ms.mean:

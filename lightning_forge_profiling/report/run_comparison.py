@@ -26,13 +26,7 @@ _COLUMN: Final = 7
 
 
 def print_run_comparison(comparison: RunComparison, gates: Sequence[Gate], screen: Screen | None = None) -> None:
-    """Print the outcome, then the numbers behind it.
-
-    Args:
-        comparison: the comparison.
-        gates: decisions on the limit; empty without a limit.
-        screen: output; standard output with wrapped sentences by default.
-    """
+    """Print the outcome, then the numbers behind it."""
     screen = screen or Screen(wrap=True)
     _print_answer(comparison, gates, screen)
     for name, side in (("before", comparison.a), ("now", comparison.b)):

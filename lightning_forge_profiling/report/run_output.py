@@ -26,12 +26,7 @@ _BAR_CELL: Final = "padding:1px 6px;width:14em;text-align:left"
 
 
 def print_run(report: RunReport, screen: Screen | None = None) -> None:
-    """Show the table.
-
-    Args:
-        report: what is known of the run.
-        screen: where to; by default the output of a notebook's cell, or standard output where there is no notebook.
-    """
+    """Show the table."""
     table = run_table(report)
     if screen is None and _in_notebook():
         _show_in_notebook(table)
@@ -63,12 +58,7 @@ def _print_lines(lines: Sequence[Line], screen: Screen) -> None:
 
 
 def step_table(table: RunTable, width: int) -> Table:
-    """The rows of a table with a bar for each share, as far as there is room for bars.
-
-    Args:
-        table: the content.
-        width: columns of the terminal.
-    """
+    """The rows of a table with a bar for each share, as far as there is room for bars."""
     first, *columns = table.headings
     names = (first, *(row.name for row in table.rows))
     shares = [_share(row) for row in table.rows]

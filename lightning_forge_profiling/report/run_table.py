@@ -129,11 +129,7 @@ class RunTable:
 
 
 def run_table(report: RunReport) -> RunTable:
-    """The content of the table.
-
-    Args:
-        report: what is known of the run.
-    """
+    """The content of the table."""
     shown = report.run.steady
     headings, rows = _rows(report) if shown.steps else ((), ())
     return RunTable(

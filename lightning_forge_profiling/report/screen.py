@@ -18,12 +18,6 @@ _ASCII: Final = str.maketrans("─µ…█▉▊▋▌▍▎▏▁▂▃▄▅�
 class Screen:
     """A stream that reports are printed on.
 
-    Args:
-        stream: standard output by default.
-        width: in columns; by default that of the terminal, and 80 where there is none.
-        wrap: whether to wrap sentences; by default on a terminal alone.
-        colours: whether to use them; by default on a terminal, unless the environment has `NO_COLOR` or `TERM=dumb`.
-
     Example:
         >>> Screen(width=40, wrap=True).line("one two three four five six seven", name="count", column=8)
         count    one two three four five six
@@ -57,14 +51,7 @@ class Screen:
         return self._colours
 
     def line(self, text: str | Text = "", *, name: str | Text = "", column: int = 0, whole: bool = False) -> None:
-        """Print a line. Where sentences wrap, they wrap beside its name.
-
-        Args:
-            text: the text.
-            name: what stands before it.
-            column: how wide the names of such lines are.
-            whole: never wrap it: a path or a command could not be copied once it is broken.
-        """
+        """Print a line. Where sentences wrap, they wrap beside its name."""
         text, name = clean(text), clean(name)
         start = padded(name.text, column) + " " if name.text or column else ""
         room = max(_NARROWEST // 2, self._width - width_of(start))

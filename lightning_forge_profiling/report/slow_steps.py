@@ -17,9 +17,6 @@ _LEAST_SHARE: Final = 0.1
 def slowest_line(run: RunEvidence) -> str:
     """The slowest steps in one line; "" where none takes twice the median.
 
-    Args:
-        run: the figures of the run.
-
     Example:
         >>> from lightning_forge_profiling.results.rank import Distribution
         >>> steps = Distribution(mean=91.0, p50=90.0, min=88.0, max=812.0)
@@ -37,25 +34,13 @@ def slowest_line(run: RunEvidence) -> str:
 
 
 def slowest_rows(run: RunEvidence) -> Iterator[tuple[int, float, float, str]]:
-    """Number, milliseconds, multiple of the median and cause of each of the slowest steps.
-
-    Args:
-        run: the figures of the run.
-    """
+    """Number, milliseconds, multiple of the median and cause of each of the slowest steps."""
     for slow in run.slowest:
         yield slow.step, slow.ms, slow.ms / run.step_ms.p50 if run.step_ms.p50 else 0.0, cause(slow, run)
 
 
 def cause(slow: SlowStep, run: RunEvidence) -> str:
-    """What took long in a slow step: parts of the ledger, or the region that took longer than it does on average.
-
-    Args:
-        slow: the step.
-        run: the figures of the run.
-
-    Returns:
-        "" where nothing is known to have.
-    """
+    """What took long in a slow step: parts of the ledger, or the region that took longer than it does on average."""
     parts = [(name, ms) for name, ms in slow.parts_ms.items() if ms >= _LEAST_SHARE * slow.ms][:_CAUSES]
     beyond = slow.ms - run.step_ms.p50
     if 2 * sum(ms for _, ms in parts) < beyond:

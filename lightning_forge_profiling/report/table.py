@@ -68,11 +68,6 @@ def padded(text: str, width: int, align: str = "<") -> str:
 def wrap(text: str, width: int, most_lines: int | None = None) -> list[str]:
     """Text in lines of at most `width` columns, broken between words, and in a word that is longer than a line.
 
-    Args:
-        text: what to wrap; all lines are indented as it is.
-        width: columns.
-        most_lines: what needs more lines ends in an ellipsis; None for no limit.
-
     Example:
         >>> wrap("  give num_workers=4", 12)
         ['  give', '  num_worker', '  s=4']
@@ -111,11 +106,6 @@ class Table:
 
     Where it is wider than the terminal, its widest column of text wraps. Numbers are never cut: columns that still find
     no room follow below, with the first column repeated.
-
-    Args:
-        headings: one for each column; all empty for none.
-        align: for each column "<", of text, or ">", of numbers; columns that it does not reach are of numbers.
-        most_lines: in how many lines a text is shown before it is cut off; None for all.
 
     Example:
         >>> table = Table("kernel", "ms")

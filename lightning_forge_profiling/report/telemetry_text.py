@@ -8,10 +8,6 @@ from lightning_forge_profiling.results.telemetry import TelemetrySummary
 def telemetry_words(gpu: TelemetrySummary, *, short: bool = False) -> Iterator[str]:
     """The figures that fit in a line; what was not measured is left out.
 
-    Args:
-        gpu: over the steps that count.
-        short: without tensors, energy, temperature and clock.
-
     Example:
         >>> ", ".join(telemetry_words(TelemetrySummary(device="NVIDIA H200", utilization_pct=93.2, throttled_pct=0.0)))
         '93 % utilized, not throttled'

@@ -89,10 +89,6 @@ def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
 
     The template names what an elementwise or reduction kernel computes, so a long name is cut at its end.
 
-    Args:
-        name: the name as recorded.
-        width: the most characters to return, at least one.
-
     Example:
         >>> short_kernel_name("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)")
         'vectorized_elementwise_kernel<4, AddFunctor<float>>'

@@ -186,11 +186,7 @@ def share_of(analysis: Analysis, finding: Finding) -> str:
 
 
 def ledger_rows(ledger: Ledger | RunLedger | None) -> list[tuple[str, float, int | None]]:
-    """Name, seconds and count of each part of a ledger that is worth a row, then of the others together and the rest.
-
-    Args:
-        ledger: None for no rows.
-    """
+    """Name, seconds and count of each part that is worth a row, then of the other parts and the rest."""
     if ledger is None:
         return []
     least_s = _LEAST_PART_PCT / 100 * ledger.wall_s
@@ -210,12 +206,7 @@ def digits(rate: float) -> str:
 
 
 def compute_lines(found: Sequence[RunCompute], *, sources: bool = True) -> Iterator[str]:
-    """A device's FLOP/s and their fraction of a peak. A peak is named once, and no rate twice.
-
-    Args:
-        found: rates of one device.
-        sources: whether to name the source of a peak.
-    """
+    """A device's FLOP/s and their fraction of a peak. A peak is named once, and no rate twice."""
     named, listed = None, 0.0
     for compute in found:
         counted = "" if compute.kind == "mfu" else " carried out"
@@ -266,10 +257,6 @@ def operator_columns(operators: Iterable[Operator], *, on_gpu: bool) -> dict[str
     """The columns of a table of operators, each per step: its heading, and its text for one operator.
 
     Those of GPU time and of memory are left out where there is nothing in them.
-
-    Args:
-        operators: the rows.
-        on_gpu: whether there was GPU work.
     """
     columns: dict[str, Callable[[Operator], str]] = {"calls": lambda operator: calls(operator.calls_per_step)}
     if on_gpu:
@@ -348,10 +335,6 @@ def users_functions(rank: RankSummary) -> str:
 
 def by_text(messages: Iterable[tuple[int, str]], several: bool) -> Iterator[tuple[str, str]]:
     """Messages about ranks, each text once, after the ranks that it is about.
-
-    Args:
-        messages: rank and text.
-        several: whether there is more than one rank, so that ranks are named.
 
     Example:
         >>> list(by_text([(0, "no shapes"), (1, "no stacks"), (2, "no shapes")], several=True))

@@ -115,24 +115,7 @@ def summarize(
     history: Sequence[GpuPoint] = (),
     began_ns: int = 0,
 ) -> TelemetrySummary:
-    """Builds the summary of a run's sensor readings.
-
-    Args:
-        usage: means and peaks over the counted steps.
-        device: name of the GPU.
-        is_mig: whether it is a MIG slice.
-        memory_bytes: memory of the GPU.
-        power_limit_w: power limit in force.
-        samples_per_second: training samples of this device per second, over the same steps.
-        allocator: activity of PyTorch's allocator in those steps.
-        steps: number of those steps.
-        history: the whole run in points.
-        began_ns: when training began, on the clock of the history.
-
-    Returns:
-        The summary. Energy per sample is mean power over the sample rate, so time between steps does not count. Memory
-        peaks are over the whole history, because all of it has to fit.
-    """
+    """Builds the summary of a run's sensor readings."""
     watts, mean, peak = usage.watts, usage.mean, usage.peak
     return TelemetrySummary(
         device=device,

@@ -70,11 +70,7 @@ class StepBlocks:
                 block.region_ms[region] += ms
 
     def read(self, parts: "PartMarks | None" = None) -> tuple[StepBlock, ...]:
-        """The blocks in order.
-
-        Args:
-            parts: what the ledger had at some steps.
-        """
+        """The blocks in order."""
         parts = parts or PartMarks()
         length = max(self._length, parts.every)
         found = []

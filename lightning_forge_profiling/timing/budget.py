@@ -33,9 +33,6 @@ class TimingBudget:
     Splitting a step costs several events; the others have their end timed only. The fraction of steps that may be split
     follows from the measured cost of both kinds.
 
-    Args:
-        share: the share of a step's time that timing may cost on average; None splits every step.
-
     Example:
         >>> budget = TimingBudget(0.005)
         >>> for step in range(64):  # steps of 4 ms; splitting one takes 50 us, its end alone 5
@@ -57,21 +54,11 @@ class TimingBudget:
         self._undecided = 0
 
     def splits(self, step: int) -> bool:
-        """Whether the regions of a step are timed.
-
-        Args:
-            step: its number.
-        """
+        """Whether the regions of a step are timed."""
         return self.rate >= 1 or step * _STRIDE % 1 < self.rate
 
     def add(self, *, step_ns: int, own_ns: int, split: bool) -> None:
-        """Add the cost of a step.
-
-        Args:
-            step_ns: host time of the step.
-            own_ns: the part of it that timing took.
-            split: whether its regions were timed.
-        """
+        """Add the cost of a step."""
         if self._share is None:
             return
         self._step_ns.append(step_ns)

@@ -69,11 +69,7 @@ class HostEvent:
 
 
 class HostEventSource:
-    """Host-clock events, for machines without a GPU and for tests.
-
-    Args:
-        clock_ns: the clock, in nanoseconds.
-    """
+    """Host-clock events, for machines without a GPU and for tests."""
 
     on_device = False
 
@@ -94,11 +90,7 @@ class HostEventSource:
 
 
 class DeviceEventSource:
-    """Events on one GPU's timeline.
-
-    Args:
-        device: the GPU; without an index, the current one. Events are recorded on this device's current stream.
-    """
+    """Events on one GPU's timeline."""
 
     on_device = True
 
@@ -123,13 +115,6 @@ class DeviceEventSource:
 
 def event_source(device: torch.device | str | int | None = None) -> EventSource:
     """The event source of a device.
-
-    Args:
-        device: a CUDA or ROCm device for device events; any other, such as `"cpu"`, for the host clock. None takes the
-            current CUDA device, or the host clock without one.
-
-    Returns:
-        The source; `on_device` says which of the two it is.
 
     Example:
         >>> event_source("cpu").on_device

@@ -14,10 +14,6 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
     loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
     a region's host time exceeds its device time, its hooks are productive up to that excess.
 
-    Args:
-        ledger: ledger of the run so far.
-        on_device: on a GPU, rates over the counted steps so far.
-
     Example:
         >>> parts = {"steps": 6.0, "validation": 3.0, "callback/Prints.on_train_batch_end": 1.0}
         >>> ledger = Ledger(wall_s=10.0, parts=parts, unexplained_s=0.0, counts={})
@@ -44,10 +40,6 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
 
 def run_metrics(ledger: Ledger, on_device: Rates | None = None) -> dict[str, float]:
     """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part, which sum to 100.
-
-    Args:
-        ledger: ledger of the run so far.
-        on_device: on a GPU, rates over the counted steps so far.
 
     Example:
         >>> parts = {"steps": 6.0, "module/a": 2.0, "module/b": 1.0}

@@ -69,11 +69,6 @@ class Ledger(ShownInNotebook):
 class LedgerClock:
     """Keeps the stack of parts that a run is in, and adds the time between two changes to the innermost one.
 
-    Args:
-        began_ns: start of the run by `clock_ns`.
-        part: the part that it starts in; "" for none.
-        clock_ns: the host clock.
-
     Example:
         >>> times = iter([10, 30, 60, 100])
         >>> clock = LedgerClock(0, clock_ns=times.__next__)
@@ -110,12 +105,7 @@ class LedgerClock:
         """Not empty if garbage was collected since the last change."""
 
     def enter(self, part: str, *, counts: bool = True) -> None:
-        """Enter a part, inside the current one.
-
-        Args:
-            part: its name.
-            counts: whether to count this entry.
-        """
+        """Enter a part, inside the current one."""
         now_ns, stack = self._clock_ns(), self._stack
         if self.collected:
             now_ns = self._take_garbage()
@@ -130,12 +120,7 @@ class LedgerClock:
         self._counts[part] += counts
 
     def exit(self, part: str, at_ns: int | None = None) -> None:
-        """Exit a part, and any part still open inside it. Does nothing if the part is not open.
-
-        Args:
-            part: its name.
-            at_ns: when it ended; None for now.
-        """
+        """Exit a part, and any part still open inside it. Does nothing if the part is not open."""
         stack = self._stack
         if part in stack:
             now_ns = self._clock_ns() if at_ns is None else at_ns
@@ -183,12 +168,7 @@ class LedgerClock:
             self.enter(part, counts=False)
 
     def turn_to(self, part: str, at_ns: int | None = None) -> None:
-        """Exit all parts and enter another at the same instant, so that no time falls between them.
-
-        Args:
-            part: the other.
-            at_ns: when; None for now.
-        """
+        """Exit all parts and enter another at the same instant, so that no time falls between them."""
         if self._stack:
             self.exit(self._stack[0], at_ns)
         else:
@@ -218,11 +198,7 @@ class LedgerClock:
             self.noted[self._stack[-1]] += took_ns
 
     def note_garbage(self, garbage: GarbageTimer) -> None:
-        """Count garbage collections from here on, each at the next change of the part.
-
-        Args:
-            garbage: timer of this thread's collections.
-        """
+        """Count garbage collections from here on, each at the next change of the part."""
         self._garbage, self.collected = garbage, garbage.pending
 
     def _take_garbage(self) -> int:
@@ -247,13 +223,7 @@ class LedgerClock:
         return now_ns
 
     def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True) -> None:
-        """Begin a step, which ends the previous one.
-
-        Args:
-            step: number of the step.
-            own_ns: what timing the previous step took, which counts to the profiler.
-            last_counts: whether the previous step counts.
-        """
+        """Begin a step, which ends the previous one."""
         if self.collected:
             self._take_garbage()
         if own_ns:
@@ -311,12 +281,7 @@ class LedgerClock:
             self._open_spans[name] = self._clock_ns()
 
     def close_span(self, name: str, at_ns: int | None = None) -> None:
-        """End such a span. Does nothing if it is not open.
-
-        Args:
-            name: its name.
-            at_ns: its end; None for now.
-        """
+        """End such a span. Does nothing if it is not open."""
         opened_ns = self._open_spans.pop(name, None)
         if opened_ns is not None:
             self._spans.add(name, opened_ns, self._clock_ns() if at_ns is None else at_ns, self.step)

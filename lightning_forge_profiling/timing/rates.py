@@ -138,19 +138,6 @@ class Rates:
     ) -> dict[str, float]:
         """The rates as metrics.
 
-        Args:
-            replicas: data-parallel replicas; samples and tokens of this rank are multiplied by it.
-            on_device: whether times are device times; host times are then given beside them.
-            devices_per_batch: how many devices share a batch and so its FLOPs, as tensor-parallel ones do.
-            peak_flops: peak FLOP/s of a device; None if unknown.
-
-        Returns:
-            `throughput/...` per second, with several devices also `throughput/device/...`, `time/NAME_ms` and
-            `time_host/NAME_ms` in milliseconds per step, and `profiling/overhead_us`, the microseconds per step that
-            timing took. Unknown rates are left out, and so are regions if no typical step was split into them. With
-            FLOPs `throughput/tflops_per_device`, and with a peak `throughput/mfu`, a fraction: model FLOPs utilization
-            as in PaLM (Chowdhery et al. 2022, appendix B).
-
         Example:
             >>> times = {"forward": 30.0, "backward": 50.0}
             >>> rates = Rates(steps=2, samples=16.0, tokens=None, device_ms=times, split_steps=2)

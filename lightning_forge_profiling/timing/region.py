@@ -36,11 +36,7 @@ if hasattr(os, "register_at_fork"):  # a loader's worker process has the same th
 
 
 def set_region_sink(sink: RegionSink | None) -> RegionSink | None:
-    """Send the regions of this thread to `sink`, held weakly; None switches them off. For the callbacks.
-
-    Returns:
-        The previous sink, to restore later.
-    """
+    """Send the regions of this thread to `sink`, held weakly; None switches them off. For the callbacks."""
     before = _sinks.pop(get_ident(), None)
     if sink is not None:
         _sinks[get_ident()] = weakref.ref(sink)

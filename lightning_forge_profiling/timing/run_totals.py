@@ -75,12 +75,7 @@ class RunSummary:
 
 
 class RunTotals:
-    """Sums up the steps of a run: those that count, and those that are left out with the reason.
-
-    Args:
-        regions: the built-in regions that are timed.
-        bucket: gives the bucket of a step's time in histograms; None if `take_interval` is not used.
-    """
+    """Sums up the steps of a run: those that count, and those that are left out with the reason."""
 
     def __init__(self, regions: tuple[str, ...] = REGIONS, bucket: Callable[[float], int] | None = None) -> None:
         self._sums = partial(StepSums, regions, bucket)
@@ -106,14 +101,7 @@ class RunTotals:
         """The steps that count."""
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
-        """Enter one step.
-
-        Args:
-            times: its times.
-            work: its samples, tokens and FLOPs.
-            left_out: why it does not count; None if it does.
-            timing: how it was timed.
-        """
+        """Enter one step."""
         timing = timing or StepTiming()
         self._samples = added(self._samples, work.samples)
         if len(times.device_ms) > 1 or times.split:  # else it is one piece, with nothing beside it
@@ -199,12 +187,6 @@ class RunTotals:
         """Sums over the counted steps since the last call but for those that `take` has still to return.
 
         Together these are all counted steps, those of broken accumulation cycles included.
-
-        Args:
-            last: the run is over: include those, and a cycle that never ended.
-
-        Returns:
-            The sums, and the histogram of the steps' times.
         """
         taken, self._unwritten = self._unwritten, self._sums()
         if last:
@@ -238,13 +220,7 @@ class RunTotals:
         return all_
 
     def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
-        """The totals of the run.
-
-        Args:
-            steps: how many steps ended.
-            before_first_s: seconds from the start of fit to the start of its first step.
-            wall_s: seconds of the whole fit.
-        """
+        """The totals of the run."""
         steady = self._all()
         counted = steady.steps
         only_warmup = not counted

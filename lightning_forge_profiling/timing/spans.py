@@ -60,14 +60,7 @@ class SpanLog:
         self._latest: deque[tuple[str, _Stretch]] = deque(maxlen=_LATEST)
 
     def add(self, part: str, began_ns: int, ended_ns: int, step: int | None = None) -> None:
-        """Add a span that has ended.
-
-        Args:
-            part: its name. After 32 names, further names are dropped.
-            began_ns: its start.
-            ended_ns: its end, after those of all earlier spans of its name.
-            step: the step under way.
-        """
+        """Add a span that has ended."""
         stretches = self._stretches.get(part)
         if stretches is None:
             if len(self._stretches) >= _MOST_NAMES:
@@ -84,22 +77,13 @@ class SpanLog:
             self._resolution_ns[part] = resolution_ns
 
     def take_latest(self, origin_ns: int) -> tuple[Span, ...]:
-        """The spans added since the last call, at most the latest 256.
-
-        Args:
-            origin_ns: start of the run.
-        """
+        """The spans added since the last call, at most the latest 256."""
         latest = tuple(_span(part, one, origin_ns) for part, one in self._latest)
         self._latest.clear()
         return latest
 
     def read(self, origin_ns: int, still_open: Iterable[tuple[str, int, int, int | None]] = ()) -> tuple[Span, ...]:
-        """All spans, ordered by start.
-
-        Args:
-            origin_ns: start of the run.
-            still_open: arguments of `add` for spans that have not ended.
-        """
+        """All spans, ordered by start."""
         ended = ((part, one) for part, stretches in self._stretches.items() for one in stretches)
         opened = ((part, _stretch(began_ns, now_ns, step)) for part, began_ns, now_ns, step in still_open)
         found = (_span(part, one, origin_ns) for part, one in (*ended, *opened))

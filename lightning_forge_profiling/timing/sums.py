@@ -51,10 +51,6 @@ class StepSums:
     whose regions are estimated from the chosen ones; and those that had to be split, as the first after a validation
     run, which stand for themselves only. Steps that change the weights and steps that accumulate gradients are summed
     apart, since their regions differ most.
-
-    Args:
-        regions: the built-in regions that are timed.
-        bucket: gives the bucket of a step's time in `histogram`; None for no histogram.
     """
 
     def __init__(self, regions: tuple[str, ...], bucket: Callable[[float], int] | None = None) -> None:
@@ -116,12 +112,7 @@ class StepSums:
         kind.add(1, times.device_ms, times.host_ms)
 
     def merge(self, other: "StepSums", *, single_steps: bool = True) -> None:
-        """Add the sums of later steps.
-
-        Args:
-            other: their sums.
-            single_steps: whether to add the times of single steps too, and their histogram; rates need neither.
-        """
+        """Add the sums of later steps."""
         self.steps += other.steps
         if single_steps:
             self.latest.extend(other.latest)

@@ -52,7 +52,7 @@ READERS = {
     "`json.load`": ("import json", "json.load(open(path))"),
     ORJSON: ("import orjson", "orjson.loads(open(path, 'rb').read())"),
     "typed msgspec, the whole text": (
-        "import msgspec; from lightning_forge_profiling.kineto.event import Event",
+        "import msgspec; from lightning_forge_profiling.kineto.tables import Event",
         "msgspec.json.decode(open(path, 'rb').read(), type=msgspec.defstruct('File', [('traceEvents', list[Event])]))",
     ),
     "`read_trace` (ours)": (

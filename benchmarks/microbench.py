@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 
 from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.cuda import EventTimer, Gpu
+from lightning_forge_profiling.bench.device import EventTimer, Gpu
 
 TRACED_CALLS = 50
 REPLAYED_CALLS = 100

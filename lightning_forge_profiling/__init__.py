@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from lightning_forge_profiling.profiler.summary import print_profiler_summary
     from lightning_forge_profiling.report.files import write_reports
     from lightning_forge_profiling.results.analysis import Analysis, Finding
-    from lightning_forge_profiling.timing.collection import CUDATimerCollection
-    from lightning_forge_profiling.timing.cuda_timer import CUDATimer
+    from lightning_forge_profiling.timing.collection import CUDATimer, CUDATimerCollection
     from lightning_forge_profiling.timing.region import region
 
 __version__ = "0.1.0"
@@ -40,7 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Analysis": "results.analysis",
     "BenchmarkResult": "bench.result",
-    "CUDATimer": "timing.cuda_timer",
+    "CUDATimer": "timing.collection",
     "CUDATimerCollection": "timing.collection",
     "Finding": "results.analysis",
     "ForgeProfilerCallback": "callbacks.forge_profiler",

@@ -20,7 +20,7 @@ from math import inf
 from pathlib import Path
 
 from lightning_forge_profiling.host import cpu_times, free_cores
-from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL
+from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
 from lightning_forge_profiling.names import plugin_name, trace_name
 from lightning_forge_profiling.plain_text import plain

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.collectives import RankCollectives, collectives_of, match_collectives
-from lightning_forge_profiling.analysis.cut_files import no_verdict, where_cut
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
-from lightning_forge_profiling.analysis.recording import Recording, prepare, with_steps
+from lightning_forge_profiling.analysis.recording import Recording, no_verdict, prepare, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
 from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.diagnosis.findings import find_causes
@@ -24,8 +23,7 @@ from lightning_forge_profiling.diagnosis.hints import rules_of_thumb
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
-from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
-from lightning_forge_profiling.kineto.join import join_traces
+from lightning_forge_profiling.kineto.files import find_traces, join_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.plain_text import encodable

@@ -5,22 +5,26 @@ from statistics import mean, median
 
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.results.analysis import Analysis, Collective, Finding, Hint, RankWait
-from lightning_forge_profiling.results.flops import Flops
-from lightning_forge_profiling.results.host import Host, SyncCause
-from lightning_forge_profiling.results.python_functions import PythonCall, PythonFunctions, UserFunction
 from lightning_forge_profiling.results.rank import (
     Communication,
     Copies,
     Distribution,
+    Flops,
     Gpu,
+    Host,
+    Kernel,
     Kind,
     Memory,
+    Operator,
+    PythonCall,
+    PythonFunctions,
     RankSummary,
     Region,
     Share,
     Step,
+    SyncCause,
+    UserFunction,
 )
-from lightning_forge_profiling.results.table_rows import Kernel, Operator
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel"
 ADD = (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.diagnosis.window_effect import FEWEST_STEPS, window_effect
+from lightning_forge_profiling.diagnosis.drift import WINDOW_STEPS, window_effect
 from lightning_forge_profiling.profiler.collector import detached_at_stop, why_attached
 from lightning_forge_profiling.report.wording import window_effect_words
 from tests.models import Classifier, loader
@@ -97,5 +97,5 @@ def test_a_slower_run_is_seen_and_an_equal_one_is_not_called_slower():
     same = window_effect(before, before[::-1])
     assert same.low_pct <= 0 <= same.high_pct
     assert "slowed" not in window_effect_words(same)
-    assert window_effect(before[: FEWEST_STEPS - 1], before) is None
+    assert window_effect(before[: WINDOW_STEPS - 1], before) is None
     assert window_effect(before, []) is None

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from lightning_forge_profiling.bench.benchmark import benchmark, time_call
-from lightning_forge_profiling.bench.kernel_time import CALL, busy_us_per_call
-from lightning_forge_profiling.bench.options import Options
-from lightning_forge_profiling.bench.quality import drift
-from lightning_forge_profiling.bench.sampling import collect
-from lightning_forge_profiling.bench.timed_call import TimedCall
+from lightning_forge_profiling.bench.methods import CALL, busy_us_per_call
+from lightning_forge_profiling.bench.sampling import collect, drift
+from lightning_forge_profiling.bench.timed_call import Options, TimedCall
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 

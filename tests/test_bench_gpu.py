@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.microbench import functions, traced_us
 from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.cuda import Gpu
+from lightning_forge_profiling.bench.device import Gpu
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 
 pytestmark = pytest.mark.gpu

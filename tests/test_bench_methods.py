@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from lightning_forge_profiling.bench.benchmark import time_call
-from lightning_forge_profiling.bench.options import Options
-from lightning_forge_profiling.bench.timed_call import TimedCall
+from lightning_forge_profiling.bench.timed_call import Options, TimedCall
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
-from lightning_forge_profiling.gpu.clock_watch import ClockWatch
+from lightning_forge_profiling.gpu.clocks import ClockWatch
 from tests.fake_nvml import FakeNvml
 from tests.simulated_gpu import GAP_NS, SimulatedGpu
 

@@ -11,7 +11,7 @@ import pytest
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, median_interval, median_noise
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.clock_watch import ClockSeen
+from lightning_forge_profiling.gpu.clocks import ClockSeen
 
 SVG = "{http://www.w3.org/2000/svg}"
 CLOCK = ClockSeen(1900.0, 1700, 1980, 1980, ("power cap",), 3)

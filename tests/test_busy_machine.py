@@ -22,10 +22,8 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.host import cpu_times, waited_pct
 from lightning_forge_profiling.results.analysis import NO_VERDICT, NOTHING_STANDS_OUT, RunEvidence, RunRegion
-from lightning_forge_profiling.results.cpu import CpuUse
-from lightning_forge_profiling.results.interval import ShareInterval
-from lightning_forge_profiling.results.lines import WORKER_LINES
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, ShareInterval
 from tests.models import Samples, quiet_trainer
 from tests.outcomes import HANGS_S
 from tests.test_leaves import Plain, computes

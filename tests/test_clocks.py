@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
-from lightning_forge_profiling.gpu.clock_watch import ClockReading, ClockWatch
-from lightning_forge_profiling.gpu.clock_watch import throttled_samples as throttled
-from lightning_forge_profiling.gpu.clocks import locked_clocks
+from lightning_forge_profiling.gpu.clocks import ClockReading, ClockWatch, locked_clocks
+from lightning_forge_profiling.gpu.clocks import throttled_samples as throttled
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, FakeBoard, FakeNvml
 

@@ -20,9 +20,8 @@ from lightning_forge_profiling.diagnosis.loader_advice import LoaderWait, loader
 from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.cpu import CpuUse, OptimizerSettings
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import CpuUse, LoaderSettings, OptimizerSettings
 from tests.models import Classifier, every_step, loader
 from tests.test_cpu_time import ALONE, found, training
 

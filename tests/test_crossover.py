@@ -14,12 +14,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
-from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, find_crossover
-from lightning_forge_profiling.crossover.json_file import read_crossover
-from lightning_forge_profiling.crossover.operation_timer import OperationTimer, _point, setting
-from lightning_forge_profiling.crossover.operations import OPERATIONS
+from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, find_crossover, read_crossover
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation, draw_result
-from lightning_forge_profiling.crossover.sweep import measure
+from lightning_forge_profiling.crossover.sweep import OPERATIONS, OperationTimer, _point, measure, setting
 from lightning_forge_profiling.crossover.text import describe
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import free_memory_bytes, processor_name
@@ -261,7 +258,7 @@ def test_what_the_cpu_cannot_compute_is_said(monkeypatch):
         raise RuntimeError("\"add\" not implemented for 'Half'\nwith a second line")
 
     refusing = {"add": replace(OPERATIONS["add"], call=refuse)}
-    monkeypatch.setattr("lightning_forge_profiling.crossover.operation_timer.OPERATIONS", refusing)
+    monkeypatch.setattr("lightning_forge_profiling.crossover.sweep.OPERATIONS", refusing)
     timer = OperationTimer("float16", None, 0.1)
     assert timer("add", 8, "cpu", None) == "\"add\" not implemented for 'Half'"
 

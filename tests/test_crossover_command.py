@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.cli import crossover as command
-from lightning_forge_profiling.crossover import operations
-from lightning_forge_profiling.crossover.json_file import crossover_json, read_crossover
+from lightning_forge_profiling.crossover import sweep as operations
+from lightning_forge_profiling.crossover.curves import crossover_json, read_crossover
 from lightning_forge_profiling.errors import ConfigurationError
 from tests.outcomes import HANGS_S
 from tests.test_cli import COMMAND, ENVIRONMENT, PATHS, fails, forge, without_progress

@@ -7,7 +7,7 @@ import torch
 
 from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.crossover.operation_timer import OperationTimer, find_gpu
+from lightning_forge_profiling.crossover.sweep import OperationTimer, find_gpu
 
 pytestmark = pytest.mark.gpu
 

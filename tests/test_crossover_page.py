@@ -10,8 +10,7 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from lightning_forge_profiling.bench.result import in_unit
-from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves
-from lightning_forge_profiling.crossover.json_file import read_crossover
+from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves, read_crossover
 from lightning_forge_profiling.crossover.page import crossover_page
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation
 

@@ -185,7 +185,7 @@ ROTATES = """
 import sys
 from pathlib import Path
 from lightning_forge_profiling.record.lines import Begin, Event
-from lightning_forge_profiling.record.segments import Segments
+from lightning_forge_profiling.record.writer import Segments
 begin = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={}, host="", device="cpu", settings={})
 files, step = Segments(Path(sys.argv[1]), begin, segment_bytes=5000), 0
 while True:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_forge_profiling.results.analysis import RunLedger
-from lightning_forge_profiling.results.moments import RunSpan, SlowStep
+from lightning_forge_profiling.results.run import RunSpan, SlowStep
 from tests.report_page import Page
 from tests.test_html_report import HOSTILE, RUN, run_only
 

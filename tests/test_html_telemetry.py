@@ -17,9 +17,8 @@ from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
 from lightning_forge_profiling.gpu.allocator import AllocatorReading
 from lightning_forge_profiling.gpu.history import GpuHistory
-from lightning_forge_profiling.gpu.nvml import find_device
+from lightning_forge_profiling.gpu.nvml import GpuSample, UsageSums, find_device
 from lightning_forge_profiling.gpu.telemetry import GpuReader
-from lightning_forge_profiling.gpu.usage import GpuSample, UsageSums
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS, classify
-from lightning_forge_profiling.analysis.kernel_names import base_name
+from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS, base_name, classify
 from lightning_forge_profiling.results.rank import CATEGORIES
 
 LAMBDA = "(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda(float)#1}"

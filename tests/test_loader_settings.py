@@ -15,7 +15,7 @@ from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.diagnosis.loader_advice import LoaderWait, loader_advice, only_bounded, pin_memory_advice
 from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.run import LoaderSettings
 from tests.models import Classifier, Samples, Stream, every_step, loader
 from tests.synthetic import Synthetic
 

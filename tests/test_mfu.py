@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import device_peak as peak
 from lightning_forge_profiling.callbacks import fit_monitor, fit_rows, lightning_api
+from lightning_forge_profiling.callbacks import window_flops as peak
 from lightning_forge_profiling.callbacks.window_flops import recorded_compute
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import count_flops
@@ -24,12 +24,10 @@ from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32
 from lightning_forge_profiling.report.wording import compute_lines
 from lightning_forge_profiling.results.analysis import RunCompute
-from lightning_forge_profiling.results.flops import Flops
-from lightning_forge_profiling.results.rank import Kind
-from lightning_forge_profiling.timing.rates import Rates, StepWork
+from lightning_forge_profiling.results.rank import Flops, Kind
+from lightning_forge_profiling.timing.rates import Peak, Rates, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.utilization import Peak
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
 from tests.outcomes import logged, unwrapped

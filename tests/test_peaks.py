@@ -2,9 +2,7 @@
 
 import pytest
 
-from lightning_forge_profiling.flops.peak_geforce import GEFORCE_PARTS
-from lightning_forge_profiling.flops.peak_table import PARTS
-from lightning_forge_profiling.flops.peaks import find_peak, power_may_tell
+from lightning_forge_profiling.flops.peaks import GEFORCE_PARTS, PARTS, find_peak, power_may_tell
 
 GIB = 2**30
 ALL_PARTS = PARTS + GEFORCE_PARTS

@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_forge_profiling import ThroughputCallback, analyze
-from lightning_forge_profiling.callbacks import run_begin
+from lightning_forge_profiling.callbacks import run_record
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.record.origin import git_commit
@@ -130,7 +130,7 @@ def test_a_deep_line_in_a_neighbour_s_record_costs_no_record(tmp_path, make_trai
 
 def test_training_goes_on_while_the_disk_with_git_hangs(tmp_path, make_trainer, monkeypatch, caplog):
     released = threading.Event()
-    monkeypatch.setattr(run_begin, "git_commit", lambda _: released.wait(60) or "")
+    monkeypatch.setattr(run_record, "git_commit", lambda _: released.wait(60) or "")
     try:
         began = time.monotonic()
         make_trainer(ThroughputCallback(warmup_steps=1)).fit(Classifier(), loader(80))

@@ -16,8 +16,8 @@ from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.report.run_table import RunReport, run_table
 from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.cpu import CpuUse, RegionCpu
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import CpuUse, RegionCpu
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.outcomes import script, unwrapped
 from tests.ports import free_port

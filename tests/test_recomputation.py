@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from lightning_forge_profiling.analysis.recomputation import recomputed
+from lightning_forge_profiling.analysis.operators import recomputed
 from lightning_forge_profiling.analysis.recording import by_optimizer, prepare
 from lightning_forge_profiling.kineto.reader import read_trace
 from tests.models import Product

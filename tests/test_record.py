@@ -16,8 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import run_record
-from lightning_forge_profiling.callbacks.run_begin import RecordPlace
-from lightning_forge_profiling.callbacks.run_record import RunRecord
+from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecord
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
@@ -26,8 +25,7 @@ from lightning_forge_profiling.record.json_schema import SHIPPED, record_schema_
 from lightning_forge_profiling.record.lines import Begin, Event, State
 from lightning_forge_profiling.record.origin import command_line, git_commit
 from lightning_forge_profiling.record.reader import read_rank, read_run
-from lightning_forge_profiling.record.segments import Segments
-from lightning_forge_profiling.record.writer import RecordWriter
+from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.ledger import LedgerClock

@@ -20,10 +20,9 @@ from lightning_forge_profiling.results.analysis import Hint, RunEvidence, RunLed
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.utilization import Compute, Peak
 from tests.samples import sample_analysis
 
 

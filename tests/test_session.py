@@ -15,7 +15,7 @@ import torch
 from lightning_forge_profiling import ProfilingConfig, build_profiler
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.finish import analyze, publish
-from lightning_forge_profiling.profiler.window import Phase, StepWindow
+from lightning_forge_profiling.profiler.config import Phase, StepWindow
 from tests.outcomes import HANGS_S, REPORTS, wait_for_processes_of
 
 

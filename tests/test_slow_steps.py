@@ -10,10 +10,9 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.slow_steps import cause, slowest_line
 from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
-from lightning_forge_profiling.results.moments import SlowStep
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.spans import SpanLog
+from lightning_forge_profiling.results.run import SlowStep
+from lightning_forge_profiling.timing.ledger import LedgerClock, SpanLog
 from tests.models import Classifier, loader
 
 PLANTED_S = 0.5

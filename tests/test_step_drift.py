@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from lightning.pytorch.callbacks import Callback
 
-from lightning_forge_profiling.diagnosis.step_drift import FEWEST_STEPS, step_drift
+from lightning_forge_profiling.diagnosis.drift import DRIFT_STEPS, step_drift
 from lightning_forge_profiling.timing.events import HostEventSource
 from tests.models import Classifier, every_step, loader
 from tests.outcomes import unwrapped
@@ -20,7 +20,7 @@ def noise(rng, steps, *, correlation, spread):
     return 10 * np.exp(spread * np.array(levels[100:]))
 
 
-@pytest.mark.parametrize("steps", [FEWEST_STEPS, 256, 512])
+@pytest.mark.parametrize("steps", [DRIFT_STEPS, 256, 512])
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.3])
 def test_noise_is_taken_for_a_drift_in_under_5_percent_of_runs(steps, correlation, spread):
@@ -48,7 +48,7 @@ def test_a_run_that_never_settles_has_no_end():
 
 
 def test_few_steps_say_nothing():
-    assert step_drift(range(FEWEST_STEPS - 1), [50.0] * 30 + [5.0] * (FEWEST_STEPS - 31)) is None
+    assert step_drift(range(DRIFT_STEPS - 1), [50.0] * 30 + [5.0] * (DRIFT_STEPS - 31)) is None
 
 
 @pytest.mark.parametrize("each", [2, 4, 8])

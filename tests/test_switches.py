@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.diagnosis.switch_hints import switch_hints, switched_on
+from lightning_forge_profiling.diagnosis.hints import switch_hints, switched_on
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.switches import Switches
+from lightning_forge_profiling.results.run import Switches
 from tests.models import Classifier, Samples, loader
 from tests.outcomes import script
 from tests.ports import free_port

@@ -11,12 +11,11 @@ from itertools import pairwise
 
 import pytest
 
-from lightning_forge_profiling.diagnosis.telemetry_hints import telemetry_hints
+from lightning_forge_profiling.diagnosis.hints import telemetry_hints
 from lightning_forge_profiling.gpu.allocator import AllocatorReading, between
 from lightning_forge_profiling.gpu.history import MAX_POINTS
-from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
+from lightning_forge_profiling.gpu.nvml import GpuSample, find_device, open_nvml, throttle_reasons
 from lightning_forge_profiling.gpu.telemetry import GpuReader, TelemetrySampler, open_reader
-from lightning_forge_profiling.gpu.usage import GpuSample, throttle_reasons
 from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 from tests.outcomes import HANGS_S

@@ -16,7 +16,7 @@ import pytest
 
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.kineto.bytes import unpacked
+from lightning_forge_profiling.kineto.chunks import unpacked
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
 from lightning_forge_profiling.pipeline import analyze

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from lightning_forge_profiling.monitor.live_view import print_frame
-from lightning_forge_profiling.record.follow import Follower
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, Interval, encode_line
-from lightning_forge_profiling.record.reader import RecordError, read_run
+from lightning_forge_profiling.record.reader import Follower, RecordError, read_run
 from lightning_forge_profiling.report.screen import Screen
 from tests.outcomes import HANGS_S
 from tests.record_builder import MadeRun

@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_forge_profiling.analysis.kernel_kinds import KINDS
-from lightning_forge_profiling.analysis.kernel_names import base_name
-from lightning_forge_profiling.analysis.nesting import enclosing, parents
+from lightning_forge_profiling.analysis.intervals import enclosing, parents
+from lightning_forge_profiling.analysis.kernels import KINDS, base_name
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import CollectiveCall, Ints
 from lightning_forge_profiling.results.analysis import Collective, RankWait

@@ -10,11 +10,10 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.nesting import in_namesake, innermost_marked, parents
+from lightning_forge_profiling.analysis.intervals import Intervals, in_namesake, innermost_marked, parents
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Spans
-from lightning_forge_profiling.results.python_functions import PythonCall, PythonFunctions, SpentIn, UserFunction
+from lightning_forge_profiling.results.rank import PythonCall, PythonFunctions, SpentIn, UserFunction
 
 _MOST_CALLS: Final = 200
 _MOST_USERS: Final = 10

@@ -7,18 +7,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.host_calls import WAITS, named
-from lightning_forge_profiling.analysis.nesting import (
+from lightning_forge_profiling.analysis.intervals import (
     enclosing,
     innermost_marked,
     least_around,
     outermost_marked,
     parents,
 )
+from lightning_forge_profiling.analysis.launches import WAITS, named
 from lightning_forge_profiling.analysis.python_functions import users_line
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Trace
-from lightning_forge_profiling.results.host import SyncCause
+from lightning_forge_profiling.results.rank import SyncCause
 
 # The first of these found anywhere around the call names the cause: most specific first.
 _OPERATORS: Final = (

@@ -5,11 +5,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.kernel_kinds import CATEGORY_OF, KINDS
-from lightning_forge_profiling.analysis.marks import step_marks
-from lightning_forge_profiling.analysis.nesting import depths, parents
+from lightning_forge_profiling.analysis.intervals import Intervals, depths, parents
+from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.steps import step_marks
 from lightning_forge_profiling.kineto.trace import Ints, Spans
 from lightning_forge_profiling.results.timeline import Lane, Timeline
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from lightning_forge_profiling.bench.cuda import EventTimer
+from lightning_forge_profiling.bench.device import EventTimer
 from lightning_forge_profiling.bench.timed_call import TimedCall
 
 _MOST_CALLS: Final = 10

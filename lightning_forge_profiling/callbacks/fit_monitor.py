@@ -10,22 +10,19 @@ from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.accumulation import AccumulationCycles
-from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch, WorkCounter
+from lightning_forge_profiling.callbacks.batches import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, AUTOGRAD, CpuAccount
 from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end, note_failure
-from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, hook_parts
+from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
-from lightning_forge_profiling.callbacks.outside_loop import SetUpParts, TearDown, begin_ledger
 from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
 from lightning_forge_profiling.callbacks.run_report import OtherRanks, further_findings, run_report, with_ledger
-from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
+from lightning_forge_profiling.callbacks.stack_sampler import StackSampler, WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.switches import look_up
-from lightning_forge_profiling.callbacks.worker_stacks import WorkerStacks
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
@@ -33,12 +30,32 @@ from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.switches import Switches
+from lightning_forge_profiling.results.run import Switches
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
+
+_LONGEST_CYCLE: Final = 64
+"""If the module accumulates gradients by itself, its first cycle ends within this many steps."""
+
+
+class AccumulationCycles:
+    """Follows gradient accumulation from batch to batch."""
+
+    def __init__(self, updates: int) -> None:
+        self._updates = updates
+
+    def after_batch(self, updates: int, step: int, *, each_changes: bool) -> tuple[bool, bool]:
+        """Whether a batch changed the weights, and whether it was the last of its cycle.
+
+        Several optimizers in one batch are one change of the weights.
+        """
+        changed, self._updates = updates != self._updates, updates
+        # a module may step an optimizer that Lightning does not know of
+        return changed, changed or each_changes or (not updates and step >= _LONGEST_CYCLE)
+
 
 DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within

@@ -9,14 +9,12 @@ from typing import Protocol
 import torch
 
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.batch_counts import WorkCounter
-from lightning_forge_profiling.callbacks.device_peak import run_peak
+from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
-from lightning_forge_profiling.callbacks.run_begin import RecordPlace, claim_place
-from lightning_forge_profiling.callbacks.run_record import RunRecord
+from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecord, claim_place
 from lightning_forge_profiling.callbacks.run_report import publish_run
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry, run_telemetry
@@ -25,13 +23,14 @@ from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_PEAK,
     recorded_compute,
     recorded_metrics,
+    run_peak,
     with_advice,
     with_problem,
 )
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP_MS, TFLOPS, per_second
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.timeouts import RANKS_S, patience_s
+from lightning_forge_profiling.profiler.child import RANKS_S, patience_s
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
@@ -39,9 +38,8 @@ from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.goodput import run_metrics
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.rates import LoopRates, Rates
+from lightning_forge_profiling.timing.rates import Compute, LoopRates, Peak, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
-from lightning_forge_profiling.timing.utilization import Compute, Peak
 
 _log = plain_logger(__name__)
 

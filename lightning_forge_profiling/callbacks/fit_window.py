@@ -28,10 +28,10 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
 from lightning_forge_profiling.names import PROFILER, WINDOW, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.child import patience_s
 from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfig
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
-from lightning_forge_profiling.profiler.timeouts import patience_s
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import LedgerClock
 

@@ -9,8 +9,8 @@ from tempfile import gettempdir
 from typing import Final, NamedTuple
 
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.child import problems_within
 from lightning_forge_profiling.profiler.paths import local_folder
-from lightning_forge_profiling.profiler.timeouts import problems_within
 
 _log = plain_logger(__name__)
 

@@ -8,8 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer, training_loaders, validation_loaders
 from lightning_forge_profiling.host import usable_cores
-from lightning_forge_profiling.results.cpu import OptimizerSettings
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.run import LoaderSettings, OptimizerSettings
 
 
 def restarted_workers(trainer: Trainer) -> int:

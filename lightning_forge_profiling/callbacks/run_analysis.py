@@ -6,8 +6,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.block_bootstrap import FEWEST_INTERVALS, BlockBootstrap, share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.diagnosis.step_drift import step_drift
-from lightning_forge_profiling.diagnosis.window_effect import window_effect
+from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import read_summary, write_reports
@@ -20,20 +19,15 @@ from lightning_forge_profiling.results.analysis import (
     TrackedRun,
     WorkerRestarts,
 )
-from lightning_forge_profiling.results.interval import ShareInterval
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
-from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import LoaderSettings, RunSpan, ShareInterval, SlowStep
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.blocks import StepBlock
 from lightning_forge_profiling.timing.goodput import goodput
 from lightning_forge_profiling.timing.ledger import Ledger
-from lightning_forge_profiling.timing.rates import Rates
-from lightning_forge_profiling.timing.run_totals import RunSummary
-from lightning_forge_profiling.timing.slowest import TimedStep
+from lightning_forge_profiling.timing.rates import Compute, Rates
+from lightning_forge_profiling.timing.run_totals import RunSummary, StepBlock, TimedStep
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
-from lightning_forge_profiling.timing.utilization import Compute
 
 _log = plain_logger(__name__)
 

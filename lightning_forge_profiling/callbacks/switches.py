@@ -11,7 +11,7 @@ from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.profiler.other_profilers import active_profiler
-from lightning_forge_profiling.results.switches import Switches
+from lightning_forge_profiling.results.run import Switches
 
 
 def look_up(trainer: Trainer, *, recording: bool) -> Switches:

@@ -16,9 +16,9 @@ from lightning_forge_profiling.gpu.allocator import (
     merged,
     read_allocator,
 )
+from lightning_forge_profiling.gpu.nvml import GpuUsage
 from lightning_forge_profiling.gpu.telemetry import GpuInfo, GpuReader, TelemetrySampler, open_reader
-from lightning_forge_profiling.gpu.usage import GpuUsage
-from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends
+from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
 from lightning_forge_profiling.timing.sums import added
 

@@ -1,25 +1,140 @@
 """`ThroughputCallback`: logs throughput and the time of each region of a step."""
 
-from collections.abc import Callable
-from math import inf
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from math import inf, isfinite
+from numbers import Real
+from time import perf_counter_ns
 from typing import Any, Final
 
-from lightning_forge_profiling.callbacks.arguments import (
-    refuse_unless_between,
-    refuse_unless_function,
-    refuse_unless_integer,
-    refuse_unless_operations,
-)
-from lightning_forge_profiling.callbacks.evaluation import EvaluationLoops
+from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.batches import BatchCounter
 from lightning_forge_profiling.callbacks.fit_monitor import DEFAULT_WARMUP_STEPS, FitMonitor
 from lightning_forge_profiling.callbacks.fit_rows import FitRows
+from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
+from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import LoopRates
+
+_OPERATIONS: Final = {
+    "flops_per_batch": (1e3, "operations, as 2.5e12"),
+    "peak_flops": (1e9, "operations a second, as 989e12"),
+}
+"""Smaller values are a mistake of unit: the lowest plausible value, and an example of a right one."""
+
+
+def refuse_unless_between(lowest: float, value: object, above: float, rule: str) -> None:
+    """Raise ConfigurationError unless a value is None or a number from `lowest` to below `above`; `rule` says so."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not lowest <= value < above:
+        raise ConfigurationError(f"{rule}; got {value!r}.")
+
+
+def refuse_unless_function(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is None or can be called with a batch."""
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"{name} must be a function of the batch, got {value!r}.")
+
+
+def refuse_unless_integer(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is an integer >= 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigurationError(f"{name} must be an integer >= 0, got {value!r}.")
+
+
+def refuse_unless_operations(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is None or a number of operations, and not one in tera."""
+    if value is None:
+        return
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
+        got = f"a {type(value).__name__}: give its .total" if hasattr(value, "total") else repr(value)
+        raise ConfigurationError(f"{name} must be a number of operations above 0, got {got}.")
+    fewest, unit = _OPERATIONS[name]
+    if value < fewest:
+        raise ConfigurationError(f"{name} is in {unit}; got {value!r}.")
+
+
+class EvaluationLoops:
+    """Counts what such loops of a Trainer do, from its set-up to its teardown. Reads the host's clock only."""
+
+    called = "Timing validation, test and prediction"
+
+    def __init__(
+        self,
+        batch_size_fn: Callable[[Any], float] | None,
+        tokens_fn: Callable[[Any], float] | None,
+        ledger: LedgerClock | None = None,
+    ) -> None:
+        self._failed = False
+        self._counter_of = partial(BatchCounter, batch_size_fn, tokens_fn, ledger)
+        self._counters: dict[tuple[str, int], BatchCounter] = {}
+        self._run: LoopRates | None = None
+        self._loader: int | None = None
+        self._since_ns = self._ns = self._steps = 0
+        self._samples: float | None = 0.0
+        self._tokens: float | None = 0.0
+        self._loggers = Loggers()
+        self._sums: dict[str, LoopRates] = {}
+
+    @property
+    def sums(self) -> Mapping[str, LoopRates]:
+        """The sums over the runs that have ended, by loop."""
+        return self._sums
+
+    @guarded
+    def begin(self, loop: str, trainer: Trainer) -> None:
+        """A run of a loop begins; the sanity check does not count."""
+        self._run = self._loader = None
+        self._ns = self._steps = 0
+        self._samples = self._tokens = 0.0
+        if not trainer.sanity_checking:
+            self._run = LoopRates(loop, runs=1, replicas=lightning_api.replicas(trainer))
+
+    @guarded
+    def end_batch(self, trainer: Trainer, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """Count a batch, but for the first of each loader."""
+        if self._run is None:
+            return
+        now_ns, key = perf_counter_ns(), (self._run.loop, dataloader_idx)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = self._counter_of(loop=self._run.loop)
+        samples = counter.samples(batch, partial(lightning_api.evaluation_source, trainer, batch_idx, dataloader_idx))
+        tokens = counter.tokens(batch)
+        if dataloader_idx == self._loader:
+            self._ns += now_ns - self._since_ns
+            self._steps += 1
+            self._samples = None if samples is None or self._samples is None else self._samples + samples
+            self._tokens = None if tokens is None or self._tokens is None else self._tokens + tokens
+        self._loader = dataloader_idx
+        self._since_ns = perf_counter_ns()  # counting is no part of the loop
+
+    @guarded
+    def end(self, trainer: Trainer) -> None:
+        """A run has ended: log its rates."""
+        run, self._run = self._run, None
+        if run is None or not self._steps:
+            return
+        seconds = (self._ns + perf_counter_ns() - self._since_ns) / 1e9
+        run = replace(run, steps=self._steps, seconds=seconds, samples=self._samples, tokens=self._tokens)
+        before = self._sums.get(run.loop)
+        self._sums[run.loop] = run if before is None else before.plus(run)
+        if trainer.is_global_zero:
+            self._loggers.log(trainer.loggers, run.metrics(), lightning_api.logger_step(trainer))
+
+    @guarded_end
+    def close(self) -> None:
+        """Warn of rows that were lost."""
+        self._loggers.close()
+
 
 _SHORTEST_PERIOD_S: Final = 0.01
 """NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.batch_counts import FlopsPerBatch
+from lightning_forge_profiling.callbacks.batches import FlopsPerBatch
 from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor, FitResults
+from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
-from lightning_forge_profiling.callbacks.outside_loop import SetUpParts, begin_ledger
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.plain_text import plain_logger

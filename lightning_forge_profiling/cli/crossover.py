@@ -156,7 +156,7 @@ def _refuse_early(args: argparse.Namespace) -> None:
 
 
 def _read(path: Path) -> "CrossoverResult":
-    from lightning_forge_profiling.crossover.json_file import (  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.crossover.curves import (  # noqa: PLC0415  (start fast)
         parse_crossover,
         read_crossover,
     )
@@ -170,13 +170,13 @@ def _read(path: Path) -> "CrossoverResult":
 
 def _measured(args: argparse.Namespace) -> "CrossoverResult":
     from lightning_forge_profiling.crossover.curves import WAYS, CrossoverResult  # noqa: PLC0415  (start fast)
-    from lightning_forge_profiling.crossover.operation_timer import (  # noqa: PLC0415  (loads torch)
+    from lightning_forge_profiling.crossover.sweep import OPERATIONS as KNOWN  # noqa: PLC0415
+    from lightning_forge_profiling.crossover.sweep import (  # noqa: PLC0415  (loads torch)
         OperationTimer,
         find_gpu,
+        measure,
         setting,
     )
-    from lightning_forge_profiling.crossover.operations import OPERATIONS as KNOWN  # noqa: PLC0415
-    from lightning_forge_profiling.crossover.sweep import measure  # noqa: PLC0415
 
     names, sizes = args.ops or OPERATIONS, args.sizes or _sizes(_SIZES)
     dtype, max_time_s = args.dtype or DTYPES[0], args.max_time or _MAX_TIME_S
@@ -197,7 +197,7 @@ def _measured(args: argparse.Namespace) -> "CrossoverResult":
 
 def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
     """Write and print what was asked for, the numbers first. A failure of one does not keep the others back."""
-    from lightning_forge_profiling.crossover.json_file import crossover_json  # noqa: PLC0415
+    from lightning_forge_profiling.crossover.curves import crossover_json  # noqa: PLC0415
     from lightning_forge_profiling.crossover.text import print_crossover  # noqa: PLC0415  (start fast)
 
     written, failed = [], []

@@ -7,7 +7,9 @@ from itertools import chain, combinations, product
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.record.reader import RunRecord, records_at
 from lightning_forge_profiling.safe_files import write_whole
 
 
@@ -69,3 +71,15 @@ def _target(path: Path) -> Path:
 def _is_replaced(path: Path) -> bool:
     """Whether a new file takes this path; False for a pipe or a device, which is written to."""
     return path.is_file() or not path.exists()
+
+
+def find_record(path: Path) -> tuple[Path, str]:
+    """Folder of the newest record at a path, and its name for messages."""
+    newest, *others = records_at(path)
+    return newest, f"{newest} (newest of {len(others) + 1} records)" if others else str(newest)
+
+
+def warn_of_problems(record: RunRecord) -> None:
+    """Print what could not be read, as one line on standard error."""
+    if record.problems:
+        warn("; ".join(record.problems))

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lightning_forge_profiling.results.interval import ShareInterval
+from lightning_forge_profiling.results.run import ShareInterval
 
 FEWEST_INTERVALS: Final = 5
 """With fewer, there are no two blocks of two intervals to compare."""

@@ -6,10 +6,19 @@ The data loader's part is `trace_rules.INPUT_BOUND`, on any device.
 from math import ceil
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import MEASURE, Evidence, Explanation, Rule, in_ms, unpredicted
-from lightning_forge_profiling.diagnosis.rule_context import RECORD_STACKS, RuleContext, in_function
+from lightning_forge_profiling.diagnosis.rule import (
+    MEASURE,
+    RECORD_STACKS,
+    Evidence,
+    Explanation,
+    Rule,
+    RuleContext,
+    in_function,
+    in_ms,
+    unpredicted,
+)
 from lightning_forge_profiling.results.analysis import RunEvidence
-from lightning_forge_profiling.results.cpu import OTHERS, CpuTime, CpuUse
+from lightning_forge_profiling.results.run import OTHERS, CpuTime, CpuUse
 
 PYTHON_BOUND: Final = "python-bound"
 

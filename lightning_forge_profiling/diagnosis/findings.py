@@ -7,8 +7,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
 from lightning_forge_profiling.diagnosis.ranks import compare_advice
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Rule, finding, in_ms, saving
-from lightning_forge_profiling.diagnosis.rule_context import RuleContext, located
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Rule, RuleContext, finding, in_ms, located, saving
 from lightning_forge_profiling.diagnosis.trace_rules import INPUT_BOUND, TRACE_RULES
 from lightning_forge_profiling.results.analysis import Finding, RankWait
 from lightning_forge_profiling.results.rank import RankSummary

@@ -22,9 +22,8 @@ from lightning_forge_profiling.names import (
     STEPS,
     function_part,
 )
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence
-from lightning_forge_profiling.results.cpu import CpuUse
-from lightning_forge_profiling.results.saving import Saving
+from lightning_forge_profiling.results.analysis import Finding, RunEvidence, Saving
+from lightning_forge_profiling.results.run import CpuUse
 
 STARTUP_BOUND: Final = "startup-bound"
 

@@ -5,8 +5,7 @@ from math import ceil
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import MEASURE, Evidence, in_ms
-from lightning_forge_profiling.results.cpu import OTHERS, CpuUse
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.run import OTHERS, CpuUse, LoaderSettings
 
 _HANDED_OVER_MS: Final = 1.0
 """A DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13,

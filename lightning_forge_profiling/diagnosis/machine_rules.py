@@ -8,8 +8,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence, Explanation, in_ms, saving
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
-from lightning_forge_profiling.results.cpu import OTHERS, CpuUse
-from lightning_forge_profiling.results.interval import ShareInterval
+from lightning_forge_profiling.results.run import OTHERS, CpuUse, ShareInterval
 
 STARVED: Final = "cpu-starved"
 THROTTLED: Final = "cpu-throttled"

@@ -18,8 +18,7 @@ from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, savi
 from lightning_forge_profiling.diagnosis.run_rules import leaf_of, region_advice
 from lightning_forge_profiling.diagnosis.sampled_lines import LEAST_PCT
 from lightning_forge_profiling.names import REGIONS, STEPS, part_kind
-from lightning_forge_profiling.results.analysis import Finding, RankWork, RunEvidence, RunRegion
-from lightning_forge_profiling.results.saving import Saving
+from lightning_forge_profiling.results.analysis import Finding, RankWork, RunEvidence, RunRegion, Saving
 
 STRAGGLER: Final = "straggler"
 

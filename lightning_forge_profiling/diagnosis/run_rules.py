@@ -21,20 +21,18 @@ from lightning_forge_profiling.diagnosis.loader_advice import (
     pin_memory_advice,
 )
 from lightning_forge_profiling.diagnosis.rule import (
+    COMPUTE,
     NAMED_FROM_PCT,
     Evidence,
     Explanation,
     Rule,
-    finding,
-    in_ms,
-    unpredicted,
-)
-from lightning_forge_profiling.diagnosis.run_regions import (
-    COMPUTE,
     all_told_apart,
     backward_is_heavy,
+    finding,
+    in_ms,
     region,
     share_pct,
+    unpredicted,
 )
 from lightning_forge_profiling.diagnosis.verdict import NAMED_FROM
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import in_ms
-from lightning_forge_profiling.diagnosis.run_regions import region
+from lightning_forge_profiling.diagnosis.rule import in_ms, region
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
-from lightning_forge_profiling.results.lines import WORKER_LINES
+from lightning_forge_profiling.results.run import WORKER_LINES
 
 LEAST_PCT: Final = 25.0
 """A line with a smaller share of a finding's time is not what to change first."""

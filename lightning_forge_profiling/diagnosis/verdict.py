@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT
-from lightning_forge_profiling.diagnosis.run_regions import COMPUTE
+from lightning_forge_profiling.diagnosis.rule import COMPUTE, NAMED_FROM_PCT
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.analysis import NO_VERDICT, NOTHING_STANDS_OUT, Finding, RunEvidence
 

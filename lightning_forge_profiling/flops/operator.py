@@ -4,23 +4,245 @@ The multiply-adds of matrix products, convolutions and attention are counted, tw
 `torch.utils.flop_counter.FlopCounterMode`. Biases, activations and softmax are not.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
-from lightning_forge_profiling.flops.formulas import (
-    BATCHES,
-    MATRICES,
-    MATRIX_VECTOR,
-    VECTORS,
-    Attention,
-    Call,
-    Convolution,
-    ConvolutionBackward,
-    Product,
-    TransposedConvolution,
-    UncountableError,
+
+class UncountableError(Exception):
+    """Arguments are missing, or do not fit the operator."""
+
+
+_DTYPES: Final = MappingProxyType(
+    {
+        "BFloat16": "bf16",
+        "Half": "fp16",
+        "float": "fp32",
+        "double": "fp64",
+        "Float8_e4m3fn": "fp8",
+        "Float8_e4m3fnuz": "fp8",
+        "Float8_e5m2": "fp8",
+        "Float8_e5m2fnuz": "fp8",
+        "signed char": "int8",
+    }
 )
+"""Element types by their C++ name without namespace."""
+
+_INTEGERS: Final = re.compile(r"\[([0-9]{1,9}(?:, ?[0-9]{1,9})*)\]")
+_MASK: Final = re.compile(r"\[(True|False), ?(True|False), ?(True|False)\]")
+_LARGEST_DIM: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The recorded arguments by position, checked when they are read: a trace can contain anything.
+
+    Every method raises `UncountableError` if the argument is missing or does not fit.
+    """
+
+    dims: Sequence[object]
+    types: Sequence[object]
+    concrete: Sequence[object]
+    causal_halved: bool
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """The dimensions of a tensor."""
+        dims = self.dims[index] if index < len(self.dims) else None
+        if not isinstance(dims, list | tuple):
+            raise UncountableError
+        if not all(type(size) is int and 0 <= size <= _LARGEST_DIM for size in dims):
+            raise UncountableError
+        return tuple(dims)
+
+    def has_tensor(self, index: int) -> bool:
+        """Whether an optional tensor of at least one dimension was given."""
+        return index < len(self.dims) and bool(self.dims[index])
+
+    def dtype(self, index: int) -> str:
+        """The element type of a tensor, by its short name."""
+        text = self.types[index] if index < len(self.types) else None
+        dtype = _DTYPES.get(text.rpartition("::")[2]) if isinstance(text, str) else None
+        if dtype is None:
+            raise UncountableError
+        return dtype
+
+    def text(self, index: int) -> str:
+        """The value of an argument as recorded, "" where it was not."""
+        text = self.concrete[index] if index < len(self.concrete) else ""
+        return text if isinstance(text, str) else ""
+
+    def flag(self, index: int) -> bool:
+        """The value of a boolean argument."""
+        if self.text(index) not in {"True", "False"}:
+            raise UncountableError
+        return self.text(index) == "True"
+
+    def mask(self, index: int) -> tuple[bool, ...]:
+        """The value of an argument of three booleans."""
+        found = _MASK.fullmatch(self.text(index))
+        if found is None:
+            raise UncountableError
+        return tuple(flag == "True" for flag in found.groups())
+
+    def per_dimension(self, index: int, dimensions: int) -> list[int]:
+        """A stride, padding or dilation; one number stands for all dimensions."""
+        found = _INTEGERS.fullmatch(self.text(index))
+        values = [int(number) for number in found[1].split(",")] if found else []
+        if len(values) not in {1, dimensions}:
+            raise UncountableError
+        return values * dimensions if len(values) == 1 else values
+
+
+# Ranks of the two factors.
+MATRICES: Final = (2, 2)
+BATCHES: Final = (3, 3)
+MATRIX_VECTOR: Final = (2, 1)
+VECTORS: Final = (1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of matrices, or of a matrix or vector and a vector.
+
+    Attributes:
+        operand: position of the left factor; the right one follows it.
+        ranks: number of dimensions of the two factors.
+    """
+
+    operand: int
+    ranks: tuple[int, int]
+
+    def flops(self, call: Call) -> int:
+        """Count one call."""
+        left, right = call.shape(self.operand), call.shape(self.operand + 1)
+        if (len(left), len(right)) != self.ranks:
+            raise UncountableError
+        batch = 1 if self.ranks == BATCHES else 0
+        if right[: batch + 1] != (*left[:batch], left[-1]):
+            raise UncountableError
+        return 2 * prod(left) * prod(right[batch + 1 :])
+
+
+def convolution_flops(image: tuple[int, ...], weight: tuple[int, ...], positions: Sequence[int]) -> int:
+    """Operations of one pass of a convolution: all of `weight` at each position of each sample.
+
+    Forward, gradient of the input and gradient of the weight are the same multiply-adds, summed differently. The
+    channels of `weight` are already divided by the groups. The positions are those of the output, or of the input where
+    the convolution is transposed.
+    """
+    # a sample, channels and one to three dimensions
+    if len(image) != len(weight) or len(image) not in {3, 4, 5} or len(positions) != len(image) - 2:
+        raise UncountableError
+    return 2 * image[0] * prod(positions) * prod(weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution of argument 0 with the weight in argument 1.
+
+    Attributes:
+        stride: position of this argument.
+        padding: position of this argument.
+        dilation: position of this argument; None if the operator has none.
+        transposed: position of this argument; None if the operator has none.
+    """
+
+    stride: int
+    padding: int
+    dilation: int | None = None
+    transposed: int | None = None
+    operand: ClassVar = 0
+
+    def flops(self, call: Call) -> int:
+        """Count one call."""
+        image, weight = call.shape(0), call.shape(1)
+        if self.transposed is not None and call.flag(self.transposed):
+            return convolution_flops(image, weight, image[2:])
+        dimensions = len(image) - 2
+        stride = call.per_dimension(self.stride, dimensions)
+        padding = call.per_dimension(self.padding, dimensions)
+        dilation = [1] * dimensions if self.dilation is None else call.per_dimension(self.dilation, dimensions)
+        if len(weight) != len(image) or 0 in stride:
+            raise UncountableError
+        # https://docs.pytorch.org/docs/stable/generated/torch.nn.Conv2d.html, "Shape"
+        output = [
+            (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, pad, spread in zip(image[2:], weight[2:], stride, padding, dilation, strict=True)
+        ]
+        if any(size < 1 for size in output):
+            raise UncountableError
+        return convolution_flops(image, weight, output)
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedConvolution:
+    """A transposed convolution of argument 0 with the weight in argument 1."""
+
+    operand: ClassVar = 0
+
+    def flops(self, call: Call) -> int:
+        """Count one call."""
+        image, weight = call.shape(0), call.shape(1)
+        return convolution_flops(image, weight, image[2:])
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionBackward:
+    """Gradients of a convolution: of its output in argument 0, with its input and weight in 1 and 2.
+
+    Attributes:
+        transposed: position of this argument.
+        output_mask: position of the mask of requested gradients: of the input, the weight and the bias.
+    """
+
+    transposed: int
+    output_mask: int
+    operand: ClassVar = 1
+
+    def flops(self, call: Call) -> int:
+        """Count one call."""
+        gradient, image, weight = call.shape(0), call.shape(1), call.shape(2)
+        positions = image[2:] if call.flag(self.transposed) else gradient[2:]
+        of_input, of_weight, _of_bias = call.mask(self.output_mask)
+        return (of_input + of_weight) * convolution_flops(image, weight, positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Fused scaled dot-product attention, or its backward.
+
+    Attributes:
+        operand: the argument that is the query; key and value follow it.
+        causal: which argument says so: a flag, or the number of a mask (1 and 2 are causal).
+        axes: of the heads and of the sequence.
+        products: how many have the depth of query and key, and how many that of the value.
+        lengths: arguments that are given where sequences are shorter than the shapes say.
+    """
+
+    operand: int
+    causal: int
+    axes: tuple[int, int]
+    products: tuple[int, int]
+    lengths: tuple[int, ...] = ()
+
+    def flops(self, call: Call) -> int:
+        """Count one call."""
+        query, key, value = (call.shape(self.operand + offset) for offset in range(3))
+        if {len(query), len(key), len(value)} != {4} or any(map(call.has_tensor, self.lengths)):
+            raise UncountableError
+        heads, sequence = self.axes
+        # Grouped-query attention: several heads of the query share one of key and value.
+        if not key[heads] or query[heads] % key[heads]:
+            raise UncountableError
+        if key[:3] != value[:3] or (query[0], query[3]) != (key[0], key[3]):
+            raise UncountableError
+        scores = query[0] * query[heads] * query[sequence] * key[sequence]
+        flops = 2 * scores * (self.products[0] * query[3] + self.products[1] * value[3])
+        causal = call.text(self.causal) in {"True", "1", "2"} and query[sequence] == key[sequence]
+        return flops // 2 if causal and call.causal_halved else flops
 
 
 class OperatorFlops(NamedTuple):

@@ -13,8 +13,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from lightning_forge_profiling.flops.formulas import convolution_flops
-from lightning_forge_profiling.flops.operator import COUNTED
+from lightning_forge_profiling.flops.operator import COUNTED, convolution_flops
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:

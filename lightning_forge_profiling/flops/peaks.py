@@ -2,13 +2,277 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
-from lightning_forge_profiling.flops.peak_geforce import GEFORCE_PARTS
-from lightning_forge_profiling.flops.peak_table import PARTS, Part
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One device.
+
+    Attributes:
+        device: its name in messages.
+        name: words that the driver's name must have.
+        also: further words that it may have; any other word means a different device.
+        tflops: dense TFLOP/s (TOP/s for int8) by type: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`.
+        source: the source of the rates.
+        sms: streaming multiprocessors (compute units on AMD) of the whole device. With fewer it is a slice.
+        memory_gib: its memory, if that distinguishes devices of the same name.
+        power_w: its highest power limit, if that distinguishes devices of the same name.
+    """
+
+    device: str
+    name: str
+    also: str = ""
+    tflops: Mapping[str, float]
+    source: str
+    sms: int
+    memory_gib: float | None = None
+    power_w: float | None = None
+
+
+# As vendors print them. A line with # is the source of the rows below it. In brackets: words that the name may also
+# have. GiB and watts (the highest power limit) stand where the name alone does not tell a part from another.
+_PRINTED: Final = """
+device            name                               SMs  GiB  W    fp64   fp32   tf32   bf16    fp16    fp8     int8
+
+# NVIDIA Tesla P100 data sheet (its FP16 rate is for accumulating in FP16)
+P100 SXM2         P100 SXM2 [16GB]                   56   -    -    5.3    10.6   -      -       -       -       -
+P100 PCIe         P100 PCIE [12GB 16GB]              56   -    -    4.7    9.3    -      -       -       -       -
+# NVIDIA V100 data sheet, https://www.nvidia.com/en-us/data-center/v100/
+V100 SXM2         V100 [SXM2 16GB 32GB]              80   -    300  7.8    15.7   -      -       125     -       -
+V100 PCIe         V100 [PCIE 16GB 32GB]              80   -    250  7      14     -      -       112     -       -
+V100S PCIe        V100S [PCIE 32GB]                  80   -    -    8.2    16.4   -      -       130     -       -
+# NVIDIA T4 data sheet, https://www.nvidia.com/en-us/data-center/tesla-t4/
+T4                T4                                 40   -    -    -      8.1    -      -       65      -       130
+# NVIDIA A2 data sheet, https://www.nvidia.com/en-us/data-center/products/a2/
+A2                A2                                 10   -    -    -      4.5    9      18      18      -       36
+# NVIDIA A10 data sheet, https://www.nvidia.com/en-us/data-center/products/a10-gpu/
+A10               A10                                72   -    -    -      31.2   62.5   125     125     -       250
+# NVIDIA A10G data sheet for AWS (EC2 G5): per SM its tensor cores do half of what an A10's do
+A10G              A10G                               80   -    -    -      35     35     70      70      -       140
+# NVIDIA A16 data sheet, one of the four GPUs of a board, https://www.nvidia.com/en-us/data-center/products/a16-gpu/
+A16               A16                                10   -    -    -      4.5    9      17.9    17.9    -       35.9
+# NVIDIA A30 data sheet, https://www.nvidia.com/en-us/data-center/products/a30-gpu/
+A30               A30                                56   -    -    10.3   10.3   82     165     165     -       330
+# NVIDIA A40 data sheet, https://www.nvidia.com/en-us/data-center/a40/
+A40               A40                                84   -    -    -      37.4   74.8   149.7   149.7   -       299.3
+# NVIDIA A100 data sheet (the same for SXM and PCIe), https://www.nvidia.com/en-us/data-center/a100/
+A100              A100 [SXM SXM4 PCIE 40GB 80GB]     108  -    -    19.5   19.5   156    312     312     -       624
+# an A100 with slower NVLink: NVIDIA A100 data sheet
+A800              A800 [SXM4 PCIE 40GB 80GB ACTIVE]  108  -    -    19.5   19.5   156    312     312     -       624
+# NVIDIA L4 data sheet, https://www.nvidia.com/en-us/data-center/l4/
+L4                L4                                 58   -    -    -      30.3   60     121     121     242.5   242.5
+# as resellers state it, NVIDIA publishes no data sheet (92 SMs at an L40's rate and 2520 MHz)
+L20               L20                                92   -    -    -      59.8   59.8   119.5   119.5   239     239
+# NVIDIA L40 data sheet, https://www.nvidia.com/en-us/data-center/l40/
+L40               L40                                142  -    -    -      90.5   90.5   181.05  181.05  362     362
+# NVIDIA L40S data sheet (half of its 733 with sparsity is 366.5), https://www.nvidia.com/en-us/data-center/l40s/
+L40S              L40S                               142  -    -    -      91.6   183    362.05  362.05  733     733
+# NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2
+H100 SXM          H100 [SXM SXM5 80GB HBM3]          132  80   700  66.9   66.9   494.7  989.4   989.4   1978.9  1978.9
+H100 PCIe         H100 [PCIE 80GB HBM2E]             114  80   350  51.2   51.2   378    756     756     1513    1513
+# NVIDIA H100 data sheet, per GPU, halved, https://www.nvidia.com/en-us/data-center/h100/
+H100 NVL          H100 [NVL]                         132  94   400  60     60     417.5  835.5   835.5   1670.5  1670.5
+# an H100 with slower NVLink and next to no FP64: NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2
+H800 SXM          H800                               132  -    -    -      66.9   494.7  989.4   989.4   1978.9  1978.9
+H800 PCIe         H800 PCIE                          114  -    -    -      51.2   378    756     756     1513    1513
+# as resellers state it, NVIDIA publishes no data sheet (their FP32 rate is more than its SMs could do)
+H20               H20 [3E]                           78   -    -    -      -      74     148     148     296     296
+# NVIDIA H200 data sheet, halved, https://www.nvidia.com/en-us/data-center/h200/
+H200 SXM          H200                               132  -    -    67     67     494.5  989.5   989.5   1979    1979
+H200 NVL          H200 NVL                           132  -    -    60     60     417.5  835.5   835.5   1670.5  1670.5
+# NVIDIA GH200 Grace Hopper Superchip data sheet, halved
+GH200             GH200 [480GB 120GB 144G HBM3E]     132  -    -    67     67     494.5  989.5   989.5   1979    1979
+# NVIDIA HGX B200 data sheet, an eighth, halved, https://www.nvidia.com/en-us/data-center/hgx/
+B200              B200                               148  -    -    37     75     1125   2250    2250    4500    4500
+# NVIDIA GB200 NVL72 data sheet, per GPU, halved, https://www.nvidia.com/en-us/data-center/gb200-nvl72/
+GB200             GB200                              152  -    -    40     80     1250   2500    2500    5000    5000
+# NVIDIA HGX B300 data sheet, an eighth, halved, https://www.nvidia.com/en-us/data-center/hgx/
+B300              B300 [SXM6 AC]                     148  -    -    -      75     1125   2250    2250    4500    -
+# NVIDIA GB300 NVL72 data sheet, per GPU, halved (FP32 as GB200), https://www.nvidia.com/en-us/data-center/gb300-nvl72/
+GB300             GB300                              152  -    -    -      80     1250   2500    2500    5000    -
+
+# AMD Instinct MI100 data sheet, matrix cores
+MI100             MI100                              120  -    -    11.5   46.1   -      92.3    184.6   -       184.6
+# AMD Instinct MI210 data sheet, matrix cores
+MI210             MI210                              104  -    -    45.3   45.3   -      181     181     -       181
+# AMD Instinct MI250 and MI250X data sheets, matrix cores, half: each of the two dies is a device of its own
+MI250X (one die)  MI250X [MI250]                     110  -    -    47.85  47.85  -      191.5   191.5   -       191.5
+MI250 (one die)   MI250 [MI250X]                     104  -    -    45.25  45.25  -      181.05  181.05  -       181.05
+# AMD Instinct MI300A data sheet, matrix cores
+MI300A            MI300A                             228  -    -    122.6  122.6  490.3  980.6   980.6   1961.2  1961.2
+# AMD Instinct MI300X and MI325X data sheets, matrix cores
+MI300X            MI300X [OAM VF]                    304  -    -    163.4  163.4  653.7  1307.4  1307.4  2614.9  2614.9
+MI325X            MI325X [OAM VF]                    304  -    -    163.4  163.4  653.7  1307.4  1307.4  2614.9  2614.9
+# AMD Instinct MI350X and MI355X data sheets, matrix cores (no TF32)
+MI350X            MI350X [OAM VF]                    256  -    -    72.1   144.2  -      2306.9  2306.9  4613.7  4613.7
+MI355X            MI355X [OAM VF]                    256  -    -    78.6   157.3  -      2516.6  2516.6  5033.2  5033.2
+"""
+
+_CELL: Final = re.compile(r" {2,}")
+
+
+def _printed(table: str) -> Iterator[Part]:
+    header, *lines = filter(None, table.splitlines())
+    dtypes = _CELL.split(header)[5:]
+    source = ""
+    for line in lines:
+        if line.startswith("#"):
+            source = line.removeprefix("# ")
+            continue
+        device, names, sms, memory_gib, power_w, *rates = _CELL.split(line)
+        name, _, also = names.partition(" [")
+        yield Part(
+            device=device,
+            name=name,
+            also=also.rstrip("]"),
+            tflops={dtype: float(rate) for dtype, rate in zip(dtypes, rates, strict=True) if rate != "-"},
+            source=source,
+            sms=int(sms),
+            memory_gib=None if memory_gib == "-" else float(memory_gib),
+            power_w=None if power_w == "-" else float(power_w),
+        )
+
+
+Card: TypeAlias = tuple[str, int, int, int | None]
+"""A card's name with the words it may also have in brackets, its SMs, its boost clock in MHz, and its memory in GiB
+where another card has the same name."""
+
+
+def cards(rows: Sequence[Card], operations: Mapping[str, int], source: str, *, brand: str = "") -> Iterator[Part]:
+    """Cards whose data sheets do not print dense rates for each type.
+
+    Example:
+        >>> [card] = cards([("RTX 4090", 128, 2520, None)], {"fp32": 256}, "a whitepaper", brand="GeForce ")
+        >>> card.device, round(card.tflops["fp32"], 1)
+        ('GeForce RTX 4090', 82.6)
+    """
+    for names, sms, boost_mhz, memory_gib in rows:
+        name, _, also = names.partition(" [")
+        yield Part(
+            device=f"{brand}{name}" + (f" {memory_gib} GB" if memory_gib else ""),
+            name=name.upper().replace("-", " "),
+            also=also.rstrip("]").upper(),
+            tflops={dtype: sms * per_cycle * boost_mhz / 1e6 for dtype, per_cycle in operations.items()},
+            source=source,
+            sms=sms,
+            memory_gib=memory_gib,
+        )
+
+
+# Their tensor cores accumulate in FP32 as fast as in FP16, other than a GeForce's. That is stated for the cards in the
+# whitepapers and follows from measured products for the A2000 and A4000. For smaller Ada and Blackwell cards (RTX 5000
+# Ada, RTX PRO 5000) neither is there, so they are left out.
+_TURING: Final[Sequence[Card]] = (
+    ("Quadro RTX 4000", 36, 1545, None),
+    ("Quadro RTX 5000", 48, 1815, None),
+    ("Quadro RTX 6000", 72, 1770, None),
+    ("Quadro RTX 8000", 72, 1770, None),
+    ("TITAN RTX", 72, 1770, None),
+)
+_AMPERE: Final[Sequence[Card]] = (
+    ("RTX A2000 [12GB]", 26, 1200, None),
+    ("RTX A4000", 48, 1560, None),
+    ("RTX A4500", 56, 1650, None),
+    ("RTX A5000", 64, 1695, None),
+    ("RTX A5500", 80, 1665, None),
+    ("RTX A6000", 84, 1800, None),
+)
+_ADA: Final[Sequence[Card]] = (("RTX 6000 Ada [Generation]", 142, 2505, None),)
+_BLACKWELL: Final[Sequence[Card]] = (
+    ("RTX PRO 6000 Blackwell Workstation [Edition]", 188, 2617, None),
+    ("RTX PRO 6000 Blackwell Max-Q [Workstation Edition]", 188, 2288, None),
+    ("RTX PRO 6000 Blackwell Server [Edition]", 188, 2430, None),
+)
+
+_TURING_RATES: Final = {"fp32": 128, "fp16": 1024, "int8": 2048}
+_AMPERE_RATES: Final = {"fp32": 256, "tf32": 512, "bf16": 1024, "fp16": 1024, "int8": 2048}
+_ADA_RATES: Final = _AMPERE_RATES | {"fp8": 2048}
+
+_CLOCK: Final = "SMs and boost clock from NVIDIA's data sheets; rates an SM as in the "
+
+PARTS: Final = (
+    *_printed(_PRINTED),
+    *cards(_TURING, _TURING_RATES, _CLOCK + "NVIDIA Turing GPU Architecture whitepaper, table 1"),
+    *cards(_AMPERE, _AMPERE_RATES, _CLOCK + "NVIDIA Ampere GA102 architecture whitepaper, appendix A"),
+    *cards(_ADA, _ADA_RATES, _CLOCK + "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"),
+    *cards(_BLACKWELL, _ADA_RATES, _CLOCK + "NVIDIA RTX Blackwell PRO GPU Architecture whitepaper v1.1, table 4"),
+)
+
+
+# SMs, boost clock in MHz, and memory in GiB where the name alone is ambiguous.
+_GEFORCE_TURING: Final[Sequence[Card]] = (
+    ("RTX 2060", 30, 1680, 6),
+    ("RTX 2060", 34, 1650, 12),
+    ("RTX 2060 SUPER", 34, 1650, None),
+    ("RTX 2070", 36, 1620, None),
+    ("RTX 2070 SUPER", 40, 1770, None),
+    ("RTX 2080", 46, 1710, None),
+    ("RTX 2080 SUPER", 48, 1815, None),
+    ("RTX 2080 Ti", 68, 1545, None),
+)
+_GEFORCE_AMPERE: Final[Sequence[Card]] = (
+    ("RTX 3050", 18, 1470, 6),
+    ("RTX 3050", 20, 1777, 8),
+    ("RTX 3060", 28, 1777, None),
+    ("RTX 3060 Ti", 38, 1665, None),
+    ("RTX 3070", 46, 1725, None),
+    ("RTX 3070 Ti", 48, 1770, None),
+    ("RTX 3080", 68, 1710, 10),
+    ("RTX 3080", 70, 1710, 12),
+    ("RTX 3080 Ti", 80, 1665, None),
+    ("RTX 3090", 82, 1695, None),
+    ("RTX 3090 Ti", 84, 1860, None),
+)
+_GEFORCE_ADA: Final[Sequence[Card]] = (
+    ("RTX 4060", 24, 2460, None),
+    ("RTX 4060 Ti", 34, 2535, None),
+    ("RTX 4070", 46, 2475, None),
+    ("RTX 4070 SUPER", 56, 2475, None),
+    ("RTX 4070 Ti", 60, 2610, None),
+    ("RTX 4070 Ti SUPER", 66, 2610, None),
+    ("RTX 4080", 76, 2505, None),
+    ("RTX 4080 SUPER", 80, 2550, None),
+    ("RTX 4090 D", 114, 2520, None),
+    ("RTX 4090", 128, 2520, None),
+)
+_GEFORCE_BLACKWELL: Final[Sequence[Card]] = (
+    ("RTX 5050", 20, 2572, None),
+    ("RTX 5060", 30, 2497, None),
+    ("RTX 5060 Ti", 36, 2572, None),
+    ("RTX 5070", 48, 2512, None),
+    ("RTX 5070 Ti", 70, 2452, None),
+    ("RTX 5080", 84, 2617, None),
+    ("RTX 5090", 170, 2407, None),
+)
+
+# Operations an SM and clock cycle.
+_GEFORCE_TURING_RATES: Final = {"fp32": 128, "fp16": 512, "int8": 2048}
+_GEFORCE_AMPERE_RATES: Final = {"fp32": 256, "tf32": 256, "bf16": 512, "fp16": 512, "int8": 2048}
+_GEFORCE_ADA_RATES: Final = _GEFORCE_AMPERE_RATES | {"fp8": 1024}
+_GEFORCE_BLACKWELL_RATES: Final = (
+    _GEFORCE_AMPERE_RATES  # fp8 has two: products with block scales run at twice the whitepaper's
+)
+
+_GEFORCE_CLOCK: Final = "SMs and boost clock from https://www.nvidia.com/en-us/geforce/; rates an SM as in the "
+
+GEFORCE_PARTS: Final = tuple(
+    part
+    for rows, rates, whitepaper in (
+        (_GEFORCE_TURING, _GEFORCE_TURING_RATES, "NVIDIA Turing GPU Architecture whitepaper, table 1"),
+        (
+            _GEFORCE_AMPERE,
+            _GEFORCE_AMPERE_RATES,
+            "NVIDIA Ampere GA102 architecture whitepaper, appendix A",
+        ),
+        (_GEFORCE_ADA, _GEFORCE_ADA_RATES, "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"),
+        (_GEFORCE_BLACKWELL, _GEFORCE_BLACKWELL_RATES, "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A"),
+    )
+    for part in cards(rows, rates, _GEFORCE_CLOCK + whitepaper, brand="GeForce ")
+)
 
 
 @dataclass(frozen=True, slots=True)

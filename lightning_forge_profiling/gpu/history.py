@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.gpu.usage import SENSORS, GpuSample
+from lightning_forge_profiling.gpu.nvml import SENSORS, GpuSample
 
 MAX_POINTS: Final = 512
 """A timeline of ordinary width shows no more points."""

@@ -12,14 +12,17 @@ from lightning_forge_profiling.gpu.nvml import (
     DOES_NOT_ANSWER,
     MEMORY_CLOCK,
     SM_CLOCK,
+    GpuSample,
+    GpuUsage,
     Nvml,
     NvmlDevice,
+    UsageSums,
     clock_event_reasons,
     error_code,
     find_device,
     open_nvml,
+    throttle_reasons,
 )
-from lightning_forge_profiling.gpu.usage import GpuSample, GpuUsage, UsageSums, throttle_reasons
 from lightning_forge_profiling.plain_text import plain_logger
 
 _log = plain_logger(__name__)

@@ -6,17 +6,176 @@ import gzip
 import json
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL
-from lightning_forge_profiling.kineto.chunks import TraceText
-from lightning_forge_profiling.kineto.redaction import Redaction, identities_in
-from lightning_forge_profiling.kineto.shareable import ARGUMENTS, HEADER, shareable
+from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL, TraceText
+from lightning_forge_profiling.names import METADATA_KEY
 from lightning_forge_profiling.safe_files import whole_file
+
+_REMOVED: Final = "…"
+
+_FRAME: Final = re.compile(r"(?P<file>.+?\.pyx?)(?P<line>\(\d+\): .*)", re.DOTALL)  # as the profiler names functions
+_INSTALLED: Final = re.compile(r".*(?:(?:site|dist)-packages|lib/python3[\w.]*)/", re.DOTALL)
+_OUTSIDE: Final = re.compile(r"/|~|[A-Za-z]:|(?:home|Users)/")
+_FILE_NAME: Final = re.compile(r"[\w+-][\w.+-]*\.\w{1,10}")
+
+# A path continues after a space if a separator follows before the next space: /home/a b/c.py.
+_PATH: Final = r"""[^\s"'`,;:<>|(){}\[\]]*(?:\ [^\s/\\]*[/\\][^\s"'`,;:<>|(){}\[\]]*)*"""
+_ROOT: Final = r"(?:(?<![\w./\\])~?/(?![\s/])|(?<!\w)[A-Za-z]:[/\\]|\\\\)"
+_PATHS: Final = re.compile(rf"(?:(?<='){_ROOT}[^']*(?=')|(?<=\"){_ROOT}[^\"]*(?=\")|{_ROOT}{_PATH})", re.VERBOSE)
+_ADDRESSES: Final = re.compile(
+    r"(?<![\w.+-])[\w.+-]*(?:://\S+|@[\w.-]+)"  # an address, or a user on a host
+    r"|(?:\b(?:GPU|MIG)-)?\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+    r"|\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b"  # on the PCI bus
+    r"|\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b"
+    r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])",
+    re.IGNORECASE,
+)
+
+_HOME: Final = re.compile(r"(?:[/\\](?:home|Users)[/\\]+|torchinductor_)([\w.-]+)")
+_SHORTEST: Final = 3
+# Shared accounts, and words that a trace is unreadable without.
+_NOT_IDENTITIES: Final = frozenset({
+    "root", "user", "users", "admin", "home", "shared", "public", "ubuntu", "runner", "jovyan", "localhost", "python",
+    "torch", "cuda", "gpu", "nccl", "aten", "data", "transfer", "forward", "backward", "optimizer", "other", "train",
+    "training", "step", "model", "module", "kernel", "forge",
+})  # fmt: skip
+
+
+def identities_in(text: str) -> set[str]:
+    r"""Users whose home folder or cache a text names.
+
+    Example:
+        >>> sorted(identities_in("/home/ada/train.py, C:\\Users\\eve\\x, /tmp/torchinductor_bob/ab/c.py"))
+        ['ada', 'bob', 'eve']
+    """
+    return set(_HOME.findall(text))
+
+
+class Redaction:
+    """Removes users, hosts, paths and addresses from names.
+
+    Of an absolute path the file name stays, of a file in an installed package the path below `site-packages/`. Web,
+    mail, network and device addresses, UUIDs and the given identities are removed.
+
+    Example:
+        >>> redaction = Redaction({"ada"})
+        >>> redaction("/home/ada/gpt/train.py(88): step")
+        'train.py(88): step'
+        >>> redaction("/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py(1783): _call_impl")
+        'torch/nn/modules/module.py(1783): _call_impl'
+        >>> redaction("load ada's /data/ada/shard 7 of ada@node17 (GPU-0f3a4d5e-1111-2222-3333-444455556666)")
+        "load …'s … 7 of … (…)"
+    """
+
+    def __init__(self, identities: Iterable[str] = ()) -> None:
+        words = {
+            word
+            for word in identities
+            if len(word) >= _SHORTEST and not word.isdecimal() and word.lower() not in _NOT_IDENTITIES
+        }
+        # the longest first: node17.cluster before node17
+        longest = "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word))))
+        self._words = re.compile(rf"(?<![^\W_])(?:{longest})(?![^\W_])", re.IGNORECASE) if words else None
+        self._cache: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        """The redacted text."""
+        redacted = self._cache.get(text)
+        if redacted is None:
+            redacted = self._cache[text] = self._redacted(text)
+        return redacted
+
+    def _redacted(self, text: str) -> str:
+        frame = _FRAME.fullmatch(text)
+        if frame:
+            file = frame["file"].replace("\\", "/")
+            installed = _INSTALLED.match(file)
+            if installed:
+                file = file[installed.end() :]
+            elif _OUTSIDE.match(file):
+                file = file.rpartition("/")[2]
+            text = file + frame["line"]
+        text = _PATHS.sub(_file_name, _ADDRESSES.sub(_REMOVED, text))
+        return self._words.sub(_REMOVED, text) if self._words else text
+
+
+def _file_name(path: re.Match[str]) -> str:
+    """The last part of a path if it looks like a file name; a folder's name is removed."""
+    name = re.split(r"[/\\]", path[0])[-1]
+    return name if _FILE_NAME.fullmatch(name) else _REMOVED
+
+
+Fields = Mapping[str, "Fields | None"]
+"""The fields of an object to keep, each with the fields of the objects in it; None if it holds no objects."""
+
+_DEVICE: Final = (
+    "id", "name", "totalGlobalMem", "computeMajor", "computeMinor", "maxThreadsPerBlock", "maxThreadsPerMultiprocessor",
+    "regsPerBlock", "regsPerMultiprocessor", "warpSize", "sharedMemPerBlock", "sharedMemPerMultiprocessor",
+    "sharedMemPerBlockOptin", "maxSharedMemoryPerMultiProcessor", "numSms",
+)  # fmt: skip
+_DISTRIBUTED: Final = ("backend", "rank", "world_size", "pg_count", "nccl_version")
+_GROUP: Final = ("pg_name", "pg_desc", "backend_config", "pg_size", "ranks")
+_ABOUT: Final = (
+    "rank", "world_size", "intra_op_threads", "usable_cores", "start_step", "end_step", "recorded_steps",
+    "libraries",
+)  # fmt: skip
+_LOADER: Final = (
+    "kind", "loaders", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "batch_size", "sampler",
+    "iterable", "cores", "ranks_on_host", "accumulate_grad_batches", "batches",
+)  # fmt: skip
+_SETTINGS: Final = (
+    "schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "record_shapes", "profile_memory", "with_stack",
+    "with_modules", "with_flops", "cuda_runtime_version", "cuda_driver_version", "cupti_version", "hip_runtime_version",
+    "hip_driver_version", "roctracer_version",
+)  # fmt: skip
+
+HEADER: Final[Fields] = {
+    **dict.fromkeys(_SETTINGS),
+    "deviceProperties": dict.fromkeys(_DEVICE),
+    "distributedInfo": {**dict.fromkeys(_DISTRIBUTED), "pg_config": dict.fromkeys(_GROUP)},
+    METADATA_KEY: {**dict.fromkeys(_ABOUT), "loader": dict.fromkeys(_LOADER)},
+}
+"""Fields of the trace itself."""
+
+ARGUMENTS: Final[Fields] = dict.fromkeys((
+    "External id", "external id", "correlation", "device", "stream", "context", "queued", "bytes", "cbid", "kind",
+    "memory bandwidth (GB/s)", "registers per thread", "shared memory", "blocks per SM", "warps per SM", "grid",
+    "block", "est. achieved occupancy %", "graph id", "graph node id", "Record function id", "Sequence number",
+    "Fwd thread id", "Ev Idx", "Concrete Inputs", "Input type", "Input Strides", "Input Dims", "Input dims",
+    "Output dims", "Collective name", "dtype", "In msg nelems", "Out msg nelems", "In split size", "Out split size",
+    "Group size", "Process Group Name", "Process Group Description", "Process Group Ranks", "Rank", "Src Rank",
+    "Dst Rank", "Seq", "Total Reserved", "Total Allocated", "Bytes", "Addr", "Device Id", "Device Type", "Device",
+    "finished", "scope", "Op count", "Trace iteration", "Python id", "Python parent id", "Python module id",
+    "kernel_backend", "kernel_name", "kernel_kwargs", "kernel_hash", "num_warps", "num_stages", "wait_on_stream",
+    "wait_on_cuda_event_record_corr_id",
+))  # fmt: skip
+"""Fields of an event's `args`."""
+
+
+def shareable(value: Any, fields: Fields | None, clean: Callable[[str], str]) -> Any:
+    """The shareable part of a JSON value.
+
+    Example:
+        >>> shareable({"rank": 0, "host": "node17"}, {"rank": None}, str.upper)
+        {'rank': 0}
+        >>> shareable(["a", 1, {"host": "node17"}], None, str.upper)
+        ['A', 1, None]
+    """
+    match value:
+        case str():
+            return clean(value) if fields is None else None
+        case list():
+            return [shareable(element, fields, clean) for element in value]
+        case dict():
+            known = {key: shareable(value[key], fields[key], clean) for key in value if key in fields} if fields else {}
+            return {key: kept for key, kept in known.items() if kept is not None} or None
+    return value
+
 
 _TEXTS: Final = ("ph", "cat", "name", "bp", "s")
 _NUMBERS: Final = ("ts", "dur", "id")

@@ -11,12 +11,11 @@ import numpy as np
 
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.chunks import TraceText
-from lightning_forge_profiling.kineto.event import EventDecoder
-from lightning_forge_profiling.kineto.tables import TraceTables
+from lightning_forge_profiling.kineto.tables import EventDecoder, TraceTables
 from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.names import METADATA_KEY
 from lightning_forge_profiling.plain_text import encodable
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.run import LoaderSettings
 
 _MOST_LEFT_OUT: Final = 200_000
 _MOST_RANKS: Final = 2**31  # MPI and NCCL count ranks in a C int

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.kineto.bytes import COMPRESS_LEVEL, unpacked
+from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL, unpacked
 from lightning_forge_profiling.names import FETCH_MARK
 from lightning_forge_profiling.safe_files import whole_file
 

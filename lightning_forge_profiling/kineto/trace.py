@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.run import LoaderSettings
 
 Ints: TypeAlias = NDArray[np.int64]
 

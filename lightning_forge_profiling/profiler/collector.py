@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from lightning_forge_profiling.profiler.timeouts import ctrl_c_ends, patience_s
+from lightning_forge_profiling.profiler.child import ctrl_c_ends, patience_s
 
 _GPU_SETTLES_S: Final = 1.0
 """What a rank allows the GPU also among others: while that is busy, the profiler's stop would block."""

@@ -1,27 +1,30 @@
 """`TraceSession`: records one window of steps with `torch.profiler` and has its trace written; `build_profiler`."""
 
+import json
+import os
+import re
+import sys
 import warnings
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from types import TracebackType
-from typing import Self
+from types import ModuleType, TracebackType
+from typing import Final, Self
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.names import METADATA_KEY, REPORT_HTML, SUMMARY_JSON
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.child import FinishingChild
+from lightning_forge_profiling.profiler.child import FinishingChild, patience_s
 from lightning_forge_profiling.profiler.collector import detached_at_stop, let_gpu_settle
-from lightning_forge_profiling.profiler.config import ProfilingConfig
-from lightning_forge_profiling.profiler.export import export_trace
-from lightning_forge_profiling.profiler.metadata import installed_packages, trace_metadata
+from lightning_forge_profiling.profiler.config import Phase, ProfilingConfig, StepWindow
 from lightning_forge_profiling.profiler.other_profilers import RECORDING, active_profiler, scheduled_profiler
-from lightning_forge_profiling.profiler.outcome import finished, handed_over
 from lightning_forge_profiling.profiler.paths import (
     claim,
     numbered_folders,
@@ -31,10 +34,99 @@ from lightning_forge_profiling.profiler.paths import (
     window_folder,
     writable_folder_problem,
 )
-from lightning_forge_profiling.profiler.timeouts import patience_s
-from lightning_forge_profiling.profiler.window import Phase
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.safe_files import discard_with_folders
+from lightning_forge_profiling.safe_files import discard_with_folders, open_regular
+
+
+def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
+    """Write the trace of a profiler."""
+    with _name_for_kineto(raw) as name:
+        profiler.export_chrome_trace(name)
+    with suppress(FileNotFoundError), open_regular(raw) as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(file.tell() - 64, 0))
+        if file.read().rstrip().endswith(b"}"):
+            return
+    raise OSError(f"the trace could not be written whole to {window_folder(raw)} (is the disk full?)")
+
+
+@contextmanager
+def _name_for_kineto(raw: Path) -> Iterator[str]:
+    """A name for the raw file that Kineto writes into the JSON unchanged.
+
+    Kineto replaces backslashes in the path, drops line breaks, puts it into the JSON without escaping it, and renames
+    its temporary file to the result.
+    """
+    if json.dumps(str(raw)) == f'"{raw}"':
+        yield str(raw)
+        return
+    with TemporaryDirectory() as plain:
+        link = Path(plain) / "window"
+        link.symlink_to(raw.parent)
+        yield str(link / raw.name)
+
+
+_INSTALLED: Final = re.compile(r".*[/\\](?:site|dist)-packages[/\\]", re.DOTALL)
+
+
+def installed_packages() -> list[str]:
+    """Names of the imported packages that are installed, to distinguish their functions from the user's in stacks."""
+    files = {
+        name: vars(module).get("__file__")
+        for name, module in list(sys.modules.items())
+        if name.isidentifier() and not name.startswith("__") and isinstance(module, ModuleType)
+    }
+    return sorted(name for name, file in files.items() if isinstance(file, str) and _INSTALLED.match(file))
+
+
+def trace_metadata(
+    rank: int, world_size: int, window: StepWindow, steps: Sequence[int], more: Mapping[str, object]
+) -> dict[str, str]:
+    """The metadata to add to a trace."""
+    about = {
+        "rank": rank,
+        "world_size": world_size,
+        "intra_op_threads": torch.get_num_threads(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "start_step": window.start_step,
+        "end_step": window.end_step,
+        "recorded_steps": list(steps),
+        **more,
+    }
+    metadata = {METADATA_KEY: json.dumps(about)}
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        # PyTorch writes it for distributed runs only. json.dumps puts the space that HTA's '"rank": N' needs.
+        metadata["distributedInfo"] = json.dumps({"backend": "none", "rank": rank, "world_size": world_size})
+    return metadata
+
+
+def handed_over(report: TraceReport) -> TraceReport:
+    """The report if the child process continues alone."""
+    if report.status != "written" or report.path is None:
+        return report
+    message = "the run ended before trace and reports were complete: they are still being written"
+    return replace(report, pending=True, message=message)
+
+
+def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
+    """The report once the child process has ended, with those of its files that exist."""
+
+    def there(path: Path | None) -> Path | None:
+        return path if path is not None and path.is_file() else None
+
+    path = there(report.path)
+    lost = report.status == "written" and path is None
+    reports = path.parent if path is not None and analyzed else None
+    return replace(
+        report,
+        status="failed" if lost or (problem and path is None) else report.status,
+        message=problem or (f"{report.path} was removed" if lost else report.message),
+        path=path,
+        plugin_path=there(report.plugin_path),  # another rank's child may publish it, or have yet to
+        summary_path=there(reports / SUMMARY_JSON) if reports else None,
+        report_path=there(reports / REPORT_HTML) if reports else None,
+    )
+
 
 _log = plain_logger(__name__)
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from lightning_forge_profiling.report.decoding import decoded
 from lightning_forge_profiling.report.run_table import RunReport
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
+from lightning_forge_profiling.results.run import LoaderSettings
 
 SCHEMA_VERSION: Final = 1
 

@@ -359,3 +359,23 @@ def _written_at(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:  # deleted since it was listed
         return 0.0
+
+
+_INTERVALS: Final = 400
+"""As many as a sparkline shows on a wide terminal."""
+
+
+class Follower:
+    """Tails the record of a run. Each `look` reads only what was written since the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ranks: dict[Path, RankLines] = {}
+
+    def look(self) -> RunRecord:
+        """The run so far: each rank's newest intervals and events, latest totals and end."""
+        for path in rank_files(self._folder):
+            if path not in self._ranks:
+                self._ranks[path] = RankLines(path, KEPT if self._ranks else _INTERVALS)
+        ranks = sorted(self._ranks.values(), key=lambda lines: record_part(lines.path.name) or ())
+        return run_of(self._folder, ranks, at_rest=False)

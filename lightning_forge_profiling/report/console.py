@@ -29,8 +29,7 @@ from lightning_forge_profiling.report.wording import (
     verdict,
 )
 from lightning_forge_profiling.results.analysis import Analysis, Finding
-from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, RankSummary
-from lightning_forge_profiling.results.table_rows import Kernel, Operator
+from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, Kernel, Operator, RankSummary
 
 _SHOWN_KERNELS = 8
 _SHOWN_FINDINGS = 5

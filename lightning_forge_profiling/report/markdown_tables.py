@@ -12,8 +12,7 @@ from lightning_forge_profiling.report.wording import (
     slowest_rank,
     used_gpu,
 )
-from lightning_forge_profiling.results.rank import RankSummary
-from lightning_forge_profiling.results.table_rows import Operator
+from lightning_forge_profiling.results.rank import Operator, RankSummary
 
 _KERNELS = 20
 _OPERATORS = 20

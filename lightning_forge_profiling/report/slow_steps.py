@@ -5,7 +5,7 @@ from typing import Final
 
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.results.analysis import RunEvidence
-from lightning_forge_profiling.results.moments import SlowStep
+from lightning_forge_profiling.results.run import SlowStep
 
 _SLOW: Final = 2.0
 """From so many medians on, a step is worth a line in the table."""

@@ -21,8 +21,7 @@ from lightning_forge_profiling.results.analysis import (
     StepDrift,
     WindowEffect,
 )
-from lightning_forge_profiling.results.rank import RankSummary, Region
-from lightning_forge_profiling.results.table_rows import Operator
+from lightning_forge_profiling.results.rank import Operator, RankSummary, Region
 from lightning_forge_profiling.timing.ledger import Ledger
 
 IDLE_WORDS: Final = MappingProxyType(

@@ -8,15 +8,36 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lightning_forge_profiling.notebook import ShownInNotebook
-from lightning_forge_profiling.results.cpu import CpuUse, OptimizerSettings
-from lightning_forge_profiling.results.interval import ShareInterval
-from lightning_forge_profiling.results.lines import SampledLine
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
-from lightning_forge_profiling.results.moments import RunSpan, SlowStep
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
-from lightning_forge_profiling.results.saving import Saving
-from lightning_forge_profiling.results.switches import Switches
+from lightning_forge_profiling.results.run import (
+    CpuUse,
+    LoaderSettings,
+    OptimizerSettings,
+    RunSpan,
+    SampledLine,
+    ShareInterval,
+    SlowStep,
+    Switches,
+)
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Predicted time saved by the fix of a finding.
+
+    Attributes:
+        ms_per_step: milliseconds per step; of a finding on the whole run, spread over its steps.
+        pct: the same in percent of the step.
+        at_most: whether it is an upper bound; else the expected value.
+        text: the same as a sentence.
+    """
+
+    ms_per_step: float
+    pct: float
+    at_most: bool
+    text: str
+
 
 SCHEMA_VERSION: Final = 1
 

@@ -4,15 +4,228 @@ Names end in the unit. Percentages are of the step unless the name says otherwis
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
-from lightning_forge_profiling.results.cpu import CpuTime
-from lightning_forge_profiling.results.flops import Flops
-from lightning_forge_profiling.results.host import Host
-from lightning_forge_profiling.results.loader_settings import LoaderSettings
-from lightning_forge_profiling.results.python_functions import PythonFunctions
-from lightning_forge_profiling.results.table_rows import Kernel, Operator
+from lightning_forge_profiling.results.run import CpuTime, LoaderSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncCause:
+    """Synchronizing calls with the same cause.
+
+    Attributes:
+        cause: `.item()`, `torch.cuda.synchronize()`, `nonzero() or a boolean mask`, ...
+        where: the innermost function outside torch and Lightning, with its file and first line; "" without stacks.
+        lightning: whether Lightning's own loop makes the call, which the user cannot remove.
+        per_step: calls per step.
+        host_ms_per_step: host time in them.
+    """
+
+    cause: str
+    where: str
+    lightning: bool
+    per_step: float
+    host_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Launches, synchronizations and allocations, and the idle time of the GPU that they cause.
+
+    Attributes:
+        device_syncs_per_step: calls that wait for the GPU, without those of Lightning's loop.
+        lightning_syncs_per_step: calls that wait for the GPU in Lightning's loop.
+        idle_after_sync_ms_per_step: GPU idle time caused by syncs: whole gaps that begin during a sync, and of other
+            gaps the time in syncs. Lightning's are left out.
+        idle_after_allocator_ms_per_step: likewise for cudaMalloc, cudaFree and the like.
+        idle_launching_ms_per_step: the rest of the GPU idle time caused by Python and launches.
+        launches_per_step: kernel and graph launches.
+        graph_launches_per_step: launches of CUDA graphs alone.
+        cuda_mallocs_per_step: allocations by the driver.
+        cuda_frees_per_step: frees by the driver.
+        h2d_bytes_per_step: bytes copied to the device.
+        data_wait_ms_per_step: host time in the data loader, whether or not the GPU was busy.
+        data_loader: class of PyTorch's iterator, `_SingleProcessDataLoaderIter` if num_workers is 0; "" for other
+            loaders.
+        syncs: synchronizing calls by cause, most frequent first.
+    """
+
+    device_syncs_per_step: float
+    lightning_syncs_per_step: float
+    idle_after_sync_ms_per_step: float
+    idle_after_allocator_ms_per_step: float
+    idle_launching_ms_per_step: float
+    launches_per_step: float
+    cuda_mallocs_per_step: float
+    cuda_frees_per_step: float
+    h2d_bytes_per_step: float
+    data_wait_ms_per_step: float
+    data_loader: str
+    syncs: tuple[SyncCause, ...]
+    graph_launches_per_step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """FLOPs of matrix products, convolutions and attention, counted from the recorded input shapes.
+
+    Attributes:
+        per_step: floating-point operations per step; a multiply-add is two.
+        model_per_step: those that the model requires: without recomputation by activation checkpointing and without
+            the optimizer's products; None if compiled code hides which they are.
+        counted_pct: share of the time of matmul, convolution and attention kernels whose operators were counted.
+        matmul_tflops: counted operations over the time of the kernels they launched.
+        busy_tflops: counted operations over the GPU's busy time.
+        step_tflops: counted operations over the step time.
+        dtype: data type of most of the FLOPs.
+        peak_tflops: dense peak of the device for that dtype; None for a device that is not in the table.
+        matmul_pct_of_peak: `matmul_tflops` in percent of the peak; None without a peak.
+        busy_pct_of_peak: `busy_tflops` in percent of the peak; None without a peak.
+        uncounted: operators that launch such kernels but whose FLOPs are unknown.
+    """
+
+    per_step: float
+    model_per_step: float | None
+    counted_pct: float
+    matmul_tflops: float
+    busy_tflops: float
+    step_tflops: float
+    dtype: str
+    peak_tflops: float | None
+    matmul_pct_of_peak: float | None
+    busy_pct_of_peak: float | None
+    uncounted: tuple[str, ...]
+
+    @property
+    def recomputed_pct(self) -> float:
+        """Share of the operations that the model does not ask for: recomputed activations, the optimizer's own."""
+        return 0.0 if self.model_per_step is None else 100 * (1 - self.model_per_step / self.per_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCall:
+    """One function in the tree of calls, with all of its calls from the same stack.
+
+    Attributes:
+        caller: position of the calling function in `PythonFunctions.tree`; -1 for the outermost.
+        name: the function; of a built-in one without the address of its object.
+        where: its file and first line, `train.py:26`; "" for built-in functions and for modules.
+        kind: `user`, `library` (Python, torch, Lightning, installed packages) or `profiler` (this package).
+        ms_per_step: time in it and in what it calls.
+        self_ms_per_step: time in it alone. What its callees in the tree leave beside that is in functions left out.
+        calls_per_step: number of calls.
+    """
+
+    caller: int
+    name: str
+    where: str
+    kind: Literal["user", "library", "profiler"]
+    ms_per_step: float
+    self_ms_per_step: float
+    calls_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserFunction:
+    """A function of the user, from all stacks.
+
+    Attributes:
+        where: the function, its file and first line, as `train.py:26 call_reward_server`.
+        ms_per_step: time in it and in what it calls.
+        own_ms_per_step: the part outside other functions of the user, library functions that it calls included.
+        calls_per_step: number of calls.
+    """
+
+    where: str
+    ms_per_step: float
+    own_ms_per_step: float
+    calls_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentIn:
+    """Time of one kind, and the innermost function of the user that holds at least half of it.
+
+    Attributes:
+        where: the function, its file and first line.
+        ms_per_step: the part in it and in what it calls.
+        of_ms_per_step: all time of the kind.
+    """
+
+    where: str
+    ms_per_step: float
+    of_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonFunctions:
+    """Python functions on the thread that marks the steps.
+
+    Recording a stack adds time to each call, so functions that make many calls are overstated.
+
+    Attributes:
+        tree: calls by stack, callers first, from the innermost function that contains whole steps; at most 200, the
+            longest.
+        users: functions of the user, by their own time; at most ten.
+        spent: by kind of time the function that holds it: `data` (in the data loader), `python` (without a GPU, outside
+            operators, data loader and optimizer), `forward` and `backward` (the part of `python` in them), `launching`
+            (the GPU waits for Python and launches). Kinds without such a function are left out.
+    """
+
+    tree: tuple[PythonCall, ...]
+    users: tuple[UserFunction, ...] = ()
+    spent: Mapping[str, SpentIn] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One PyTorch operator.
+
+    Attributes:
+        name: its name.
+        calls_per_step: calls per step.
+        host_ms_per_step: total host time, child operators included.
+        self_host_ms_per_step: host time without child operators.
+        device_ms_per_step: time of the GPU work launched in it, child operators included.
+        self_device_ms_per_step: time of the GPU work it launched itself; sums over operators without double counting.
+        allocated_bytes_per_step: device memory allocated less freed, child operators included; None if memory was not
+            recorded.
+        input_shapes: input shapes, most expensive first; empty if not recorded.
+    """
+
+    name: str
+    calls_per_step: float
+    host_ms_per_step: float
+    self_host_ms_per_step: float
+    device_ms_per_step: float
+    self_device_ms_per_step: float
+    allocated_bytes_per_step: float | None
+    input_shapes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel.
+
+    Attributes:
+        name: its name as in the trace.
+        kind: the kind of its work, as in `RankSummary.kinds`.
+        category: its category, one of `CATEGORIES`.
+        calls_per_step: launches per step.
+        ms_per_step: sum of its durations.
+        mean_us: mean duration of one launch.
+        pct: share of the step.
+    """
+
+    name: str
+    kind: str
+    category: str
+    calls_per_step: float
+    ms_per_step: float
+    mean_us: float
+    pct: float
+
 
 CATEGORIES: Final = ("matmul", "comm", "memory", "other")
 """The four coarse parts of a GPU's busy time. Convolution and attention are `other`, as `kinds` shows them."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from lightning_forge_profiling.gpu.allocator import AllocatorInterval
 from lightning_forge_profiling.gpu.history import GpuPoint
-from lightning_forge_profiling.gpu.usage import GpuUsage
+from lightning_forge_profiling.gpu.nvml import GpuUsage
 
 _GIB: Final = 2**30
 

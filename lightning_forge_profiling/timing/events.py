@@ -6,7 +6,7 @@ Timers do not depend on which of the two they have: both kinds of event have `re
 
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
@@ -126,3 +126,19 @@ def event_source(device: torch.device | str | int | None = None) -> EventSource:
     if resolved.type != "cuda" or not torch.cuda.is_available():
         return HostEventSource()
     return DeviceEventSource(resolved)
+
+
+if TYPE_CHECKING:  # loads torch, and whoever reads a record has no use for it
+    from lightning_forge_profiling.timing.events import Event
+
+
+class Mark:
+    """One instant on both timelines: an event and a host time. `CUDATimerCollection.mark()` creates it."""
+
+    __slots__ = ("event", "host_ns", "stream", "users")
+
+    def __init__(self, event: "Event") -> None:
+        self.event = event
+        self.host_ns = 0
+        self.stream = 0
+        self.users = 0

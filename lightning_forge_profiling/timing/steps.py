@@ -5,7 +5,19 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
-from lightning_forge_profiling.timing.interval import Interval
+
+
+class Interval(NamedTuple):
+    """One completed start-to-stop of a region."""
+
+    region: str
+    tag: int
+    """The value of `CUDATimerCollection.tag` at the stop; the callbacks use the step's number."""
+    device_ms: float
+    """Milliseconds between the two events on the GPU's timeline (on the host clock without a GPU)."""
+    host_ms: float
+    """Milliseconds on the host between the two calls."""
+
 
 WHOLE: Final = "step"
 """A step of which only the end is timed, in one piece."""

@@ -8,8 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from lightning_forge_profiling.record.lines import Begin, Interval, State
-from lightning_forge_profiling.record.segments import Segments
-from lightning_forge_profiling.record.writer import RecordWriter
+from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.timing.run_totals import RunTotals
 

@@ -1,12 +1,14 @@
-"""Drift of the step time after the warm-up, and the step at which it ended."""
+"""Whether a recorded window left the run slower than it was before."""
 
 from collections.abc import Sequence
+from math import exp, log
 from statistics import median
 from typing import Final
 
-from lightning_forge_profiling.results.analysis import StepDrift
+from lightning_forge_profiling.diagnosis.bootstrap import bootstrap_difference
+from lightning_forge_profiling.results.analysis import StepDrift, WindowEffect
 
-FEWEST_STEPS: Final = 100
+DRIFT_STEPS: Final = 100
 """Fewest steps to test. With fewer, slow moments of a shared machine look like a warm-up."""
 
 _BLOCK_STEPS: Final = (32, 16, 8, 4)
@@ -37,7 +39,7 @@ def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | N
         >>> step_drift(range(10, 210), times)
         StepDrift(first_ms=12.0, steady_ms=8.0, until_step=42)
     """
-    if len(times_ms) < FEWEST_STEPS:
+    if len(times_ms) < DRIFT_STEPS:
         return None
     level = median(times_ms[len(times_ms) // 2 :])
     for size in _BLOCK_STEPS:
@@ -54,3 +56,36 @@ def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | N
         lasts = next((place for place in range(half) if above[place] <= steady), half)
         return StepDrift(first_ms=blocks[0], steady_ms=level, until_step=steps[lasts * size] if lasts < half else None)
     return None
+
+
+WINDOW_STEPS: Final = 20
+"""On each side; with fewer the interval is wider than the effects of interest."""
+
+_BLOCKS: Final = 8
+"""Each side is resampled in so many blocks: a shared machine's pace changes within tens of steps, not from one to the
+next."""
+
+
+def window_effect(before_ms: Sequence[float], after_ms: Sequence[float]) -> WindowEffect | None:
+    """Compare the steps after a window with those before it.
+
+    Example:
+        >>> effect = window_effect([5.0, 5.1] * 20, [6.0, 6.1] * 20)
+        >>> round(effect.change_pct, 1), effect.low_pct > 10
+        (19.8, True)
+    """
+    if min(len(before_ms), len(after_ms)) < WINDOW_STEPS or min(*before_ms, *after_ms) <= 0:
+        return None
+    before, after = median(before_ms), median(after_ms)
+    # the difference of logarithms is the logarithm of the ratio
+    logarithms = [log(ms) for ms in before_ms], [log(ms) for ms in after_ms]
+    low, high = bootstrap_difference(*logarithms, block=min(len(before_ms), len(after_ms)) // _BLOCKS)
+    return WindowEffect(
+        steps_before=len(before_ms),
+        steps_after=len(after_ms),
+        before_ms=before,
+        after_ms=after,
+        change_pct=100 * (after / before - 1),
+        low_pct=100 * (exp(low) - 1),
+        high_pct=100 * (exp(high) - 1),
+    )

@@ -1,0 +1,337 @@
+"""Idle time of the GPU by the runtime call, operator or annotated range on the host."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.intervals import Intervals, least_around, outermost_marked, parents
+from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
+from lightning_forge_profiling.analysis.launches import (
+    ALLOCATES,
+    COPIES,
+    FREES,
+    GRAPH_LAUNCHES,
+    HOST_ALLOCATES,
+    LOADS_DATA,
+    WAITS,
+    named,
+    spans_of,
+)
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.steps import step_marks
+from lightning_forge_profiling.analysis.syncs import of_lightning
+from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints, Spans
+from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, IdlePart
+
+_CLAIM_ORDER: Final = ("matmul", "other", "memory", "comm")
+"""Overlapping work counts to the first of these: computation before the communication that it hides."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BusyTime:
+    """Busy time in nanoseconds; every array has one entry per step.
+
+    Attributes:
+        union: when any GPU work runs.
+        busy: its length in each step's window.
+        kinds: busy time by kind. Overlapping work counts once, to the first of matmul, other, memory, comm. The kinds
+            sum to `busy`.
+        categories: the same by category.
+        comm: time in which communication runs.
+        comm_exposed: time in which it runs without another kernel; a copy beside it hides nothing.
+    """
+
+    union: Intervals
+    busy: Ints
+    kinds: dict[str, Ints]
+    categories: dict[str, Ints]
+    comm: Ints
+    comm_exposed: Ints
+
+
+def busy_time(recording: Recording) -> BusyTime:
+    """Split the busy time of each step by kind of work."""
+    gpu, steps = recording.trace.gpu, recording.steps
+    present = sorted(
+        (KINDS[number] for number in np.unique(recording.kind)),
+        key=lambda kind: _CLAIM_ORDER.index(CATEGORY_OF[kind]),
+    )
+    claimed = Intervals.of([], [])
+    kinds: dict[str, Ints] = {}
+    measured = np.zeros(len(steps), np.int64)
+    for kind in present:
+        rows = recording.kind == KINDS.index(kind)
+        claimed |= Intervals.of(gpu.start[rows], gpu.end[rows])
+        now = steps.measure(claimed)
+        kinds[kind], measured = now - measured, now
+    comm = np.isin(recording.kind, [KINDS.index(kind) for kind in present if CATEGORY_OF[kind] == "comm"])
+    communication = Intervals.of(gpu.start[comm], gpu.end[comm])
+    other = ~comm & (gpu.activity == ACTIVITIES.index("kernel"))
+    return BusyTime(
+        union=claimed,
+        busy=measured,
+        kinds=kinds,
+        categories={
+            category: sum(
+                (spent for kind, spent in kinds.items() if CATEGORY_OF[kind] == category),
+                np.zeros(len(steps), np.int64),
+            )
+            for category in CATEGORIES
+        },
+        comm=steps.measure(communication),
+        comm_exposed=steps.measure(communication - Intervals.of(gpu.start[other], gpu.end[other])),
+    )
+
+
+_LATENCY_PERCENTILE: Final = 5
+_LONG_LAUNCH_NS: Final = 100_000
+"""A launch takes 3 to 20 us of host time (H200); one that first loads the kernel's module 6 to 330 ms (lazy loading on
+MI250 and MI300X)."""
+_OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")
+"""Operators of the dispatcher, not autograd nodes or compiled regions, which are whole programs around a sync."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleTime:
+    """Idle time of the GPU in nanoseconds; every array has one entry per step.
+
+    Attributes:
+        idle: idle time in each step's window.
+        causes: the same by cause (`IDLE_CAUSES`); the causes sum to it.
+        after_sync: idle time caused by syncs. A gap that begins during a sync, because the queue ran dry, counts whole;
+            of other gaps, the time in syncs and in operators that contain one. Lightning's syncs are left out.
+        after_allocator: likewise for allocations and frees, without the time that counts to a sync.
+        launching: the rest of the time in which the GPU waits for Python or a launch, without gaps after any sync.
+        for_python: when that is.
+        for_host: when the GPU waits for the host: until the call that launches the next work returns.
+        for_launch: the rest of the gaps, in which the next work is already launched.
+        waiting: when the GPU waits for the host or for a launch to reach it.
+        waiting_for: for each of those gaps the row of the work that ends it; one past the last if none does.
+        data_wait: host time in the data loader, whether or not the GPU is busy.
+    """
+
+    idle: Ints
+    causes: dict[str, Ints]
+    after_sync: Ints
+    after_allocator: Ints
+    launching: Ints
+    data_wait: Ints
+    for_python: Intervals
+    for_host: Intervals
+    for_launch: Intervals
+    waiting: Intervals
+    waiting_for: Ints
+
+
+def launch_latency(recording: Recording) -> int:
+    """Time from a launch to the start of its kernel on an idle GPU, in nanoseconds.
+
+    The fifth percentile over the recording: most kernels of a busy GPU wait in the queue, and the minimum would be an
+    outlier.
+    """
+    linked = recording.links.linked
+    delay = recording.trace.gpu.start[linked] - recording.links.time[linked]
+    delay = delay[delay > 0]
+    return int(np.percentile(delay, _LATENCY_PERCENTILE)) if len(delay) else 0
+
+
+def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
+    """Split the idle time of each step by cause.
+
+    A gap ends when the next work begins. Until the call that launches it returns, the GPU waits for the host, and the
+    host's activity is the cause. Until the launch latency has passed, it waits for the launch. The rest of the gap is
+    the GPU's own: work was launched and did not begin.
+    """
+    steps, gpu, links = recording.steps, recording.trace.gpu, recording.links
+    gaps = steps.scope - busy
+    following = np.searchsorted(gpu.start, gaps.end, side="left")
+    launch = np.append(links.time, -1)[following]
+    launch = np.where(launch < 0, gaps.end, launch)
+    call = np.append(links.call, -1)[following]
+    returned = np.minimum(np.maximum(launch, np.append(recording.trace.calls.end, -1)[call]), gaps.end)
+    ready = np.minimum(np.maximum(launch + launch_latency(recording), returned), gaps.end)
+    waits = ready > gaps.start
+    waiting = Intervals(gaps.start[waits], ready[waits])  # for the host, or for the launch to reach the GPU
+    for_host = Intervals.of(gaps.start, returned)
+
+    activity = _host_activity(recording)
+    in_call = np.maximum(launch, gaps.start)
+    graphs = np.append(named(recording.trace, recording.trace.calls, GRAPH_LAUNCHES), False)[call]
+    long_launch = (returned - in_call >= _LONG_LAUNCH_NS) & ~graphs
+    activity["launch"] = Intervals.of(in_call[long_launch], returned[long_launch]) - activity["copy"]
+    idle = steps.measure(gaps)
+    causes: dict[str, Ints] = {}
+    claimed = Intervals.of([], [])
+    for cause in IDLE_CAUSES[: len(activity)]:
+        spans = activity[cause]
+        causes[cause] = steps.measure((for_host & spans) - claimed)
+        claimed |= spans
+    causes["python"] = steps.measure(waiting) - sum(causes.values())
+    causes["gpu"] = idle - steps.measure(waiting)
+
+    def caused_by(calls: Intervals) -> Intervals:
+        # work launched before the gap would have begun no sooner without the call
+        begun = (calls - activity["data"]).contains(gaps.start - 1) & (launch > gaps.start)
+        return Intervals(gaps.start[begun], gaps.end[begun]) | (for_host & calls)
+
+    syncs = named(recording.trace, recording.trace.calls, WAITS)
+    after_any_sync = caused_by(_waiting_for_gpu(recording, syncs))
+    after_allocator = caused_by(activity["allocator"]) - after_any_sync
+    for_python = waiting - after_any_sync - after_allocator - (for_host & claimed)
+    return IdleTime(
+        idle=idle,
+        causes={cause: causes[cause] for cause in IDLE_CAUSES},
+        after_sync=steps.measure(caused_by(_waiting_for_gpu(recording, syncs & ~of_lightning(recording)))),
+        after_allocator=steps.measure(after_allocator),
+        launching=steps.measure(for_python),
+        data_wait=steps.measure_host(activity["data"]),
+        for_python=for_python,
+        for_host=for_host,
+        for_launch=gaps - for_host,
+        waiting=waiting,
+        waiting_for=following[waits],
+    )
+
+
+def _waiting_for_gpu(recording: Recording, syncs: NDArray[np.bool_]) -> Intervals:
+    """When a training thread is in these calls, or in the outermost operators that contain them: all of `.item()`."""
+    calls, operators = recording.trace.calls, recording.trace.operators
+    syncs = syncs & np.isin(calls.thread, _training_threads(recording))
+    outermost = outermost_marked(recording.operator_parent, named(recording.trace, operators, _OPERATOR))
+    rows = np.append(outermost, -1)[recording.links.call_operator[syncs]]
+    within = np.isin(np.arange(len(operators)), rows)
+    return spans_of(calls, syncs) | spans_of(operators, within)
+
+
+def _host_activity(recording: Recording) -> dict[str, Intervals]:
+    """When the host is in each activity, on threads that launch work or mark steps; not on those of the loader."""
+    trace, threads = recording.trace, _training_threads(recording)
+    calls = np.isin(trace.calls.thread, threads)
+    loading = named(trace, trace.annotations, LOADS_DATA) & np.isin(trace.annotations.thread, threads)
+    frees = (FREES, ALLOCATES, HOST_ALLOCATES)
+    return {
+        "data": spans_of(trace.annotations, loading),
+        "allocator": spans_of(trace.calls, calls & np.any([named(trace, trace.calls, name) for name in frees], axis=0)),
+        "sync": spans_of(trace.calls, calls & named(trace, trace.calls, WAITS)),
+        "copy": spans_of(trace.calls, calls & named(trace, trace.calls, COPIES)),
+    }
+
+
+def _training_threads(recording: Recording) -> Ints:
+    annotations, threads = recording.trace.annotations, np.unique(recording.links.thread[recording.step >= 0])
+    return np.union1d(threads, annotations.thread[recording.steps.marks]) if len(annotations) else threads
+
+
+_MOST: Final = 10
+_MOST_THREADS: Final = 64
+"""Threads that launch work: one or two in practice; the limit bounds the time for hostile traces."""
+
+
+def idle_parts(recording: Recording, idle: IdleTime) -> tuple[IdlePart, ...]:
+    """The longest parts of the idle time, by the activity of the thread that launches the next work."""
+    found = [
+        part
+        for launched, gaps in ((False, idle.for_host), (True, idle.for_launch))
+        for thread, own in _by_thread(recording, gaps)
+        for part in _parts(recording, own, thread, launched=launched)
+    ]
+    return tuple(sorted(found, key=lambda part: -part.ms_per_step)[:_MOST])
+
+
+def _by_thread(recording: Recording, gaps: Intervals) -> Iterator[tuple[int, Intervals]]:
+    """The gaps by the thread that launched the work that ends them; by the thread of the step marks if unknown."""
+    marks = recording.steps.marks
+    steps = int(recording.trace.annotations.thread[marks[0]]) if len(marks) else -1
+    thread = np.append(recording.links.thread, -1)[_following(recording, gaps.end)]
+    thread = np.where(thread < 0, steps, thread)
+    threads, place = np.unique(thread, return_inverse=True)
+    waited = np.bincount(place, gaps.end - gaps.start, len(threads))
+    for number in threads[np.argsort(-waited, kind="stable")][:_MOST_THREADS].tolist():
+        yield number, Intervals(gaps.start[thread == number], gaps.end[thread == number])
+
+
+def _following(recording: Recording, time: Ints) -> Ints:
+    """The row of the first GPU work at or after each instant; one past the last if there is none."""
+    return np.searchsorted(recording.trace.gpu.start, time, side="left")
+
+
+def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool) -> Iterator[IdlePart]:
+    trace = recording.trace
+    spans, operator = _activities(recording, thread)
+    parent = parents(spans)
+    nested = parent >= 0
+    end = least_around(parent, spans.end)  # after a clock jump a range may end after the one around it
+    inside = gaps.within(np.minimum(spans.start, end), end)
+    own = inside - np.bincount(parent[nested], inside[nested], len(spans)).astype(np.int64)
+    key, group = np.unique(spans.name * (len(trace.names) + 1) + operator + 1, return_inverse=True)
+    spent = np.bincount(group, own, len(key)).astype(np.int64)
+    longest = np.full(len(key), -1)
+    order = np.argsort(own, kind="stable")
+    longest[group[order]] = order  # the last to be written is the longest
+
+    def part(name: str, around: str, total: int, gap: int, thread: int = thread) -> IdlePart:
+        row = int(_following(recording, gaps.end[gap : gap + 1])[0])
+        return IdlePart(
+            launched=launched,
+            activity=name,
+            operator=around,
+            thread=trace.threads[thread][1] if thread >= 0 else "",
+            following=trace.names[trace.gpu.name[row]] if row < len(trace.gpu) else "",
+            ms_per_step=total / len(recording.steps) / 1e6,
+        )
+
+    names = (*trace.names, "")
+    for place in np.flatnonzero(spent > 0).tolist():
+        gap = int(np.searchsorted(gaps.end, spans.start[longest[place]], side="right"))
+        name, around = divmod(int(key[place]), len(names))
+        yield part(names[name], names[around - 1], int(spent[place]), gap)
+    outside = gaps - Intervals.of(spans.start, end)
+    if outside.total > 0:
+        longest_gap = int(np.argmax(gaps.end - gaps.start))
+        call, elsewhere = _other_threads_call(recording, outside, thread)
+        rest = outside.total - elsewhere
+        if elsewhere > rest:
+            name, inner = int(trace.calls.name[call]), int(recording.links.call_operator[call])
+            around = int(trace.operators.name[inner]) if inner >= 0 else -1
+            yield part(names[name], names[around], elsewhere, longest_gap, int(trace.calls.thread[call]))
+        else:
+            rest = outside.total
+        if rest > 0:
+            yield part("", "", rest, longest_gap)
+
+
+def _other_threads_call(recording: Recording, gaps: Intervals, thread: int) -> tuple[int, int]:
+    """The row of a call on another thread of the kind that covers most of the gaps, and its time; -1 and 0 without."""
+    calls = recording.trace.calls
+    rows = np.flatnonzero(calls.thread != thread)
+    inside = gaps.within(calls.start[rows], calls.end[rows])
+    kinds, kind = np.unique(np.stack((calls.thread[rows], calls.name[rows])), axis=1, return_inverse=True)
+    if not kinds.size or not inside.any():
+        return -1, 0
+    spent = np.bincount(kind, inside, kinds.shape[1])
+    most = int(np.argmax(spent))
+    return int(rows[kind == most][np.argmax(inside[kind == most])]), int(spent[most])
+
+
+def _activities(recording: Recording, thread: int) -> tuple[Spans, Ints]:
+    """A thread's calls, operators and annotated ranges in order; and for each call the name of its operator."""
+    trace = recording.trace
+    no_step = ~step_marks(trace)
+    chosen: list[tuple[Spans, NDArray[np.bool_]]] = [
+        (trace.annotations, no_step & (trace.annotations.thread == thread)),
+        (trace.operators, trace.operators.thread == thread),
+        (trace.calls, trace.calls.thread == thread),
+    ]
+    start, end, name = (
+        np.concatenate([getattr(table, column)[rows] for table, rows in chosen]) for column in ("start", "end", "name")
+    )
+    around = np.full(len(start), -1)
+    calls = np.append(trace.operators.name, -1)[recording.links.call_operator[chosen[2][1]]]
+    around[len(around) - len(calls) :] = calls
+    order = np.lexsort((-end, start))
+    spans = Spans(start=start[order], end=end[order], name=name[order], thread=np.zeros(len(start), np.int64))
+    return spans, around[order]

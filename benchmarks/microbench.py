@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 
 from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.device import EventTimer, Gpu
+from lightning_forge_profiling.bench.device import CudaDevice, EventTimer
 
 TRACED_CALLS = 50
 REPLAYED_CALLS = 100
@@ -130,7 +130,7 @@ class InARow:
 
 def in_a_row(fn: Callable[[], object]) -> InARow:
     """The same calls in a full queue and in a replayed graph."""
-    gpu = Gpu(torch.device("cuda", torch.cuda.current_device()))
+    gpu = CudaDevice(torch.device("cuda", torch.cuda.current_device()))
     timer = EventTimer(gpu)
 
     def make(calls: int) -> None:
@@ -240,7 +240,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("There is no GPU here.")
         return
-    gpu = Gpu(torch.device("cuda", 0))
+    gpu = CudaDevice(torch.device("cuda", 0))
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}"
     print(f"{datetime.now().astimezone():%Y-%m-%d %H:%M}, {gpu.name}, {versions}, {args.rounds} rounds")
     rows: dict[str, dict[str, Reading]] = {}

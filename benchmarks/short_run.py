@@ -18,7 +18,7 @@ import torch
 from lightning_forge_profiling import CUDATimerCollection
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.histogram import histogram
-from lightning_forge_profiling.record.lines import Begin, End, Interval, encode_line
+from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
 from lightning_forge_profiling.results.run import LoaderSettings
 
 REGIONS: Final = ("data", "forward", "backward", "optimizer")
@@ -50,7 +50,7 @@ def steps(count: int) -> Iterator[Mapping[str, float]]:
 def record(folder: Path, count: int, every: int = 10) -> None:
     """Train for `count` steps after the warm-up, and write a record with an interval of `every` steps."""
     begun = time.time()
-    lines: list[Begin | Interval | End] = [
+    lines: list[Begin | IntervalLine | End] = [
         Begin(
             run=f"{os.getpid()}-{time.time_ns()}",
             rank=0,
@@ -77,8 +77,8 @@ def record(folder: Path, count: int, every: int = 10) -> None:
     target.write_bytes(b"".join(map(encode_line, lines)))
 
 
-def _interval(step: int, latest: list[Mapping[str, float]]) -> Interval:
-    return Interval(
+def _interval(step: int, latest: list[Mapping[str, float]]) -> IntervalLine:
+    return IntervalLine(
         at=time.time(),
         step=step,
         logger_step=step - 1,

@@ -8,7 +8,6 @@ first lines; what is between `<!-- quote fields -->` and that in docs/summary-js
 """
 # ruff: noqa: INP001  (a script, in no package)
 
-import ast
 import json
 import re
 import textwrap
@@ -76,23 +75,6 @@ def fields() -> str:
     return "\n".join(lines)
 
 
-def files() -> str:
-    """A table of all modules, room by room: the first line of each."""
-    rooms = {"the package itself": PACKAGE, **{f"{init.parent.name}/": init.parent for init in ROOMS}}
-    lines = []
-    for title, room in rooms.items():
-        modules = {path.name: _first_line(path) for path in sorted(room.glob("[!_]*.py"))}
-        about = "" if room == PACKAGE else f" {_first_line(room / '__init__.py')}"
-        lines += [f"**{title}**{about}", "", "| File | What it is for |", "|---|---|"]
-        lines += [f"| `{name}` | {text} |" for name, text in modules.items()]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _first_line(module: Path) -> str:
-    return ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))).partition("\n")[0].replace("|", "\\|")
-
-
 def _cell(text: str) -> str:
     return text.replace("None", "null").replace("|", "\\|")
 
@@ -116,10 +98,8 @@ def renewed() -> dict[Path, str]:
     """Each document that quotes, as it should be."""
     pages = {page: page.read_text(encoding="utf-8") for page in sorted((DOCS / "findings").glob("*.md"))}
     texts = {page: FINDING.sub(partial(finding, page.stem), text) for page, text in pages.items()}
-    for name, made in ("summary-json.md", fields()), ("architecture.md", files()):
-        texts[DOCS / name] = MADE.sub(
-            lambda quoted, made=made: quoted[1] + made, (DOCS / name).read_text(encoding="utf-8")
-        )
+    page = DOCS / "summary-json.md"
+    texts[page] = MADE.sub(lambda quoted: quoted[1] + fields(), page.read_text(encoding="utf-8"))
     return texts
 
 

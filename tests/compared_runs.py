@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.histogram import histogram
-from lightning_forge_profiling.record.lines import Begin, End, Interval, Line, State, encode_line
+from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence, RunLedger
 from lightning_forge_profiling.results.rank import Distribution
@@ -63,7 +63,7 @@ def write_record(
     for first in range(0, len(times_ms), PER_ROW):
         times = times_ms[first : first + PER_ROW]
         lines.append(
-            Interval(
+            IntervalLine(
                 at=1000.0 + first,
                 step=first + len(times),
                 logger_step=first + len(times) - 1,

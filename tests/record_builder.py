@@ -11,7 +11,7 @@ from lightning_forge_profiling.callbacks.run_analysis import analysis_of, run_ev
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.histogram import histogram, merged
-from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, encode_line
+from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.ledger import Ledger
@@ -92,7 +92,7 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
             for kind, seconds in (("validation", VALIDATION_S), ("checkpoint", CHECKPOINT_S)):
                 clock += seconds
                 fresh[kind] += seconds
-                yield Event(at=clock, step=step, kind=kind, seconds=seconds)
+                yield EventLine(at=clock, step=step, kind=kind, seconds=seconds)
         counted, counts = len(times_ms), merged([counts, histogram(times_ms)])
         rates = Rates(
             steps=counted,
@@ -104,7 +104,7 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
             flops=None,
             split_steps=counted,
         )
-        yield Interval(
+        yield IntervalLine(
             at=clock,
             step=step,
             logger_step=step - 1,
@@ -126,7 +126,7 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
     if run.outcome is not None and rank != run.quiet:
         failed = run.outcome == "failed"
         if failed:
-            yield Event(at=clock, step=step, kind="exception", text="ValueError: the loss is nan")
+            yield EventLine(at=clock, step=step, kind="exception", text="ValueError: the loss is nan")
         exception = "ValueError: the loss is nan" if failed else ""
         yield End(at=clock + 0.5, step=step, outcome=run.outcome, exception=exception)
 

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.microbench import functions, traced_us
 from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.device import Gpu
+from lightning_forge_profiling.bench.device import CudaDevice
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 
 pytestmark = pytest.mark.gpu
@@ -57,7 +57,7 @@ def test_cold_takes_longer_than_hot(vector):
 
 def test_the_flush_overwrites_twice_the_l2():
     before = torch.cuda.memory_allocated()
-    gpu = Gpu(torch.device("cuda", 0))
+    gpu = CudaDevice(torch.device("cuda", 0))
     gpu.flush_l2()
     assert torch.cuda.memory_allocated() - before >= 2 * torch.cuda.get_device_properties(0).L2_cache_size > 0
 

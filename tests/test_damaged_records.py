@@ -13,7 +13,7 @@ import pytest
 
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.record.lines import Begin, Event, decode_line, encode_line
+from lightning_forge_profiling.record.lines import Begin, EventLine, decode_line, encode_line
 from lightning_forge_profiling.record.reader import RecordError, read_run
 from tests.models import Fails, loader
 from tests.outcomes import script
@@ -237,6 +237,6 @@ def test_what_is_no_unicode_is_replaced_wherever_it_is():
     )  # fmt: skip
     found = decode_line(encode_line(begin))
     assert (found.host, found.settings, found.argv, found.at) == ("?", {"?": "?"}, ("?.py",), 1.5)
-    assert json.loads(encode_line(Event(at=0.0, step=0, kind="é"))) == json.loads(
+    assert json.loads(encode_line(EventLine(at=0.0, step=0, kind="é"))) == json.loads(
         '{"line":"event","at":0.0,"step":0,"kind":"é","text":"","seconds":0.0}'
     )

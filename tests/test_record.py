@@ -16,13 +16,13 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import run_record
-from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecord
+from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecorder
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.record.histogram import PRECISION, bucket, merged, percentile_ms
 from lightning_forge_profiling.record.json_schema import SHIPPED, record_schema_json
-from lightning_forge_profiling.record.lines import Begin, Event, State
+from lightning_forge_profiling.record.lines import Begin, EventLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit
 from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
@@ -393,7 +393,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
         read = ledger.read()
         return run_report(trainer, timer.summary(), on_device=False, ledger=read, continues_from=0, **nothing)
 
-    record = RunRecord(
+    record = RunRecorder(
         trainer,
         RecordPlace(tmp_path / "forge_record", "a1"),
         timer,
@@ -438,7 +438,7 @@ def begin_of(rank=0, **fields):
 def test_segments_are_numbered_and_the_oldest_is_removed(tmp_path):
     files = Segments(tmp_path / "forge_record", begin_of(1), segment_bytes=300, segments=3)
     for step in range(40):
-        files.append(Event(at=0.0, step=step, kind="epoch"))
+        files.append(EventLine(at=0.0, step=step, kind="epoch"))
     files.close()
     names = sorted(path.name for path in (tmp_path / "forge_record").iterdir())
     newest = files.begun - 1
@@ -453,7 +453,7 @@ def test_segments_are_numbered_and_the_oldest_is_removed(tmp_path):
 def test_a_rank_that_was_killed_while_it_rotated_is_read(tmp_path):
     files = Segments(tmp_path / "forge_record", begin_of(), segment_bytes=300)
     for step in range(10):
-        files.append(Event(at=0.0, step=step, kind="epoch"))
+        files.append(EventLine(at=0.0, step=step, kind="epoch"))
     files.close()
     [*_, newest] = sorted((tmp_path / "forge_record").glob("rank0.*.jsonl"))
     (tmp_path / "forge_record" / "rank0.jsonl").unlink()
@@ -469,7 +469,7 @@ def test_a_file_that_is_there_already_is_not_written_to(tmp_path, caplog):
     writer = RecordWriter(lambda: Segments(folder, begin_of()))
     assert writer.close(timeout_s=60)
     assert (folder / "rank0.jsonl").read_text() == "mine"
-    assert not writer.write(Event(at=0.0, step=0, kind="epoch"))
+    assert not writer.write(EventLine(at=0.0, step=0, kind="epoch"))
     [warning] = warnings(caplog)
     assert "FileExistsError" in warning
 

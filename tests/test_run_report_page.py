@@ -10,7 +10,7 @@ from lightning_forge_profiling.monitor.charts import TimeAxis
 from lightning_forge_profiling.monitor.curves import points
 from lightning_forge_profiling.monitor.run_page import run_page
 from lightning_forge_profiling.record.histogram import histogram
-from lightning_forge_profiling.record.lines import Event, Interval, encode_line
+from lightning_forge_profiling.record.lines import EventLine, IntervalLine, encode_line
 from lightning_forge_profiling.record.reader import read_run
 from tests.browser import chromium
 from tests.record_builder import MadeRun
@@ -74,7 +74,7 @@ def test_it_is_one_file_without_scripts_and_without_requests(tmp_path):
 def test_names_cannot_add_markup(tmp_path):
     run = MadeRun(began=LONG_AGO, rows=4)
     record = run.write(tmp_path)
-    event = Event(at=LONG_AGO + 15, step=10, kind="<script>kind", text="<script>text")
+    event = EventLine(at=LONG_AGO + 15, step=10, kind="<script>kind", text="<script>text")
     with (record / "rank0.jsonl").open("ab") as file:
         file.write(encode_line(event))
     html = run_page(read_run(record), LONG_AGO + 100)
@@ -95,7 +95,7 @@ def test_an_exception_and_a_run_without_totals_have_a_page_too(tmp_path):
 
 
 def test_a_long_run_is_as_many_points_as_a_page_shows_and_no_step_is_lost():
-    rows = [row for row in MadeRun(began=LONG_AGO, rows=3).lines() if isinstance(row, Interval)]
+    rows = [row for row in MadeRun(began=LONG_AGO, rows=3).lines() if isinstance(row, IntervalLine)]
     many = [
         msgspec.structs.replace(rows[-1], at=LONG_AGO + second, steps_us=histogram([30.0 + second % 2 * 10.0] * 50))
         for second in range(1203)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lightning_forge_profiling.record.lines import Interval, encode_line
+from lightning_forge_profiling.record.lines import IntervalLine, encode_line
 from tests.outcomes import unwrapped
 from tests.record_builder import MadeRun
 from tests.terminals import CODES, terminal
@@ -158,7 +158,7 @@ def test_names_in_a_record_cannot_write_to_the_terminal(tmp_path):
     run = MadeRun(began=LONG_AGO, run="\x1b[2Jevil")
     record = run.write(tmp_path)
     row = run.lines()[-1]
-    assert isinstance(row, Interval)
+    assert isinstance(row, IntervalLine)
     with (record / "rank0.jsonl").open("ab") as file:
         file.write(encode_line(row).replace(b'"optimizer":', b'"\\u001b[2Jmine":'))
     for options in ((), ("--json",)):

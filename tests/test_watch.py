@@ -11,7 +11,7 @@ import pytest
 
 from lightning_forge_profiling.monitor.live_view import print_frame
 from lightning_forge_profiling.record.histogram import histogram
-from lightning_forge_profiling.record.lines import Begin, End, Interval, encode_line
+from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
 from lightning_forge_profiling.record.reader import Follower, RecordError, read_run
 from lightning_forge_profiling.report.screen import Screen
 from tests.outcomes import HANGS_S
@@ -78,7 +78,7 @@ def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
 def test_the_sparkline_shows_the_interval_that_took_long(tmp_path):
     run = MadeRun(rows=10)
     record, lines = run.write(tmp_path), run.lines()
-    slow = lines.index(next(line for line in lines if isinstance(line, Interval) and line.step == 400))
+    slow = lines.index(next(line for line in lines if isinstance(line, IntervalLine) and line.step == 400))
     lines[slow] = msgspec.structs.replace(lines[slow], steps_us=histogram([72.0] * 50))
     (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
     text = forge("watch", record, "--once").stdout
@@ -96,7 +96,7 @@ def test_a_frame_fits_into_40_columns(tmp_path):
 def test_an_interval_without_regions_leaves_those_of_the_interval_before(tmp_path):
     run = MadeRun(rows=10)
     record, lines = run.write(tmp_path), run.lines()
-    last = [line for line in lines if isinstance(line, Interval)][-1]
+    last = [line for line in lines if isinstance(line, IntervalLine)][-1]
     append(record, msgspec.structs.replace(last, step=510, counted=10, device_ms={"step": 360.0}, host_ms={}))
     text = forge("watch", record, "--once").stdout
     assert "running: step 510, " in text

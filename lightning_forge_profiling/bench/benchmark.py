@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Never
 
 import torch
 
-from lightning_forge_profiling.bench.device import CaptureError, EventTimer, Gpu, device_of, first_line
+from lightning_forge_profiling.bench.device import CaptureError, CudaDevice, EventTimer, device_of, first_line
 from lightning_forge_profiling.bench.gpu_effects import GpuEffects, gpu_effects
 from lightning_forge_profiling.bench.methods import (
     Events,
@@ -239,12 +239,12 @@ def benchmark(
     )
     where = device_of(call, device, method)
     with ExitStack() as stack:
-        gpu: Gpu | None = None
+        gpu: CudaDevice | None = None
         clock_watch: ClockWatch | None = None
         no_clock = ""
         if where.type == "cuda":
             stack.enter_context(torch.cuda.device(where))
-            gpu = Gpu(where)
+            gpu = CudaDevice(where)
             if watch_clock:
                 try:
                     clock_watch = stack.enter_context(ClockWatch(where.index, uuid=gpu.uuid))
@@ -258,7 +258,7 @@ def benchmark(
 def time_call(
     call: TimedCall,
     options: Options,
-    gpu: Gpu | None = None,
+    gpu: CudaDevice | None = None,
     *,
     clock_watch: ClockWatch | None = None,
     no_clock: str = "",

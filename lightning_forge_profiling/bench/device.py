@@ -51,7 +51,7 @@ class MemoryCounts:
     cuda_mallocs: int
 
 
-class Gpu:
+class CudaDevice:
     """One CUDA device. Its methods act on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
@@ -172,7 +172,7 @@ class EventTiming(NamedTuple):
 class EventTimer:
     """Times work on the current stream by two events."""
 
-    def __init__(self, gpu: Gpu, clock_ns: Callable[[], int] = perf_counter_ns) -> None:
+    def __init__(self, gpu: CudaDevice, clock_ns: Callable[[], int] = perf_counter_ns) -> None:
         self.gpu = gpu
         self.clock_ns = clock_ns
         self._start, self._end = gpu.new_event(), gpu.new_event()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, Final
 
-from lightning_forge_profiling.bench.device import EventTimer, Gpu
+from lightning_forge_profiling.bench.device import CudaDevice, EventTimer
 from lightning_forge_profiling.bench.gpu_effects import GpuEffects
 from lightning_forge_profiling.bench.timed_call import TimedCall
 from lightning_forge_profiling.errors import ForgeProfilingError
@@ -20,7 +20,7 @@ _LAUNCHES: Final = frozenset({"cuda_runtime", "cuda_driver"})
 _UNCOUNTED: Final = 3  # meanwhile the profiler still sets up its buffers
 
 
-def kernel_times_us(call: Callable[[], None], count: int, gpu: Gpu, *, flush_l2: bool) -> list[float]:
+def kernel_times_us(call: Callable[[], None], count: int, gpu: CudaDevice, *, flush_l2: bool) -> list[float]:
     """Profile some calls."""
 
     def run() -> None:
@@ -156,7 +156,7 @@ class Wall(Sampler):
 
     method = "wall"
 
-    def __init__(self, call: TimedCall, gpu: Gpu, clock_ns: Callable[[], int], *, flush_l2: bool) -> None:
+    def __init__(self, call: TimedCall, gpu: CudaDevice, clock_ns: Callable[[], int], *, flush_l2: bool) -> None:
         self._call = call
         self._gpu = gpu
         self._clock_ns = clock_ns
@@ -274,7 +274,7 @@ class Kernels(Sampler):
 
     method = "kernels"
 
-    def __init__(self, call: TimedCall, gpu: Gpu, call_us: float, *, flush_l2: bool) -> None:
+    def __init__(self, call: TimedCall, gpu: CudaDevice, call_us: float, *, flush_l2: bool) -> None:
         self.flush_l2 = flush_l2
         self._call = call
         self._gpu = gpu

@@ -14,7 +14,7 @@ from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
-from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecord, claim_place
+from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecorder, claim_place
 from lightning_forge_profiling.callbacks.run_report import publish_run
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry, run_telemetry
@@ -99,7 +99,7 @@ class FitRows:
         self._telemetry: RunTelemetry | None = None
         self._no_telemetry = ""
         self._loggers = Loggers()
-        self._run_record: RunRecord | None = None
+        self._run_record: RunRecorder | None = None
         keeps = settings.record and not lightning_api.is_trial_run(trainer)
         self._place: RecordPlace | None = claim_place(trainer) if keeps else None
 
@@ -131,7 +131,7 @@ class FitRows:
 
     def _start_record(self, trainer: Trainer, place: RecordPlace, report: Callable[[], RunReport]) -> None:
         try:
-            self._run_record = RunRecord(
+            self._run_record = RunRecorder(
                 trainer, place, self._step_timer, report=report, metrics=self.summary, ledger=self._ledger
             )
         except Exception as exc:

@@ -27,7 +27,7 @@ from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.paths import numbered_folders
-from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, State
+from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.report.run_table import RunReport
@@ -180,7 +180,7 @@ _LONGEST_TEXT: Final = 2000
 _EVENTS: Final = ("validation", "checkpoint")
 
 
-class RunRecord:
+class RunRecorder:
     """The record of one fit on this rank. No method raises: a failure is logged once and ends the record."""
 
     def __init__(
@@ -298,10 +298,10 @@ class RunRecord:
         for span in self._ledger.take_latest():
             if span.part in _EVENTS:
                 at = now - ledger.wall_s + span.end_s
-                self._writer.write(Event(at=at, step=span.step or 0, kind=span.part, seconds=span.seconds))
+                self._writer.write(EventLine(at=at, step=span.step or 0, kind=span.part, seconds=span.seconds))
         if not rates.steps:
             return
-        line = Interval(
+        line = IntervalLine(
             at=time.time(),
             step=self._step_timer.step,
             logger_step=self._logger_step,
@@ -329,7 +329,7 @@ class RunRecord:
         self._writer.write(state)
 
     def _write_event(self, kind: str, text: str, seconds: float = 0.0) -> None:
-        self._writer.write(Event(at=time.time(), step=self._step_timer.step, kind=kind, text=text, seconds=seconds))
+        self._writer.write(EventLine(at=time.time(), step=self._step_timer.step, kind=kind, text=text, seconds=seconds))
 
 
 def _within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:

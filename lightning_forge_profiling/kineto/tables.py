@@ -58,7 +58,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
 _NO_ARGUMENTS: Final = Arguments()
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """One event; times are microseconds."""
 
     ph: str | None = None
@@ -71,13 +71,13 @@ class Event(msgspec.Struct, gc=False):
     args: Arguments | None = _NO_ARGUMENTS
 
 
-class ExactEvent(Event, gc=False):
+class ExactEvent(TraceEvent, gc=False):
     """An event with its time as written: a float cannot hold nanoseconds since 1970."""
 
     ts: Decimal | None = None  # type: ignore[assignment]
 
 
-class BareEvent(Event, gc=False):
+class BareEvent(TraceEvent, gc=False):
     """An event whose `args` are ignored, because they are of an unknown form."""
 
     args: Arguments | None = msgspec.field(default=_NO_ARGUMENTS, name="no such field")
@@ -103,9 +103,9 @@ class EventDecoder:
     def __init__(self) -> None:
         self.left_out = 0
         self.without_arguments = 0
-        self._set_type(Event, BareEvent)
+        self._set_type(TraceEvent, BareEvent)
 
-    def __call__(self, text: bytes) -> list[Event]:
+    def __call__(self, text: bytes) -> list[TraceEvent]:
         """Decode a JSON list of events."""
         left_out = without_arguments = 0
         try:
@@ -119,14 +119,14 @@ class EventDecoder:
         self.without_arguments += without_arguments
         return events
 
-    def _set_type(self, type_: type[Event], bare: type[Event]) -> None:
+    def _set_type(self, type_: type[TraceEvent], bare: type[TraceEvent]) -> None:
         self._exact = type_ is ExactEvent
         list_type: Any = list[type_]  # type: ignore[valid-type]
-        self._decode_list: Callable[[bytes], list[Event]] = msgspec.json.Decoder(list_type).decode
+        self._decode_list: Callable[[bytes], list[TraceEvent]] = msgspec.json.Decoder(list_type).decode
         self._decode_one = msgspec.json.Decoder(type_, strict=False).decode  # accepts numbers in quotes
         self._decode_bare = msgspec.json.Decoder(bare, strict=False).decode
 
-    def _decode_each(self, texts: list[msgspec.Raw]) -> tuple[list[Event], int, int]:
+    def _decode_each(self, texts: list[msgspec.Raw]) -> tuple[list[TraceEvent], int, int]:
         events, left_out, without_arguments = [], 0, 0
         for text in texts:
             if not bytes(text).startswith(b"{"):  # faster than an exception for each
@@ -172,7 +172,7 @@ _LARGEST: Final = 2**60  # nor do sums of numbers up to here
 
 K = TypeVar("K")
 
-_ExtraColumns: TypeAlias = Callable[[list[Event], list[Arguments]], dict[str, Ints]]
+_ExtraColumns: TypeAlias = Callable[[list[TraceEvent], list[Arguments]], dict[str, Ints]]
 
 
 class _Index(dict[K, int]):
@@ -192,8 +192,8 @@ class TraceTables:
 
     def __init__(self) -> None:
         self.left_out = 0
-        self._last: Event | None = None
-        self._last_call: Event | None = None
+        self._last: TraceEvent | None = None
+        self._last_call: TraceEvent | None = None
         self._in_order = True
         self._latest: Ints = np.zeros(0, np.int64)
         self._shift = 0
@@ -209,9 +209,9 @@ class TraceTables:
         """Whether all tables are empty."""
         return not any(len(piece) for pieces in self._pieces.values() for piece in pieces["start"])
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Iterable[TraceEvent]) -> None:
         """Add a chunk of events."""
-        found: dict[str, list[Event]] = {table: [] for table in _TABLE_OF.values()}
+        found: dict[str, list[TraceEvent]] = {table: [] for table in _TABLE_OF.values()}
         by_category = {category: found[table] for category, table in _TABLE_OF.items()}
         for event in events:
             table = by_category.get(event.cat or event.name)  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ class TraceTables:
         self._add("frames", found["frames"])
         self._add("allocations", found["allocations"], _allocations)
 
-    def _remember_end(self, events: list[Event]) -> None:
+    def _remember_end(self, events: list[TraceEvent]) -> None:
         if not events:
             return
         if self._in_order:
@@ -252,7 +252,7 @@ class TraceTables:
             in_order=self._in_order and "gpu" in self._pieces,
         )
 
-    def _add(self, table: str, events: list[Event], extra: _ExtraColumns | None = None) -> None:
+    def _add(self, table: str, events: list[TraceEvent], extra: _ExtraColumns | None = None) -> None:
         if not events:
             return
         start, duration = _nanoseconds([event.ts for event in events]), _nanoseconds([event.dur for event in events])
@@ -273,7 +273,7 @@ class TraceTables:
         for name, column in columns.items():
             pieces.setdefault(name, []).append(column)
 
-    def _gpu(self, events: list[Event], arguments: list[Arguments], activity: int) -> dict[str, Ints]:
+    def _gpu(self, events: list[TraceEvent], arguments: list[Arguments], activity: int) -> dict[str, Ints]:
         # older traces give device and stream as process and thread only
         lanes = [
             self._lanes[
@@ -295,7 +295,7 @@ class TraceTables:
             CollectiveCall(args.collective or "", str(args.group or ""), elements, args.element_type or "")
         ]
 
-    def _operators(self, _: list[Event], arguments: list[Arguments]) -> dict[str, Ints]:
+    def _operators(self, _: list[TraceEvent], arguments: list[Arguments]) -> dict[str, Ints]:
         signatures = self._signatures
         return {
             "external": _external(arguments),
@@ -388,7 +388,7 @@ class TraceTables:
         return columns
 
 
-def _table_of(event: Event) -> str:
+def _table_of(event: TraceEvent) -> str:
     return _TABLE_OF[event.cat or event.name or ""]
 
 
@@ -407,14 +407,14 @@ def _external(arguments: list[Arguments]) -> Ints:
     return _ints([args.external if args.external != -1 else args.external_2021 for args in arguments])
 
 
-def _calls(_: list[Event], arguments: list[Arguments]) -> dict[str, Ints]:
+def _calls(_: list[TraceEvent], arguments: list[Arguments]) -> dict[str, Ints]:
     return {
         "correlation": _ints([args.correlation for args in arguments]),
         "external": _external(arguments),
     }
 
 
-def _allocations(_: list[Event], arguments: list[Arguments]) -> dict[str, Ints]:
+def _allocations(_: list[TraceEvent], arguments: list[Arguments]) -> dict[str, Ints]:
     return {
         "size": _ints([args.allocation for args in arguments]),
         "allocated": _ints([args.allocated for args in arguments]),

@@ -7,7 +7,7 @@ from typing import Final
 from lightning_forge_profiling.monitor.charts import Chart
 from lightning_forge_profiling.monitor.pace import spread_of
 from lightning_forge_profiling.names import MFU, TFLOPS, per_second
-from lightning_forge_profiling.record.lines import Interval
+from lightning_forge_profiling.record.lines import IntervalLine
 from lightning_forge_profiling.timing.rates import Percentiles
 
 _MOST_POINTS: Final = 500
@@ -42,14 +42,14 @@ class Point:
     metrics: Mapping[str, float]
 
 
-def points(intervals: Sequence[Interval], began: float, most: int = _MOST_POINTS) -> list[Point]:
+def points(intervals: Sequence[IntervalLine], began: float, most: int = _MOST_POINTS) -> list[Point]:
     """Merge intervals into at most `most` points."""
     each = max(1, -(-len(intervals) // most))
     parts = (intervals[start : start + each] for start in range(0, len(intervals), each))
     return [Point(part[-1].at - began, spread_of(part), _means(part)) for part in parts]
 
 
-def _means(intervals: Sequence[Interval]) -> dict[str, float]:
+def _means(intervals: Sequence[IntervalLine]) -> dict[str, float]:
     names = dict.fromkeys(name for interval in intervals for name in interval.metrics)
     return {
         name: _mean([(one.metrics[name], one.counted) for one in intervals if name in one.metrics]) for name in names

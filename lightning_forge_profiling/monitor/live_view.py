@@ -7,7 +7,7 @@ from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces
 from lightning_forge_profiling.monitor.standing import Outcome, duration, run_standing
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
-from lightning_forge_profiling.record.lines import Event, Interval
+from lightning_forge_profiling.record.lines import EventLine, IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.run_output import NAMES_WIDTH, step_table
 from lightning_forge_profiling.report.run_table import Line, Row, RunReport, RunTable, run_table
@@ -105,7 +105,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_LEVELS[min(int(8 * (value - low) / span), 7) if span else 0] for value in shown)
 
 
-def regions_table(intervals: Sequence[Interval], *, beside_run: bool) -> RunTable:
+def regions_table(intervals: Sequence[IntervalLine], *, beside_run: bool) -> RunTable:
     """Table of the regions of the latest interval."""
     latest, run, columns = rates_of(intervals[-1:]), rates_of(intervals), 2 if beside_run else 1
     step_ms = latest.mean_ms("step")
@@ -120,7 +120,7 @@ def regions_table(intervals: Sequence[Interval], *, beside_run: bool) -> RunTabl
     return RunTable((), "", headings[: 2 + columns], (*rows, row("step", "step", None)))
 
 
-def _throughput(latest: Interval) -> list[str]:
+def _throughput(latest: IntervalLine) -> list[str]:
     metrics = latest.metrics
     units = ["samples", "tokens", "steps"]
     if metrics.get(per_second("optimizer_steps")) != metrics.get(per_second("steps")):
@@ -130,7 +130,7 @@ def _throughput(latest: Interval) -> list[str]:
     return words + ([f"MFU {100 * metrics[MFU]:.1f} %"] if MFU in metrics else [])
 
 
-def _gpu(latest: Interval) -> list[str]:
+def _gpu(latest: IntervalLine) -> list[str]:
     words = [form.format(latest.metrics[name]) for name, form in _GPU if name in latest.metrics]
     throttled = latest.metrics.get("gpu/throttled_pct", 0.0)
     return words + ([f"throttled {throttled:.0f} % of the time"] if throttled >= 1 else [])
@@ -163,7 +163,7 @@ def _findings(report: RunReport) -> Iterator[Line]:
 
 def _events(record: RunRecord, now: float) -> Iterator[str]:
     """The latest events. An event of several ranks is listed once."""
-    found: dict[tuple[int, str, str], list[tuple[int, Event]]] = {}
+    found: dict[tuple[int, str, str], list[tuple[int, EventLine]]] = {}
     for rank in record.ranks:
         for event in rank.events:
             found.setdefault((event.step, event.kind, event.text), []).append((rank.begin.rank, event))

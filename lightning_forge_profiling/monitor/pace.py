@@ -11,7 +11,7 @@ from lightning_forge_profiling.diagnosis.ranks import STRAGGLER
 from lightning_forge_profiling.monitor.standing import Outcome, rank_standing
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
-from lightning_forge_profiling.record.lines import Interval, State
+from lightning_forge_profiling.record.lines import IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 
@@ -48,17 +48,17 @@ class RankPace:
     late: bool = False
 
 
-def counted(rank: RankRecord) -> list[Interval]:
+def counted(rank: RankRecord) -> list[IntervalLine]:
     """The intervals of a rank that have counted steps."""
     return [interval for interval in rank.intervals if interval.counted]
 
 
-def split(intervals: Iterable[Interval]) -> list[Interval]:
+def split(intervals: Iterable[IntervalLine]) -> list[IntervalLine]:
     """The intervals with times by region. A short one may have no split step."""
     return [interval for interval in intervals if not interval.device_ms.keys().isdisjoint(REGIONS)]
 
 
-def rates_of(intervals: Sequence[Interval]) -> Rates:
+def rates_of(intervals: Sequence[IntervalLine]) -> Rates:
     """Sums and rates over intervals."""
     steps = sum(one.counted for one in intervals)
     device_ms = _sums(one.device_ms for one in intervals)
@@ -87,7 +87,7 @@ def _sum(amounts: Iterable[float | None]) -> float | None:
     return None if None in known else sum(amount for amount in known if amount is not None)
 
 
-def spread_of(intervals: Iterable[Interval]) -> Percentiles:
+def spread_of(intervals: Iterable[IntervalLine]) -> Percentiles:
     """Median and 95th percentile of the step times; 0 without a step."""
     steps = merged(interval.steps_us for interval in intervals)
     return Percentiles(percentile_ms(steps, 50), percentile_ms(steps, 95)) if steps else Percentiles()

@@ -9,7 +9,7 @@ from lightning_forge_profiling.monitor.live_view import regions_table, setting_w
 from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, split, totals
 from lightning_forge_profiling.monitor.standing import Standing, duration, run_standing
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.record.lines import Event
+from lightning_forge_profiling.record.lines import EventLine
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.page import asset, filled, page, scrolling_table
 from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
@@ -168,7 +168,7 @@ def _over_time(record: RunRecord, first: RankRecord, standing: Standing, placing
     )  # fmt: skip
 
 
-def _mark(event: Event, began: float) -> Mark:
+def _mark(event: EventLine, began: float) -> Mark:
     """Mark of an event, whose time is that of its end."""
     return Mark(event.at - event.seconds - began, event.seconds, event.kind, is_problem=event.kind in _PROBLEMS)
 
@@ -207,9 +207,9 @@ def _findings(analysis: Analysis | None) -> str:
     return _section("findings", "Other findings", said, f'<ul class="hints">{hints}</ul>' if hints else "")
 
 
-def _seen_once(record: RunRecord) -> Iterator[Event]:
+def _seen_once(record: RunRecord) -> Iterator[EventLine]:
     """All events by time. An event of several ranks is listed once."""
-    found: dict[tuple[int, str, str], Event] = {}
+    found: dict[tuple[int, str, str], EventLine] = {}
     for rank in record.ranks:
         for event in rank.events:
             found.setdefault((event.step, event.kind, event.text), event)

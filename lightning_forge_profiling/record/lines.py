@@ -68,7 +68,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
     continues: str = ""
 
 
-class Interval(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="interval"):
+class IntervalLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="interval"):
     """The steps since the previous interval.
 
     Attributes:
@@ -101,7 +101,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag=
     metrics: Mapping[str, float] = {}
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="event"):
+class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="event"):
     """A single event, such as a checkpoint.
 
     Attributes:
@@ -153,7 +153,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"
     exception: str = ""
 
 
-Line = Begin | Interval | Event | State | End
+Line = Begin | IntervalLine | EventLine | State | End
 
 _encoder = msgspec.json.Encoder(enc_hook=str)  # paths
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line, dec_hook=lambda kind, value: kind(value))

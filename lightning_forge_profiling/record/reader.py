@@ -14,7 +14,7 @@ from typing import BinaryIO, Final, TypeVar
 
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
-from lightning_forge_profiling.record.lines import Begin, End, Event, Interval, Line, State, decode_line
+from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, decode_line
 from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
@@ -48,14 +48,14 @@ class RankRecord:
     work: RankWork | None = None
 
     @property
-    def intervals(self) -> tuple[Interval, ...]:
+    def intervals(self) -> tuple[IntervalLine, ...]:
         """All intervals, oldest first."""
-        return tuple(line for line in self.lines if isinstance(line, Interval))
+        return tuple(line for line in self.lines if isinstance(line, IntervalLine))
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[EventLine, ...]:
         """All events, oldest first."""
-        return tuple(line for line in self.lines if isinstance(line, Event))
+        return tuple(line for line in self.lines if isinstance(line, EventLine))
 
     @property
     def state(self) -> State | None:
@@ -119,8 +119,8 @@ class RankLines:
         self._ours = False
         self._order = count()
         self._lines: dict[type, deque[tuple[int, Line]]] = {
-            Interval: deque(maxlen=self._kept),
-            Event: deque(maxlen=self._kept),
+            IntervalLine: deque(maxlen=self._kept),
+            EventLine: deque(maxlen=self._kept),
             State: deque(maxlen=last),
             End: deque(maxlen=last),
         }
@@ -231,7 +231,7 @@ def with_clock(work: RankWork, ended_at: Mapping[int, float], first_ended_at: Ma
 
 def ends(lines: Iterable[Line]) -> dict[int, float]:
     """By number of steps, when a rank had ended that many: by its intervals."""
-    return {line.step: line.at for line in lines if isinstance(line, Interval)}
+    return {line.step: line.at for line in lines if isinstance(line, IntervalLine)}
 
 
 def _run_of(file: BinaryIO) -> str:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.histogram import PRECISION
-from lightning_forge_profiling.record.lines import Begin, Interval, State
+from lightning_forge_profiling.record.lines import Begin, IntervalLine, State
 from lightning_forge_profiling.record.reader import RecordError, RunRecord
 from lightning_forge_profiling.results.run_samples import Conditions, RunSamples
 
@@ -73,7 +73,7 @@ def _step_ms(by_region: Mapping[str, float]) -> float:
     return sum(by_region.get(region, 0.0) for region in (*REGIONS, _WHOLE))
 
 
-def _region_ms(intervals: Sequence[Interval]) -> dict[str, tuple[float | None, ...]]:
+def _region_ms(intervals: Sequence[IntervalLine]) -> dict[str, tuple[float | None, ...]]:
     return {
         region: tuple(
             None if interval.device_ms.get(_WHOLE) else interval.device_ms.get(region, 0.0) for interval in intervals
@@ -88,7 +88,7 @@ def _column(values: Iterable[float | None]) -> tuple[float, ...] | None:
     return None if None in known else tuple(value for value in known if value is not None)
 
 
-def _gpu(state: State | None, intervals: Sequence[Interval]) -> dict[str, float]:
+def _gpu(state: State | None, intervals: Sequence[IntervalLine]) -> dict[str, float]:
     if state is not None:
         return {name: value for name, value in state.metrics.items() if name.startswith(_GPU)}
     sums: dict[str, tuple[float, int]] = {}
@@ -100,7 +100,7 @@ def _gpu(state: State | None, intervals: Sequence[Interval]) -> dict[str, float]
     return {name: total / steps for name, (total, steps) in sums.items()}
 
 
-def _ledger_s(state: State | None, intervals: Sequence[Interval]) -> dict[str, float]:
+def _ledger_s(state: State | None, intervals: Sequence[IntervalLine]) -> dict[str, float]:
     """Seconds by part, from the newest state; summed over the intervals if there is none."""
     analysis = state.report.analysis if state is not None else None
     run = analysis.run if analysis is not None else None

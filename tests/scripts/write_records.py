@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lightning_forge_profiling.record.lines import Begin, Interval, State
+from lightning_forge_profiling.record.lines import Begin, IntervalLine, State
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.timing.run_totals import RunTotals
@@ -21,7 +21,7 @@ def write(folder):
     writer = RecordWriter(lambda: Segments(folder, BEGIN, segment_bytes=20_000), flush_s=0.001)
     report = RunReport(RunTotals().summary(steps=0, before_first_s=0, wall_s=0), None, "cpu", False, 1, None)  # noqa: FBT003
     for step in itertools.count(1):
-        interval = Interval(at=0.5, step=step, logger_step=step, counted=1, device_ms=TIMES, steps_us={415: 1})
+        interval = IntervalLine(at=0.5, step=step, logger_step=step, counted=1, device_ms=TIMES, steps_us={415: 1})
         line = interval if step % 40 else State(at=0.5, step=step, report=report, metrics={"time/step_ms": 4.5})
         while not writer.write(line):
             os.sched_yield()

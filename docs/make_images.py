@@ -55,7 +55,7 @@ def demo() -> None:
     """Train, and draw what is printed at the end."""
     from lightning_forge_profiling.callbacks import fit_monitor  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.report.run_output import print_run  # noqa: PLC0415
-    from lightning_forge_profiling.report.run_table import RunReport  # noqa: PLC0415
+    from lightning_forge_profiling.results.run_report import RunReport  # noqa: PLC0415
 
     def draw(report: RunReport, _: Screen | None) -> None:
         save(lambda screen: print_run(report, screen), "run-table", "make demo", folder=folder)

@@ -12,7 +12,7 @@ from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.histogram import histogram, merged
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
-from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates, StepWork

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_forge_profiling.report.wording import digits
+from lightning_forge_profiling.report.text import digits
 from tests.outcomes import HANGS_S, PARTITION, read_trace, recorded_steps, tables, traces
 
 CHECKOUT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from selenium.webdriver.support.ui import Select
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.html import html_report
-from lightning_forge_profiling.report.wording import compute_lines
+from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Communication, Distribution, Gpu, Share
 from lightning_forge_profiling.results.timeline import Timeline

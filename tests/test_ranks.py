@@ -14,10 +14,11 @@ from lightning_forge_profiling.diagnosis.combine import combine, work_ms
 from lightning_forge_profiling.diagnosis.ranks import rank_work, straggler, with_waits
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.ranks import read_works
-from lightning_forge_profiling.report.run_table import RunReport, run_table
+from lightning_forge_profiling.report.run_table import run_table
 from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import CpuUse, RegionCpu
+from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.outcomes import script, unwrapped
 from tests.ports import free_port

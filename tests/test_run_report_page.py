@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from lightning_forge_profiling.monitor.charts import TimeAxis
-from lightning_forge_profiling.monitor.curves import points
-from lightning_forge_profiling.monitor.run_page import run_page
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import EventLine, IntervalLine, encode_line
 from lightning_forge_profiling.record.reader import read_run
+from lightning_forge_profiling.report.charts import TimeAxis
+from lightning_forge_profiling.report.curves import points
+from lightning_forge_profiling.report.run_page import run_page
 from tests.browser import chromium
 from tests.record_builder import MadeRun
 from tests.test_cli import INPUT_BOUND, fails, forge

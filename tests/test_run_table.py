@@ -13,11 +13,12 @@ import pytest
 from lightning_forge_profiling.callbacks.run_analysis import run_compute
 from lightning_forge_profiling.report import run_output
 from lightning_forge_profiling.report.run_output import print_run
-from lightning_forge_profiling.report.run_table import RunReport, run_table
+from lightning_forge_profiling.report.run_table import run_table
+from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.wording import compute_lines
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence, RunLedger
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork

@@ -11,8 +11,7 @@ import termios
 
 import pytest
 
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.table import Table, Text, width_of
+from lightning_forge_profiling.report.screen import Screen, Table, Text, width_of
 from tests.test_cli import COMMAND, ENVIRONMENT, INPUT_BOUND, TRACES, forge
 from tests.test_crossover_command import read_from
 

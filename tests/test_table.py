@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lightning_forge_profiling.report.table import Table, Text, clean, padded, width_of, wrap
+from lightning_forge_profiling.report.screen import Table, Text, clean, padded, width_of, wrap
 
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 

@@ -9,10 +9,10 @@ import time
 import msgspec
 import pytest
 
-from lightning_forge_profiling.monitor.live_view import print_frame
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
 from lightning_forge_profiling.record.reader import Follower, RecordError, read_run
+from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
 from tests.outcomes import HANGS_S
 from tests.record_builder import MadeRun

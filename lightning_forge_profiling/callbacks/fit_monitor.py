@@ -27,10 +27,10 @@ from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.report.run_output import print_run
-from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.run import Switches
+from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection

@@ -32,8 +32,8 @@ from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import RANKS_S, patience_s
 from lightning_forge_profiling.record.ranks import read_works
-from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
+from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.goodput import run_metrics

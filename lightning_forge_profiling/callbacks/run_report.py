@@ -31,10 +31,10 @@ from lightning_forge_profiling.profiler.child import patience_s, problems_within
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.markdown_tables import table
-from lightning_forge_profiling.report.run_table import RunReport
 from lightning_forge_profiling.report.text import code_cell
 from lightning_forge_profiling.results.analysis import Analysis, RankWork, RunLedger
 from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, SampledLine, Switches
+from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.safe_files import read_regular

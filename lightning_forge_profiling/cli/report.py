@@ -30,8 +30,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _run(args: argparse.Namespace) -> int:
     from lightning_forge_profiling.cli.files import find_record, warn_of_problems  # noqa: PLC0415  (loads msgspec)
-    from lightning_forge_profiling.monitor.run_page import run_page  # noqa: PLC0415
     from lightning_forge_profiling.record.reader import read_run  # noqa: PLC0415
+    from lightning_forge_profiling.report.run_page import run_page  # noqa: PLC0415
 
     folder, where = find_record(args.run_path)
     record = read_run(folder)

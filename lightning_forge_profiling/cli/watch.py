@@ -81,15 +81,15 @@ def _found(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower, str]"
 
 
 def _ended(record: "RunRecord") -> bool:
-    from lightning_forge_profiling.monitor.standing import run_standing  # noqa: PLC0415
+    from lightning_forge_profiling.report.run_status import run_status  # noqa: PLC0415
 
-    return run_standing(record, time.time()).outcome in {"finished", "failed"}
+    return run_status(record, time.time()).outcome in {"finished", "failed"}
 
 
 def _live(follower: "Follower", where: str, every_s: float) -> "RunRecord":
     """Redraw the terminal until the run ends; then print its table."""
     from lightning_forge_profiling.cli.watch import live_screen  # noqa: PLC0415  (signals)
-    from lightning_forge_profiling.monitor.run_summary import print_summary  # noqa: PLC0415
+    from lightning_forge_profiling.report.live_view import print_summary  # noqa: PLC0415
     from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 
     record = follower.look()
@@ -105,7 +105,7 @@ def _live(follower: "Follower", where: str, every_s: float) -> "RunRecord":
 
 def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
     """Print a frame whenever there are new lines, until the run ends; for a pipe or a file."""
-    from lightning_forge_profiling.monitor.run_summary import print_summary  # noqa: PLC0415
+    from lightning_forge_profiling.report.live_view import print_summary  # noqa: PLC0415
     from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 
     shown = None
@@ -122,7 +122,7 @@ def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
 
 def _frame(record: "RunRecord", where: str) -> str:
     """One frame, in the colours and characters that standard output supports."""
-    from lightning_forge_profiling.monitor.live_view import print_frame  # noqa: PLC0415
+    from lightning_forge_profiling.report.live_view import print_frame  # noqa: PLC0415
     from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 
     encoding = sys.stdout.encoding

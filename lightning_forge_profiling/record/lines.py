@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from lightning_forge_profiling.report.decoding import decoded
-from lightning_forge_profiling.report.run_table import RunReport
+from lightning_forge_profiling.results.json_layout import decoded
 from lightning_forge_profiling.results.run import LoaderSettings
+from lightning_forge_profiling.results.run_report import RunReport
 
 SCHEMA_VERSION: Final = 1
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from lightning_forge_profiling.diagnosis.compare import Change, Comparison
 from lightning_forge_profiling.diagnosis.gate import Gate
 from lightning_forge_profiling.report.labels import kernel_labels
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.table import Table, Text
+from lightning_forge_profiling.report.screen import Screen, Table, Text
 from lightning_forge_profiling.report.wording import IDLE_WORDS
 
 _SHOWN = 10

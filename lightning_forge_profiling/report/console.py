@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.table import Table, Text
+from lightning_forge_profiling.report.screen import Screen, Table, Text
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     STACKS_NOTE,

@@ -9,16 +9,8 @@ import msgspec
 
 from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.page import asset, filled, page
-from lightning_forge_profiling.report.slow_steps import slowest_rows
-from lightning_forge_profiling.report.wording import (
-    compute_lines,
-    cpu_threads,
-    findings_note,
-    findings_remarks,
-    ledger_rows,
-    run_notes,
-    share_of,
-)
+from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
+from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, share_of
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.timeline import Timeline
 

@@ -5,29 +5,31 @@ from shlex import quote
 
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.markdown_tables import host_tables, kernel_table, operator_table, table
-from lightning_forge_profiling.report.slow_steps import slowest_rows
-from lightning_forge_profiling.report.telemetry_text import telemetry_words
+from lightning_forge_profiling.report.run_wording import (
+    compute_lines,
+    goodput_words,
+    ledger_rows,
+    run_notes,
+    slowest_rows,
+    telemetry_words,
+    timing_lines,
+)
 from lightning_forge_profiling.report.text import code, code_cell, prose
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     all_warnings,
     by_text,
-    compute_lines,
     cpu_threads,
     efficiency,
     findings_note,
     findings_remarks,
-    goodput_words,
-    ledger_rows,
     linked,
     rank_name,
-    run_notes,
     share_of,
     slowest,
     slowest_rank,
     step_on_host,
     steps_of,
-    timing_lines,
     used_gpu,
 )
 from lightning_forge_profiling.results.analysis import Analysis, RunLedger

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from lightning_forge_profiling.notebook import show_with
+from lightning_forge_profiling.report.run_wording import ledger_rows
 from lightning_forge_profiling.report.text import escaped
-from lightning_forge_profiling.report.wording import ledger_rows, share_of
+from lightning_forge_profiling.report.wording import share_of
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.timing.ledger import Ledger

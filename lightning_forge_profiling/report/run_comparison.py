@@ -8,9 +8,8 @@ from lightning_forge_profiling.diagnosis.log_ratio import Ratio
 from lightning_forge_profiling.diagnosis.run_comparison import RunComparison, RunSide, ShareChange
 from lightning_forge_profiling.diagnosis.run_gate import change_pct, interval_words
 from lightning_forge_profiling.diagnosis.run_metrics import RunMetric, RunOutcome
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.table import Table, Text
-from lightning_forge_profiling.report.wording import digits
+from lightning_forge_profiling.report.screen import Screen, Table, Text
+from lightning_forge_profiling.report.text import digits
 
 _TITLES: Final = {
     "step": "step, mean ms",

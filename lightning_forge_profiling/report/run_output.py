@@ -7,10 +7,10 @@ from html import escape
 from importlib import import_module
 from typing import Final
 
-from lightning_forge_profiling.report.run_table import Line, Row, RunReport, RunTable, run_table
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.table import Table, Text, clean, width_of
+from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
+from lightning_forge_profiling.report.screen import Screen, Table, Text, clean, width_of
 from lightning_forge_profiling.report.text import escaped
+from lightning_forge_profiling.results.run_report import RunReport
 
 NAMES_WIDTH: Final = 11
 """Of the names before lines of text."""

@@ -11,23 +11,21 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
 from lightning_forge_profiling.names import BEFORE_FIT, STEPS
-from lightning_forge_profiling.report.rank_text import rank_lines
-from lightning_forge_profiling.report.slow_steps import slowest_line
-from lightning_forge_profiling.report.table import Text
-from lightning_forge_profiling.report.telemetry_text import telemetry_words
-from lightning_forge_profiling.report.wording import (
-    between,
-    by_text,
+from lightning_forge_profiling.report.run_wording import (
     compute_lines,
-    digits,
     goodput_words,
+    rank_lines,
     run_notes,
     slower_after,
-    verdict,
+    slowest_line,
+    telemetry_words,
     window_effect_words,
 )
-from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunLedger
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.report.screen import Text
+from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.report.wording import between, by_text, verdict
+from lightning_forge_profiling.results.analysis import RunLedger
+from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import LoopRates, Percentiles, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
@@ -48,35 +46,6 @@ _SHORTEST_EXCLUDED_MS: Final = 5.0
 """What is shorter shows as 0.00 s."""
 
 _MEGABYTE: Final = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """What is known at the end of a run.
-
-    Attributes:
-        run: where its time went on rank 0.
-        trace: what became of the recorded window, None without one.
-        device: what it trained on, in words.
-        on_device: whether times are device times.
-        replicas: data-parallel replicas.
-        log_folder: where TensorBoard should look, None without a logger.
-        analysis: of the steps that count and of the trace, None where there is neither.
-        compute: how fast a device computed; empty if unknown.
-        gpu: the GPU's sensors, or why they could not be read; None if telemetry is off.
-        loops: what the validation runs did.
-    """
-
-    run: RunSummary
-    trace: TraceReport | None
-    device: str
-    on_device: bool
-    replicas: int
-    log_folder: Path | None
-    analysis: Analysis | None = None
-    compute: tuple[RunCompute, ...] = ()
-    gpu: TelemetrySummary | str | None = None
-    loops: tuple[LoopRates, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

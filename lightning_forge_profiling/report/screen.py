@@ -5,10 +5,186 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from types import MappingProxyType
 from typing import Final, TextIO
 
-from lightning_forge_profiling.report.table import Table, Text, clean, padded, width_of, wrap
+from lightning_forge_profiling.plain_text import plain
+
+_CODES: Final = MappingProxyType({"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"})
+_LAYOUTS: Final = ((3, 20), (2, 20), (1, 12))
+"""Spaces between columns and the least width of the widest text column, in the order they are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text in a style.
+
+    Attributes:
+        text: what is shown.
+        style: words such as "bold" or "bold green"; "" for none.
+        marked: the part of `text` that has the style, "" for all of it.
+    """
+
+    text: str
+    style: str = ""
+    marked: str = ""
+
+    def painted(self, line: str) -> str:
+        """A line of the text with a terminal's codes for the style."""
+        part = self.marked or line.strip()
+        if not (self.style and part):
+            return line
+        codes = ";".join(_CODES[word] for word in self.style.split())
+        return line.replace(part, f"\x1b[{codes}m{part}\x1b[0m", 1)
+
+
+def clean(text: str | Text) -> Text:
+    """The text without terminal escape sequences, which names in a trace can contain."""
+    text = Text(text) if isinstance(text, str) else text
+    return replace(text, text=plain(text.text), marked=plain(text.marked))
+
+
+def width_of(text: str) -> int:
+    """Columns that text takes on a terminal.
+
+    Example:
+        >>> width_of("step"), width_of("歩幅"), width_of("e\N{COMBINING ACUTE ACCENT}")
+        (4, 4, 1)
+    """
+    return len(text) if text.isascii() else sum(map(_width_of_character, text))
+
+
+def _width_of_character(character: str) -> int:
+    if unicodedata.category(character) in {"Mn", "Me"}:  # stands on the character before it
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in {"W", "F"} else 1
+
+
+def padded(text: str, width: int, align: str = "<") -> str:
+    """Text filled up with spaces, on its left where `align` is ">"."""
+    space = " " * (width - width_of(text))
+    return space + text if align == ">" else text + space
+
+
+def wrap(text: str, width: int, most_lines: int | None = None) -> list[str]:
+    """Text in lines of at most `width` columns, broken between words, and in a word that is longer than a line.
+
+    Example:
+        >>> wrap("  give num_workers=4", 12)
+        ['  give', '  num_worker', '  s=4']
+        >>> wrap("give num_workers=4", 12, most_lines=1)
+        ['give num_wo…']
+    """
+    if width_of(text) <= width:
+        return [text]
+    indent = " " * min(len(text) - len(text.lstrip()), width - 1)
+    room = width - len(indent)
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if width_of(longer) <= room:
+            lines[-1] = longer
+        else:
+            lines[-1:] = [*filter(None, lines[-1:]), *_pieces(word, room)]
+    if most_lines is not None and len(lines) > most_lines:
+        rest = " ".join(lines[most_lines - 1 :])
+        lines[most_lines - 1 :] = [next(_pieces(rest, room - 1)).rstrip() + "…"]
+    return [indent + line for line in lines]
+
+
+def _pieces(word: str, width: int) -> Iterator[str]:
+    piece = ""
+    for character in word:
+        if piece and width_of(piece + character) > width:
+            yield piece
+            piece = ""
+        piece += character
+    yield piece
+
+
+class Table:
+    r"""Rows under headings.
+
+    Where it is wider than the terminal, its widest column of text wraps. Numbers are never cut: columns that still find
+    no room follow below, with the first column repeated.
+
+    Example:
+        >>> table = Table("kernel", "ms")
+        >>> table.row("gemm", "1.5", style="bold")
+        >>> table.row("copy", "10.0")
+        >>> for line in table.lines(80):
+        ...     print(line.replace("\x1b[1m", "").replace("\x1b[0m", ""))
+        kernel     ms
+        ─────────────
+        gemm      1.5
+        copy     10.0
+    """
+
+    def __init__(self, *headings: str, align: str = "<", most_lines: int | None = None) -> None:
+        self._align = align.ljust(len(headings), ">")
+        self._most_lines = most_lines
+        self._rows: list[list[Text]] = []
+        if any(headings):
+            self.row(*headings, style="bold")
+        self._has_head = bool(self._rows)
+
+    def row(self, *cells: str | Text, style: str = "") -> None:
+        """Add a row, in one style or each cell in its own; missing cells at its end are empty."""
+        empty = [""] * (len(self._align) - len(cells))
+        self._rows.append([replace(cell, style=cell.style or style) for cell in map(clean, (*cells, *empty))])
+
+    def section(self) -> None:
+        """Add an empty line."""
+        self.row()
+
+    def lines(self, width: int) -> list[str]:
+        """The table in lines of at most `width` columns; numbers are never cut, so a line can be wider."""
+        first, *others = range(len(self._align))
+        lines: list[str] = []
+        while others:
+            counts = range(len(others), 0, -1)
+            parts = ([first, *others[:count]] for count in counts)
+            part = next((part for part in parts if self._fits(part, width)), [first, others[0]])
+            lines += [*([""] if lines else []), *self._block(part, width)]
+            others = others[len(part) - 1 :]
+        return lines
+
+    def _fits(self, columns: Sequence[int], width: int) -> bool:
+        gap, widths = self._layout(columns, width)
+        return sum(widths) + gap * (len(widths) - 1) <= width
+
+    def _layout(self, columns: Sequence[int], width: int) -> tuple[int, list[int]]:
+        """The spaces between these columns, and their widths."""
+        widths = [max((width_of(row[column].text) for row in self._rows), default=0) for column in columns]
+        texts = (place for place, column in enumerate(columns) if self._align[column] == "<")
+        widest = max(texts, key=lambda place: widths[place], default=0)
+        for gap, narrowest in _LAYOUTS:
+            narrow = min(widths[widest], narrowest)
+            room = width - sum(widths) + widths[widest] - gap * (len(columns) - 1)
+            if room >= narrow:
+                break
+        widths[widest] = max(narrow, min(widths[widest], room))
+        return gap, widths
+
+    def _block(self, columns: Sequence[int], width: int) -> Iterator[str]:
+        gap, widths = self._layout(columns, width)
+        for number, row in enumerate(self._rows):
+            cells = [row[column] for column in columns]
+            wrapped = [wrap(cell.text, room, self._most_lines) for cell, room in zip(cells, widths, strict=True)]
+            for parts in zip_longest(*wrapped, fillvalue=""):
+                aligned = (
+                    padded(part, room, self._align[column])
+                    for part, room, column in zip(parts, widths, columns, strict=True)
+                )
+                painted = (cell.painted(part) for cell, part in zip(cells, aligned, strict=True))
+                yield (" " * gap).join(painted).rstrip()
+            if number == 0 and self._has_head:
+                yield "─" * (sum(widths) + gap * (len(widths) - 1))
+
 
 _NARROWEST: Final = 20
 _STYLE: Final = re.compile(r"\x1b\[[\d;]*m")

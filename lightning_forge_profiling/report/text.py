@@ -2,6 +2,7 @@
 
 import re
 from html import escape
+from math import floor, log10
 
 from lightning_forge_profiling.plain_text import plain
 
@@ -130,3 +131,13 @@ def _without_arguments(name: str) -> str:
         if depth == 0:
             return name if name[position - 1] == " " else name[:position]
     return name
+
+
+def digits(rate: float) -> str:
+    """At least three digits of a rate, never an exponent.
+
+    Example:
+        >>> digits(1234.5), digits(0.01234)
+        ('1,234', '0.0123')
+    """
+    return f"{rate:,.{max(0, 2 - floor(log10(rate)))}f}" if rate > 0 else "0"

@@ -2,27 +2,19 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import ceil, floor, log10
 from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.verdict import order_note
-from lightning_forge_profiling.names import PROFILER
-from lightning_forge_profiling.report.rank_text import rank_notes
-from lightning_forge_profiling.report.table import Text
+from lightning_forge_profiling.report.screen import Text
+from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import (
     NOTHING_STANDS_OUT,
     Analysis,
     Finding,
-    RunCompute,
-    RunEvidence,
-    RunLedger,
-    StepDrift,
-    WindowEffect,
 )
 from lightning_forge_profiling.results.rank import Operator, RankSummary, Region
-from lightning_forge_profiling.timing.ledger import Ledger
 
 IDLE_WORDS: Final = MappingProxyType(
     {
@@ -40,90 +32,15 @@ IDLE_WORDS: Final = MappingProxyType(
 STACKS_NOTE: Final = "Recorded with stacks, which slow each Python call: functions that make many calls are overstated"
 
 _USERS_SHOWN: Final = 3
-_LEAST_PART_PCT: Final = 0.1
 _SAME_WORK: Final = 0.001
 _MOST_COUNTED_PCT: Final = 90.0
-_SLOWER_PCT: Final = 10.0
-"""CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %,
-beside busy neighbours by up to 30 %."""
 _RARE: Final = 0.1
 _YOURS: Final = "your "
-_ALL_PCT: Final = 100.0
-_GEFORCE_PCT: Final = 115.0
-"""GeForce cards run at up to this share of the clock that their peak is stated for."""
-
-_ABOVE_CLOCK: Final = "a GeForce runs above its stated clock"
-_TOO_MUCH: Final = "above the device's peak: the FLOP count or the peak is wrong"
-
-_URL: Final = re.compile(r", https?://[^ )]+")
-"""The address of a peak's source, which would double the line; the log has it."""
 
 
 def used_gpu(rank: RankSummary) -> bool:
     """Whether GPU work was recorded; without it, busy and idle mean nothing."""
     return rank.gpu.busy_ms_per_step > 0
-
-
-def timing_lines(run: RunEvidence) -> Iterator[str]:
-    """How a run was timed, and how its recorded window changed its pace."""
-    if run.split_steps is not None:
-        yield f"Regions are estimated from {run.split_steps} of {run.steps} steps"
-    if run.window_effect is not None:
-        yield window_effect_words(run.window_effect)
-
-
-def window_effect_words(effect: WindowEffect) -> str:
-    """The pace after a window against that before it.
-
-    Example:
-        >>> effect = WindowEffect(
-        ...     steps_before=40, steps_after=90, before_ms=5.2, after_ms=5.3, change_pct=1.9, low_pct=-1.0, high_pct=4.0
-        ... )
-        >>> window_effect_words(effect)
-        'the median step takes 5.30 ms after the window, 5.20 ms before it: +1.9 % (95 %: -1.0 to +4.0 %)'
-    """
-    before, after = digits(effect.before_ms), digits(effect.after_ms)
-    words = (
-        f"the median step takes {after} ms after the window, {before} ms before it: "
-        f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
-    )
-    return f"{words}; slower since then, by the profiler or by the machine" if slower_after(effect) else words
-
-
-def run_notes(run: RunEvidence) -> Iterator[str]:
-    """What a run's figures do not show: where it began, whether its steps were steady, how other ranks differ."""
-    if run.continues_from:
-        yield f"training continues from optimizer step {run.continues_from}: the ledger and all figures are of this fit"
-    if run.drift is not None:
-        yield _drift_words(run.drift)
-    yield from rank_notes(run)
-
-
-def _drift_words(drift: StepDrift) -> str:
-    first, steady = digits(drift.first_ms), digits(drift.steady_ms)
-    moved = f"step time still {'fell' if drift.first_ms > drift.steady_ms else 'rose'} from {first} to {steady} ms"
-    if drift.until_step is None:
-        return f"{moved} after the warm-up, and was not steady within the steps that were compared"
-    return f"{moved} until step {drift.until_step}; warmup_steps={10 * ceil(drift.until_step / 10)} leaves that out"
-
-
-def goodput_words(ledger: RunLedger) -> str:
-    """The goodput of a run in words; "" if unknown.
-
-    Example:
-        >>> goodput_words(RunLedger(wall_s=12.8, parts={}, unexplained_s=0.0, counts={}, goodput=0.72))
-        "goodput 72 % of the run's 12.8 s"
-    """
-    if ledger.goodput is None:
-        return ""
-    own_s = ledger.parts.get(PROFILER, 0.0)
-    without = " without profiling" if own_s >= 0.05 else ""  # noqa: PLR2004  (which is shown as 0.1)
-    return f"goodput {100 * ledger.goodput:.0f} % of the run's {ledger.wall_s - own_s:.1f} s{without}"
-
-
-def slower_after(effect: WindowEffect) -> bool:
-    """Whether steps are longer after the window by more than they drift anyway."""
-    return effect.low_pct > _SLOWER_PCT
 
 
 def verdict(analysis: Analysis) -> Text:
@@ -182,52 +99,6 @@ def share_of(analysis: Analysis, finding: Finding) -> str:
         return f"of the step{interval}"
     averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"
     return "of the step, mean of the ranks" if averaged else "of the step"
-
-
-def ledger_rows(ledger: Ledger | RunLedger | None) -> list[tuple[str, float, int | None]]:
-    """Name, seconds and count of each part that is worth a row, then of the other parts and the rest."""
-    if ledger is None:
-        return []
-    least_s = _LEAST_PART_PCT / 100 * ledger.wall_s
-    shown = [(name, s, ledger.counts.get(name)) for name, s in ledger.parts.items() if abs(s) >= least_s]
-    small_s = sum(s for s in ledger.parts.values() if abs(s) < least_s)
-    return [*shown, ("other parts", small_s, None), ("unexplained", ledger.unexplained_s, None)]
-
-
-def digits(rate: float) -> str:
-    """At least three digits of a rate, never an exponent.
-
-    Example:
-        >>> digits(1234.5), digits(0.01234)
-        ('1,234', '0.0123')
-    """
-    return f"{rate:,.{max(0, 2 - floor(log10(rate)))}f}" if rate > 0 else "0"
-
-
-def compute_lines(found: Sequence[RunCompute], *, sources: bool = True) -> Iterator[str]:
-    """A device's FLOP/s and their fraction of a peak. A peak is named once, and no rate twice."""
-    named, listed = None, 0.0
-    for compute in found:
-        counted = "" if compute.kind == "mfu" else " carried out"
-        # without a rate, the peak's source has the reason
-        parts = [] if compute.tflops is None else [f"{digits(compute.tflops)} TFLOP/s per device{counted}"]
-        name, peak = compute.kind.upper(), (compute.peak_tflops, compute.dtype, compute.device, compute.peak_source)
-        if peak == named and compute.tflops is not None and abs(compute.tflops - listed) < _SAME_WORK * listed:
-            continue
-        source = _URL.sub("", compute.peak_source)
-        if compute.peak_tflops is not None and compute.pct_of_peak is not None:
-            of = f"{compute.device}, {compute.dtype}{f'; {source}' if sources else ''}"
-            whole = f"{compute.peak_tflops:,.4g} TFLOP/s ({of})"
-            parts.append(f"{name} {compute.pct_of_peak:.1f} % of {'the same' if peak == named else whole}")
-            if compute.pct_of_peak > _ALL_PCT:
-                boosted = "GeForce" in compute.device and compute.pct_of_peak < _GEFORCE_PCT
-                parts.append(_ABOVE_CLOCK if boosted else _TOO_MUCH)
-        elif compute.measured_tflops is None:
-            parts.append(f"{name} unknown" if peak == named else f"{name} unknown: {source}")
-        if compute.measured_tflops is not None and compute.pct_of_measured is not None:
-            parts.append(f"{compute.pct_of_measured:.1f} % of the {digits(compute.measured_tflops)} TFLOP/s measured")
-        named, listed = peak, compute.tflops or 0.0
-        yield ", ".join([*parts, *([compute.note] if compute.note else [])])
 
 
 def steps_of(rank: RankSummary) -> str:

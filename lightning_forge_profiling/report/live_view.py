@@ -1,19 +1,32 @@
 """One frame of `forge-profiling watch`, from the newest lines of a record."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, rates_of, split, spread_of, totals
-from lightning_forge_profiling.monitor.standing import Outcome, duration, run_standing
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
-from lightning_forge_profiling.record.lines import EventLine, IntervalLine
+from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.run_output import NAMES_WIDTH, step_table
-from lightning_forge_profiling.report.run_table import Line, Row, RunReport, RunTable, run_table
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.table import Table, Text, width_of
-from lightning_forge_profiling.report.wording import digits
+from lightning_forge_profiling.report.run_output import NAMES_WIDTH, print_run, step_table
+from lightning_forge_profiling.report.run_status import (
+    Outcome,
+    RankPace,
+    RunStatus,
+    counted,
+    duration,
+    rank_paces,
+    rates_of,
+    run_status,
+    split,
+    spread_of,
+    totals,
+)
+from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
+from lightning_forge_profiling.report.screen import Screen, Table, Text, width_of
+from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.run_report import RunReport
 
 _STYLES: Final[Mapping[Outcome, str]] = {
     "running": "bold green",
@@ -41,8 +54,8 @@ _GPU: Final = (
 
 def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> None:
     """Print one frame: status, pace, causes of lost time, ranks, latest events."""
-    first, standing = record.ranks[0], run_standing(record, now)
-    screen.line(Text(f"{where}: {standing.text}", _STYLES[standing.outcome], marked=standing.text))
+    first, status = record.ranks[0], run_status(record, now)
+    screen.line(Text(f"{where}: {status.text}", _STYLES[status.outcome], marked=status.text))
     screen.line(Text(setting_words(first), "dim"))
     screen.line()
     print_pace(first, screen)
@@ -196,3 +209,71 @@ def _ranks(paces: Sequence[RankPace], now: float) -> Table:
     if len(ordered) > _RANKS:
         table.row(f"{len(ordered) - _RANKS} more")
     return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSummary:
+    """Content of `summary --json`.
+
+    Attributes:
+        outcome: `running`; `finished` or `failed`, by the last line; `silent` without a new line for long.
+        run: id of the run, the same on all ranks.
+        record: folder of the record.
+        step: number of steps up to the last line.
+        began: start of the fit, Unix time in seconds.
+        at: time of the last line, Unix time in seconds.
+        text: the status in words.
+        metrics: logged metrics over all counted steps up to the latest totals, by name; {} before the first totals.
+        analysis: verdict, findings and measurements, as in `summary.json`; None before the first totals.
+        ranks: the pace of each rank.
+        problems: what could not be read.
+    """
+
+    outcome: Outcome
+    run: str
+    record: str
+    step: int
+    began: float
+    at: float
+    text: str
+    metrics: Mapping[str, float]
+    analysis: Analysis | None
+    ranks: tuple[RankPace, ...]
+    problems: tuple[str, ...]
+
+
+def run_summary(record: RunRecord, now: float) -> RecordSummary:
+    """Summarize a run as data."""
+    status, (first, state) = run_status(record, now), totals(record)
+    return RecordSummary(
+        outcome=status.outcome,
+        run=first.begin.run,
+        record=str(record.folder),
+        step=status.step,
+        began=status.began,
+        at=status.at,
+        text=status.text,
+        metrics={} if state is None else state.metrics,
+        analysis=None if state is None else state.report.analysis,
+        ranks=tuple(rank_paces(record, now)),
+        problems=record.problems,
+    )
+
+
+def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> None:
+    """Print the status of a run, then its table so far."""
+    status, (first, state) = run_status(record, now), totals(record)
+    style = "bold red" if status.outcome == "failed" else "bold"
+    screen.line(Text(f"{where}: {status.text}", style, marked=status.text))
+    if state is None:
+        screen.line()
+        print_pace(first, screen)
+        return
+    if remark := _older(status, state):
+        screen.line(remark)
+    print_run(state.report, screen)
+
+
+def _older(status: RunStatus, state: State) -> str:
+    """A sentence if the table lacks the latest steps; else ""."""
+    return f"the table covers the first {state.step:,} steps" if state.step < status.step else ""

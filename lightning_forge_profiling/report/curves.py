@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_forge_profiling.monitor.charts import Chart
-from lightning_forge_profiling.monitor.pace import spread_of
 from lightning_forge_profiling.names import MFU, TFLOPS, per_second
 from lightning_forge_profiling.record.lines import IntervalLine
+from lightning_forge_profiling.report.charts import Chart
+from lightning_forge_profiling.report.run_status import spread_of
 from lightning_forge_profiling.timing.rates import Percentiles
 
 _MOST_POINTS: Final = 500

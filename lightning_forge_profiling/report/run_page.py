@@ -3,18 +3,27 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from lightning_forge_profiling.monitor.charts import Mark, Placing, TimeAxis, axis_row, chart_row, mark_row
-from lightning_forge_profiling.monitor.curves import curves, points
-from lightning_forge_profiling.monitor.live_view import regions_table, setting_words
-from lightning_forge_profiling.monitor.pace import RankPace, counted, rank_paces, split, totals
-from lightning_forge_profiling.monitor.standing import Standing, duration, run_standing
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.lines import EventLine
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
+from lightning_forge_profiling.report.charts import Mark, Placing, TimeAxis, axis_row, chart_row, mark_row
+from lightning_forge_profiling.report.curves import curves, points
+from lightning_forge_profiling.report.live_view import regions_table, setting_words
 from lightning_forge_profiling.report.page import asset, filled, page, scrolling_table
+from lightning_forge_profiling.report.run_status import (
+    RankPace,
+    RunStatus,
+    counted,
+    duration,
+    rank_paces,
+    run_status,
+    split,
+    totals,
+)
 from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
+from lightning_forge_profiling.report.run_wording import ledger_rows
 from lightning_forge_profiling.report.text import escaped
-from lightning_forge_profiling.report.wording import ledger_rows, share_of
+from lightning_forge_profiling.report.wording import share_of
 from lightning_forge_profiling.results.analysis import Analysis, RunLedger
 
 _PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation"})
@@ -28,23 +37,23 @@ def run_page(record: RunRecord, now: float) -> str:
 
     The page is one file without scripts. Its content security policy blocks every request.
     """
-    standing, (first, state) = run_standing(record, now), totals(record)
+    status, (first, state) = run_status(record, now), totals(record)
     analysis = None if state is None else state.report.analysis
     ledger = analysis.run.ledger if analysis is not None and analysis.run is not None else None
     table = _pace_table(first) if state is None else run_table(state.report)
     placing = Placing()
     sections = [
-        _verdict(standing, first, analysis),
+        _verdict(status, first, analysis),
         _step(table, placing),
         _ledger(ledger, placing),
-        _over_time(record, first, standing, placing),
+        _over_time(record, first, status, placing),
         _ranks(rank_paces(record, now)),
         _findings(analysis),
-        _events(record, standing),
+        _events(record, status),
         _setting(first, record.problems),
     ]
     values = {"source": escaped(str(record.folder)), "sections": "\n".join(filter(None, sections))}
-    title = escaped(f"{standing.outcome} · {record.folder}")
+    title = escaped(f"{status.outcome} · {record.folder}")
     return page(title, filled(asset("run.html"), values), style=asset("run.css") + placing.rules())
 
 
@@ -62,7 +71,7 @@ def _section(name: str, heading: str, *parts: str) -> str:
     return f'<section id="{name}">{title}{"".join(parts)}</section>' if any(parts) else ""
 
 
-def _verdict(standing: Standing, first: RankRecord, analysis: Analysis | None) -> str:
+def _verdict(status: RunStatus, first: RankRecord, analysis: Analysis | None) -> str:
     found = next((one for one in analysis.findings if one.code == analysis.verdict), None) if analysis else None
     code = analysis.verdict if analysis else "no verdict yet"
     title = found.title if found is not None else code
@@ -72,15 +81,15 @@ def _verdict(standing: Standing, first: RankRecord, analysis: Analysis | None) -
         "Device": begin.device,
         "Host": begin.host,
         "Ranks": f"{begin.world_size:,}",
-        "Steps": f"{standing.step:,}",
-        "Time": duration(standing.at - standing.began),
+        "Steps": f"{status.step:,}",
+        "Time": duration(status.at - status.began),
     }
     shown = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts.items())
-    badges = f'<span class="badge">{escaped(code)}</span><span class="badge quiet">{standing.outcome}</span>'
+    badges = f'<span class="badge">{escaped(code)}</span><span class="badge quiet">{status.outcome}</span>'
     return _section(
         "verdict",
         "",
-        f'<div class="badges">{badges}<span class="muted">{escaped(standing.text)}</span></div>',
+        f'<div class="badges">{badges}<span class="muted">{escaped(status.text)}</span></div>',
         f"<h1>{escaped(title)}</h1>{advice}",
         f'<dl class="facts">{shown}</dl>',
     )
@@ -144,12 +153,12 @@ def _ledger(ledger: RunLedger | None, placing: Placing) -> str:
     return _section("ledger", "Where the run went", _bar(parts, placing), scrolling_table(head, cells))
 
 
-def _over_time(record: RunRecord, first: RankRecord, standing: Standing, placing: Placing) -> str:
-    found = points(counted(first), standing.began)
+def _over_time(record: RunRecord, first: RankRecord, status: RunStatus, placing: Placing) -> str:
+    found = points(counted(first), status.began)
     if not found:
         return ""
-    axis = TimeAxis(standing.at - standing.began)
-    marks = [_mark(event, standing.began) for event in _seen_once(record)]
+    axis = TimeAxis(status.at - status.began)
+    marks = [_mark(event, status.began) for event in _seen_once(record)]
     rows = [axis_row(axis, placing), *(chart_row(chart, axis, marks, placing) for chart in curves(found))]
     kinds = dict.fromkeys(mark.kind for mark in marks)
     rows += [mark_row(kind, [mark for mark in marks if mark.kind == kind], axis) for kind in kinds]
@@ -216,10 +225,10 @@ def _seen_once(record: RunRecord) -> Iterator[EventLine]:
     yield from sorted(found.values(), key=lambda event: event.at)
 
 
-def _events(record: RunRecord, standing: Standing) -> str:
+def _events(record: RunRecord, status: RunStatus) -> str:
     events = list(_seen_once(record))
     rows = "".join(
-        f"<tr>{_number(duration(event.at - standing.began))}{_number(f'{event.step:,}')}<td>{escaped(event.kind)}</td>"
+        f"<tr>{_number(duration(event.at - status.began))}{_number(f'{event.step:,}')}<td>{escaped(event.kind)}</td>"
         f"{_number(f'{event.seconds:.2f}' if event.seconds else '')}<td>{escaped(event.text)}</td></tr>"
         for event in reversed(events[-_SHOWN_EVENTS:])
     )

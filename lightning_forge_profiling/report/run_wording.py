@@ -1,0 +1,274 @@
+"""A run in words: how it was timed, its rates, its ledger, its slowest steps, its ranks, its GPU."""
+
+import re
+from collections.abc import Iterator, Sequence
+from math import ceil
+from operator import itemgetter
+from statistics import median
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
+from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
+from lightning_forge_profiling.names import PROFILER
+from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.results.analysis import (
+    RankWork,
+    RunCompute,
+    RunEvidence,
+    RunLedger,
+    StepDrift,
+    WindowEffect,
+)
+from lightning_forge_profiling.results.run import SlowStep
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.timing.ledger import Ledger
+
+_SHOWN: Final = 8
+_LEAVES: Final = 3
+_LEAST_PART_PCT: Final = 0.1
+_SAME_WORK: Final = 0.001
+_SLOWER_PCT: Final = 10.0
+"""CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %,
+beside busy neighbours by up to 30 %."""
+_ALL_PCT: Final = 100.0
+_GEFORCE_PCT: Final = 115.0
+"""GeForce cards run at up to this share of the clock that their peak is stated for."""
+_ABOVE_CLOCK: Final = "a GeForce runs above its stated clock"
+_TOO_MUCH: Final = "above the device's peak: the FLOP count or the peak is wrong"
+_URL: Final = re.compile(r", https?://[^ )]+")
+"""The address of a peak's source, which would double the line; the log has it."""
+
+
+def timing_lines(run: RunEvidence) -> Iterator[str]:
+    """How a run was timed, and how its recorded window changed its pace."""
+    if run.split_steps is not None:
+        yield f"Regions are estimated from {run.split_steps} of {run.steps} steps"
+    if run.window_effect is not None:
+        yield window_effect_words(run.window_effect)
+
+
+def window_effect_words(effect: WindowEffect) -> str:
+    """The pace after a window against that before it.
+
+    Example:
+        >>> effect = WindowEffect(
+        ...     steps_before=40, steps_after=90, before_ms=5.2, after_ms=5.3, change_pct=1.9, low_pct=-1.0, high_pct=4.0
+        ... )
+        >>> window_effect_words(effect)
+        'the median step takes 5.30 ms after the window, 5.20 ms before it: +1.9 % (95 %: -1.0 to +4.0 %)'
+    """
+    before, after = digits(effect.before_ms), digits(effect.after_ms)
+    words = (
+        f"the median step takes {after} ms after the window, {before} ms before it: "
+        f"{effect.change_pct:+.1f} % (95 %: {effect.low_pct:+.1f} to {effect.high_pct:+.1f} %)"
+    )
+    return f"{words}; slower since then, by the profiler or by the machine" if slower_after(effect) else words
+
+
+def run_notes(run: RunEvidence) -> Iterator[str]:
+    """What a run's figures do not show: where it began, whether its steps were steady, how other ranks differ."""
+    if run.continues_from:
+        yield f"training continues from optimizer step {run.continues_from}: the ledger and all figures are of this fit"
+    if run.drift is not None:
+        yield _drift_words(run.drift)
+    yield from rank_notes(run)
+
+
+def _drift_words(drift: StepDrift) -> str:
+    first, steady = digits(drift.first_ms), digits(drift.steady_ms)
+    moved = f"step time still {'fell' if drift.first_ms > drift.steady_ms else 'rose'} from {first} to {steady} ms"
+    if drift.until_step is None:
+        return f"{moved} after the warm-up, and was not steady within the steps that were compared"
+    return f"{moved} until step {drift.until_step}; warmup_steps={10 * ceil(drift.until_step / 10)} leaves that out"
+
+
+def goodput_words(ledger: RunLedger) -> str:
+    """The goodput of a run in words; "" if unknown.
+
+    Example:
+        >>> goodput_words(RunLedger(wall_s=12.8, parts={}, unexplained_s=0.0, counts={}, goodput=0.72))
+        "goodput 72 % of the run's 12.8 s"
+    """
+    if ledger.goodput is None:
+        return ""
+    own_s = ledger.parts.get(PROFILER, 0.0)
+    without = " without profiling" if own_s >= 0.05 else ""  # noqa: PLR2004  (which is shown as 0.1)
+    return f"goodput {100 * ledger.goodput:.0f} % of the run's {ledger.wall_s - own_s:.1f} s{without}"
+
+
+def slower_after(effect: WindowEffect) -> bool:
+    """Whether steps are longer after the window by more than they drift anyway."""
+    return effect.low_pct > _SLOWER_PCT
+
+
+def ledger_rows(ledger: Ledger | RunLedger | None) -> list[tuple[str, float, int | None]]:
+    """Name, seconds and count of each part that is worth a row, then of the other parts and the rest."""
+    if ledger is None:
+        return []
+    least_s = _LEAST_PART_PCT / 100 * ledger.wall_s
+    shown = [(name, s, ledger.counts.get(name)) for name, s in ledger.parts.items() if abs(s) >= least_s]
+    small_s = sum(s for s in ledger.parts.values() if abs(s) < least_s)
+    return [*shown, ("other parts", small_s, None), ("unexplained", ledger.unexplained_s, None)]
+
+
+def compute_lines(found: Sequence[RunCompute], *, sources: bool = True) -> Iterator[str]:
+    """A device's FLOP/s and their fraction of a peak. A peak is named once, and no rate twice."""
+    named, listed = None, 0.0
+    for compute in found:
+        counted = "" if compute.kind == "mfu" else " carried out"
+        # without a rate, the peak's source has the reason
+        parts = [] if compute.tflops is None else [f"{digits(compute.tflops)} TFLOP/s per device{counted}"]
+        name, peak = compute.kind.upper(), (compute.peak_tflops, compute.dtype, compute.device, compute.peak_source)
+        if peak == named and compute.tflops is not None and abs(compute.tflops - listed) < _SAME_WORK * listed:
+            continue
+        source = _URL.sub("", compute.peak_source)
+        if compute.peak_tflops is not None and compute.pct_of_peak is not None:
+            of = f"{compute.device}, {compute.dtype}{f'; {source}' if sources else ''}"
+            whole = f"{compute.peak_tflops:,.4g} TFLOP/s ({of})"
+            parts.append(f"{name} {compute.pct_of_peak:.1f} % of {'the same' if peak == named else whole}")
+            if compute.pct_of_peak > _ALL_PCT:
+                boosted = "GeForce" in compute.device and compute.pct_of_peak < _GEFORCE_PCT
+                parts.append(_ABOVE_CLOCK if boosted else _TOO_MUCH)
+        elif compute.measured_tflops is None:
+            parts.append(f"{name} unknown" if peak == named else f"{name} unknown: {source}")
+        if compute.measured_tflops is not None and compute.pct_of_measured is not None:
+            parts.append(f"{compute.pct_of_measured:.1f} % of the {digits(compute.measured_tflops)} TFLOP/s measured")
+        named, listed = peak, compute.tflops or 0.0
+        yield ", ".join([*parts, *([compute.note] if compute.note else [])])
+
+
+def rank_lines(run: RunEvidence) -> Iterator[tuple[str, str]]:
+    """A name and a line for each rank if their own work differs; of many ranks those with most and with least of it."""
+    own_ms = {work.rank: sum(work.step_leaves_ms.values()) for work in run.ranks}
+    ranks = sorted(run.ranks, key=lambda work: -own_ms[work.rank])
+    if not ranks or max(own_ms.values()) - min(own_ms.values()) < NAMED_FROM_PCT / 100 * run.step_ms.mean:
+        return
+    several_hosts = len({work.host for work in ranks}) > 1
+    left_out = ranks[_SHOWN // 2 : -_SHOWN // 2] if len(ranks) > _SHOWN else []
+    for work in ranks:
+        if work not in left_out:
+            yield f"rank {work.rank}", f"{f'on {work.host} ' if several_hosts else ''}{_words(work, own_ms[work.rank])}"
+        elif work is left_out[0]:
+            yield "ranks", f"{len(left_out)} others in between"
+    if several_hosts:
+        yield "clocks", _clocks(ranks)
+
+
+def _words(work: RankWork, own_ms: float) -> str:
+    leaves = sorted(work.step_leaves_ms.items(), key=lambda leaf: -leaf[1])[:_LEAVES]
+    waits_ms = sum(work.waits_ms.values())
+    shown = ", ".join(f"{leaf} {in_ms(ms)}" for leaf, ms in leaves)
+    return f"works {in_ms(own_ms)} of its step ({shown}), waits {in_ms(waits_ms)} for others"
+
+
+def rank_notes(run: RunEvidence) -> Iterator[str]:
+    """Which ranks are not known, and parts outside of the step that take a rank at least 5 % of the fit longer."""
+    missing = run.world_size - len(run.ranks)
+    if run.ranks and missing:
+        yield (
+            f"the records of {missing} of {run.world_size} ranks are not known: rank {run.rank} may wait for them in "
+            "other and backward"
+        )
+    if run.ledger is None or len(run.ranks) < 2:  # noqa: PLR2004
+        return
+    costs = LedgerCosts(run, run.ledger)
+    found = []
+    for part in dict.fromkeys(part for work in run.ranks for part in work.outside):
+        seconds = {work.rank: work.own_ms(part) * costs.steps / 1e3 for work in run.ranks}
+        most = max(seconds, key=seconds.__getitem__)
+        more_s = seconds[most] - median(s for rank, s in seconds.items() if rank != most)
+        if more_s >= NAMED_FROM_PCT / 100 * costs.whole_s > 0:
+            found.append((more_s, f"rank {most} spends {more_s:.1f} s more in {part} than the others"))
+    yield from (text for _, text in sorted(found, reverse=True))
+
+
+def _clocks(ranks: list[RankWork]) -> str:
+    known = [(abs(work.clock_ms), work) for work in ranks if work.clock_ms is not None]
+    if not known:
+        return "the offset of the machines' clocks is unknown; the times of a rank are by its own"
+    _, work = max(known, key=itemgetter(0))
+    ahead, error = in_ms(work.clock_ms or 0.0), in_ms(work.clock_error_ms or 0.0)
+    return f"that of {work.host} is {ahead} ahead of rank 0's, give or take {error}; the times of a rank are by its own"
+
+
+_SLOW: Final = 2.0
+"""From so many medians on, a step is worth a line in the table."""
+_NAMED: Final = 3
+_CAUSES: Final = 2
+_LEAST_SHARE: Final = 0.1
+
+
+def slowest_line(run: RunEvidence) -> str:
+    """The slowest steps in one line; "" where none takes twice the median.
+
+    Example:
+        >>> from lightning_forge_profiling.results.rank import Distribution
+        >>> steps = Distribution(mean=91.0, p50=90.0, min=88.0, max=812.0)
+        >>> slow = SlowStep(step=1200, ms=812.0, parts_ms={"callback/EMA.on_train_batch_end": 640.0})
+        >>> slowest_line(RunEvidence(steps=2000, on_device=True, step_ms=steps, regions={}, slowest=(slow,)))
+        'step 1200: 812 ms, 640 of it callback/EMA.on_train_batch_end (median 90.0 ms)'
+    """
+    median = run.step_ms.p50
+    slow = [one for one in run.slowest if one.ms >= _SLOW * median > 0][:_NAMED]
+    if not slow:
+        return ""
+    causes = [cause(one, run) for one in slow]
+    named = (f"step {one.step}: {digits(one.ms)} ms{why and f', {why}'}" for one, why in zip(slow, causes, strict=True))
+    return f"{'; '.join(named)} (median {digits(median)} ms)"
+
+
+def slowest_rows(run: RunEvidence) -> Iterator[tuple[int, float, float, str]]:
+    """Number, milliseconds, multiple of the median and cause of each of the slowest steps."""
+    for slow in run.slowest:
+        yield slow.step, slow.ms, slow.ms / run.step_ms.p50 if run.step_ms.p50 else 0.0, cause(slow, run)
+
+
+def cause(slow: SlowStep, run: RunEvidence) -> str:
+    """What took long in a slow step: parts of the ledger, or the region that took longer than it does on average."""
+    parts = [(name, ms) for name, ms in slow.parts_ms.items() if ms >= _LEAST_SHARE * slow.ms][:_CAUSES]
+    beyond = slow.ms - run.step_ms.p50
+    if 2 * sum(ms for _, ms in parts) < beyond:
+        # `other` contains the hooks, which are parts of the ledger
+        longer = {name: ms - _mean(run, name) for name, ms in slow.regions_ms.items() if name != "other" or not parts}
+        name = max(longer, key=longer.__getitem__, default="")
+        if name and 2 * longer[name] >= beyond > 0:
+            parts = [(name, slow.regions_ms[name]), *parts][:_CAUSES]
+    # where the GPU had work queued, a hook may have taken longer than the step
+    named = [
+        f"{digits(ms)} of it {name}" if ms <= slow.ms else f"{digits(ms)} ms of host time {name}" for name, ms in parts
+    ]
+    return ", ".join(named)
+
+
+def _mean(run: RunEvidence, region: str) -> float:
+    return run.regions[region].device_ms if region in run.regions else 0.0
+
+
+def telemetry_words(gpu: TelemetrySummary, *, short: bool = False) -> Iterator[str]:
+    """The figures that fit in a line; what was not measured is left out.
+
+    Example:
+        >>> ", ".join(telemetry_words(TelemetrySummary(device="NVIDIA H200", utilization_pct=93.2, throttled_pct=0.0)))
+        '93 % utilized, not throttled'
+    """
+    if gpu.utilization_pct is not None:
+        yield f"{gpu.utilization_pct:.0f} % utilized"
+    if gpu.memory_peak_gib is not None and gpu.memory_total_gib is not None:
+        tensors = "" if short or gpu.allocated_peak_gib is None else f" ({gpu.allocated_peak_gib:.1f} tensors)"
+        yield f"{gpu.memory_peak_gib:.1f} of {gpu.memory_total_gib:.1f} GiB{tensors} at peak"
+    if gpu.power_w is not None:
+        limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
+        yield f"{gpu.power_w:.0f}{limit} W"
+    if gpu.joules_per_sample is not None and not short:
+        joules = gpu.joules_per_sample
+        yield f"{joules:,.0f} J per sample" if joules >= 1000 else f"{joules:.3g} J per sample"  # noqa: PLR2004
+    if gpu.temperature_peak_c is not None and not short:
+        yield f"up to {gpu.temperature_peak_c:.0f} °C"
+    if gpu.sm_mhz is not None and not short:
+        yield f"{gpu.sm_mhz:.0f} MHz"
+    if gpu.throttled_pct:
+        reasons = sorted(gpu.throttled_by_pct.items(), key=lambda item: -item[1])
+        why = ", ".join(f"{reason} {pct:.0f} %" for reason, pct in reasons)
+        yield f"throttled {gpu.throttled_pct:.0f} % of the time ({why})"
+    elif gpu.throttled_pct is not None:
+        yield "not throttled"

@@ -1,0 +1,55 @@
+"""JSON that this package writes: decoding with the version of its layout, and its schemas."""
+
+import inspect
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_ATTRIBUTE: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+class _Layout(msgspec.Struct):
+    schema_version: int = 0
+
+
+_layout = msgspec.json.Decoder(_Layout)
+
+
+def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> _T:
+    """Decode JSON of a layout. Raises ValueError if it is damaged or has another layout, and says if that is newer."""
+    try:
+        return decoder.decode(content)
+    except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, RecursionError) as exc:
+        problem = str(exc)
+    try:
+        found = _layout.decode(content).schema_version
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        found = 0
+    if found > version:
+        problem = f"written by a newer version of forge-profiling (layout {found}, this reads {version}): upgrade"
+    raise ValueError(problem)
+
+
+def schema_of(kind: Any, title: str) -> bytes:
+    """The schema of a type, indented, in the dialect of 2020-12; what fields mean is taken from the docstrings."""
+    (schema,), definitions = msgspec.json.schema_components(
+        [kind],
+        ref_template="#/$defs/{name}",
+        schema_hook=lambda _: {"type": "string"},  # paths
+    )
+    for definition in definitions.values():
+        _describe(definition)
+    document = {"$schema": _DIALECT, "title": title, **schema, "$defs": definitions}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def _describe(definition: dict[str, Any]) -> None:
+    """Put the docstring's attributes to the fields, and leave the rest of it as the description of the whole."""
+    summary, _, attributes = inspect.cleandoc(definition.get("description", "")).partition("\n\nAttributes:\n")
+    definition["description"] = " ".join(summary.split())
+    for field, text in _ATTRIBUTE.findall(attributes):
+        definition["properties"][field]["description"] = " ".join(text.split())

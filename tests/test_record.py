@@ -104,6 +104,15 @@ def test_its_intervals_add_up_to_its_totals(run):
     assert merged(interval.steps_us for interval in record.intervals) == record.state.steps_us
     assert all(sum(interval.steps_us.values()) == interval.counted for interval in record.intervals)
     assert sum(record.state.steps_us.values()) == steady.steps
+    blocks = record.state.blocks
+    assert len(blocks) == steady.steps, "a short run has a block for each step"
+    assert [sum(block.counted for block in blocks), sum(block.samples for block in blocks)] == [
+        steady.steps,
+        steady.samples,
+    ]
+    assert sum(block.tokens for block in blocks) == steady.tokens
+    assert sum(sum(block.device_ms.values()) for block in blocks) == pytest.approx(steady.total_ms, rel=1e-5)
+    assert merged(block.steps_us for block in blocks) == record.state.steps_us
     p50 = record.state.report.run.step_ms.p50
     assert percentile_ms(record.state.steps_us, 50) == pytest.approx(p50, rel=PRECISION + 1e-9)
     assert record.state.metrics == pytest.approx(throughput.summary())

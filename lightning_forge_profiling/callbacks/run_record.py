@@ -23,11 +23,11 @@ from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.names import RECORD_FOLDER
+from lightning_forge_profiling.names import RECORD_FOLDER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.paths import numbered_folders
-from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, State
+from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.results.analysis import Analysis
@@ -36,6 +36,8 @@ from lightning_forge_profiling.results.telemetry import TelemetrySeries, Telemet
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.timing.run_totals import StepBlock
+from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
 _log = plain_logger(__name__)
 
@@ -325,6 +327,7 @@ class RunRecorder:
             report=_slim(report, final=final),
             metrics={name: value for name, value in self._metrics().items() if isfinite(value)},
             steps_us=self._step_timer.totals.histogram(),
+            blocks=tuple(map(_block, self._step_timer.totals.blocks.read())) if final or self._loop_ended else (),
         )
         self._writer.write(state)
 
@@ -335,6 +338,23 @@ class RunRecorder:
 def _within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:
     """Times without custom regions, which overlap the built-in ones."""
     return {name: max(ms, 0.0) for name, ms in by_region.items() if name not in rates.user_regions}
+
+
+def _block(block: StepBlock) -> Block:
+    device_ms = {"step": block.ms}
+    if block.split_ms > 0:
+        whole = block.ms / block.split_ms
+        device_ms = {name: whole * max(block.region_ms[name], 0.0) for name in REGIONS if name in block.region_ms}
+        between = whole * sum(block.region_ms.get(name, 0.0) for name in BETWEEN_EPOCHS)
+        if between > 0:
+            device_ms["data"] = device_ms.get("data", 0.0) + between
+    return Block(
+        counted=block.steps,
+        samples=block.samples,
+        tokens=block.tokens,
+        device_ms=_rounded(device_ms),
+        steps_us=dict(block.histogram),
+    )
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -119,6 +119,24 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag
     seconds: _Seconds = 0.0
 
 
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the counted steps, in a row.
+
+    Attributes:
+        counted: number of steps.
+        samples: their samples on this rank; None if unknown.
+        tokens: their tokens; None if not counted.
+        device_ms: their time by region, as in an interval; estimated from the steps whose regions were timed.
+        steps_us: histogram of their times.
+    """
+
+    counted: _Whole
+    samples: _Amount | None = None
+    tokens: _Amount | None = None
+    device_ms: Mapping[str, _Ms]
+    steps_us: Mapping[_Bucket, _Whole] = {}
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="state"):
     """Totals of the run so far: the content of the table at the end of a fit, and the metrics.
 
@@ -128,6 +146,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="st
         report: content of the table.
         metrics: logged metrics over all counted steps, by name.
         steps_us: histogram of all counted steps' times.
+        blocks: at the end of the run, all counted steps in up to 64 blocks of as many step numbers each; empty before.
     """
 
     at: _Seconds
@@ -135,6 +154,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="st
     report: RunReport
     metrics: Mapping[str, float]
     steps_us: Mapping[_Bucket, _Whole] = {}
+    blocks: tuple[Block, ...] = ()
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"):

@@ -1,6 +1,6 @@
 """The totals of a run: which steps count, which are left out and why, and their sums."""
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,6 +64,7 @@ class SlowestSteps:
 
 
 _MAX_BLOCKS: Final = 64
+_UNKNOWN_WORK: Final = StepWork()
 
 
 @dataclass(slots=True)
@@ -76,6 +77,9 @@ class StepBlock:
         split_steps: how many of them had their regions timed.
         split_ms: the time of those.
         region_ms: their time by region.
+        samples: samples of all steps; None if unknown.
+        tokens: tokens of all steps; None if not counted.
+        histogram: number of steps by bucket of their time.
         part_ms: time of all steps by part of the ledger.
     """
 
@@ -83,6 +87,9 @@ class StepBlock:
     ms: float = 0.0
     split_steps: int = 0
     split_ms: float = 0.0
+    samples: float | None = 0.0
+    tokens: float | None = 0.0
+    histogram: Counter[int] = field(default_factory=Counter)
     region_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     part_ms: Mapping[str, float] = field(default_factory=dict)
 
@@ -92,6 +99,9 @@ class StepBlock:
         self.ms += other.ms
         self.split_steps += other.split_steps
         self.split_ms += other.split_ms
+        self.samples = added(self.samples, other.samples)
+        self.tokens = added(self.tokens, other.tokens)
+        self.histogram.update(other.histogram)
         for region, ms in other.region_ms.items():
             self.region_ms[region] += ms
 
@@ -108,11 +118,12 @@ class StepBlocks:
         (64, 2, 4.0, 2.0, 1.0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bucket: Callable[[float], int] | None = None) -> None:
+        self._bucket = bucket
         self._length = 1
         self._blocks: dict[int, StepBlock] = {}
 
-    def add(self, step: int, took_ms: float, region_ms: Mapping[str, float]) -> None:
+    def add(self, step: int, took_ms: float, region_ms: Mapping[str, float], work: StepWork = _UNKNOWN_WORK) -> None:
         """Add a counted step, with its times by region if they are known."""
         block = self._blocks.get(step // self._length)
         if block is None:
@@ -121,6 +132,10 @@ class StepBlocks:
             block = self._blocks.setdefault(step // self._length, StepBlock())
         block.steps += 1
         block.ms += took_ms
+        block.samples = added(block.samples, work.samples)
+        block.tokens = added(block.tokens, work.tokens)
+        if self._bucket is not None:
+            block.histogram[self._bucket(took_ms)] += 1
         if region_ms:
             block.split_steps += 1
             block.split_ms += took_ms
@@ -256,7 +271,7 @@ class RunTotals:
         self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
         self._after_window: list[float] = []
         self._slowest = SlowestSteps()
-        self.blocks = StepBlocks()
+        self.blocks = StepBlocks(bucket)
         """The steps that count."""
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
@@ -278,7 +293,7 @@ class RunTotals:
                 by_region = times.device_ms if times.split else {}
                 self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
             self._count(times, took_ms, work, timing)
-            self.blocks.add(times.step, took_ms, times.device_ms if times.split else {})
+            self.blocks.add(times.step, took_ms, times.device_ms if times.split else {}, work)
             return
         self._break_cycle(work)
         self._left_out[left_out] += 1

@@ -135,7 +135,7 @@ def test_it_has_the_logged_values(run):
 def test_the_first_interval_brings_the_first_totals(run):
     folder, _ = run
     kinds = [type(line).__name__ for line in the_record(folder).lines]
-    assert kinds[:2] == ["Interval", "State"]
+    assert kinds[:2] == ["IntervalLine", "State"]
     assert kinds[-2:] == ["State", "End"]
 
 

@@ -11,10 +11,10 @@ import pytest
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, median_interval, median_noise
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.clocks import ClockSeen
+from lightning_forge_profiling.gpu.clocks import ClockSummary
 
 SVG = "{http://www.w3.org/2000/svg}"
-CLOCK = ClockSeen(1900.0, 1700, 1980, 1980, ("power cap",), 3)
+CLOCK = ClockSummary(1900.0, 1700, 1980, 1980, ("power cap",), 3)
 
 
 def result(samples, name="f", **options):
@@ -243,8 +243,8 @@ def test_too_few_samples_tell_nothing_however_far_apart():
 
 
 def test_results_that_were_measured_differently_are_compared_with_a_warning():
-    slow = ClockSeen(1500.0, 1500, 1500, 1980, (), 0)
-    fast = ClockSeen(1980.0, 1980, 1980, 1980, (), 0)
+    slow = ClockSummary(1500.0, 1500, 1500, 1980, (), 0)
+    fast = ClockSummary(1980.0, 1980, 1980, 1980, (), 0)
     found = compare_benchmarks([result([1.0] * 9, "f", clock=slow, flush_l2=True), result([1.0] * 9, "g", clock=fast)])
     assert "the results differ in whether the L2 cache was flushed" in found.warnings
     assert any("1500 to 1980 MHz" in warning for warning in found.warnings)
@@ -292,7 +292,7 @@ def test_a_picture_of_any_name_is_xml(text):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_name_reaches_the_terminal_as_an_escape_sequence_or_a_line(text):
-    clock = ClockSeen(1900.0, 1700, 1980, 1980, (text,), 3)
+    clock = ClockSummary(1900.0, 1700, 1980, 1980, (text,), 3)
     given = {"samples_us": (1.0,) * 9, "clock": clock, "warnings": (text,)}
     found = BenchmarkResult(name=text, method=text, device=text, **given)
     bound = [result([1.0] * 9, name, enqueue_us=5.0) for name in (text, text + "x")]  # a warning names each of them

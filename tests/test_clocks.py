@@ -305,7 +305,7 @@ def test_the_clock_is_read_once_in_five_milliseconds(nvml):
         nvml.asked.clear()
         for number in range(100):
             now[0] += 1_000_000
-            watch.look(number)
+            watch.read(number)
         assert 19 <= nvml.asked["nvmlDeviceGetClockInfo"] <= 21
     assert nvml.opened == 0
 
@@ -317,8 +317,8 @@ def test_the_clock_that_is_read_is_that_of_the_device_that_cuda_means(monkeypatc
     nvml = opened(FakeBoard(OTHER), FakeBoard(UUID, slices=[FakeBoard(SLICE)]))
     nvml.boards[1].max_mhz = 1755
     with ClockWatch(0, uuid=UUID, nvml=nvml) as watch:
-        watch.look(0)
-        seen = watch.seen(0)
+        watch.read(0)
+        seen = watch.summary(0)
     assert seen is not None
     assert seen.limit_mhz == 1755
 
@@ -326,12 +326,12 @@ def test_the_clock_that_is_read_is_that_of_the_device_that_cuda_means(monkeypatc
 def test_what_was_seen_of_the_clock(nvml):
     now = [0]
     watch = ClockWatch(uuid=UUID, nvml=nvml, clock_ns=lambda: now[0])
-    assert watch.seen(0) is None
+    assert watch.summary(0) is None
     for number, (rate, reasons) in enumerate([(1980, 1), (1980, 0), (1700, 0x4)]):
         nvml.boards[0].sm_mhz, nvml.boards[0].reasons = rate, reasons
         now[0] += 10_000_000
-        watch.look(number)
-    seen = watch.seen(2)
+        watch.read(number)
+    seen = watch.summary(2)
     assert str(seen) == "SM clock 1980 MHz (1700 to 1980, of 1980), held down by power cap"
     assert watch.throttled(4) == [False, True, True, True]
 
@@ -340,8 +340,8 @@ def test_a_driver_that_knows_the_reasons_by_their_old_name_only_is_asked_by_that
     nvml.fails["nvmlDeviceGetCurrentClocksEventReasons"] = FUNCTION_NOT_FOUND
     nvml.boards[0].reasons = 0x20
     with ClockWatch(uuid=UUID, nvml=nvml) as watch:
-        watch.look(0)
-        seen = watch.seen(0)
+        watch.read(0)
+        seen = watch.summary(0)
     assert seen is not None
     assert seen.reasons == ("temperature",)
 
@@ -356,10 +356,10 @@ def test_a_clock_that_cannot_be_read_is_a_clear_error(nvml):
 def test_a_reading_that_fails_later_is_a_reading_less(nvml):
     now = [0]
     watch = ClockWatch(uuid=UUID, nvml=nvml, clock_ns=lambda: now[0])
-    watch.look(0)
+    watch.read(0)
     nvml.fails["nvmlDeviceGetClockInfo"] = GPU_IS_LOST
     now[0] += 10_000_000
-    watch.look(5)
+    watch.read(5)
     assert watch.throttled(5) == [False] * 5
 
 
@@ -391,8 +391,8 @@ def test_a_real_driver_has_every_function_that_is_called_and_its_clock_can_be_wa
     finally:
         nvml.nvmlShutdown()
     with ClockWatch(0, uuid=uuid) as watch:
-        watch.look(0)
-        seen = watch.seen(0)
+        watch.read(0)
+        seen = watch.summary(0)
     assert seen is not None
     assert 0 < seen.median_mhz <= seen.limit_mhz
 
@@ -403,7 +403,7 @@ def test_the_median_is_that_of_the_samples_that_were_kept():
     watch = ClockWatch(nvml=FakeNvml(board), clock_ns=lambda: next(ticks))
     for mark, (rate, reasons) in enumerate([(1980, 0)] + [(1200, 0x4)] * 4):
         board.sm_mhz, board.reasons = rate, reasons
-        watch.look(mark)
-    assert watch.seen(discarded=0).median_mhz == 1200
-    assert watch.seen(discarded=3).median_mhz == 1980
-    assert watch.seen(discarded=3).min_mhz == 1200
+        watch.read(mark)
+    assert watch.summary(discarded=0).median_mhz == 1200
+    assert watch.summary(discarded=3).median_mhz == 1980
+    assert watch.summary(discarded=3).min_mhz == 1200

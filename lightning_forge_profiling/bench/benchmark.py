@@ -284,7 +284,7 @@ def time_call(
             choice.sampler,
             options,
             clock_ns,
-            on_samples=clock_watch.look if clock_watch else lambda _: None,
+            on_samples=clock_watch.read if clock_watch else lambda _: None,
             rest=rest if gpu else None,
         )
     waits_pct = 0.0 if cpu is None or before is None or choice.effects is not None else waited_pct(before, cpu())

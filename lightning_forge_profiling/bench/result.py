@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeGuard
 import numpy as np
 
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.clocks import ClockSeen
+from lightning_forge_profiling.gpu.clocks import ClockSummary
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 640, 240, 20, 60, 190
 _LONGEST_TITLE: Final = 88  # of 12 pixels, in letters of mean width
@@ -162,7 +162,7 @@ class BenchmarkResult:
     allocated_bytes: int | None = None
     waits_for_gpu: bool = False
     threads: int | None = None
-    clock: ClockSeen | None = None
+    clock: ClockSummary | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ class BenchmarkResult:
         for name in ("allocated_bytes", "threads"):
             value = getattr(self, name)
             self._check(value is None or _is_count(value), name, "a count or None")
-        self._check(self.clock is None or _is_clock(self.clock), "clock", "a valid ClockSeen or None")
+        self._check(self.clock is None or _is_clock(self.clock), "clock", "a valid ClockSummary or None")
         self._check(_is_texts(self.warnings), "warnings", "a tuple of str")
         if not self.samples_us:
             raise ConfigurationError("A result needs at least one sample.")
@@ -268,7 +268,7 @@ class BenchmarkResult:
                 known[name] = _as_tuple(name, known[name])
             if known.get("clock") is not None:
                 reasons = _as_tuple("reasons", known["clock"]["reasons"])
-                known["clock"] = ClockSeen(**{**known["clock"], "reasons": reasons})
+                known["clock"] = ClockSummary(**{**known["clock"], "reasons": reasons})
         except (TypeError, KeyError) as error:
             raise ConfigurationError(f"Not a result of to_dict() or to_json(): {error}.") from error
         return cls(**known)
@@ -374,7 +374,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_clock(value: object) -> bool:
-    if not isinstance(value, ClockSeen):
+    if not isinstance(value, ClockSummary):
         return False
     numbers = (value.median_mhz, value.min_mhz, value.max_mhz, value.limit_mhz, value.discarded)
     return all(_is_time(number) for number in numbers) and _is_texts(value.reasons)

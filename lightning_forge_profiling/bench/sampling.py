@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from lightning_forge_profiling.bench.result import median_noise
 from lightning_forge_profiling.bench.timed_call import Options, TimedCall
 from lightning_forge_profiling.errors import ForgeProfilingError
-from lightning_forge_profiling.gpu.clocks import ClockSeen, ClockWatch
+from lightning_forge_profiling.gpu.clocks import ClockSummary, ClockWatch
 
 _MOST_FAILURES: Final = 20  # halving from 1000 calls to one fails 10 times
 
@@ -155,7 +155,7 @@ class Unthrottled(NamedTuple):
 
     samples: list[float]
     """All of them if too few are left otherwise."""
-    clock: ClockSeen | None
+    clock: ClockSummary | None
     """What the clock did; None if it was not read."""
     warnings: list[str]
     """One sentence each."""
@@ -165,14 +165,14 @@ def unthrottled(samples: list[float], clock_watch: ClockWatch) -> Unthrottled:
     """Drop the samples that were taken while the GPU's clock was held down."""
     kept = [s for s, held in zip(samples, clock_watch.throttled(len(samples)), strict=True) if not held]
     dropped = len(samples) - len(kept)
-    clock = clock_watch.seen(dropped)
+    clock = clock_watch.summary(dropped)
     if clock is None:
         return Unthrottled(samples, None, ["the GPU's clock could not be read while sampling"])
     why = " and ".join(clock.reasons)
     moved = f"the clock was lowered from {clock.max_mhz} to {clock.min_mhz} MHz ({why})"
     warnings = []
     if dropped and len(kept) < _FEWEST_KEPT:
-        kept, clock = samples, clock_watch.seen(0)
+        kept, clock = samples, clock_watch.summary(0)
         warnings = [f"{moved} during nearly all samples: none was left out"]
     elif dropped:
         warnings = [f"{moved}: {dropped} of {len(samples)} samples were left out"]

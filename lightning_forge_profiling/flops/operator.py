@@ -82,15 +82,15 @@ class Call:
 
     def mask(self, index: int) -> tuple[bool, ...]:
         """The value of an argument of three booleans."""
-        found = _MASK.fullmatch(self.text(index))
-        if found is None:
+        matched = _MASK.fullmatch(self.text(index))
+        if matched is None:
             raise UncountableError
-        return tuple(flag == "True" for flag in found.groups())
+        return tuple(flag == "True" for flag in matched.groups())
 
     def per_dimension(self, index: int, dimensions: int) -> list[int]:
         """A stride, padding or dilation; one number stands for all dimensions."""
-        found = _INTEGERS.fullmatch(self.text(index))
-        values = [int(number) for number in found[1].split(",")] if found else []
+        matched = _INTEGERS.fullmatch(self.text(index))
+        values = [int(number) for number in matched[1].split(",")] if matched else []
         if len(values) not in {1, dimensions}:
             raise UncountableError
         return values * dimensions if len(values) == 1 else values
@@ -103,16 +103,14 @@ MATRIX_VECTOR: Final = (2, 1)
 VECTORS: Final = (1, 1)
 
 
+# In the formulas below, integers are positions of arguments.
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of matrices, or of a matrix or vector and a vector.
+    """A product of matrices, or of a matrix or vector and a vector."""
 
-    Attributes:
-        operand: position of the left factor; the right one follows it.
-        ranks: number of dimensions of the two factors.
-    """
-
-    operand: int
+    operand: int  # the left factor; the right one follows it
     ranks: tuple[int, int]
 
     def flops(self, call: Call) -> int:
@@ -141,25 +139,18 @@ def convolution_flops(image: tuple[int, ...], weight: tuple[int, ...], positions
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution of argument 0 with the weight in argument 1.
+    """A convolution of argument 0 with the weight in argument 1."""
 
-    Attributes:
-        stride: position of this argument.
-        padding: position of this argument.
-        dilation: position of this argument; None if the operator has none.
-        transposed: position of this argument; None if the operator has none.
-    """
-
-    stride: int
-    padding: int
-    dilation: int | None = None
-    transposed: int | None = None
+    stride: int = 0
+    padding: int = 0
+    dilation: int | None = None  # None if the operator has none
+    transposed: int | bool = False  # an argument says so, or the operator
     operand: ClassVar = 0
 
     def flops(self, call: Call) -> int:
         """Count one call."""
         image, weight = call.shape(0), call.shape(1)
-        if self.transposed is not None and call.flag(self.transposed):
+        if self.transposed is True or (self.transposed and call.flag(self.transposed)):
             return convolution_flops(image, weight, image[2:])
         dimensions = len(image) - 2
         stride = call.per_dimension(self.stride, dimensions)
@@ -178,28 +169,11 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class TransposedConvolution:
-    """A transposed convolution of argument 0 with the weight in argument 1."""
-
-    operand: ClassVar = 0
-
-    def flops(self, call: Call) -> int:
-        """Count one call."""
-        image, weight = call.shape(0), call.shape(1)
-        return convolution_flops(image, weight, image[2:])
-
-
-@dataclass(frozen=True, slots=True)
 class ConvolutionBackward:
-    """Gradients of a convolution: of its output in argument 0, with its input and weight in 1 and 2.
-
-    Attributes:
-        transposed: position of this argument.
-        output_mask: position of the mask of requested gradients: of the input, the weight and the bias.
-    """
+    """Gradients of a convolution: of its output in argument 0, with its input and weight in 1 and 2."""
 
     transposed: int
-    output_mask: int
+    output_mask: int  # of requested gradients: of the input, the weight and the bias
     operand: ClassVar = 1
 
     def flops(self, call: Call) -> int:
@@ -212,21 +186,13 @@ class ConvolutionBackward:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Fused scaled dot-product attention, or its backward.
+    """Fused scaled dot-product attention, or its backward."""
 
-    Attributes:
-        operand: the argument that is the query; key and value follow it.
-        causal: which argument says so: a flag, or the number of a mask (1 and 2 are causal).
-        axes: of the heads and of the sequence.
-        products: how many have the depth of query and key, and how many that of the value.
-        lengths: arguments that are given where sequences are shorter than the shapes say.
-    """
-
-    operand: int
-    causal: int
-    axes: tuple[int, int]
-    products: tuple[int, int]
-    lengths: tuple[int, ...] = ()
+    operand: int  # the query; key and value follow it
+    causal: int  # a flag, or the number of a mask (1 and 2 are causal)
+    axes: tuple[int, int]  # of the heads and of the sequence
+    products: tuple[int, int]  # how many have the depth of query and key, and how many that of the value
+    lengths: tuple[int, ...] = ()  # given where sequences are shorter than the shapes say
 
     def flops(self, call: Call) -> int:
         """Count one call."""
@@ -246,17 +212,20 @@ class Attention:
 
 
 class OperatorFlops(NamedTuple):
-    """Operations of one operator call.
-
-    Attributes:
-        flops: number of operations; a multiply-add is two.
-        dtype: the element type of its operands: `bf16`, `fp16`, `fp32`, `fp64`, `fp8` or `int8`.
-    """
+    """Operations of one operator call, and the element type of its operands by its short name."""
 
     flops: int
     dtype: str
 
 
+# Differences from `FlopCounterMode`, besides what a trace cannot tell (the lengths of packed sequences):
+# - It does not count in-place products (`aten::addmm_`), products with a vector (`aten::mv`) or of int8.
+# - It counts the weight gradient of a grouped convolution as if it were not grouped, `groups` times too much.
+# - It reads `aten::_flash_attention_forward` and `aten::_efficient_attention_forward` as (batch, heads, sequence,
+#   depth); their layout is (batch, sequence, heads, depth).
+# As there, causal attention counts in full unless `causal_halved`, and so does a sliding window or an additive mask.
+# The backward of fused attention counts five products, its forward two, because it recomputes the scores. Attention as
+# separate products has four.
 def operator_flops(
     name: str,
     input_dims: Sequence[object],
@@ -265,28 +234,12 @@ def operator_flops(
     *,
     causal_halved: bool = False,
 ) -> OperatorFlops | None:
-    """Count the operations of one recorded operator call.
+    """Count one recorded operator call; None if it has no formula or its arguments do not fit.
 
     Operators nest (`aten::convolution` calls `aten::_convolution`, which calls `aten::cudnn_convolution`), and each
     counts in full: in a call stack, count only the outermost operator of `COUNTED`. Composites that call others of that
     list (`aten::linear`, `aten::matmul`, `aten::scaled_dot_product_attention`) are not in it. Under autocast a product
     nests in itself: the outer call has the original types, the inner one those that it runs in.
-
-    Differences from `FlopCounterMode`:
-
-    - It does not count in-place products (`aten::addmm_`), products with a vector (`aten::mv`) or of int8.
-    - It counts the weight gradient of a grouped convolution as if it were not grouped, `groups` times too much.
-    - It reads `aten::_flash_attention_forward` and `aten::_efficient_attention_forward` as (batch, heads, sequence,
-      depth); their layout is (batch, sequence, heads, depth).
-    - It sums over packed sequences of different lengths (nested tensors). A trace has no lengths: not counted here.
-
-    As there, causal attention counts in full unless `causal_halved`, and so does a sliding window or an additive mask.
-    The backward of fused attention counts five products, its forward two, because it recomputes the scores. Attention
-    as separate products has four.
-
-    Example:
-        >>> operator_flops("aten::mm", [[128, 256], [256, 512]], ["c10::BFloat16"] * 2, ["", ""])
-        OperatorFlops(flops=33554432, dtype='bf16')
     """
     operator = _OPERATORS.get(name)
     if operator is None:
@@ -306,7 +259,7 @@ _BSHD: Final = (2, 1)  # (batch, sequence, heads, depth)
 _FORWARD: Final = (1, 1)
 _BACKWARD: Final = (3, 2)
 
-_Formula = Product | Convolution | TransposedConvolution | ConvolutionBackward | Attention
+_Formula = Product | Convolution | ConvolutionBackward | Attention
 
 # Positions as in PyTorch 2.13's aten/src/ATen/native/native_functions.yaml. Variants with `out=` append it and those in
 # place keep the order, so they share a layout.
@@ -335,7 +288,7 @@ _LAYOUTS: Final[tuple[tuple[_Formula, str], ...]] = (
         "_conv_depthwise2d conv_depthwise3d slow_conv_dilated2d slow_conv_dilated3d",
     ),
     (
-        TransposedConvolution(),
+        Convolution(transposed=True),
         "cudnn_convolution_transpose miopen_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d",
     ),
     (ConvolutionBackward(transposed=7, output_mask=10), "convolution_backward"),
@@ -348,22 +301,10 @@ _LAYOUTS: Final[tuple[tuple[_Formula, str], ...]] = (
         Attention(0, causal=6, axes=_BHSD, products=_FORWARD),
         "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention",
     ),
-    (
-        Attention(0, causal=5, axes=_BHSD, products=_FORWARD),
-        "_scaled_dot_product_fused_attention_overrideable",
-    ),
-    (
-        Attention(0, causal=8, axes=_BSHD, products=_FORWARD, lengths=(3, 4, 13, 15)),
-        "_flash_attention_forward",
-    ),
-    (
-        Attention(0, causal=9, axes=_BSHD, products=_FORWARD, lengths=(4, 5, 12)),
-        "_efficient_attention_forward",
-    ),
-    (
-        Attention(0, causal=10, axes=_BHSD, products=_FORWARD, lengths=(4, 5)),
-        "_cudnn_attention_forward",
-    ),
+    (Attention(0, causal=5, axes=_BHSD, products=_FORWARD), "_scaled_dot_product_fused_attention_overrideable"),
+    (Attention(0, causal=8, axes=_BSHD, products=_FORWARD, lengths=(3, 4, 13, 15)), "_flash_attention_forward"),
+    (Attention(0, causal=9, axes=_BSHD, products=_FORWARD, lengths=(4, 5, 12)), "_efficient_attention_forward"),
+    (Attention(0, causal=10, axes=_BHSD, products=_FORWARD, lengths=(4, 5)), "_cudnn_attention_forward"),
     (
         Attention(1, causal=11, axes=_BHSD, products=_BACKWARD, lengths=(6, 7)),
         "_scaled_dot_product_flash_attention_backward",

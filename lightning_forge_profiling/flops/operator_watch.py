@@ -48,13 +48,7 @@ the weight gradient of a grouped convolution as if it were not grouped.
 
 
 class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches the operators of one step.
-
-    Attributes:
-        in_backward: set it to True when the backward pass starts.
-        recomputed: operations that the backward pass recomputes.
-        uncounted: operators that have no formula and may multiply.
-    """
+    """Watches the operators of one step."""
 
     supports_higher_order_operators = True
 
@@ -80,11 +74,7 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _computes_again() -> bool:
-    """Whether an operator in the backward pass belongs to a recomputed forward pass.
-
-    Gradients are computed with grad mode off. A recomputed forward has it on, or is a custom operator that PyTorch's
-    checkpoint calls.
-    """
+    """Whether an operator in the backward pass belongs to a recomputed forward pass."""
     if torch.is_grad_enabled():
         return True
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (what inspect.currentframe is)

@@ -2,40 +2,39 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One device.
-
-    Attributes:
-        device: its name in messages.
-        name: words that the driver's name must have.
-        also: further words that it may have; any other word means a different device.
-        tflops: dense TFLOP/s (TOP/s for int8) by type: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`.
-        source: the source of the rates.
-        sms: streaming multiprocessors (compute units on AMD) of the whole device. With fewer it is a slice.
-        memory_gib: its memory, if that distinguishes devices of the same name.
-        power_w: its highest power limit, if that distinguishes devices of the same name.
-    """
+    """One device of the table."""
 
     device: str
-    name: str
-    also: str = ""
+    name: frozenset[str]  # words that the driver's name must have
+    also: frozenset[str]  # further words that it may have
     tflops: Mapping[str, float]
     source: str
-    sms: int
-    memory_gib: float | None = None
-    power_w: float | None = None
+    sms: int  # streaming multiprocessors (compute units on AMD) of the whole device: with fewer it is a slice
+    memory_gib: float | None
+    power_w: float | None
 
 
-# As vendors print them. A line with # is the source of the rows below it. In brackets: words that the name may also
-# have. GiB and watts (the highest power limit) stand where the name alone does not tell a part from another.
-_PRINTED: Final = """
+_CLOCK: Final = "SMs and boost clock from NVIDIA's data sheets; rates an SM as in the "
+_GEFORCE_CLOCK: Final = "SMs and boost clock from https://www.nvidia.com/en-us/geforce/; rates an SM as in the "
+
+# A line with # is the source of the rows below it. In brackets: words that the driver's name may also have; any other
+# word means a different device. GiB and watts (the highest power limit) stand where the name alone does not tell one
+# part from another. Rates are as vendors print them, dense TFLOP/s (TOP/s for int8); a line with @ gives operations an
+# SM and clock cycle instead, for cards whose data sheets do not print dense rates for each type.
+#
+# Workstation cards accumulate in FP32 as fast as in FP16, other than a GeForce. That is stated for the cards in the
+# whitepapers and follows from measured products for the A2000 and A4000. For smaller Ada and Blackwell cards (RTX 5000
+# Ada, RTX PRO 5000) neither is there, so they are left out. A GeForce of Blackwell has two rates for fp8 (products with
+# block scales run at twice the whitepaper's), so it has none here.
+_TABLE: Final = f"""
 device            name                               SMs  GiB  W    fp64   fp32   tf32   bf16    fp16    fp8     int8
 
 # NVIDIA Tesla P100 data sheet (its FP16 rate is for accumulating in FP16)
@@ -110,207 +109,139 @@ MI325X            MI325X [OAM VF]                    304  -    -    163.4  163.4
 # AMD Instinct MI350X and MI355X data sheets, matrix cores (no TF32)
 MI350X            MI350X [OAM VF]                    256  -    -    72.1   144.2  -      2306.9  2306.9  4613.7  4613.7
 MI355X            MI355X [OAM VF]                    256  -    -    78.6   157.3  -      2516.6  2516.6  5033.2  5033.2
+
+device                              name                                                SMs  GiB  MHz
+# {_CLOCK}NVIDIA Turing GPU Architecture whitepaper, table 1
+@ fp32:128 fp16:1024 int8:2048
+Quadro RTX 4000                     QUADRO RTX 4000                                     36   -    1545
+Quadro RTX 5000                     QUADRO RTX 5000                                     48   -    1815
+Quadro RTX 6000                     QUADRO RTX 6000                                     72   -    1770
+Quadro RTX 8000                     QUADRO RTX 8000                                     72   -    1770
+TITAN RTX                           TITAN RTX                                           72   -    1770
+# {_CLOCK}NVIDIA Ampere GA102 architecture whitepaper, appendix A
+@ fp32:256 tf32:512 bf16:1024 fp16:1024 int8:2048
+RTX A2000                           RTX A2000 [12GB]                                    26   -    1200
+RTX A4000                           RTX A4000                                           48   -    1560
+RTX A4500                           RTX A4500                                           56   -    1650
+RTX A5000                           RTX A5000                                           64   -    1695
+RTX A5500                           RTX A5500                                           80   -    1665
+RTX A6000                           RTX A6000                                           84   -    1800
+# {_CLOCK}NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A
+@ fp32:256 tf32:512 bf16:1024 fp16:1024 int8:2048 fp8:2048
+RTX 6000 Ada                        RTX 6000 ADA [GENERATION]                           142  -    2505
+# {_CLOCK}NVIDIA RTX Blackwell PRO GPU Architecture whitepaper v1.1, table 4
+@ fp32:256 tf32:512 bf16:1024 fp16:1024 int8:2048 fp8:2048
+RTX PRO 6000 Blackwell Workstation  RTX PRO 6000 BLACKWELL WORKSTATION [EDITION]        188  -    2617
+RTX PRO 6000 Blackwell Max-Q        RTX PRO 6000 BLACKWELL MAX Q [WORKSTATION EDITION]  188  -    2288
+RTX PRO 6000 Blackwell Server       RTX PRO 6000 BLACKWELL SERVER [EDITION]             188  -    2430
+# {_GEFORCE_CLOCK}NVIDIA Turing GPU Architecture whitepaper, table 1
+@ fp32:128 fp16:512 int8:2048
+GeForce RTX 2060 6 GB               RTX 2060                                            30   6    1680
+GeForce RTX 2060 12 GB              RTX 2060                                            34   12   1650
+GeForce RTX 2060 SUPER              RTX 2060 SUPER                                      34   -    1650
+GeForce RTX 2070                    RTX 2070                                            36   -    1620
+GeForce RTX 2070 SUPER              RTX 2070 SUPER                                      40   -    1770
+GeForce RTX 2080                    RTX 2080                                            46   -    1710
+GeForce RTX 2080 SUPER              RTX 2080 SUPER                                      48   -    1815
+GeForce RTX 2080 Ti                 RTX 2080 TI                                         68   -    1545
+# {_GEFORCE_CLOCK}NVIDIA Ampere GA102 architecture whitepaper, appendix A
+@ fp32:256 tf32:256 bf16:512 fp16:512 int8:2048
+GeForce RTX 3050 6 GB               RTX 3050                                            18   6    1470
+GeForce RTX 3050 8 GB               RTX 3050                                            20   8    1777
+GeForce RTX 3060                    RTX 3060                                            28   -    1777
+GeForce RTX 3060 Ti                 RTX 3060 TI                                         38   -    1665
+GeForce RTX 3070                    RTX 3070                                            46   -    1725
+GeForce RTX 3070 Ti                 RTX 3070 TI                                         48   -    1770
+GeForce RTX 3080 10 GB              RTX 3080                                            68   10   1710
+GeForce RTX 3080 12 GB              RTX 3080                                            70   12   1710
+GeForce RTX 3080 Ti                 RTX 3080 TI                                         80   -    1665
+GeForce RTX 3090                    RTX 3090                                            82   -    1695
+GeForce RTX 3090 Ti                 RTX 3090 TI                                         84   -    1860
+# {_GEFORCE_CLOCK}NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A
+@ fp32:256 tf32:256 bf16:512 fp16:512 int8:2048 fp8:1024
+GeForce RTX 4060                    RTX 4060                                            24   -    2460
+GeForce RTX 4060 Ti                 RTX 4060 TI                                         34   -    2535
+GeForce RTX 4070                    RTX 4070                                            46   -    2475
+GeForce RTX 4070 SUPER              RTX 4070 SUPER                                      56   -    2475
+GeForce RTX 4070 Ti                 RTX 4070 TI                                         60   -    2610
+GeForce RTX 4070 Ti SUPER           RTX 4070 TI SUPER                                   66   -    2610
+GeForce RTX 4080                    RTX 4080                                            76   -    2505
+GeForce RTX 4080 SUPER              RTX 4080 SUPER                                      80   -    2550
+GeForce RTX 4090 D                  RTX 4090 D                                          114  -    2520
+GeForce RTX 4090                    RTX 4090                                            128  -    2520
+# {_GEFORCE_CLOCK}NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A
+@ fp32:256 tf32:256 bf16:512 fp16:512 int8:2048
+GeForce RTX 5050                    RTX 5050                                            20   -    2572
+GeForce RTX 5060                    RTX 5060                                            30   -    2497
+GeForce RTX 5060 Ti                 RTX 5060 TI                                         36   -    2572
+GeForce RTX 5070                    RTX 5070                                            48   -    2512
+GeForce RTX 5070 Ti                 RTX 5070 TI                                         70   -    2452
+GeForce RTX 5080                    RTX 5080                                            84   -    2617
+GeForce RTX 5090                    RTX 5090                                            170  -    2407
 """
 
-_CELL: Final = re.compile(r" {2,}")
 
-
-def _printed(table: str) -> Iterator[Part]:
-    header, *lines = filter(None, table.splitlines())
-    dtypes = _CELL.split(header)[5:]
+def _parts() -> Iterator[Part]:
+    dtypes: list[str] = []
+    operations: dict[str, int] = {}
     source = ""
-    for line in lines:
+    for line in filter(None, _TABLE.splitlines()):
+        cells = re.split(r" {2,}", line)
         if line.startswith("#"):
             source = line.removeprefix("# ")
-            continue
-        device, names, sms, memory_gib, power_w, *rates = _CELL.split(line)
-        name, _, also = names.partition(" [")
-        yield Part(
-            device=device,
-            name=name,
-            also=also.rstrip("]"),
-            tflops={dtype: float(rate) for dtype, rate in zip(dtypes, rates, strict=True) if rate != "-"},
-            source=source,
-            sms=int(sms),
-            memory_gib=None if memory_gib == "-" else float(memory_gib),
-            power_w=None if power_w == "-" else float(power_w),
-        )
+        elif line.startswith("@"):
+            operations = {dtype: int(number) for dtype, number in (each.split(":") for each in line.split()[1:])}
+        elif cells[0] == "device":
+            dtypes = cells[5:]
+        else:
+            device, names, sms, memory_gib, *figures = cells
+            power_w = "-"
+            if operations:
+                tflops = {dtype: int(sms) * number * int(figures[0]) / 1e6 for dtype, number in operations.items()}
+            else:
+                power_w, *rates = figures
+                tflops = {dtype: float(rate) for dtype, rate in zip(dtypes, rates, strict=True) if rate != "-"}
+            name, _, also = names.rstrip("]").partition(" [")
+            yield Part(
+                device=device,
+                name=frozenset(name.split()),
+                also=frozenset(also.split()),
+                tflops=tflops,
+                source=source,
+                sms=int(sms),
+                memory_gib=None if memory_gib == "-" else float(memory_gib),
+                power_w=None if power_w == "-" else float(power_w),
+            )
 
 
-Card: TypeAlias = tuple[str, int, int, int | None]
-"""A card's name with the words it may also have in brackets, its SMs, its boost clock in MHz, and its memory in GiB
-where another card has the same name."""
-
-
-def cards(rows: Sequence[Card], operations: Mapping[str, int], source: str, *, brand: str = "") -> Iterator[Part]:
-    """Cards whose data sheets do not print dense rates for each type.
-
-    Example:
-        >>> [card] = cards([("RTX 4090", 128, 2520, None)], {"fp32": 256}, "a whitepaper", brand="GeForce ")
-        >>> card.device, round(card.tflops["fp32"], 1)
-        ('GeForce RTX 4090', 82.6)
-    """
-    for names, sms, boost_mhz, memory_gib in rows:
-        name, _, also = names.partition(" [")
-        yield Part(
-            device=f"{brand}{name}" + (f" {memory_gib} GB" if memory_gib else ""),
-            name=name.upper().replace("-", " "),
-            also=also.rstrip("]").upper(),
-            tflops={dtype: sms * per_cycle * boost_mhz / 1e6 for dtype, per_cycle in operations.items()},
-            source=source,
-            sms=sms,
-            memory_gib=memory_gib,
-        )
-
-
-# Their tensor cores accumulate in FP32 as fast as in FP16, other than a GeForce's. That is stated for the cards in the
-# whitepapers and follows from measured products for the A2000 and A4000. For smaller Ada and Blackwell cards (RTX 5000
-# Ada, RTX PRO 5000) neither is there, so they are left out.
-_TURING: Final[Sequence[Card]] = (
-    ("Quadro RTX 4000", 36, 1545, None),
-    ("Quadro RTX 5000", 48, 1815, None),
-    ("Quadro RTX 6000", 72, 1770, None),
-    ("Quadro RTX 8000", 72, 1770, None),
-    ("TITAN RTX", 72, 1770, None),
-)
-_AMPERE: Final[Sequence[Card]] = (
-    ("RTX A2000 [12GB]", 26, 1200, None),
-    ("RTX A4000", 48, 1560, None),
-    ("RTX A4500", 56, 1650, None),
-    ("RTX A5000", 64, 1695, None),
-    ("RTX A5500", 80, 1665, None),
-    ("RTX A6000", 84, 1800, None),
-)
-_ADA: Final[Sequence[Card]] = (("RTX 6000 Ada [Generation]", 142, 2505, None),)
-_BLACKWELL: Final[Sequence[Card]] = (
-    ("RTX PRO 6000 Blackwell Workstation [Edition]", 188, 2617, None),
-    ("RTX PRO 6000 Blackwell Max-Q [Workstation Edition]", 188, 2288, None),
-    ("RTX PRO 6000 Blackwell Server [Edition]", 188, 2430, None),
-)
-
-_TURING_RATES: Final = {"fp32": 128, "fp16": 1024, "int8": 2048}
-_AMPERE_RATES: Final = {"fp32": 256, "tf32": 512, "bf16": 1024, "fp16": 1024, "int8": 2048}
-_ADA_RATES: Final = _AMPERE_RATES | {"fp8": 2048}
-
-_CLOCK: Final = "SMs and boost clock from NVIDIA's data sheets; rates an SM as in the "
-
-PARTS: Final = (
-    *_printed(_PRINTED),
-    *cards(_TURING, _TURING_RATES, _CLOCK + "NVIDIA Turing GPU Architecture whitepaper, table 1"),
-    *cards(_AMPERE, _AMPERE_RATES, _CLOCK + "NVIDIA Ampere GA102 architecture whitepaper, appendix A"),
-    *cards(_ADA, _ADA_RATES, _CLOCK + "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"),
-    *cards(_BLACKWELL, _ADA_RATES, _CLOCK + "NVIDIA RTX Blackwell PRO GPU Architecture whitepaper v1.1, table 4"),
-)
-
-
-# SMs, boost clock in MHz, and memory in GiB where the name alone is ambiguous.
-_GEFORCE_TURING: Final[Sequence[Card]] = (
-    ("RTX 2060", 30, 1680, 6),
-    ("RTX 2060", 34, 1650, 12),
-    ("RTX 2060 SUPER", 34, 1650, None),
-    ("RTX 2070", 36, 1620, None),
-    ("RTX 2070 SUPER", 40, 1770, None),
-    ("RTX 2080", 46, 1710, None),
-    ("RTX 2080 SUPER", 48, 1815, None),
-    ("RTX 2080 Ti", 68, 1545, None),
-)
-_GEFORCE_AMPERE: Final[Sequence[Card]] = (
-    ("RTX 3050", 18, 1470, 6),
-    ("RTX 3050", 20, 1777, 8),
-    ("RTX 3060", 28, 1777, None),
-    ("RTX 3060 Ti", 38, 1665, None),
-    ("RTX 3070", 46, 1725, None),
-    ("RTX 3070 Ti", 48, 1770, None),
-    ("RTX 3080", 68, 1710, 10),
-    ("RTX 3080", 70, 1710, 12),
-    ("RTX 3080 Ti", 80, 1665, None),
-    ("RTX 3090", 82, 1695, None),
-    ("RTX 3090 Ti", 84, 1860, None),
-)
-_GEFORCE_ADA: Final[Sequence[Card]] = (
-    ("RTX 4060", 24, 2460, None),
-    ("RTX 4060 Ti", 34, 2535, None),
-    ("RTX 4070", 46, 2475, None),
-    ("RTX 4070 SUPER", 56, 2475, None),
-    ("RTX 4070 Ti", 60, 2610, None),
-    ("RTX 4070 Ti SUPER", 66, 2610, None),
-    ("RTX 4080", 76, 2505, None),
-    ("RTX 4080 SUPER", 80, 2550, None),
-    ("RTX 4090 D", 114, 2520, None),
-    ("RTX 4090", 128, 2520, None),
-)
-_GEFORCE_BLACKWELL: Final[Sequence[Card]] = (
-    ("RTX 5050", 20, 2572, None),
-    ("RTX 5060", 30, 2497, None),
-    ("RTX 5060 Ti", 36, 2572, None),
-    ("RTX 5070", 48, 2512, None),
-    ("RTX 5070 Ti", 70, 2452, None),
-    ("RTX 5080", 84, 2617, None),
-    ("RTX 5090", 170, 2407, None),
-)
-
-# Operations an SM and clock cycle.
-_GEFORCE_TURING_RATES: Final = {"fp32": 128, "fp16": 512, "int8": 2048}
-_GEFORCE_AMPERE_RATES: Final = {"fp32": 256, "tf32": 256, "bf16": 512, "fp16": 512, "int8": 2048}
-_GEFORCE_ADA_RATES: Final = _GEFORCE_AMPERE_RATES | {"fp8": 1024}
-_GEFORCE_BLACKWELL_RATES: Final = (
-    _GEFORCE_AMPERE_RATES  # fp8 has two: products with block scales run at twice the whitepaper's
-)
-
-_GEFORCE_CLOCK: Final = "SMs and boost clock from https://www.nvidia.com/en-us/geforce/; rates an SM as in the "
-
-GEFORCE_PARTS: Final = tuple(
-    part
-    for rows, rates, whitepaper in (
-        (_GEFORCE_TURING, _GEFORCE_TURING_RATES, "NVIDIA Turing GPU Architecture whitepaper, table 1"),
-        (
-            _GEFORCE_AMPERE,
-            _GEFORCE_AMPERE_RATES,
-            "NVIDIA Ampere GA102 architecture whitepaper, appendix A",
-        ),
-        (_GEFORCE_ADA, _GEFORCE_ADA_RATES, "NVIDIA Ada GPU Architecture whitepaper v2.1, appendix A"),
-        (_GEFORCE_BLACKWELL, _GEFORCE_BLACKWELL_RATES, "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A"),
-    )
-    for part in cards(rows, rates, _GEFORCE_CLOCK + whitepaper, brand="GeForce ")
-)
+PARTS: Final = tuple(_parts())
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """The peak rates of a device.
-
-    Attributes:
-        device: the device, such as `H100 PCIe`.
-        flops: dense operations per second by type: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`. Types that
-            the device lacks, or whose rate no source gives, are missing.
-        source: the source of the rates.
-    """
+    """Dense operations per second by type; types that the device lacks, or whose rate no source gives, are missing."""
 
     device: str
     flops: Mapping[str, float]
     source: str
 
     def source_of(self, dtype: str) -> str:
-        """The source of one type's rate. Data sheets give `fp64` and `fp32` without sparsity, so they are not halved.
+        """The source of one type's rate: data sheets give fp64 and fp32 without sparsity, so they are not halved."""
+        return self.source.replace(", halved", "") if dtype in {"fp64", "fp32"} else self.source
 
-        Example:
-            >>> h200 = find_peak("NVIDIA H200")
-            >>> h200.source_of("bf16")
-            'NVIDIA H200 data sheet, halved, https://www.nvidia.com/en-us/data-center/h200/'
-            >>> h200.source_of("fp32")
-            'NVIDIA H200 data sheet, https://www.nvidia.com/en-us/data-center/h200/'
-        """
-        return self.source.replace(", halved", "") if dtype in _WITHOUT_SPARSITY else self.source
+
+# Words that some driver versions include and others omit.
+_NO_DISTINCTION: Final = frozenset({"", "NVIDIA", "TESLA", "GEFORCE", "AMD", "INSTINCT"})
 
 
 def find_peak(
     name: str, *, memory_bytes: int | None = None, sms: int | None = None, power_w: float | None = None
 ) -> DevicePeak | None:
-    """Look a device up.
+    """Look a device up by its driver's name; None unless exactly one device matches.
 
-    Every word of the name must match, so that similar names (a laptop's GPU, a MIG slice, a virtual GPU, an export
-    version) are not taken for a device in the table. If several devices have one name, the other arguments decide; if
-    they contradict the name (a compute partition with fewer units), there is no match.
+    Every word must match, so that similar names (a laptop's GPU, a MIG slice, a virtual GPU, an export version) are not
+    taken for a device in the table. The other arguments decide between devices of one name, or contradict it (a compute
+    partition with fewer units).
 
     Example:
         >>> find_peak("NVIDIA H100 PCIe").flops["bf16"] / 1e12
@@ -320,41 +251,27 @@ def find_peak(
         >>> find_peak("NVIDIA H100", sms=114).device
         'H100 PCIe'
     """
-    found = _matches(name, memory_bytes, sms, power_w)
-    if len(found) != 1:
+    matches = _matches(name, memory_bytes, sms, power_w)
+    if len(matches) != 1:
         return None
-    part = found[0]
+    [part] = matches
     flops = MappingProxyType({dtype: tflops * 1e12 for dtype, tflops in part.tflops.items()})
     return DevicePeak(part.device, flops, part.source)
 
 
 def power_may_tell(name: str, *, memory_bytes: int | None = None, sms: int | None = None) -> bool:
-    """Whether several devices in the table match whose power limits differ.
-
-    Example:
-        >>> power_may_tell("Tesla V100"), power_may_tell("NVIDIA H200"), power_may_tell("NVIDIA Foo 9000")
-        (True, False, False)
-    """
-    found = _matches(name, memory_bytes, sms, None)
-    return len(found) > 1 and any(part.power_w for part in found)
-
-
-_ALL: Final[tuple[Part, ...]] = PARTS + GEFORCE_PARTS
-
-_WITHOUT_SPARSITY: Final = frozenset({"fp64", "fp32"})
-
-_NO_DISTINCTION: Final = frozenset({"", "NVIDIA", "TESLA", "GEFORCE", "AMD", "INSTINCT"})
-"""Words that some driver versions include and others omit."""
+    """Whether several devices in the table match whose power limits differ."""
+    matches = _matches(name, memory_bytes, sms, None)
+    return len(matches) > 1 and any(part.power_w for part in matches)
 
 
 def _matches(name: str, memory_bytes: int | None, sms: int | None, power_w: float | None) -> list[Part]:
     words = frozenset(re.split(r"[^A-Z0-9.]+", name.upper())) - _NO_DISTINCTION
-    return [part for part in _ALL if _is_named(part, words) and _fits(part, memory_bytes, sms, power_w)]
-
-
-def _is_named(part: Part, words: frozenset[str]) -> bool:
-    required = frozenset(part.name.split())
-    return required <= words <= required | frozenset(part.also.split())
+    return [
+        part
+        for part in PARTS
+        if part.name <= words <= part.name | part.also and _fits(part, memory_bytes, sms, power_w)
+    ]
 
 
 def _fits(part: Part, memory_bytes: int | None, sms: int | None, power_w: float | None) -> bool:

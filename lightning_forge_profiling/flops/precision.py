@@ -21,22 +21,12 @@ _NAMES: Final = {
 
 
 def dtype_name(dtype: torch.dtype | str) -> str | None:
-    """The name of a type in the table of peaks.
-
-    Example:
-        >>> dtype_name(torch.bfloat16), dtype_name(torch.complex64)
-        ('bf16', None)
-    """
+    """The name of a type in the table of peaks."""
     return _NAMES.get(str(dtype).removeprefix("torch."))
 
 
 def parameter_dtype(module: nn.Module) -> str:
-    """The type of most of a module's floating-point parameters, by number of elements; `fp32` without any.
-
-    Example:
-        >>> parameter_dtype(torch.nn.Linear(4, 4, dtype=torch.float64))
-        'fp64'
-    """
+    """The type of most of a module's floating-point parameters, by number of elements; `fp32` without any."""
     elements: Counter[str] = Counter()
     for parameter in module.parameters():
         name = dtype_name(parameter.dtype)
@@ -46,26 +36,18 @@ def parameter_dtype(module: nn.Module) -> str:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Whether a device can compute fp32 products as TF32.
-
-    Example:
-        >>> has_tf32(torch.device("cpu"))
-        False
-    """
+    """Whether a device can compute fp32 products as TF32."""
     if device.type != "cuda" or torch.version.hip is not None:  # ROCm has no such switch that works by itself
         return False
     return torch.cuda.get_device_capability(device) >= _TF32_SINCE
 
 
 def fp32_runs_as_tf32(module: nn.Module) -> bool:
-    """Whether PyTorch lets a GPU compute this module's fp32 products as TF32.
-
-    Matrix products follow `torch.set_float32_matmul_precision` and `torch.backends.cuda.matmul`, convolutions and
-    recurrent layers `torch.backends.cudnn`, which allows TF32 by default. If these differ, the majority of the module's
-    layers decides; a recurrent layer has two products, of its input and of its state, in each direction.
-    """
+    """Whether PyTorch lets a GPU compute this module's fp32 products as TF32."""
     if torch.version.hip is not None:
         return False  # ROCm has no such switch that works by itself
+    # The defaults differ: cuDNN allows TF32, matrix products do not. Then most of the module's layers decide; a
+    # recurrent one has two products, of its input and of its state, in each direction.
     allowed = tf32_allowed()
     products: Counter[bool] = Counter()
     for part in module.modules():
@@ -87,12 +69,7 @@ class Tf32Allowed(NamedTuple):
 
 
 def tf32_allowed() -> Tf32Allowed:
-    """PyTorch's current settings.
-
-    Example:
-        >>> tf32_allowed()  # as PyTorch has them by default
-        Tf32Allowed(products=False, convolutions=True, recurrent=True)
-    """
+    """PyTorch's current settings."""
     # readable whichever of PyTorch's two interfaces has set it; `allow_tf32` may raise
     return Tf32Allowed(
         products=bool(torch.backends.cuda.matmul.fp32_precision == "tf32"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter_ns
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError
 from lightning_forge_profiling.gpu.nvml import (
@@ -66,19 +66,24 @@ def locked_clocks(
             f"sm_mhz must be a clock rate in whole MHz, such as 1500, got {sm_mhz!r}; "
             "`nvidia-smi -q -d SUPPORTED_CLOCKS` lists those of a GPU."
         )
-    asked = None if uuid is not None else _asked(device)
+    named = None if uuid is not None else _named(device)
     try:
         opened = open_nvml() if nvml is None else nvml
     except LookupError as error:
         raise ClocksUnavailableError(f"The clock was not locked: {error}.") from error
     try:
-        with _Lock(opened, _find(opened, asked, uuid), sm_mhz) as rate:
+        try:
+            # a UUID names a GPU also if CUDA_VISIBLE_DEVICES hides it
+            gpu = find_device(opened, uuid=uuid, environ={}) if named is None else _find(opened, named)
+        except LookupError as error:
+            raise ClocksUnavailableError(f"The clock was not locked: {error}.") from error
+        with _Lock(opened, gpu, sm_mhz) as rate:
             yield rate
     finally:
         opened.nvmlShutdown()
 
 
-def _asked(device: "torch.device | str | int | None") -> tuple[str, int | None]:
+def _named(device: "torch.device | str | int | None") -> tuple[str, int | None]:
     """Type and index of a device that PyTorch names."""
     import torch  # noqa: PLC0415  (a process that gives a UUID need not touch CUDA)
 
@@ -94,26 +99,16 @@ def _asked(device: "torch.device | str | int | None") -> tuple[str, int | None]:
     raise ConfigurationError(f"device must be a GPU as PyTorch names it, such as 'cuda:0' or 0, got {device!r}.")
 
 
-def _find(nvml: Nvml, asked: tuple[str, int | None] | None, uuid: str | None) -> NvmlDevice:
-    try:
-        if asked is None:
-            return find_device(nvml, uuid=uuid, environ={})  # by its UUID, also if CUDA_VISIBLE_DEVICES hides it
-        index, uuid = _cuda_device(*asked)
-        return find_device(nvml, index, uuid=uuid)
-    except LookupError as error:
-        raise ClocksUnavailableError(f"The clock was not locked: {error}.") from error
-
-
-def _cuda_device(kind: str, index: int | None) -> tuple[int, str]:
-    """Index and UUID of a device that PyTorch names."""
+def _find(nvml: Nvml, named: tuple[str, int | None]) -> NvmlDevice:
     import torch  # noqa: PLC0415  (a process that gives a UUID need not touch CUDA)
 
+    kind, index = named
     count = torch.cuda.device_count()
-    named = kind if index is None else f"{kind}:{index}"
-    index = torch.cuda.current_device() if index is None and count else index or 0
-    if kind != "cuda" or index >= count:
-        raise LookupError(f"{named} is not one of the {count} CUDA devices here")
-    return index, str(torch.cuda.get_device_properties(index).uuid)
+    if kind != "cuda" or (index or 0) >= count:
+        asked = kind if index is None else f"{kind}:{index}"
+        raise LookupError(f"{asked} is not one of the {count} CUDA devices here")
+    index = torch.cuda.current_device() if index is None else index
+    return find_device(nvml, index, uuid=str(torch.cuda.get_device_properties(index).uuid))
 
 
 class _Lock:
@@ -177,7 +172,7 @@ class _Lock:
         finally:
             _held.pop(self._uuid, None)
             atexit.unregister(self._unlock)
-            _leave_signals()
+            _restore_signals()
 
     def _unlock(self) -> None:
         if not self._locked or os.getpid() != self._pid:  # a forked child does not own the lock
@@ -192,9 +187,9 @@ class _Lock:
             ) from error
 
 
+# All locks of this process, by the GPU's UUID. They share one signal handler: a second one would take the first for the
+# user's.
 _held: Final[dict[str, _Lock]] = {}
-"""All locks of this process, by the GPU's UUID. They share one signal handler: a second one would take the first
-for the user's."""
 
 
 def _catch_signals() -> None:
@@ -205,8 +200,8 @@ def _catch_signals() -> None:
                 signal.signal(number, _ended)
 
 
-def _leave_signals() -> None:
-    """Restore the default handler after the last lock."""
+def _restore_signals() -> None:
+    """Restore the default handlers after the last lock."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and not any(lock.in_main_thread for lock in list(_held.values())):
         for number in _ENDING:
@@ -229,23 +224,16 @@ _LOWERED: Final = 0.97
 _PERIOD_NS: Final = 5_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReading:
-    """The clock at one moment.
+class ClockReading(NamedTuple):
+    """The clock at one moment."""
 
-    Attributes:
-        mark: number of samples taken by then.
-        sm_mhz: the SM clock.
-        reasons: why it was lowered, as bits of `nvmlClocksEventReasons`.
-    """
-
-    mark: int
+    samples: int  # taken by then
     sm_mhz: int
-    reasons: int
+    reasons: int  # why it was lowered, as bits of `nvmlClocksEventReasons`
 
 
 @dataclass(frozen=True, slots=True)
-class ClockSeen:
+class ClockSummary:
     """The SM clock over a measurement.
 
     Attributes:
@@ -305,36 +293,32 @@ class ClockWatch:
     def __exit__(self, *_: object) -> None:
         self._nvml.nvmlShutdown()
 
-    def look(self, mark: int) -> None:
-        """Read the clock, unless the last reading is under 5 ms old."""
+    def read(self, samples: int) -> None:
+        """Read the clock after so many samples, unless the last reading is under 5 ms old."""
         now = self._clock_ns()
         if now - self._last_ns < _PERIOD_NS:
             return
         with contextlib.suppress(self._nvml.NVMLError):  # one reading fewer
-            self._read(mark)
+            self._read(samples)
         self._last_ns = self._clock_ns()
 
     def throttled(self, samples: int) -> list[bool]:
-        """Whether each sample was taken at a lowered clock.
-
-        That is a sample next to a reading with a reason and under 97 % of the highest reading. A clock that is lowered
-        throughout marks no sample.
-        """
+        """Whether each sample was taken at a lowered clock."""
         return throttled_samples(self._readings, samples)
 
-    def seen(self, discarded: int) -> ClockSeen | None:
+    def summary(self, discarded: int) -> ClockSummary | None:
         """The clock since the start, with the median of the kept samples; None without a reading."""
         if not self._readings:
             return None
         rates = [reading.sm_mhz for reading in self._readings]
-        held = _held_down(self._readings) if discarded else [False] * len(rates)
-        kept = [rate for rate, down in zip(rates, held, strict=True) if not down]
+        lowered = _lowered(self._readings) if discarded else [False] * len(rates)
+        kept = [rate for rate, low in zip(rates, lowered, strict=True) if not low]
         names = tuple(dict.fromkeys(name for reading in self._readings for name in throttle_reasons(reading.reasons)))
-        return ClockSeen(float(median(kept)), min(rates), max(rates), self._limit_mhz, names, discarded)
+        return ClockSummary(float(median(kept)), min(rates), max(rates), self._limit_mhz, names, discarded)
 
-    def _read(self, mark: int) -> None:
+    def _read(self, samples: int) -> None:
         rate = self._nvml.nvmlDeviceGetClockInfo(self._handle, SM_CLOCK)
-        self._readings.append(ClockReading(mark, rate, clock_event_reasons(self._nvml, self._handle)))
+        self._readings.append(ClockReading(samples, rate, clock_event_reasons(self._nvml, self._handle)))
 
 
 def throttled_samples(readings: Sequence[ClockReading], samples: int) -> list[bool]:
@@ -345,16 +329,15 @@ def throttled_samples(readings: Sequence[ClockReading], samples: int) -> list[bo
         >>> throttled_samples(readings, 4)
         [False, False, True, True]
     """
-    found = [False] * samples
-    held = _held_down(readings)
-    for number in range(len(readings)):
-        if held[number]:
-            before = readings[number - 1].mark if number else 0
-            after = readings[number + 1].mark if number + 1 < len(readings) else samples
-            found[before:after] = [True] * (min(after, samples) - before)
-    return found
+    throttled = [False] * samples
+    ends = [0, *(reading.samples for reading in readings), samples]
+    for before, after, lowered in zip(ends, ends[2:], _lowered(readings), strict=False):
+        if lowered:
+            throttled[before:after] = [True] * (min(after, samples) - before)
+    return throttled
 
 
-def _held_down(readings: Sequence[ClockReading]) -> list[bool]:
+def _lowered(readings: Sequence[ClockReading]) -> list[bool]:
+    """Whether each has a reason and is under 97 % of the highest; a clock that is lowered throughout marks none."""
     highest = max((reading.sm_mhz for reading in readings), default=0)
     return [bool(throttle_reasons(r.reasons)) and r.sm_mhz < _LOWERED * highest for r in readings]

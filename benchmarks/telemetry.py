@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.workloads import GPT, SmallKernels
-from lightning_forge_profiling.gpu.allocator import read_allocator
-from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
+from lightning_forge_profiling.gpu.memory import MemorySnapshot, read_allocator
 from lightning_forge_profiling.gpu.nvml import find_device
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S, GpuReader, TelemetrySampler, open_reader
 
@@ -43,7 +42,7 @@ def timed(call: Callable[[], object], number: int = SAMPLES) -> str:
 
 def queries(reader: GpuReader) -> None:
     """How long a sample takes, and what it is made of."""
-    print(f"{reader.info.name}, {reader.info.power_limit_w} W")
+    print(f"{reader.name}, {reader.power_limit_w} W")
     print(f"one sample: {timed(lambda: reader.read(0))}")
     nvml, handle = reader.nvml, find_device(reader.nvml, 0, uuid=uuid()).handle
     asked: dict[str, Callable[[], Any]] = {
@@ -102,7 +101,7 @@ def sampling(period_s: float) -> Iterator[None]:
     )
     sampler = TelemetrySampler(opener, period_s=period_s)
     sampler.start()
-    while sampler.info is None and not sampler.problem:
+    while sampler.device is None and not sampler.problem:
         time.sleep(0.01)
     try:
         yield

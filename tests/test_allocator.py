@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from lightning_forge_profiling.gpu.allocator import AllocatorReading, between, merged, read_allocator
+from lightning_forge_profiling.gpu.memory import AllocatorReading, read_allocator
 
 MIB = 2**20
 
@@ -13,42 +13,40 @@ def reading(allocated=0, peak=0, **counters):
     return AllocatorReading(allocated_bytes=allocated, reserved_bytes=2 * peak, peak_bytes=peak, **counters)
 
 
-def test_a_peak_that_rose_is_exact():
-    found = between(reading(allocated=10, peak=40), reading(allocated=12, peak=90), sampled_bytes=70)
-    assert (found.peak_bytes, found.peak_is_exact) == (90, True)
+def test_a_peak_that_rose_is_the_intervals():
+    assert reading(allocated=12, peak=90).since(reading(allocated=10, peak=40), sampled_bytes=70).peak_bytes == 90
 
 
-def test_a_peak_that_did_not_rise_is_at_least_what_was_seen():
+def test_a_peak_that_did_not_rise_is_at_least_the_highest_known_value():
     before, after = reading(allocated=10, peak=90), reading(allocated=20, peak=90)
-    assert between(before, after, sampled_bytes=55).peak_bytes == 55
-    assert between(before, after).peak_bytes == 20
-    assert not between(before, after).peak_is_exact
+    assert after.since(before, sampled_bytes=55).peak_bytes == 55
+    assert after.since(before).peak_bytes == 20
 
 
 def test_a_spike_shows_in_its_own_interval_only():
     readings = [reading(10, 40), reading(10, 40), reading(10, 200), reading(10, 200)]
-    peaks = [between(a, b, sampled_bytes=38).peak_bytes for a, b in pairwise(readings)]
+    peaks = [later.since(earlier, sampled_bytes=38).peak_bytes for earlier, later in pairwise(readings)]
     assert peaks == [38, 200, 38]
 
 
 def test_the_user_resets_the_peak_or_the_counters():
-    found = between(reading(10, 90, device_allocs=50, retries=3), reading(10, 60, device_allocs=4, retries=1))
-    assert (found.peak_bytes, found.peak_is_exact) == (60, False)
-    assert (found.device_allocs, found.retries) == (4, 1)
+    before, after = reading(10, 90, device_allocs=50, retries=3), reading(10, 60, device_allocs=4, retries=1)
+    interval = after.since(before)
+    assert (interval.peak_bytes, interval.device_allocs, interval.retries) == (60, 4, 1)
 
 
 def test_the_counters_are_of_the_interval():
-    found = between(reading(device_allocs=50, retries=3), reading(device_allocs=58, retries=4))
-    assert (found.device_allocs, found.retries) == (8, 1)
+    interval = reading(device_allocs=58, retries=4).since(reading(device_allocs=50, retries=3))
+    assert (interval.device_allocs, interval.retries) == (8, 1)
 
 
-def test_intervals_are_merged_into_one():
-    first = between(reading(10, 40), reading(10, 90, device_allocs=3))
-    second = between(reading(30, 90, device_allocs=9), reading(30, 90, device_allocs=10, retries=1), sampled_bytes=50)
-    both = merged([first, second])
-    assert (both.allocated_bytes, both.peak_bytes, both.peak_is_exact) == (30, 90, True)
+def test_intervals_add_up():
+    first = reading(10, 90, device_allocs=3).since(reading(10, 40))
+    second = reading(30, 90, device_allocs=10, retries=1).since(reading(30, 90, device_allocs=9), sampled_bytes=50)
+    both = first.plus(second)
+    assert (both.allocated_bytes, both.reserved_bytes, both.peak_bytes) == (30, 180, 90)
     assert (both.device_allocs, both.retries) == (4, 1), "not the six between the two"
-    assert merged([second, first]).peak_bytes == 90
+    assert second.plus(first).peak_bytes == 90
 
 
 def test_before_the_first_allocation_all_is_zero():
@@ -68,12 +66,12 @@ def test_on_a_gpu_the_figures_are_pytorchs_and_the_users_peak_stays():
     del spike
     after = read_allocator(0)
     users = torch.cuda.max_memory_allocated()
-    found = between(before, after)
-    assert (found.peak_bytes, found.peak_is_exact) == (users, True)
+    interval = after.since(before)
+    assert interval.peak_bytes == users
     assert users == before.allocated_bytes + 512 * MIB
-    assert found.allocated_bytes == torch.cuda.memory_allocated()
-    assert found.device_allocs >= 1
-    later = between(after, read_allocator(0))
-    assert (later.peak_bytes, later.peak_is_exact, later.device_allocs) == (found.allocated_bytes, False, 0)
+    assert interval.allocated_bytes == torch.cuda.memory_allocated()
+    assert interval.device_allocs >= 1
+    later = read_allocator(0).since(after)
+    assert (later.peak_bytes, later.device_allocs) == (interval.allocated_bytes, 0)
     assert torch.cuda.max_memory_allocated() == users
     del kept

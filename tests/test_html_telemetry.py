@@ -1,5 +1,6 @@
 """The GPU's readings in the web page: a real fit on a paper GPU, and what a browser then shows."""
 
+import itertools
 import json
 import threading
 from dataclasses import replace
@@ -13,15 +14,14 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.fit_rows import FitRows
-from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
-from lightning_forge_profiling.gpu.allocator import AllocatorReading
-from lightning_forge_profiling.gpu.history import GpuHistory
-from lightning_forge_profiling.gpu.nvml import GpuSample, UsageSums, find_device
-from lightning_forge_profiling.gpu.telemetry import GpuReader
+from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
+from lightning_forge_profiling.gpu.memory import AllocatorReading
+from lightning_forge_profiling.gpu.nvml import find_device
+from lightning_forge_profiling.gpu.telemetry import GpuReader, GpuSample
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from tests.browser import wait_until
 from tests.fake_nvml import GPU_IS_LOST, FakeBoard, FakeNvml
 from tests.models import Classifier, loader
@@ -41,17 +41,32 @@ BUSY = {
     "memory_used_bytes": 80.0 * GIB, "memory_own_bytes": 78.0 * GIB, "allocated_bytes": 60.0 * GIB, "power_w": 650.0,
     "temperature_c": 61.0, "sm_mhz": 1980.0, "memory_mhz": 3201.0, "throttles": (),
 }  # fmt: skip
-LIMITS = {"memory_bytes": 140.0 * GIB, "power_limit_w": 700.0}
+
+
+class ReadingsOf:
+    """A device whose sensors show these readings, one after the other."""
+
+    def __init__(self, name, samples, *, memory_bytes=140.0 * GIB, power_limit_w=700.0, is_mig=False):
+        self.name, self.memory_bytes, self.power_limit_w, self.is_mig = name, memory_bytes, power_limit_w, is_mig
+        self._samples = iter(samples)
+
+    def read(self, at_ns):
+        return GpuSample(at_ns=at_ns, **next(self._samples))
 
 
 def telemetry(samples, *, device="NVIDIA H200", period_s=0.2, counted=lambda number: True, **options):
-    """What a run comes to whose samples are these readings, a period apart."""
-    history, sums = GpuHistory(), UsageSums()
-    for number, readings in enumerate(samples):
-        sample = GpuSample(at_ns=round((number + 1) * period_s * 1e9), **readings)
-        history.add(sample, counted=counted(number))
-        sums.add(sample)
-    return summarize(sums.read(), device=device, history=history.points(), **{**LIMITS, **options})
+    """The summary of a run whose samples are these readings, a period apart."""
+    samples = [*samples]
+    now = itertools.count(0, round(period_s * 1e9))
+    reader = ReadingsOf(device, samples, **options)
+    run = RunTelemetry(lambda: reader, AllocatorReading, period_s=1, clock_ns=now.__next__)
+    run.sampler.start = lambda: None  # sampled by hand instead
+    run.start()
+    assert run.sampler.open()
+    for number in range(len(samples)):
+        (run.sampler.resume if counted(number) else run.sampler.pause)()
+        assert run.sampler.sample()
+    return run.summary(samples_per_second=None, steps=0)
 
 
 def analysis_with(seen, *, world_size=1):
@@ -183,7 +198,7 @@ def report(make_trainer, monkeypatch, tmp_path):
         gpu.nvmlInit()
         rows._telemetry.start()
 
-    monkeypatch.setattr(FitRows, "_start_telemetry", start)
+    monkeypatch.setattr(FitLog, "_start_telemetry", start)
     callbacks = (
         ForgeProfilerCallback(start_step=3, end_step=5, trace_dir=tmp_path / "traces"),
         ThroughputCallback(warmup_steps=2, telemetry_period_s=0.02),

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "timing": {"torch"},
     "gpu": {"torch"},
     "flops": {"torch"},
-    "results": {"msgspec", "gpu", "timing"},
+    "results": {"msgspec", "timing"},
     "kineto": {"numpy", "msgspec", "results"},
     "analysis": {"numpy", "msgspec", "flops", "results", "kineto"},
     "diagnosis": {"numpy", "flops", "results", "analysis"},

@@ -6,7 +6,7 @@ import torch
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot, TorchMemoryHistory, refuse_unless_moment
+from lightning_forge_profiling.gpu.memory import MemoryHistory, MemorySnapshot, validate_snapshot_step
 from tests.models import Classifier, loader, quiet_trainer
 
 
@@ -136,7 +136,7 @@ def test_a_full_disk_is_logged_and_leaves_nothing_behind(tmp_path, caplog):
 @pytest.mark.parametrize("when", ["OOM", -1, True, 1.5, None])
 def test_anything_but_a_step_or_oom_is_refused(when):
     with pytest.raises(ConfigurationError, match='"oom" or the number of a step'):
-        refuse_unless_moment(when)
+        validate_snapshot_step(when)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
@@ -252,7 +252,7 @@ def test_on_a_gpu_a_step_writes_pytorchs_own_snapshot(tmp_path):
     content = snapshot.written.read_bytes()
     assert b"device_traces" in content
     assert __file__.encode() in content, "with the Python stacks of the allocations"
-    assert not TorchMemoryHistory().recording()
+    assert not MemoryHistory().recording()
 
 
 @pytest.mark.gpu
@@ -266,7 +266,7 @@ def test_on_a_gpu_an_out_of_memory_error_is_written_and_the_users_recording_goes
         except torch.OutOfMemoryError as exc:
             snapshot.on_exception(exc)
         assert b"oom" in snapshot.written.read_bytes()
-        assert TorchMemoryHistory().recording()
+        assert MemoryHistory().recording()
     finally:
         torch.cuda.memory._record_memory_history(None)
 
@@ -289,4 +289,4 @@ def test_on_a_gpu_a_fit_that_runs_out_of_memory_leaves_a_snapshot(tmp_path):
     content = callback.trace_report().memory_path.read_bytes()
     assert b"oom" in content
     assert b"training_step" in content
-    assert not TorchMemoryHistory().recording()
+    assert not MemoryHistory().recording()

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import fit_monitor, fit_rows, lightning_api
+from lightning_forge_profiling.callbacks import fit_log, fit_monitor, lightning_api
 from lightning_forge_profiling.callbacks import window_flops as peak
 from lightning_forge_profiling.callbacks.window_flops import recorded_compute
 from lightning_forge_profiling.errors import ConfigurationError
@@ -456,7 +456,7 @@ def test_nvml_is_asked_only_where_that_may_tell_a_device_and_somebody_counts(mon
 
 
 def test_a_run_that_counts_nothing_looks_up_no_peak(monkeypatch, make_trainer):
-    monkeypatch.setattr(fit_rows, "run_peak", lambda *_, **__: pytest.fail("looked up"))
+    monkeypatch.setattr(fit_log, "run_peak", lambda *_, **__: pytest.fail("looked up"))
     callback = ThroughputCallback(warmup_steps=0)
     make_trainer(callback).fit(Classifier(), loader())
     assert callback.summary()["throughput/samples_per_sec"] > 0
@@ -470,7 +470,7 @@ def test_the_power_is_asked_for_where_somebody_counts(monkeypatch, make_trainer,
         asked.append(asks_power)
         return BF16
 
-    monkeypatch.setattr(fit_rows, "run_peak", look_up)
+    monkeypatch.setattr(fit_log, "run_peak", look_up)
     flops = 1e9 if counts else None
     make_trainer(ThroughputCallback(flops_per_batch=flops, peak_flops=1e12)).fit(Classifier(), loader(8))
     assert asked == [counts]
@@ -483,7 +483,7 @@ FOO = Peak(None, "fp32", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the peak 
 def test_an_unknown_device_is_said_once_too_where_the_module_learns_late(
     monkeypatch, make_trainer, caplog, capsys, every
 ):
-    monkeypatch.setattr(fit_rows, "run_peak", lambda *_, **__: FOO)
+    monkeypatch.setattr(fit_log, "run_peak", lambda *_, **__: FOO)
     make_trainer(ThroughputCallback(warmup_steps=0, log_every_n_steps=every)).fit(LearnsLate(), loader())
     [warning] = warnings_of(caplog)
     assert "peak_flops=989e12" in warning
@@ -495,7 +495,7 @@ def test_an_unknown_device_is_said_once_too_where_the_module_learns_late(
 def test_an_unknown_device_is_said_once_too_where_the_window_tells_the_operations(
     monkeypatch, make_trainer, caplog, capsys
 ):
-    monkeypatch.setattr(fit_rows, "run_peak", lambda *_, **__: FOO)
+    monkeypatch.setattr(fit_log, "run_peak", lambda *_, **__: FOO)
     foo = rank(per_step=6e9, model_per_step=5e9, peak_tflops=None)
     summary = run_with_window(monkeypatch, make_trainer, foo, peak_flops=None)
     assert flops_of(summary) == pytest.approx(5e9)
@@ -510,7 +510,7 @@ def test_an_unknown_device_is_said_once_too_where_the_window_tells_the_operation
 def test_an_unknown_device_is_said_once_with_what_to_do(monkeypatch, make_trainer, caplog):
     gpu(monkeypatch, "NVIDIA Foo 9000", 24.0, 100, (9, 0))
     on_gpu = Strategy(LINEAR, "bf16-mixed", "cuda")
-    monkeypatch.setattr(fit_rows, "run_peak", lambda _, given, **options: peak.run_peak(on_gpu, given, **options))
+    monkeypatch.setattr(fit_log, "run_peak", lambda _, given, **options: peak.run_peak(on_gpu, given, **options))
     make_trainer(ThroughputCallback(warmup_steps=0, flops_per_batch=1e9)).fit(Classifier(), loader())
     [warning] = warnings_of(caplog)
     assert "NVIDIA Foo 9000" in warning

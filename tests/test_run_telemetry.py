@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
-from lightning_forge_profiling.gpu.allocator import AllocatorReading
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
+from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import find_device
 from lightning_forge_profiling.gpu.telemetry import GpuReader
 from tests.fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml

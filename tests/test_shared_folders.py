@@ -22,7 +22,7 @@ from lightning_forge_profiling import (
 )
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
+from lightning_forge_profiling.gpu.memory import MemorySnapshot
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.results.analysis import RankWork
 from tests.models import Classifier, loader

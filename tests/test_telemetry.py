@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import pytest
 
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, telemetry_series
 from lightning_forge_profiling.diagnosis.hints import telemetry_hints
-from lightning_forge_profiling.gpu.allocator import AllocatorReading, between
-from lightning_forge_profiling.gpu.history import MAX_POINTS
-from lightning_forge_profiling.gpu.nvml import GpuSample, find_device, open_nvml, throttle_reasons
-from lightning_forge_profiling.gpu.telemetry import GpuReader, TelemetrySampler, open_reader
-from lightning_forge_profiling.results.telemetry import TelemetrySummary, summarize
+from lightning_forge_profiling.gpu.memory import AllocatorReading
+from lightning_forge_profiling.gpu.nvml import find_device, open_nvml, throttle_reasons
+from lightning_forge_profiling.gpu.telemetry import MAX_POINTS, GpuReader, GpuSample, TelemetrySampler, open_reader
+from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 from tests.outcomes import HANGS_S
 
@@ -37,7 +37,10 @@ class Kept:
     """A reader whose samples can be looked at."""
 
     def __init__(self, reader, samples):
-        self.reader, self.samples, self.info, self.nvml = reader, samples, reader.info, reader.nvml
+        self.reader, self.samples = reader, samples
+
+    def __getattr__(self, name):
+        return getattr(self.reader, name)
 
     def read(self, at_ns):
         self.samples.append(self.reader.read(at_ns))
@@ -192,8 +195,8 @@ def test_all_sensors_are_read_in_their_units():
             energy_j=1234.5,
         ),
     ]
-    info = bench.sampler.info
-    assert (info.name, info.memory_bytes, info.power_limit_w) == ("NVIDIA H200", 141 * GIB, 700.0)
+    device = bench.sampler.device
+    assert (device.name, device.memory_bytes, device.power_limit_w) == ("NVIDIA H200", 141 * GIB, 700.0)
 
 
 def test_what_a_device_does_not_support_is_asked_once():
@@ -243,7 +246,7 @@ def test_a_slice_has_memory_of_its_own_and_its_gpus_clock_but_no_energy():
     nvml.boards[0].slices[0].memory_used, nvml.boards[0].milliwatts = 9 * GIB, 500_000
     reader = GpuReader(nvml, find_device(nvml, environ={}), pid=1)
     sample = reader.read(0)
-    assert reader.info.is_mig
+    assert reader.is_mig
     assert (sample.memory_used_bytes, sample.power_w, sample.sm_mhz) == (9 * GIB, 500.0, 1980)
     assert (sample.utilization_pct, sample.energy_j) == (None, None)
 
@@ -304,9 +307,9 @@ def test_what_does_not_count_leaves_a_gap_and_stays_in_the_history():
     run = bench.sampler.run()
     assert (run.samples, run.mean["utilization_pct"]) == (3, 100)
     assert (run.joules, run.seconds) == (40.0, pytest.approx(0.2))
-    assert [point.counted for point in bench.sampler.history()] == [1, 0, 1, 1]
+    assert [point.counted for point in bench.sampler.curve()] == [1, 0, 1, 1]
     bench.sampler.restart()
-    assert [point.counted for point in bench.sampler.history()] == [0, 0, 0, 0], "it was the warm-up"
+    assert [point.counted for point in bench.sampler.curve()] == [0, 0, 0, 0], "it was the warm-up"
 
 
 def test_warm_up_is_left_out_of_both():
@@ -349,7 +352,7 @@ def test_the_history_is_bounded_and_covers_the_whole_run():
     count = 5 * MAX_POINTS
     for number in range(count):
         bench.sample(utilization=number % 100)
-    history = bench.sampler.history()
+    history = bench.sampler.curve()
     assert MAX_POINTS // 2 <= len(history) <= MAX_POINTS
     assert (history[0].first_ns, history[-1].last_ns) == (200_000_000, bench.clock.ns)
     assert sum(point.samples for point in history) == count, "no sample is left out"
@@ -422,7 +425,7 @@ def test_without_a_gpu_there_is_one_line_and_no_failure(monkeypatch, caplog):
         "No GPU telemetry: the package nvidia-ml-py is not installed."
     ]
     assert sampler.problem == "the package nvidia-ml-py is not installed"
-    assert (sampler.info, sampler.take().samples, sampler.history()) == (None, 0, ())
+    assert (sampler.device, sampler.take().samples, sampler.curve()) == (None, 0, ())
 
 
 def test_a_failure_in_the_thread_is_logged_once_and_ends_it(monkeypatch, caplog):
@@ -498,33 +501,46 @@ def test_a_few_calls_of_cuda_malloc_are_no_steady_state(mallocs, steps, fires):
 
 
 def test_a_run_is_summarized():
-    bench = Bench()
-    for number in range(11):
-        bench.sample(utilization=60, memory_used=(10 + number) * GIB, milliwatts=480_000, millijoules=number * 100_000)
-    allocator = between(AllocatorReading(), AllocatorReading(peak_bytes=4 * GIB, device_allocs=20))
-    summary = summarize(
-        bench.sampler.run(),
-        device=bench.sampler.info.name,
-        memory_bytes=bench.sampler.info.memory_bytes,
-        samples_per_second=250.0,
-        allocator=allocator,
-        steps=40,
-        history=bench.sampler.history(),
-        began_ns=100_000_000,
+    board, clock = FakeBoard(), Clock()
+    nvml = FakeNvml(board)
+    allocator = AllocatorReading()
+
+    telemetry = RunTelemetry(
+        lambda: GpuReader(nvml, find_device(nvml, environ={}), pid=1), lambda: allocator, period_s=1, clock_ns=clock
     )
+    clock.ns = 100_000_000
+    telemetry.sampler.start = lambda: None  # sampled by hand instead
+    telemetry.start()
+    assert telemetry.sampler.open()
+    board.utilization, board.milliwatts = 60, 480_000
+    for number in range(11):
+        board.memory_used, board.millijoules = (10 + number) * GIB, number * 100_000
+        clock.ns += 200_000_000
+        telemetry.sampler.sample()
+    allocator = AllocatorReading(peak_bytes=4 * GIB, device_allocs=20)
+    telemetry.metrics(None, 1.0)
+    summary = telemetry.summary(samples_per_second=250.0, steps=40)
     assert (summary.utilization_pct, summary.memory_peak_gib, summary.memory_total_gib) == (60, 20, 141)
     assert summary.power_w == pytest.approx(500.0), "by the energy meter, which counts what lies between samples"
     assert summary.joules_per_sample == pytest.approx(2.0)
     assert (summary.allocated_peak_gib, summary.device_allocs_per_step) == (4, 0.5)
-    assert summary.series.seconds[-1] == pytest.approx(2.1)
+    assert summary.series.seconds[-1] == pytest.approx(2.2)
     assert summary.series.values["memory_used_gib"][-1] == 20
     assert {len(column) for column in summary.series.values.values()} == {11}
 
 
 def test_what_was_not_measured_is_none():
-    summary = summarize(TelemetrySampler(open_reader).run(), device="GPU")
+    nvml = FakeNvml()
+    nvml.fails |= dict.fromkeys(("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTotalEnergyConsumption"), NOT_SUPPORTED)
+    telemetry = RunTelemetry(
+        lambda: GpuReader(nvml, find_device(nvml, environ={}), pid=1), AllocatorReading, period_s=1
+    )
+    assert telemetry.sampler.open()
+    telemetry.sampler.sample()
+    summary = telemetry.summary(samples_per_second=None, steps=0)
     assert (summary.utilization_pct, summary.joules_per_sample, summary.device_allocs_per_step) == (None, None, None)
-    assert summary.series.values == {}
+    assert "utilization_pct" not in summary.series.values
+    assert telemetry_series((), 0) == TelemetrySeries()
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------
@@ -534,7 +550,7 @@ def test_what_was_not_measured_is_none():
 def test_on_a_gpu_the_sensors_tell_of_its_load():
     import torch  # noqa: PLC0415  (slow, and the other tests do without)
 
-    from lightning_forge_profiling.gpu.allocator import read_allocator  # noqa: PLC0415
+    from lightning_forge_profiling.gpu.memory import read_allocator  # noqa: PLC0415
 
     properties = torch.cuda.get_device_properties(0)
     opener = functools.partial(
@@ -549,15 +565,15 @@ def test_on_a_gpu_the_sensors_tell_of_its_load():
             matrix @ matrix
         torch.cuda.synchronize()
     sampler.stop()
-    run, info = sampler.run(), sampler.info
+    run, device = sampler.run(), sampler.device
     assert sampler.problem == ""
-    assert info.uuid.endswith(str(properties.uuid))
-    assert info.memory_bytes == pytest.approx(properties.total_memory, rel=0.05)
+    assert device.uuid.endswith(str(properties.uuid))
+    assert device.memory_bytes == pytest.approx(properties.total_memory, rel=0.05)
     assert run.samples >= 20
     assert run.peak["utilization_pct"] >= 90
     assert run.peak["memory_used_bytes"] >= run.peak["allocated_bytes"] >= matrix.nbytes
     assert run.peak["sm_mhz"] > 500
-    assert 100 < run.mean["power_w"] < 1.1 * info.power_limit_w
+    assert 100 < run.mean["power_w"] < 1.1 * device.power_limit_w
     assert run.watts == pytest.approx(run.mean["power_w"], rel=0.3), "the energy meter agrees with the power"
     assert run.throttled_pct is not None
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import fit_rows
-from lightning_forge_profiling.callbacks.fit_rows import FitRows
-from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry
+from lightning_forge_profiling.callbacks import fit_log
+from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.allocator import AllocatorReading
+from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import find_device
 from lightning_forge_profiling.gpu.telemetry import GpuReader
 from tests.fake_nvml import FakeBoard, FakeNvml
@@ -71,7 +71,7 @@ def gpu(monkeypatch):
         rows._telemetry = RunTelemetry(reader, AllocatorReading, period_s=period_s)
         rows._telemetry.start()
 
-    monkeypatch.setattr(FitRows, "_start_telemetry", start)
+    monkeypatch.setattr(FitLog, "_start_telemetry", start)
     return gpu
 
 
@@ -133,7 +133,7 @@ def test_a_driver_that_is_missing_is_one_line(make_trainer, monkeypatch, capsys)
         rows._telemetry = RunTelemetry(no_driver, AllocatorReading, period_s=period_s)
         rows._telemetry.start()
 
-    monkeypatch.setattr(FitRows, "_start_telemetry", start)
+    monkeypatch.setattr(FitLog, "_start_telemetry", start)
     make_trainer(ThroughputCallback(warmup_steps=0)).fit(Classifier(), loader(24))
     printed = unwrapped(capsys.readouterr().out)
     assert "no telemetry: NVML failed to start (Driver Not Loaded): no NVIDIA driver" in printed
@@ -143,10 +143,10 @@ def test_what_fails_before_the_thread_is_up_leaves_the_rates(make_trainer, monke
     def broken(device, period_s):
         raise RuntimeError("planted")
 
-    start = FitRows._start_telemetry
+    start = FitLog._start_telemetry
     on_gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(FitRows, "_start_telemetry", lambda rows, _, period_s: start(rows, on_gpu, period_s))
-    monkeypatch.setattr(fit_rows, "run_telemetry", broken)
+    monkeypatch.setattr(FitLog, "_start_telemetry", lambda rows, _, period_s: start(rows, on_gpu, period_s))
+    monkeypatch.setattr(fit_log, "run_telemetry", broken)
     callback = ThroughputCallback(warmup_steps=0)
     make_trainer(callback).fit(Classifier(), loader(24))
     assert "no telemetry: RuntimeError: planted" in unwrapped(capsys.readouterr().out)

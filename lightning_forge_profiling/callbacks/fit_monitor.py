@@ -13,7 +13,7 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, AUTOGRAD, CpuAccount
-from lightning_forge_profiling.callbacks.fit_rows import FitRows
+from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end, note_failure
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
@@ -114,7 +114,7 @@ class FitMonitor:
     def __init__(self, trainer: Trainer, callbacks: Sequence[Settings], ledger: LedgerClock | None = None) -> None:
         self.callbacks = callbacks
         self.window: FitWindow | None = None
-        self.rows: FitRows | None = None
+        self.rows: FitLog | None = None
         self.ledger = ledger or begin_ledger(max(callback.built_ns for callback in callbacks))
         warmup = [callback.warmup_steps for callback in callbacks if callback.warmup_steps is not None]
         overhead = next((one.overhead for one in callbacks if one.overhead != DEFAULT_SHARE), DEFAULT_SHARE)

@@ -25,10 +25,10 @@ from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.memory_snapshot import MemorySnapshot
+from lightning_forge_profiling.gpu.memory import MemorySnapshot
 from lightning_forge_profiling.names import PROFILER, WINDOW, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.child import patience_s
+from lightning_forge_profiling.profiler.child import exit_timeout_s
 from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfig
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
@@ -199,7 +199,7 @@ class FitWindow:
             what = "The run failed before its trace was complete, so that it is not in %s but in %s"
             _log.warning(what, folder.url, folder.path)
         elif files:
-            limit_s = patience_s(trainer.world_size) if interrupted else UPLOAD_S
+            limit_s = exit_timeout_s(trainer.world_size) if interrupted else UPLOAD_S
             self._copied_to = folder.url if upload(folder.path, folder.url, files, limit_s=limit_s) else ""
 
     def _end_step_of(self, memory: MemorySnapshot) -> None:

@@ -9,7 +9,7 @@ from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.memory_snapshot import refuse_unless_moment
+from lightning_forge_profiling.gpu.memory import validate_snapshot_step
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.profiler.config import ProfilingConfig
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -84,7 +84,7 @@ class ForgeProfilerCallback(TimedCallback):
             if ranks != "all":
                 _refuse_unless_list('ranks must be "all" or a list of global ranks', ranks)
             if memory_snapshot is not None:
-                refuse_unless_moment(memory_snapshot)
+                validate_snapshot_step(memory_snapshot)
         self.enabled = enabled
         self.memory_snapshot = memory_snapshot
         self.regions = tuple(regions) if enabled else REGIONS

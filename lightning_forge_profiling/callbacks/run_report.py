@@ -27,7 +27,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import PROFILER, REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.child import patience_s, problems_within
+from lightning_forge_profiling.profiler.child import exit_timeout_s, problems_within
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.markdown_tables import table
@@ -280,4 +280,4 @@ def publish_run(
         trace=trace.url or str(trace.path.parent) if trace is not None and trace.path is not None else "",
         reports=trace.report_path.parent if trace is not None and trace.report_path is not None else None,
     )
-    publish(trainer.loggers, result, limit_s=patience_s(trainer.world_size) if interrupted else PUBLISH_S)
+    publish(trainer.loggers, result, limit_s=exit_timeout_s(trainer.world_size) if interrupted else PUBLISH_S)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import BatchCounter
+from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_monitor import DEFAULT_WARMUP_STEPS, FitMonitor
-from lightning_forge_profiling.callbacks.fit_rows import FitRows
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
@@ -278,7 +278,7 @@ class ThroughputCallback(TimedCallback):
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree with the other ranks on a folder for the record."""
-        monitor.rows = FitRows(trainer, self, monitor)
+        monitor.rows = FitLog(trainer, self, monitor)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find or make the monitor of a fit, and count the batches of the loops without training."""

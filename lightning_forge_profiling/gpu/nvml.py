@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -30,7 +30,7 @@ they are part of the binary interface."""
 
 
 class Nvml(Protocol):
-    """The part of the module `pynvml` (package `nvidia-ml-py`) that is used. Handles are opaque, rates in MHz."""
+    """The module `pynvml` (package `nvidia-ml-py`), without the sensors. Handles are opaque, rates in MHz."""
 
     NVMLError: type[Exception]
 
@@ -45,19 +45,10 @@ class Nvml(Protocol):
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any, /) -> Any: ...
-    def nvmlDeviceGetUtilizationRates(self, handle: Any, /) -> Any: ...
-    def nvmlDeviceGetEncoderUtilization(self, handle: Any, /) -> Sequence[int]: ...
-    def nvmlDeviceGetDecoderUtilization(self, handle: Any, /) -> Sequence[int]: ...
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, /) -> Any: ...
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any, /) -> Sequence[Any]: ...
-    def nvmlDeviceGetPowerUsage(self, handle: Any, /) -> int: ...
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, /) -> int: ...
-    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int, /) -> int: ...
-    def nvmlDeviceGetTemperatureV(self, handle: Any, sensor: int, /) -> int: ...
     def nvmlDeviceGetClockInfo(self, handle: Any, clock: int, /) -> int: ...
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, /) -> int: ...
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, /) -> int: ...
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, /) -> int: ...
     def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int, /) -> int: ...
     def nvmlDeviceGetDefaultApplicationsClock(self, handle: Any, clock: int, /) -> int: ...
     def nvmlDeviceSetGpuLockedClocks(self, handle: Any, low: int, high: int, /) -> None: ...
@@ -140,17 +131,17 @@ def _find(nvml: Nvml, index: int, uuid: str | None, environ: Mapping[str, str]) 
         raise LookupError(f"CUDA_VISIBLE_DEVICES shows no cuda:{index}")
     handles = [nvml.nvmlDeviceGetHandleByIndex(position) for position in range(nvml.nvmlDeviceGetCount())]
     if entry is not None and not entry.isdecimal():  # CUDA accepts a unique prefix of a UUID
-        found = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(entry)]
+        matching = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(entry)]
     else:
         position = index if entry is None else int(entry)
-        found = handles[position : position + 1]
+        matching = handles[position : position + 1]
         # CUDA's own default order has the fastest GPU first
         by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         if not by_bus and len({nvml.nvmlDeviceGetName(handle) for handle in handles}) > 1:
             raise LookupError("the GPUs differ, and without CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA's order is not NVML's")
-    if len(found) != 1:
-        raise LookupError(f"{len(found)} GPUs in NVML are cuda:{index}")
-    return _whole(nvml, found[0])
+    if len(matching) != 1:
+        raise LookupError(f"{len(matching)} GPUs in NVML are cuda:{index}")
+    return _whole(nvml, matching[0])
 
 
 def _visible(variable: str | None) -> list[str] | None:
@@ -178,9 +169,9 @@ def _whole(nvml: Nvml, handle: Any) -> NvmlDevice:
 
 def _slices(nvml: Nvml, board: Any) -> Iterator[Any]:
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(board)):
-        found = _answer(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, index)
-        if found is not None:
-            yield found
+        handle = _answer(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, index)
+        if handle is not None:
+            yield handle
 
 
 def _slice(nvml: Nvml, handle: Any) -> NvmlDevice:
@@ -211,49 +202,6 @@ _NAMED_APART: Final = 0x0C0
 """NVML sets 0x008 together with either of these, which are more specific."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSample:
-    """NVML's readings at one moment; None for sensors that the device lacks.
-
-    Attributes:
-        at_ns: time on the host's `perf_counter_ns`.
-        utilization_pct: share of NVML's last sample period (1/6 s to 1 s) in which any kernel ran.
-        memory_utilization_pct: share of it in which the device's memory was read or written.
-        encoder_pct: utilization of the video encoder.
-        decoder_pct: utilization of the video (or JPEG) decoder.
-        memory_used_bytes: memory of all processes and the driver.
-        memory_own_bytes: memory of this process; None in a container with its own process ids.
-        allocated_bytes: memory of PyTorch's tensors.
-        power_w: power of the board; on most GPUs since Ampere the mean over a second.
-        temperature_c: temperature of the GPU.
-        sm_mhz: clock of the multiprocessors.
-        memory_mhz: clock of the memory.
-        throttles: why the clock is lowered; empty if it is not.
-        energy_j: energy that the board has used since the driver was loaded.
-    """
-
-    at_ns: int
-    utilization_pct: float | None = None
-    memory_utilization_pct: float | None = None
-    encoder_pct: float | None = None
-    decoder_pct: float | None = None
-    memory_used_bytes: float | None = None
-    memory_own_bytes: float | None = None
-    allocated_bytes: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    throttles: tuple[str, ...] | None = None
-    energy_j: float | None = None
-
-
-SENSORS: Final = tuple(
-    name for name in GpuSample.__dataclass_fields__ if name not in {"at_ns", "throttles", "energy_j"}
-)
-"""The readings with a mean and a peak."""
-
-
 def throttle_reasons(mask: int) -> tuple[str, ...]:
     """The names of the clock event reasons in NVML's bit mask that cost speed.
 
@@ -264,99 +212,3 @@ def throttle_reasons(mask: int) -> tuple[str, ...]:
     if mask & _NAMED_APART:
         mask &= ~_HARDWARE_SLOWDOWN
     return tuple(reason for bit, reason in THROTTLES.items() if mask & bit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUsage:
-    """Usage of a GPU over several samples.
-
-    Attributes:
-        samples: number of samples.
-        mean: mean of each reading, over the samples that have it.
-        peak: highest value of each reading.
-        throttled_pct: share of the samples with a lowered clock; None if unknown.
-        throttled_by_pct: the same by reason, for reasons that occurred. There may be several at once.
-        seconds: time between consecutive samples, without what was left out.
-        joules: energy of the board in that time; None if unknown.
-    """
-
-    samples: int = 0
-    mean: Mapping[str, float] = field(default_factory=dict)
-    peak: Mapping[str, float] = field(default_factory=dict)
-    throttled_pct: float | None = None
-    throttled_by_pct: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    joules: float | None = None
-
-    @property
-    def watts(self) -> float | None:
-        """Mean power of the board by its energy meter; None if unknown."""
-        return None if self.joules is None or self.seconds <= 0 else self.joules / self.seconds
-
-
-class UsageSums:
-    """Accumulates samples to a `GpuUsage`.
-
-    Example:
-        >>> sums = UsageSums()
-        >>> sums.add(GpuSample(at_ns=0, power_w=300.0, energy_j=10.0))
-        >>> sums.add(GpuSample(at_ns=500_000_000, power_w=500.0, energy_j=220.0))
-        >>> usage = sums.read()
-        >>> usage.mean["power_w"], usage.joules, usage.watts
-        (400.0, 210.0, 420.0)
-    """
-
-    def __init__(self) -> None:
-        self._previous: GpuSample | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        """Start from zero. Energy continues from the last sample, so that no time is missing between two results."""
-        self._samples = 0
-        self._sums: dict[str, tuple[float, int]] = {}
-        self._peaks: dict[str, float] = {}
-        self._asked, self._throttled = 0, 0
-        self._reasons: dict[str, int] = {}
-        self._seconds = 0.0
-        self._joules: float | None = None
-
-    def skip(self) -> None:
-        """Leave out the time from the last sample to the next one."""
-        self._previous = None
-
-    def add(self, sample: GpuSample) -> None:
-        """Add a sample, in order of time."""
-        previous, self._previous = self._previous, sample
-        self._samples += 1
-        for name in SENSORS:
-            value = getattr(sample, name)
-            if value is not None:
-                total, count = self._sums.get(name, (0.0, 0))
-                self._sums[name] = total + value, count + 1
-                self._peaks[name] = max(value, self._peaks.get(name, value))
-        if sample.throttles is not None:
-            self._asked += 1
-            self._throttled += bool(sample.throttles)
-            for reason in sample.throttles:
-                self._reasons[reason] = self._reasons.get(reason, 0) + 1
-        if previous is not None and previous.energy_j is not None and sample.energy_j is not None:
-            used = sample.energy_j - previous.energy_j
-            if used >= 0:  # the meter restarts when the driver is reloaded
-                self._seconds += (sample.at_ns - previous.at_ns) / 1e9
-                self._joules = (self._joules or 0.0) + used
-
-    def read(self) -> GpuUsage:
-        """The usage so far."""
-
-        def share(count: int) -> float:
-            return 100 * count / self._asked
-
-        return GpuUsage(
-            samples=self._samples,
-            mean={name: total / count for name, (total, count) in self._sums.items()},
-            peak=dict(self._peaks),
-            throttled_pct=share(self._throttled) if self._asked else None,
-            throttled_by_pct={reason: share(count) for reason, count in self._reasons.items()},
-            seconds=self._seconds,
-            joules=self._joules,
-        )

@@ -1,23 +1,19 @@
-"""Samples a GPU's utilization, memory, power, temperature, clocks and energy in a thread beside the training."""
+"""GPU telemetry: samples utilization, memory, power, temperature, clocks and energy in a thread beside the training."""
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.gpu.history import GpuHistory, GpuPoint
 from lightning_forge_profiling.gpu.nvml import (
     DOES_NOT_ANSWER,
     MEMORY_CLOCK,
     SM_CLOCK,
-    GpuSample,
-    GpuUsage,
     Nvml,
     NvmlDevice,
-    UsageSums,
-    clock_event_reasons,
     error_code,
     find_device,
     open_nvml,
@@ -30,67 +26,94 @@ _log = plain_logger(__name__)
 DEFAULT_PERIOD_S: Final = 0.2
 """NVML renews the utilization at most every 1/6 s (nvml.h, `nvmlUtilization_t`)."""
 
+MAX_POINTS: Final = 512
+"""Points of a run's curves. A timeline of ordinary width shows no more."""
+
 _GPU_SENSOR: Final = 0  # nvml.h: NVML_TEMPERATURE_GPU
 _JOIN_S: Final = 2.0
 """The fit ends also if the driver hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuInfo:
-    """Constants of a GPU during a run.
+class GpuSample:
+    """NVML's readings at one moment; None for sensors that the device lacks.
 
     Attributes:
-        name: the driver's name of the GPU or MIG slice.
-        uuid: `GPU-...` or `MIG-...`.
-        is_mig: whether it is a MIG slice. Power, temperature, clocks and throttling are then the whole GPU's.
-        memory_bytes: memory size; None if unknown.
-        power_limit_w: the power limit in force; None if unknown.
+        at_ns: time on the host's `perf_counter_ns`.
+        utilization_pct: share of NVML's last sample period (1/6 s to 1 s) in which any kernel ran.
+        memory_utilization_pct: share of it in which the device's memory was read or written.
+        encoder_pct: utilization of the video encoder.
+        decoder_pct: utilization of the video (or JPEG) decoder.
+        memory_used_bytes: memory of all processes and the driver.
+        memory_own_bytes: memory of this process; None in a container with its own process ids.
+        allocated_bytes: memory of PyTorch's tensors.
+        power_w: power of the board; on most GPUs since Ampere the mean over a second.
+        temperature_c: temperature of the GPU.
+        sm_mhz: clock of the multiprocessors.
+        memory_mhz: clock of the memory.
+        throttles: why the clock is lowered; empty if it is not.
+        energy_j: energy that the board has used since the driver was loaded.
     """
 
-    name: str
-    uuid: str
-    is_mig: bool
-    memory_bytes: float | None
-    power_limit_w: float | None
+    at_ns: int
+    utilization_pct: float | None = None
+    memory_utilization_pct: float | None = None
+    encoder_pct: float | None = None
+    decoder_pct: float | None = None
+    memory_used_bytes: float | None = None
+    memory_own_bytes: float | None = None
+    allocated_bytes: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    throttles: tuple[str, ...] | None = None
+    energy_j: float | None = None
+
+
+SENSORS: Final = tuple(
+    name for name in GpuSample.__dataclass_fields__ if name not in {"at_ns", "throttles", "energy_j"}
+)
+"""The readings with a mean and a peak."""
 
 
 class GpuReader:
     """Reads the sensors of one device. A sensor that the device lacks is asked once and then is None."""
 
     def __init__(
-        self, nvml: Nvml, device: NvmlDevice, *, pid: int, allocated_bytes: Callable[[], float | None] | None = None
+        self, nvml: Nvml, device: NvmlDevice, *, pid: int, allocated_bytes: Callable[[], float | None] = lambda: None
     ) -> None:
         self.nvml = nvml
-        self._device = device
+        self.is_mig = device.is_mig
+        """Whether it is a MIG slice. Power, temperature, clocks and throttling are then the whole GPU's."""
+        self.uuid = device.uuid
+        self._handle, self._board = device.handle, device.board
         self._pid = pid
         self._allocated_bytes = allocated_bytes
-        self._silent: set[str] = set()
-        memory = self._ask("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(device.handle))
-        milliwatts = self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(device.board))
-        self.info = GpuInfo(
-            name=str(self._ask("name", lambda: nvml.nvmlDeviceGetName(device.handle)) or "GPU"),
-            uuid=device.uuid,
-            is_mig=device.is_mig,
-            memory_bytes=None if memory is None else float(memory.total),
-            power_limit_w=_scaled(milliwatts, 1e-3),
-        )
+        self._unsupported: set[tuple[Any, ...]] = set()
+        self.name = str(self._ask("nvmlDeviceGetName", self._handle) or "GPU")
+        memory = self._ask("nvmlDeviceGetMemoryInfo", self._handle)
+        self.memory_bytes = None if memory is None else float(memory.total)
+        self.power_limit_w = _scaled(self._ask("nvmlDeviceGetEnforcedPowerLimit", self._board), 1e-3)
 
     def read(self, at_ns: int) -> GpuSample:
         """Read all sensors."""
-        nvml, handle, board, ask = self.nvml, self._device.handle, self._device.board, self._ask
-        rates = ask("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        encoder = ask("encoder", lambda: nvml.nvmlDeviceGetEncoderUtilization(handle))
-        decoder = ask("decoder", lambda: nvml.nvmlDeviceGetDecoderUtilization(handle))
-        memory = ask("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        processes = ask("processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        reasons = ask("throttles", lambda: clock_event_reasons(nvml, board))
-        celsius = ask("temperature", lambda: nvml.nvmlDeviceGetTemperatureV(board, _GPU_SENSOR))
-        if celsius is None:  # drivers before 570
-            celsius = ask("old temperature", lambda: nvml.nvmlDeviceGetTemperature(board, _GPU_SENSOR))
-        # a MIG slice has no energy meter, only the board
-        millijoules = (
-            None if self._device.is_mig else ask("energy", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(board))
+        ask, handle, board = self._ask, self._handle, self._board
+        rates = ask("nvmlDeviceGetUtilizationRates", handle)
+        encoder, decoder = (
+            ask("nvmlDeviceGetEncoderUtilization", handle),
+            ask("nvmlDeviceGetDecoderUtilization", handle),
         )
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
+        processes = ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+        reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", board)
+        if reasons is None:  # drivers before 535
+            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", board)
+        celsius = ask("nvmlDeviceGetTemperatureV", board, _GPU_SENSOR)
+        if celsius is None:  # drivers before 570
+            celsius = ask("nvmlDeviceGetTemperature", board, _GPU_SENSOR)
+        # a MIG slice has no energy meter, only the board
+        millijoules = None if self.is_mig else ask("nvmlDeviceGetTotalEnergyConsumption", board)
         return GpuSample(
             at_ns=at_ns,
             utilization_pct=None if rates is None else float(rates.gpu),
@@ -98,29 +121,26 @@ class GpuReader:
             encoder_pct=None if encoder is None else float(encoder[0]),
             decoder_pct=None if decoder is None else float(decoder[0]),
             memory_used_bytes=None if memory is None else float(memory.used),
-            memory_own_bytes=None if processes is None else self._own(processes),
-            allocated_bytes=None if self._allocated_bytes is None else self._allocated_bytes(),
-            power_w=_scaled(ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(board)), 1e-3),
+            memory_own_bytes=next((_scaled(each.usedGpuMemory) for each in processes if each.pid == self._pid), None),
+            allocated_bytes=self._allocated_bytes(),
+            power_w=_scaled(ask("nvmlDeviceGetPowerUsage", board), 1e-3),
             temperature_c=_scaled(celsius),
-            sm_mhz=_scaled(ask("SM clock", lambda: nvml.nvmlDeviceGetClockInfo(board, SM_CLOCK))),
-            memory_mhz=_scaled(ask("memory clock", lambda: nvml.nvmlDeviceGetClockInfo(board, MEMORY_CLOCK))),
+            sm_mhz=_scaled(ask("nvmlDeviceGetClockInfo", board, SM_CLOCK)),
+            memory_mhz=_scaled(ask("nvmlDeviceGetClockInfo", board, MEMORY_CLOCK)),
             throttles=None if reasons is None else throttle_reasons(reasons),
             energy_j=_scaled(millijoules, 1e-3),
         )
 
-    def _own(self, processes: Sequence[Any]) -> float | None:
-        return next((_scaled(process.usedGpuMemory) for process in processes if process.pid == self._pid), None)
-
-    def _ask(self, what: str, function: Callable[[], Any]) -> Any:
-        if what in self._silent:
+    def _ask(self, function: str, handle: Any, *arguments: int) -> Any:
+        if (function, *arguments) in self._unsupported:
             return None
         try:
-            return function()
+            return getattr(self.nvml, function)(handle, *arguments)
         except self.nvml.NVMLError as exc:
             if error_code(exc) in DOES_NOT_ANSWER:
-                self._silent.add(what)
+                self._unsupported.add((function, *arguments))
         except AttributeError:  # bindings older than the function
-            self._silent.add(what)
+            self._unsupported.add((function, *arguments))
         return None
 
 
@@ -129,7 +149,7 @@ def _scaled(value: float | None, factor: float = 1.0) -> float | None:
 
 
 def open_reader(
-    index: int = 0, *, uuid: str | None = None, allocated_bytes: Callable[[], float | None] | None = None
+    index: int = 0, *, uuid: str | None = None, allocated_bytes: Callable[[], float | None] = lambda: None
 ) -> GpuReader:
     """Open a reader of the device that CUDA calls `index`."""
     nvml = open_nvml()
@@ -141,17 +161,151 @@ def open_reader(
         raise
 
 
+class ReadingSums(NamedTuple):
+    """Count, sum and extremes of one reading's values."""
+
+    samples: int
+    total: float
+    low: float
+    high: float
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values."""
+        return self.total / self.samples
+
+    def plus(self, later: "ReadingSums") -> "ReadingSums":
+        """Both together."""
+        low, high = min(self.low, later.low), max(self.high, later.high)
+        return ReadingSums(self.samples + later.samples, self.total + later.total, low, high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUsage:
+    """Consecutive samples of a GPU, summed up: those of an interval, of a run, or of one point of a curve.
+
+    Attributes:
+        first_ns: time of the first sample.
+        last_ns: time of the last sample.
+        samples: number of samples.
+        counted: number of samples in the run's means; the others are of the warm-up, validation or recorded steps.
+        readings: by the reading's name in `GpuSample`; readings that no sample has are missing.
+        reasons_known: number of samples that tell whether the clock was lowered.
+        throttled: number of samples with a lowered clock.
+        reasons: the same by reason, for reasons that occurred. There may be several at once.
+        seconds: time between consecutive samples with energy, without what was left out.
+        joules: energy of the board in that time; None if unknown.
+    """
+
+    first_ns: int = 0
+    last_ns: int = 0
+    samples: int = 0
+    counted: int = 0
+    readings: Mapping[str, ReadingSums] = field(default_factory=dict)
+    reasons_known: int = 0
+    throttled: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    joules: float | None = None
+
+    @classmethod
+    def of(cls, sample: GpuSample, previous: GpuSample | None = None, *, counted: bool = True) -> "GpuUsage":
+        """One sample, with the energy used since the previous one."""
+        values = ((name, getattr(sample, name)) for name in SENSORS)
+        seconds, joules = 0.0, None
+        if previous is not None and previous.energy_j is not None and sample.energy_j is not None:
+            used = sample.energy_j - previous.energy_j
+            if used >= 0:  # the meter restarts when the driver is reloaded
+                seconds, joules = (sample.at_ns - previous.at_ns) / 1e9, used
+        return cls(
+            first_ns=sample.at_ns,
+            last_ns=sample.at_ns,
+            samples=1,
+            counted=int(counted),
+            readings={name: ReadingSums(1, value, value, value) for name, value in values if value is not None},
+            reasons_known=int(sample.throttles is not None),
+            throttled=int(bool(sample.throttles)),
+            reasons=dict.fromkeys(sample.throttles or (), 1),
+            seconds=seconds,
+            joules=joules,
+        )
+
+    def plus(self, later: "GpuUsage") -> "GpuUsage":
+        """These samples and later ones."""
+        readings = dict(self.readings)
+        for name, sums in later.readings.items():
+            readings[name] = readings[name].plus(sums) if name in readings else sums
+        known = [joules for joules in (self.joules, later.joules) if joules is not None]
+        return GpuUsage(
+            first_ns=self.first_ns if self.samples else later.first_ns,
+            last_ns=later.last_ns,
+            samples=self.samples + later.samples,
+            counted=self.counted + later.counted,
+            readings=readings,
+            reasons_known=self.reasons_known + later.reasons_known,
+            throttled=self.throttled + later.throttled,
+            reasons=Counter(self.reasons) + Counter(later.reasons),
+            seconds=self.seconds + later.seconds,
+            joules=sum(known) if known else None,
+        )
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """Mean of each reading, over the samples that have it."""
+        return {name: sums.mean for name, sums in self.readings.items()}
+
+    @property
+    def peak(self) -> dict[str, float]:
+        """Highest value of each reading."""
+        return {name: sums.high for name, sums in self.readings.items()}
+
+    @property
+    def throttled_pct(self) -> float | None:
+        """Share of the samples with a lowered clock; None if unknown."""
+        return 100 * self.throttled / self.reasons_known if self.reasons_known else None
+
+    @property
+    def throttled_by_pct(self) -> dict[str, float]:
+        """The same by reason."""
+        return {reason: 100 * count / self.reasons_known for reason, count in self.reasons.items()}
+
+    @property
+    def watts(self) -> float | None:
+        """Mean power of the board by its energy meter; None if unknown."""
+        return None if self.joules is None or self.seconds <= 0 else self.joules / self.seconds
+
+
+class UsageCurve:
+    """Keeps a run of any length in at most `MAX_POINTS` points of equally many samples; the last may have fewer."""
+
+    def __init__(self) -> None:
+        self._points: list[GpuUsage] = []
+        self._samples_per_point = 1
+
+    def add(self, sample: GpuUsage) -> None:
+        """Add a sample, in order of time."""
+        points = self._points
+        if points and points[-1].samples < self._samples_per_point:
+            points[-1] = points[-1].plus(sample)
+            return
+        if len(points) == MAX_POINTS:
+            points[:] = [early.plus(late) for early, late in zip(points[::2], points[1::2], strict=True)]
+            self._samples_per_point *= 2
+        points.append(sample)
+
+    def leave_out(self) -> None:
+        """Mark all samples so far as not counted."""
+        self._points = [replace(point, counted=0) for point in self._points]
+
+    def points(self) -> tuple[GpuUsage, ...]:
+        """The points so far, in order of time."""
+        return tuple(self._points)
+
+
 class TelemetrySampler:
     """Samples a GPU's sensors in a background thread, which never raises.
 
     NVML is loaded in that thread too: neither the driver nor the sensors delay the caller.
-
-    Example:
-        >>> import functools
-        >>> sampler = TelemetrySampler(functools.partial(open_reader, 0))
-        >>> sampler.start()
-        >>> sampler.stop()
-        >>> usage = sampler.run()
     """
 
     def __init__(
@@ -161,16 +315,15 @@ class TelemetrySampler:
         period_s: float = DEFAULT_PERIOD_S,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self.info: GpuInfo | None = None
+        self.device: GpuReader | None = None
         """The device, once the thread has found it."""
         self.problem = ""
         """Why there is no telemetry; empty if there is."""
         self._open_reader = open_reader
         self._period_s = period_s
         self._clock_ns = clock_ns
-        self._reader: GpuReader | None = None
-        self._interval, self._run = UsageSums(), UsageSums()
-        self._history = GpuHistory()
+        self._interval, self._run, self._curve = GpuUsage(), GpuUsage(), UsageCurve()
+        self._previous: GpuSample | None = None
         self._counting = True
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -192,8 +345,7 @@ class TelemetrySampler:
     def open(self) -> bool:
         """Open the device, in the thread. False if that fails; `problem` says why."""
         try:
-            self._reader = self._open_reader()
-            self.info = self._reader.info
+            self.device = self._open_reader()
         except LookupError as exc:
             self.problem = str(exc)
         except Exception as exc:
@@ -201,41 +353,39 @@ class TelemetrySampler:
             _log.debug("", exc_info=exc)
         if self.problem:
             _log.info("No GPU telemetry: %s.", self.problem)
-        return self._reader is not None
+        return self.device is not None
 
     def sample(self) -> bool:
         """Take one sample, in the thread. False if that fails."""
-        if self._reader is None:
+        if self.device is None:
             return False
         try:
-            sample = self._reader.read(self._clock_ns())
+            sample = self.device.read(self._clock_ns())
         except Exception as exc:
             self.problem = f"{type(exc).__name__}: {exc}"
             _log.warning("GPU telemetry ends: %s.", self.problem)
             _log.debug("", exc_info=exc)
             return False
         with self._lock:
-            for sums in (self._interval, self._run):
-                if self._counting:
-                    sums.add(sample)
-            self._history.add(sample, counted=self._counting)
+            usage = GpuUsage.of(sample, self._previous, counted=self._counting)
+            self._curve.add(usage)
+            if self._counting:
+                self._previous = sample
+                self._interval, self._run = self._interval.plus(usage), self._run.plus(usage)
         return True
 
     def close(self) -> None:
         """Shut NVML down, in the thread."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
+        if self.device is not None:
             try:
-                reader.nvml.nvmlShutdown()
+                self.device.nvml.nvmlShutdown()
             except Exception as exc:
                 _log.debug("", exc_info=exc)
 
     def pause(self) -> None:
         """Leave out the samples from here on, and the energy up to the next one that counts."""
         with self._lock:
-            self._counting = False
-            for sums in (self._interval, self._run):
-                sums.skip()
+            self._counting, self._previous = False, None
 
     def resume(self) -> None:
         """Count samples again."""
@@ -243,27 +393,24 @@ class TelemetrySampler:
 
     def take(self) -> GpuUsage:
         """Usage over the samples since the last call. There may be none."""
-        with self._lock:
-            usage = self._interval.read()
-            self._interval.restart()
+        with self._lock:  # energy continues from the last sample: no time is missing between two intervals
+            usage, self._interval = self._interval, GpuUsage()
         return usage
 
     def run(self) -> GpuUsage:
-        """Usage over all samples, or those since `restart`."""
-        with self._lock:
-            return self._run.read()
+        """Usage over all samples that count, or those since `restart`."""
+        return self._run
 
     def restart(self) -> None:
-        """Leave out the samples so far, as those of the warm-up. The history keeps them, marked as not counted."""
+        """Leave out the samples so far, as those of the warm-up. The curve keeps them, marked as not counted."""
         with self._lock:
-            self._interval.restart()
-            self._run.restart()
-            self._history.leave_out()
+            self._interval = self._run = GpuUsage()
+            self._curve.leave_out()
 
-    def history(self) -> tuple[GpuPoint, ...]:
+    def curve(self) -> tuple[GpuUsage, ...]:
         """The whole run, in a bounded number of points."""
         with self._lock:
-            return self._history.points()
+            return self._curve.points()
 
     def _sample_until_stopped(self) -> None:
         if not self.open():

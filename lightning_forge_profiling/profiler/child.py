@@ -20,7 +20,7 @@ RANKS_S: Final = 2.0
 """For the other ranks' last lines: ranks end together, but the disk of another node may show them later, or never."""
 
 
-def patience_s(world_size: int) -> float:
+def exit_timeout_s(world_size: int) -> float:
     """Seconds for each wait; 0 with several ranks, since Lightning kills all within 5 s of the first one's end."""
     return PATIENCE_S if world_size == 1 else 0.0
 
@@ -148,10 +148,10 @@ class FinishingChild:
             self._let_go()
             raise
 
-    def leave(self, patience_s: float) -> str | None:
+    def leave(self, exit_timeout_s: float) -> str | None:
         """Wait for a limited time, which Ctrl-C ends, and then let it continue alone."""
         with ctrl_c_ends(), contextlib.suppress(subprocess.TimeoutExpired):
-            return self._problem(max(patience_s, _LEAST_S))
+            return self._problem(max(exit_timeout_s, _LEAST_S))
         self._let_go()
         return None
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from lightning_forge_profiling.profiler.child import ctrl_c_ends, patience_s
+from lightning_forge_profiling.profiler.child import ctrl_c_ends, exit_timeout_s
 
 _GPU_SETTLES_S: Final = 1.0
 """What a rank allows the GPU also among others: while that is busy, the profiler's stop would block."""
@@ -69,7 +69,7 @@ def let_gpu_settle(world_size: int) -> None:
     """Wait a limited time for the work queued on the GPU, without blocking on it."""
     event = torch.Event("cuda")
     event.record()
-    seconds = max(patience_s(world_size), _GPU_SETTLES_S)
+    seconds = max(exit_timeout_s(world_size), _GPU_SETTLES_S)
     deadline = perf_counter() + seconds
     with ctrl_c_ends():
         while not event.query() and perf_counter() < deadline:

@@ -21,7 +21,7 @@ from torch.profiler.profiler import _KinetoProfile
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import METADATA_KEY, REPORT_HTML, SUMMARY_JSON
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.child import FinishingChild, patience_s
+from lightning_forge_profiling.profiler.child import FinishingChild, exit_timeout_s
 from lightning_forge_profiling.profiler.collector import detached_at_stop, let_gpu_settle
 from lightning_forge_profiling.profiler.config import Phase, ProfilingConfig, StepWindow
 from lightning_forge_profiling.profiler.other_profilers import RECORDING, active_profiler, scheduled_profiler
@@ -277,7 +277,7 @@ class TraceSession:
         if child is None:
             return self._report
         report, self._report = self._report, handed_over(self._report)
-        problem = child.leave(patience_s(self._world_size)) if interrupted else child.wait(timeout_s)
+        problem = child.leave(exit_timeout_s(self._world_size)) if interrupted else child.wait(timeout_s)
         if problem:
             _log.warning("%s", problem)
         if problem is not None:

@@ -1,31 +1,7 @@
-"""Readings of a GPU's sensors over a run: means, peaks and curves for the reports."""
+"""A GPU's sensor readings over a run, as the reports show them: means, peaks and curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
-
-from lightning_forge_profiling.gpu.allocator import AllocatorInterval
-from lightning_forge_profiling.gpu.history import GpuPoint
-from lightning_forge_profiling.gpu.nvml import GpuUsage
-
-_GIB: Final = 2**30
-
-SERIES: Final = {
-    "utilization_pct": ("utilization_pct", 1.0),
-    "memory_utilization_pct": ("memory_utilization_pct", 1.0),
-    "encoder_pct": ("encoder_pct", 1.0),
-    "decoder_pct": ("decoder_pct", 1.0),
-    "memory_used_gib": ("memory_used_bytes", 1 / _GIB),
-    "memory_own_gib": ("memory_own_bytes", 1 / _GIB),
-    "allocated_gib": ("allocated_bytes", 1 / _GIB),
-    "power_w": ("power_w", 1.0),
-    "temperature_c": ("temperature_c", 1.0),
-    "sm_mhz": ("sm_mhz", 1.0),
-    "memory_mhz": ("memory_mhz", 1.0),
-}
-"""The curves over time: name, reading of the sensor, and factor to the unit in the name."""
-
-_DIGITS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,82 +76,3 @@ class TelemetrySummary:
     alloc_retries: int | None = None
     device_allocs_per_step: float | None = None
     series: TelemetrySeries = field(default_factory=TelemetrySeries)
-
-
-def summarize(
-    usage: GpuUsage,
-    *,
-    device: str,
-    is_mig: bool = False,
-    memory_bytes: float | None = None,
-    power_limit_w: float | None = None,
-    samples_per_second: float | None = None,
-    allocator: AllocatorInterval | None = None,
-    steps: int = 0,
-    history: Sequence[GpuPoint] = (),
-    began_ns: int = 0,
-) -> TelemetrySummary:
-    """Builds the summary of a run's sensor readings."""
-    watts, mean, peak = usage.watts, usage.mean, usage.peak
-    return TelemetrySummary(
-        device=device,
-        is_mig=is_mig,
-        samples=usage.samples,
-        utilization_pct=mean.get("utilization_pct"),
-        memory_utilization_pct=mean.get("memory_utilization_pct"),
-        memory_peak_gib=_gib(_peak(usage, history, "memory_used_bytes")),
-        memory_own_peak_gib=_gib(_peak(usage, history, "memory_own_bytes")),
-        memory_total_gib=_gib(memory_bytes),
-        power_w=mean.get("power_w") if watts is None else watts,
-        power_limit_w=power_limit_w,
-        temperature_peak_c=peak.get("temperature_c"),
-        sm_mhz=mean.get("sm_mhz"),
-        sm_peak_mhz=peak.get("sm_mhz"),
-        throttled_pct=usage.throttled_pct,
-        throttled_by_pct=dict(usage.throttled_by_pct),
-        joules_per_sample=watts / samples_per_second if watts is not None and samples_per_second else None,
-        allocated_peak_gib=None if allocator is None else _gib(allocator.peak_bytes),
-        alloc_retries=None if allocator is None else allocator.retries,
-        device_allocs_per_step=None if allocator is None or not steps else allocator.device_allocs / steps,
-        series=_series(history, began_ns),
-    )
-
-
-def _series(history: Sequence[GpuPoint], began_ns: int) -> TelemetrySeries:
-    values, lowest, highest = {}, {}, {}
-    for name, (reading, factor) in SERIES.items():
-        spreads = [point.readings.get(reading) for point in history]
-        if any(spread is not None for spread in spreads):
-            values[name] = tuple(None if spread is None else _rounded(spread.mean * factor) for spread in spreads)
-        if any(spread is not None and spread.low < spread.high for spread in spreads):
-            lowest[name] = tuple(None if spread is None else _rounded(spread.low * factor) for spread in spreads)
-            highest[name] = tuple(None if spread is None else _rounded(spread.high * factor) for spread in spreads)
-    reasons = dict.fromkeys(reason for point in history for reason in point.throttled)
-    return TelemetrySeries(
-        seconds=tuple(_rounded(((point.first_ns + point.last_ns) / 2 - began_ns) / 1e9) for point in history),
-        samples_per_point=history[0].samples if history else 1,
-        values=values,
-        lowest=lowest,
-        highest=highest,
-        throttled_by_pct={
-            reason: tuple(
-                _rounded(100 * point.throttled.get(reason, 0) / point.asked) if point.asked else None
-                for point in history
-            )
-            for reason in reasons
-        },
-        counted_pct=tuple(_rounded(100 * point.counted / point.samples) for point in history),
-    )
-
-
-def _peak(usage: GpuUsage, history: Sequence[GpuPoint], reading: str) -> float | None:
-    highs = [point.readings[reading].high for point in history if reading in point.readings]
-    return max(highs, default=usage.peak.get(reading))
-
-
-def _rounded(value: float) -> float:
-    return round(value, _DIGITS)
-
-
-def _gib(count: float | None) -> float | None:
-    return None if count is None else count / _GIB

@@ -17,7 +17,7 @@ from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecorder, claim_place
 from lightning_forge_profiling.callbacks.run_report import publish_run
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.telemetry_schedule import RunTelemetry, run_telemetry
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_FLOPS,
     GIVE_PEAK,
@@ -30,7 +30,7 @@ from lightning_forge_profiling.callbacks.window_flops import (
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP_MS, TFLOPS, per_second
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.child import RANKS_S, patience_s
+from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.run_report import RunReport
@@ -44,7 +44,7 @@ from lightning_forge_profiling.timing.run_totals import RunSummary
 _log = plain_logger(__name__)
 
 
-class RowSettings(Protocol):
+class LogSettings(Protocol):
     """What `ThroughputCallback` was given."""
 
     log_every_n_steps: int | None
@@ -61,7 +61,7 @@ class RowSettings(Protocol):
         """What the fit's validation runs did."""
 
 
-class Timed(Protocol):
+class LoggedFit(Protocol):
     """The monitor of a fit, as its rows see it."""
 
     step_timer: StepTimer
@@ -75,7 +75,7 @@ class Timed(Protocol):
         """Around work whose time counts to the profiler."""
 
 
-class FitRows:
+class FitLog:
     """Logs rows, reads the GPU's sensors, finds the device's peak and keeps the record of one fit.
 
     Making it is a collective: all ranks agree on a folder for the record.
@@ -83,7 +83,7 @@ class FitRows:
 
     called = "ThroughputCallback"
 
-    def __init__(self, trainer: Trainer, settings: RowSettings, monitor: Timed) -> None:
+    def __init__(self, trainer: Trainer, settings: LogSettings, monitor: LoggedFit) -> None:
         self._settings, self._monitor = settings, monitor
         self._step_timer, self._ledger = monitor.step_timer, monitor.ledger
         self._failed = self._sought_peak = self._logged_peak = self._advised = False
@@ -275,7 +275,7 @@ class FitRows:
             record.close(report)
             if place is not None and place.url:
                 files = finished_files(place.folder, trainer.global_rank, others=False)
-                limit_s = patience_s(trainer.world_size) if interrupted else UPLOAD_S
+                limit_s = exit_timeout_s(trainer.world_size) if interrupted else UPLOAD_S
                 upload(place.folder, place.url, files, limit_s=limit_s)
         elif place is not None:
             with suppress(OSError):

@@ -381,7 +381,7 @@ def test_a_failure_of_its_own_is_logged_once_and_ends_the_record(tmp_path, make_
     callback = ThroughputCallback(warmup_steps=1)
     make_trainer(callback).fit(Classifier(), loader(40))
     [warning] = [each.getMessage() for each in caplog.records if "RunRecord" in each.getMessage()]
-    assert warning == "RunRecord failed and is switched off: ZeroDivisionError: division by zero"
+    assert warning == "RunRecorder failed and is switched off: ZeroDivisionError: division by zero"
     assert len(logged(tmp_path)) == 9
     assert callback.analysis() is not None
     assert the_record(tmp_path).lines == ()

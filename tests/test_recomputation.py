@@ -226,6 +226,6 @@ def test_what_an_optimizer_multiplies_is_told_from_what_its_closure_does(tmp_pat
 
     recording, calls, names = record(lambda: optimizer.step(closure), tmp_path)
     operators = recording.trace.operators
-    by_it = by_optimizer(recording.trace, recording.operator_parent, operators.start[calls], calls)
+    by_it = by_optimizer(recording.trace, recording.nesting, operators.start[calls], calls)
     assert Counter(name for name, is_its in zip(names, by_it, strict=True) if is_its) == Counter(mm=2 * 3)
     assert len(names) == 2 * 3 + 3 * 3, "and the block's own products are not"

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_forge_profiling.analysis.intervals import enclosing, parents
+from lightning_forge_profiling.analysis.intervals import Nesting
 from lightning_forge_profiling.analysis.kernels import KINDS, base_name
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import CollectiveCall, Ints
@@ -83,14 +83,14 @@ def _unnamed(kernel: str, host_range: str, stream: int) -> CollectiveCall:
 def _host_ranges(recording: Recording, rows: Ints) -> dict[int, str]:
     """By row of GPU work the collective that `nccl:...` or `c10d::...` around its launch names, if there is one."""
     trace, links = recording.trace, recording.links
-    around = enclosing(trace.annotations, parents(trace.annotations), links.time[rows], links.thread[rows])
+    around = Nesting(trace.annotations).enclosing(links.time[rows], links.thread[rows])
     found = {}
     for row, annotation in zip(rows.tolist(), around.tolist(), strict=True):
         names = [] if annotation < 0 else [trace.names[trace.annotations.name[annotation]]]
         operator = int(links.operator[row])
         while operator >= 0:
             names.append(trace.names[trace.operators.name[operator]])
-            operator = int(recording.operator_parent[operator])
+            operator = int(recording.nesting.parent[operator])
         named = next(filter(None, map(_HOST_RANGE.fullmatch, names)), None)
         if named is not None:
             found[row] = named[1]

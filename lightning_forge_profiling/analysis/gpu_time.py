@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Intervals, least_around, outermost_marked, parents
+from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.launches import (
     ALLOCATES,
@@ -201,8 +201,8 @@ def _waiting_for_gpu(recording: Recording, syncs: NDArray[np.bool_]) -> Interval
     """When a training thread is in these calls, or in the outermost operators that contain them: all of `.item()`."""
     calls, operators = recording.trace.calls, recording.trace.operators
     syncs = syncs & np.isin(calls.thread, _training_threads(recording))
-    outermost = outermost_marked(recording.operator_parent, named(recording.trace, operators, _OPERATOR))
-    rows = np.append(outermost, -1)[recording.links.call_operator[syncs]]
+    outermost = recording.nesting.outermost(named(recording.trace, operators, _OPERATOR))
+    rows = take(outermost, recording.links.call_operator[syncs])
     within = np.isin(np.arange(len(operators)), rows)
     return spans_of(calls, syncs) | spans_of(operators, within)
 
@@ -262,9 +262,9 @@ def _following(recording: Recording, time: Ints) -> Ints:
 def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool) -> Iterator[IdlePart]:
     trace = recording.trace
     spans, operator = _activities(recording, thread)
-    parent = parents(spans)
-    nested = parent >= 0
-    end = least_around(parent, spans.end)  # after a clock jump a range may end after the one around it
+    nesting = Nesting(spans)
+    parent, nested = nesting.parent, nesting.parent >= 0
+    end = nesting.least_around(spans.end)  # after a clock jump a range may end after the one around it
     inside = gaps.within(np.minimum(spans.start, end), end)
     own = inside - np.bincount(parent[nested], inside[nested], len(spans)).astype(np.int64)
     key, group = np.unique(spans.name * (len(trace.names) + 1) + operator + 1, return_inverse=True)

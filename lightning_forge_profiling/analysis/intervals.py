@@ -1,8 +1,7 @@
-"""Interval arithmetic on nanoseconds: union, intersection, difference, and length within other intervals."""
+"""Arithmetic on ranges of time: union, intersection and difference of intervals, and how ranges lie in each other."""
 
-from collections import defaultdict
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,133 +92,133 @@ class Intervals:
         return np.where(number < 0, 0, done[number] + inside)
 
 
-_MOST = 2**63 - 1
+_MOST: Final = 2**63 - 1
+_LOWEST: Final = -_MOST
+
+_ROUNDS: Final = 32
+"""Of jumps on columns; a real trace needs some 20, and one of extreme depth is left to a loop."""
 
 
-def parents(spans: Spans) -> Ints:
-    """The innermost range around each range on its thread.
+def take(column: Ints, row: Ints) -> Ints:
+    """Values of a column at rows; -1 at row -1."""
+    return np.append(column, -1)[row]
+
+
+class Nesting:
+    """How ranges lie in each other, thread by thread.
+
+    Attributes:
+        parent: for each range the innermost one around it; -1 for the outermost. After a clock jump a range may end
+            after the one around it.
 
     Example:
         >>> start, end = np.array([0, 1, 2, 6]), np.array([9, 5, 3, 8])
-        >>> parents(Spans(start=start, end=end, thread=np.zeros(4, int))).tolist()
-        [-1, 0, 1, 0]
+        >>> nesting = Nesting(Spans(start=start, end=end, thread=np.zeros(4, int)))
+        >>> nesting.parent.tolist(), nesting.sums(np.array([1, 10, 100, 1000])).tolist()
+        ([-1, 0, 1, 0], [1111, 110, 100, 1000])
     """
-    parent = [-1] * len(spans)
-    start, end, thread = spans.start.tolist(), spans.end.tolist(), spans.thread.tolist()
-    around: list[int] = []
-    before = -1
-    for row in np.argsort(spans.thread, kind="stable").tolist():
-        if thread[row] != before:
-            around, before = [], thread[row]
-        while around and end[around[-1]] <= start[row]:
-            around.pop()
-        if around:
-            parent[row] = around[-1]
-        around.append(row)
-    return np.array(parent, np.int64)
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+        self._order = np.argsort(spans.thread, kind="stable")  # each range directly before those in it
+        start, end, thread = (column[self._order] for column in (spans.start, spans.end, spans.thread))
+        around = _around(end, start, thread)
+        self.parent = np.empty(len(around), np.int64)
+        self.parent[self._order] = take(self._order, around)
+        self._behind = _last_inside(around) + 1  # in `_order`
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def enclosing(self, time: Ints, thread: Ints) -> Ints:
+        """The innermost range around each instant on its thread, its end included; -1 without one."""
+        spans, count = self._spans, len(self)
+        threads, times = np.concatenate((spans.thread, thread)), np.concatenate((spans.start, time))
+        is_instant = np.arange(len(times)) >= count
+        order = np.lexsort((is_instant, times, threads))  # a range before an instant that it begins at
+        end = np.concatenate((spans.end, np.full(len(time), _LOWEST)))
+        around = take(order, _around(end[order], (times - is_instant)[order], threads[order]))
+        enclosing = np.empty(len(times), np.int64)
+        enclosing[order] = around
+        return enclosing[count:]
+
+    def depth(self) -> Ints:
+        """The number of ranges around each range."""
+        depth, above = (np.append(self.parent, -1) >= 0).astype(np.int64), np.append(self.parent, -1)
+        while (above >= 0).any():
+            depth, above = depth + depth[above], above[above]
+        return depth[:-1]
+
+    def sums(self, values: Ints) -> Ints:
+        """The sum of the values of each range and all ranges in it."""
+        exact = values if np.abs(values).sum(dtype=float) < _MOST / 2 else values.astype(object)
+        total = np.append(0, np.cumsum(exact[self._order]))
+        sums = np.empty(len(self), np.int64)
+        sums[self._order] = np.clip(total[self._behind] - total[:-1], -_MOST, _MOST)
+        return sums
+
+    def least_around(self, values: Ints) -> Ints:
+        """The minimum of the values of each range and all ranges around it."""
+        least, above = np.append(values, _MOST), np.append(self.parent, -1)
+        while (above >= 0).any():
+            least, above = np.minimum(least, least[above]), above[above]
+        return least[:-1]
+
+    def innermost(self, marked: NDArray[np.bool_]) -> Ints:
+        """The innermost marked range around each range, itself included; -1 without one."""
+        return _follow(np.where(marked, np.arange(len(self)), self.parent))
+
+    def outermost(self, marked: NDArray[np.bool_]) -> Ints:
+        """The outermost marked range around each range, itself included; -1 without one."""
+        innermost = self.innermost(marked)
+        further = take(innermost, self.parent)
+        return _follow(np.where(further >= 0, further, innermost))
+
+    def in_namesake(self) -> NDArray[np.bool_]:
+        """Mask of the ranges that lie in another of the same name, so that counting both would count twice."""
+        name = self._spans.name[self._order]
+        by_name = np.argsort(name, kind="stable")
+        group = name[by_name] * (len(self) + 1)
+        behind = np.maximum.accumulate(group + self._behind[by_name])
+        inside = np.zeros(len(self), bool)
+        inside[self._order[by_name[1:]]] = behind[:-1] > (group + by_name)[1:]
+        return inside
 
 
-def enclosing(spans: Spans, parent: Ints, time: Ints, thread: Ints) -> Ints:
-    """The innermost range around each instant on its thread."""
-    found = [-1] * len(time)
-    if not len(spans):
-        return np.array(found, np.int64)
-    count = len(spans)
-    threads, times = np.concatenate((spans.thread, thread)), np.concatenate((spans.start, time))
-    order = np.lexsort((np.arange(len(times)) >= count, times, threads))  # a range before an instant that it begins at
-    at, of, end, around = times.tolist(), threads.tolist(), spans.end.tolist(), parent.tolist()
-    row = before = -1
-    for place in order.tolist():
-        if of[place] != before:
-            row, before = -1, of[place]
-        if place < count:
-            row = place
-            continue
-        while row >= 0 and end[row] < at[place]:
-            row = around[row]
-        found[place - count] = row
-    return np.array(found, np.int64)
+def _around(end: Ints, begin: Ints, thread: Ints) -> Ints:
+    """For each row the last one before it on its thread that ends after it begins; -1 without one.
 
-
-def depths(parent: Ints) -> Ints:
-    """The number of ranges around each range.
-
-    Example:
-        >>> depths(np.array([-1, 0, 1, 0])).tolist()
-        [0, 1, 2, 1]
+    Rows are in order of thread and begin. A row that ended is around no later one, so its own search can be taken over.
     """
-    depth = [-1] * (len(parent) + 1)  # here and below, the last entry is the parent (-1) of the outermost
-    for row, above in enumerate(parent.tolist()):
-        depth[row] = depth[above] + 1
-    return np.array(depth[:-1], np.int64)
+    around = np.arange(len(end)) - 1
+    around[np.flatnonzero(np.diff(thread, prepend=_LOWEST))] = -1
+    search = np.arange(len(end))
+    for _ in range(_ROUNDS):
+        search = search[around[search] >= 0]
+        search = search[end[around[search]] <= begin[search]]
+        if not len(search):
+            return around
+        around[search] = around[around[search]]
+    ends, rows = end.tolist(), around.tolist()
+    for row, time in zip(search.tolist(), begin[search].tolist(), strict=True):
+        at = row - 1
+        while at >= 0 and ends[at] <= time:
+            at = rows[at]
+        rows[row] = at
+    return np.array(rows, np.int64)
 
 
-def sum_into_ancestors(parent: Ints, values: Ints) -> Ints:
-    """The sum of the values of each range and all ranges in it.
-
-    Example:
-        >>> sum_into_ancestors(np.array([-1, 0, 1, 0]), np.array([1, 10, 100, 1000])).tolist()
-        [1111, 110, 100, 1000]
-    """
-    total, around = [*values.tolist(), 0], parent.tolist()
-    for row in range(len(parent) - 1, -1, -1):
-        total[around[row]] += total[row]
-    return np.array([max(min(value, _MOST), -_MOST) for value in total[:-1]], np.int64)
+def _last_inside(parent: Ints) -> Ints:
+    """The last row in each row, itself included, of rows that come directly before those in them."""
+    last, inner = np.arange(len(parent)), np.flatnonzero(parent >= 0)
+    last[parent[inner]] = inner  # the last to be written is the last child
+    return _follow(last)
 
 
-def least_around(parent: Ints, values: Ints) -> Ints:
-    """The minimum of the values of each range and all ranges around it.
-
-    Example:
-        >>> least_around(np.array([-1, 0, 1, 0]), np.array([5, 7, 3, 9])).tolist()
-        [5, 5, 3, 5]
-    """
-    least = [*values.tolist(), _MOST]
-    for row, above in enumerate(parent.tolist()):
-        least[row] = min(least[row], least[above])
-    return np.array(least[:-1], np.int64)
-
-
-def outermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
-    """The outermost marked range around each range, itself included; -1 without one.
-
-    Example:
-        >>> outermost_marked(np.array([-1, 0, 1, 0]), np.array([False, True, True, False])).tolist()
-        [-1, 1, 1, -1]
-    """
-    found = [*np.where(marked, np.arange(len(parent)), -1).tolist(), -1]
-    if marked.any():
-        for row, above in enumerate(parent.tolist()):
-            if found[above] >= 0:
-                found[row] = found[above]
-    return np.array(found[:-1], np.int64)
-
-
-def innermost_marked(parent: Ints, marked: NDArray[np.bool_]) -> Ints:
-    """The innermost marked range around each range, itself included; -1 without one.
-
-    Example:
-        >>> innermost_marked(np.array([-1, 0, 1, 0]), np.array([True, False, True, False])).tolist()
-        [0, 0, 2, 0]
-    """
-    found = [*np.where(marked, np.arange(len(parent)), -1).tolist(), -1]
-    if marked.any():
-        for row, above in enumerate(parent.tolist()):
-            if found[row] < 0:
-                found[row] = found[above]
-    return np.array(found[:-1], np.int64)
-
-
-def in_namesake(spans: Spans, parent: Ints) -> NDArray[np.bool_]:
-    """Mask of the ranges that lie in another of the same name, so that counting both would count twice."""
-    found = np.zeros(len(spans), bool)
-    names, above = spans.name.tolist(), parent.tolist()
-    around: list[int] = []
-    times: defaultdict[int, int] = defaultdict(int)  # number of ranges around by name
-    for row in np.argsort(spans.thread, kind="stable").tolist():
-        while around and around[-1] != above[row]:
-            times[names[around.pop()]] -= 1
-        found[row] = times[names[row]] > 0
-        around.append(row)
-        times[names[row]] += 1
-    return found
+def _follow(jump: Ints) -> Ints:
+    """Where jumps from row to row end: at a row that jumps to itself, or at -1."""
+    while True:
+        further = take(jump, jump)
+        if (further == jump).all():
+            return further
+        jump = further

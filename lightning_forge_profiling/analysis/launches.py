@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Intervals, enclosing
+from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
 from lightning_forge_profiling.kineto.trace import Calls, Ints, Operators, Spans, Trace
 
 _NO_EXTERNAL: Final = (0, -1)
@@ -38,16 +38,16 @@ class Links:
         return self.time >= 0
 
 
-def link(trace: Trace, operator_parent: Ints) -> Links:
+def link(trace: Trace, nesting: Nesting) -> Links:
     """Join GPU work to its launch: by correlation over runtime and driver calls, then by `External id`."""
     gpu, calls, operators = trace.gpu, trace.calls, trace.operators
     call = _match(gpu.correlation, calls.correlation, none=(-1, 0))
-    call_operator = _operator_of_calls(calls, operators, operator_parent)
+    call_operator = _operator_of_calls(calls, operators, nesting)
     by_external = _match(gpu.external, operators.external, none=_NO_EXTERNAL)
     has_call = call >= 0
-    operator = np.where(has_call, _take(call_operator, call), by_external)
-    time = np.where(has_call, _take(calls.start, call), _take(operators.start, by_external))
-    thread = np.where(has_call, _take(calls.thread, call), _take(operators.thread, by_external))
+    operator = np.where(has_call, take(call_operator, call), by_external)
+    time = np.where(has_call, take(calls.start, call), take(operators.start, by_external))
+    thread = np.where(has_call, take(calls.thread, call), take(operators.thread, by_external))
     return Links(call, operator, time, thread, call_operator)
 
 
@@ -65,20 +65,20 @@ def launched_before(trace: Trace, links: Links) -> NDArray[np.bool_]:
     return ~links.linked & (gpu.correlation > 0) & (gpu.correlation < before)
 
 
-def _operator_of_calls(calls: Calls, operators: Operators, parent: Ints) -> Ints:
+def _operator_of_calls(calls: Calls, operators: Operators, nesting: Nesting) -> Ints:
     """The operator with a call's `External id` if it encloses the call, else the innermost operator around it.
 
     In some traces the `External id` of a call is its own correlation id, which by chance may be that of an operator.
     """
     found = _match(calls.external, operators.external, none=_NO_EXTERNAL)
     around = (
-        (_take(operators.thread, found) == calls.thread)
-        & (_take(operators.start, found) <= calls.start)
-        & (calls.start <= _take(operators.end, found))
+        (take(operators.thread, found) == calls.thread)
+        & (take(operators.start, found) <= calls.start)
+        & (calls.start <= take(operators.end, found))
     )
     missing = (found < 0) | ~around
     if missing.any():
-        found[missing] = enclosing(operators, parent, calls.start[missing], calls.thread[missing])
+        found[missing] = nesting.enclosing(calls.start[missing], calls.thread[missing])
     return found
 
 
@@ -90,11 +90,6 @@ def _match(keys: Ints, table: Ints, *, none: tuple[int, ...]) -> Ints:
     place = np.minimum(np.searchsorted(table[order], keys), len(table) - 1)
     row = order[place]
     return np.where((table[row] == keys) & ~np.isin(keys, none), row, -1)
-
-
-def _take(column: Ints, row: Ints) -> Ints:
-    """Values of a column at rows; -1 at row -1."""
-    return np.append(column, -1)[row]
 
 
 LAUNCHES: Final = re.compile(

@@ -10,13 +10,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import (
-    enclosing,
-    in_namesake,
-    innermost_marked,
-    outermost_marked,
-    sum_into_ancestors,
-)
 from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.launches import named
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
@@ -43,15 +36,15 @@ _SHAPES_LENGTH: Final = 200
 
 def operator_table(recording: Recording, *, sort: str | None = None, top: int = 20) -> tuple[Operator, ...]:
     """The top operators of the recorded steps, means per step."""
-    trace, parent = recording.trace, recording.operator_parent
+    trace, nesting = recording.trace, recording.nesting
     operators = trace.operators
     counted = recording.steps.of_host(operators.start) >= 0
     if not counted.any():
         return ()
     self_device = _device_time(recording)
-    device = sum_into_ancestors(parent, self_device)
-    memory = sum_into_ancestors(parent, _allocated(recording))
-    outer = counted & ~in_namesake(operators, parent)
+    device = nesting.sums(self_device)
+    memory = nesting.sums(_allocated(recording))
+    outer = counted & ~nesting.in_namesake()
 
     def by_name(values: Ints, rows: NDArray[np.bool_]) -> Ints:
         return np.bincount(operators.name[rows], values[rows], len(trace.names)).astype(np.int64)
@@ -82,7 +75,7 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
 
 def self_time(recording: Recording) -> Ints:
     """Host time of each operator without its child operators, in nanoseconds."""
-    operators, parent = recording.trace.operators, recording.operator_parent
+    operators, parent = recording.trace.operators, recording.nesting.parent
     inner = np.zeros(len(operators), np.int64)
     child = np.flatnonzero(parent >= 0)
     # after a clock jump a child may end after its parent: only the part inside counts
@@ -105,7 +98,7 @@ def _allocated(recording: Recording) -> Ints:
     """Device memory that each operator itself allocated less what it freed, in bytes."""
     trace = recording.trace
     allocated = np.zeros(len(trace.operators), np.int64)
-    owner = enclosing(trace.operators, recording.operator_parent, trace.allocations.time, trace.allocations.thread)
+    owner = recording.nesting.enclosing(trace.allocations.time, trace.allocations.thread)
     np.add.at(allocated, owner[owner >= 0], trace.allocations.size[owner >= 0])
     return allocated
 
@@ -145,7 +138,7 @@ def recomputed(recording: Recording, calls: Ints) -> NDArray[np.bool_] | None:
       gradients) or in a compiled backward pass, which records none;
     - if the trace does not show autograd's engine, as with compiled autograd.
     """
-    trace, operators, parent = recording.trace, recording.trace.operators, recording.operator_parent
+    trace, operators, nesting = recording.trace, recording.trace.operators, recording.nesting
     engine = named(trace, operators, lambda name: name.startswith(_ENGINE))
     recorded = operators.sequence >= 0
     if not engine.any():
@@ -153,14 +146,14 @@ def recomputed(recording: Recording, calls: Ints) -> NDArray[np.bool_] | None:
     # autograd nodes have the sequence numbers of their forward operators
     nodes = {name.removeprefix(f"{_ENGINE}: ") for name in trace.names if name.startswith(_ENGINE)}
     recorded &= ~engine & ~named(trace, operators, nodes.__contains__)
-    node = innermost_marked(parent, engine)[calls]
+    node = nesting.innermost(engine)[calls]
     in_backward = node >= 0
-    numbered = in_backward & (innermost_marked(parent, recorded)[calls] > node)
-    compiled = in_backward & (outermost_marked(parent, named(trace, operators, _COMPILED))[calls] >= 0)
+    numbered = in_backward & (nesting.innermost(recorded)[calls] > node)
+    compiled = in_backward & (nesting.innermost(named(trace, operators, _COMPILED))[calls] >= 0)
     form = _forms(operators.name[calls], operators.signature[calls], trace.signatures)
     like_forward = np.isin(form, form[~in_backward])
     beside_numbered = np.isin(node, node[numbered])
-    called_by_node = np.append(named(trace, operators, _OF_PRODUCTS), False)[parent[calls]]
+    called_by_node = np.append(named(trace, operators, _OF_PRODUCTS), False)[nesting.parent[calls]]
     unclear = numbered & (~like_forward | called_by_node)
     unclear |= in_backward & ~numbered & like_forward & (compiled | beside_numbered)
     return None if unclear.any() else numbered
@@ -191,15 +184,15 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
     if not any(signature.dims for signature in trace.signatures):
         return None, _NO_SHAPES
     countable = np.isin(trace.operators.name, [row for row, name in enumerate(trace.names) if name in COUNTED])
-    owner = np.append(outermost_marked(recording.operator_parent, countable), -1)
+    owner = np.append(recording.nesting.outermost(countable), -1)
     duration = (trace.gpu.end - trace.gpu.start)[work]
     launcher = links.operator[work]
     spent = np.zeros(len(trace.operators) + 1, np.int64)
     np.add.at(spent, launcher, duration)
-    under = sum_into_ancestors(recording.operator_parent, spent[:-1])
+    under = recording.nesting.sums(spent[:-1])
     calls = np.flatnonzero((owner[:-1] == np.arange(len(trace.operators))) & (under > 0))
     again = recomputed(recording, calls)
-    extra = by_optimizer(trace, recording.operator_parent, trace.operators.start[calls], calls)
+    extra = by_optimizer(trace, recording.nesting, trace.operators.start[calls], calls)
     extra |= False if again is None else again
     total = beyond_model = counted_ns = 0
     uncounted: list[int] = []
@@ -250,7 +243,7 @@ def _count(recording: Recording, calls: Ints, owner: Ints) -> list[OperatorFlops
     products = np.array([name in PRODUCTS for name in trace.names])[operators.name]
     same = (owner >= 0) & (operators.name == operators.name[owner])
     same |= (owner >= 0) & products & products[owner]
-    innermost = same & (sum_into_ancestors(recording.operator_parent, same.astype(np.int64)) == 1)
+    innermost = same & (recording.nesting.sums(same.astype(np.int64)) == 1)
     known: dict[tuple[int, int], OperatorFlops | None] = {}
 
     def one(row: int) -> OperatorFlops | None:

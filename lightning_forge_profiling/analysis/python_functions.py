@@ -10,7 +10,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Intervals, in_namesake, innermost_marked, parents
+from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Spans
 from lightning_forge_profiling.results.rank import PythonCall, PythonFunctions, SpentIn, UserFunction
@@ -49,7 +49,7 @@ class _Stacks:
 
     Attributes:
         frames: the functions, callers first.
-        parent: the caller of each.
+        nesting: the caller of each.
         total: nanoseconds in each that are in the steps.
         around: mask of those that contain a whole step.
         users: mask of the user's, but for those.
@@ -57,7 +57,7 @@ class _Stacks:
     """
 
     frames: Spans
-    parent: Ints
+    nesting: Nesting
     total: Ints
     around: NDArray[np.bool_]
     users: NDArray[np.bool_]
@@ -70,10 +70,10 @@ def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> Py
     frames = _of_steps(recording)
     if not len(frames):
         return None
-    parent, around = parents(frames), _contains_a_step(recording, frames)
+    nesting, around = Nesting(frames), _contains_a_step(recording, frames)
     users = np.array([kind_of(name, trace.libraries) == "user" for name in trace.names], bool)[frames.name] & ~around
     total = steps.host_scope.within(frames.start, frames.end)
-    stacks = _Stacks(frames, parent, total, around, users, users & ~in_namesake(frames, parent))
+    stacks = _Stacks(frames, nesting, total, around, users, users & ~nesting.in_namesake())
     holders = {kind: _holder(recording, stacks, spans & steps.host_scope) for kind, spans in spent.items()}
     return PythonFunctions(
         tree=_tree(recording, stacks),
@@ -149,7 +149,7 @@ def _contains_a_step(recording: Recording, frames: Spans) -> NDArray[np.bool_]:
 def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
     """The tree of calls. Of the functions that contain whole steps, which all stacks share, the innermost is kept."""
     trace, steps = recording.trace, len(recording.steps)
-    frames, parent, total = stacks.frames, stacks.parent, stacks.total
+    frames, parent, total = stacks.frames, stacks.nesting.parent, stacks.total
     skipped = stacks.around & np.isin(np.arange(len(frames)), parent[stacks.around])
     own = total - np.bincount(parent[parent >= 0], total[parent >= 0], len(frames)).astype(np.int64)
     labels = {
@@ -196,7 +196,7 @@ def _users(recording: Recording, stacks: _Stacks) -> tuple[UserFunction, ...]:
     """The user's functions, the one with the most own time first."""
     trace, steps = recording.trace, len(recording.steps)
     name, users, total = stacks.frames.name, stacks.users, stacks.total
-    above = np.append(innermost_marked(stacks.parent, users), -1)[stacks.parent]  # the user's function around each
+    above = take(stacks.nesting.innermost(users), stacks.nesting.parent)  # the user's function around each
     inner = users & (above >= 0)
     own = total - np.bincount(above[inner], total[inner], len(total)).astype(np.int64)
     own_ns = np.bincount(name[users], own[users], len(trace.names))

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import enclosing, outermost_marked, parents
+from lightning_forge_profiling.analysis.intervals import Nesting, take
 from lightning_forge_profiling.analysis.kernels import KINDS, classify
 from lightning_forge_profiling.analysis.launches import Links, launched_before, link, named, spans_of
 from lightning_forge_profiling.analysis.steps import Steps, find_steps, region_marks
@@ -22,7 +22,7 @@ class Recording:
 
     Attributes:
         trace: the trace.
-        operator_parent: for each operator the one around it; -1 for the outermost.
+        nesting: how the operators lie in each other.
         links: launches of the GPU work.
         steps: the steps.
         kind: for each row of GPU work the position of its kind in `KINDS`.
@@ -31,7 +31,7 @@ class Recording:
     """
 
     trace: Trace
-    operator_parent: Ints
+    nesting: Nesting
     links: Links
     steps: Steps
     kind: Ints
@@ -40,12 +40,12 @@ class Recording:
 
 def prepare(trace: Trace) -> Recording:
     """Find launches, steps and kinds of a trace."""
-    operator_parent = parents(trace.operators)
-    links = link(trace, operator_parent)
+    nesting = Nesting(trace.operators)
+    links = link(trace, nesting)
     steps = find_steps(trace, links)
     step = np.where(links.linked, steps.of_host(links.time), steps.of_gpu(trace.gpu.start))
     step[launched_before(trace, links)] = -1
-    return Recording(trace, operator_parent, links, steps, _kinds(trace, links, operator_parent), step)
+    return Recording(trace, nesting, links, steps, _kinds(trace, links, nesting), step)
 
 
 def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
@@ -54,13 +54,13 @@ def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
     return replace(recording, steps=recording.steps.only(chosen), step=place[recording.step])
 
 
-def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:
+def _kinds(trace: Trace, links: Links, nesting: Nesting) -> Ints:
     """The kind of each row of GPU work, classified once for each distinct name, collective and operator."""
     gpu = trace.gpu
     names = (*trace.names, "", "Optimizer.step#")
     no_operator, update = len(names) - 2, len(names) - 1
     operator = np.append(trace.operators.name, no_operator)[links.operator]
-    operator = np.where(by_optimizer(trace, operator_parent, links.time, links.operator), update, operator)
+    operator = np.where(by_optimizer(trace, nesting, links.time, links.operator), update, operator)
     columns = (gpu.name, gpu.activity, gpu.collective + 1, operator)
     shape = (len(names), len(ACTIVITIES), len(trace.collectives) + 1, len(names))
     keys, row = np.unique(np.ravel_multi_index(columns, shape), return_inverse=True)
@@ -78,7 +78,7 @@ def _kinds(trace: Trace, links: Links, operator_parent: Ints) -> Ints:
     return np.array(kinds, np.int64)[row.reshape(-1)] if kinds else np.zeros(0, np.int64)
 
 
-def by_optimizer(trace: Trace, operator_parent: Ints, time: Ints, operator: Ints) -> NDArray[np.bool_]:
+def by_optimizer(trace: Trace, nesting: Nesting, time: Ints, operator: Ints) -> NDArray[np.bool_]:
     """Mask of the instants in an optimizer's step, without the closure's forward and backward inside it.
 
     The closure's part is all that autograd records or runs and, in a trace that the callbacks marked, all in other
@@ -87,8 +87,8 @@ def by_optimizer(trace: Trace, operator_parent: Ints, time: Ints, operator: Ints
     steps = spans_of(trace.annotations, named(trace, trace.annotations, re.compile(r"Optimizer\.step#.*")))
     operators, marked = trace.operators, region_marks(trace)
     of_closure = (operators.sequence >= 0) | named(trace, operators, re.compile(r"autograd::engine::.*"))
-    in_closure = np.append(outermost_marked(operator_parent, of_closure), -1)[operator] >= 0
-    mark = enclosing(marked, parents(marked), time, np.zeros(len(time), np.int64))
+    in_closure = take(nesting.innermost(of_closure), operator) >= 0
+    mark = Nesting(marked).enclosing(time, np.zeros(len(time), np.int64))
     in_closure |= np.append(~named(trace, marked, re.compile(f"{MARK_PREFIX}optimizer")), False)[mark]
     return steps.contains(time) & ~in_closure
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.gpu_time import IdleTime
-from lightning_forge_profiling.analysis.intervals import Intervals, enclosing, outermost_marked, parents
+from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
 from lightning_forge_profiling.analysis.launches import LAUNCHES, LOADS_DATA, named, spans_of
 from lightning_forge_profiling.analysis.operators import self_time
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
@@ -70,13 +70,13 @@ def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     spans = region_marks(trace)
     names = [trace.names[name].removeprefix(MARK_PREFIX) for name in spans.name.tolist()]
     region = np.array([REGIONS.index(name) if name in REGIONS else _OTHER for name in names], np.int64)
-    parent = parents(spans)
-    launched = enclosing(spans, parent, recording.links.time, np.zeros(len(trace.gpu), np.int64))
+    nesting = Nesting(spans)
+    launched = nesting.enclosing(recording.links.time, np.zeros(len(trace.gpu), np.int64))
     host = []
     covered = Intervals.of([], [])
     for number in range(len(REGIONS)):
         own = region == number
-        inner = np.isin(parent, np.flatnonzero(own)) & ~own
+        inner = np.isin(nesting.parent, np.flatnonzero(own)) & ~own
         calls = int((recording.steps.of_host(spans.start[own]) >= 0).sum())
         host.append((calls, spans_of(spans, own) - spans_of(spans, inner)))
         covered |= spans_of(spans, own)
@@ -85,7 +85,7 @@ def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
 
 
 def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
-    trace, links, parent = recording.trace, recording.links, recording.operator_parent
+    trace, links, nesting = recording.trace, recording.links, recording.nesting
     operators = trace.operators
     engine = named(trace, operators, _ENGINE)
     if not engine.any():
@@ -96,8 +96,8 @@ def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     backward = spans_of(operators, engine)
     recorded = operators.sequence >= 0 if (operators.sequence >= 0).any() else _before_backward(recording, engine)
     forward = spans_of(operators, recorded & ~engine) - backward - data
-    in_engine = np.append(outermost_marked(parent, engine), -1)[links.operator] >= 0
-    in_recorded = np.append(outermost_marked(parent, recorded), -1)[links.operator] >= 0
+    in_engine = take(nesting.innermost(engine), links.operator) >= 0
+    in_recorded = take(nesting.innermost(recorded), links.operator) >= 0
     # the optimizer last: its step contains Lightning's closure with forward and backward
     region = np.select(
         [data.contains(links.time), in_engine, in_recorded, optimizer.contains(links.time)],
@@ -170,7 +170,7 @@ _ANY_ENGINE: Final = re.compile(r"autograd::engine::.*")
 def cpu_time(recording: Recording) -> CpuTime | None:
     """Split the step time of a rank that trains on the CPU."""
     trace, steps = recording.trace, recording.steps
-    operators, parent = trace.operators, recording.operator_parent
+    operators = trace.operators
     used_gpu = len(trace.gpu) or len(trace.allocations) or named(trace, trace.calls, LAUNCHES).any()
     in_step = steps.of_host(operators.start) >= 0
     if used_gpu or not in_step.any():
@@ -181,7 +181,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
     computing = spans_of(operators, trains) - data - optimizer
     rest = outside_operators(recording, host)
     rows = np.arange(len(operators))
-    updates = in_step & by_optimizer(trace, parent, operators.start, rows)
+    updates = in_step & by_optimizer(trace, recording.nesting, operators.start, rows)
     elsewhere = in_step & trains & ~data.contains(operators.start) & ~optimizer.contains(operators.start)
     names = (_STEP.fullmatch(trace.names[name]) for name in np.unique(trace.annotations.name).tolist())
     return CpuTime(

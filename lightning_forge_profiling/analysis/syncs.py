@@ -7,13 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import (
-    enclosing,
-    innermost_marked,
-    least_around,
-    outermost_marked,
-    parents,
-)
+from lightning_forge_profiling.analysis.intervals import Nesting, take
 from lightning_forge_profiling.analysis.launches import WAITS, named
 from lightning_forge_profiling.analysis.python_functions import users_line
 from lightning_forge_profiling.analysis.recording import Recording
@@ -60,8 +54,8 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     operators, around = trace.operators, recording.links.call_operator[waits]
     names = {name: place for place, (name, _) in enumerate(_OPERATORS)}
     specific = np.array([names.get(name, len(_OPERATORS)) for name in trace.names])[operators.name]
-    specific = np.append(least_around(recording.operator_parent, specific), len(_OPERATORS))[around]
-    operator = np.append(operators.name, -1)[around]
+    specific = np.append(recording.nesting.least_around(specific), len(_OPERATORS))[around]
+    operator = take(operators.name, around)
     frame = _users_frame(trace, waits)
     lightnings = of_lightning(recording)[waits]
     duration = (trace.calls.end - trace.calls.start)[waits]
@@ -92,14 +86,14 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
 def of_lightning(recording: Recording) -> NDArray[np.bool_]:
     """Mask of the rows of `Trace.calls` that Lightning's own loop makes."""
     trace, operators = recording.trace, recording.trace.operators
-    rows = np.flatnonzero((recording.operator_parent < 0) & ~named(trace, operators, _BETWEEN))
+    rows = np.flatnonzero((recording.nesting.parent < 0) & ~named(trace, operators, _BETWEEN))
     rows = rows[np.argsort(operators.thread[rows], kind="stable")]
     to, broadcast, item = (named(trace, operators, re.compile(name))[rows] for name in _SIGTERM_CHECK)
     thread = operators.thread[rows]
     first = np.flatnonzero(to[:-2] & broadcast[1:-1] & item[2:] & (thread[:-2] == thread[2:]))
     own = rows[np.concatenate((first, first + 2))]
-    outermost = outermost_marked(recording.operator_parent, np.ones(len(operators), bool))
-    return np.isin(np.append(outermost, -1)[recording.links.call_operator], own)
+    outermost = recording.nesting.outermost(np.ones(len(operators), bool))
+    return np.isin(take(outermost, recording.links.call_operator), own)
 
 
 def _cause(trace: Trace, call: int, specific: int, operator: int) -> str:
@@ -114,8 +108,7 @@ def _cause(trace: Trace, call: int, specific: int, operator: int) -> str:
 def _users_frame(trace: Trace, calls: Ints) -> Ints:
     """The name of the innermost function around each call outside PyTorch and Lightning; -1 without one."""
     frames = trace.frames
-    parent = parents(frames)
-    users = innermost_marked(parent, named(trace, frames, lambda frame: users_line(frame, trace.libraries)))
-    around = enclosing(frames, parent, trace.calls.start[calls], trace.calls.thread[calls])
-    names: Ints = np.append(frames.name, -1)[np.append(users, -1)[around]]
-    return names
+    nesting = Nesting(frames)
+    users = nesting.innermost(named(trace, frames, lambda frame: users_line(frame, trace.libraries)))
+    around = nesting.enclosing(trace.calls.start[calls], trace.calls.thread[calls])
+    return take(frames.name, take(users, around))

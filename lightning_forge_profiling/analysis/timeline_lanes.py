@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Intervals, depths, parents
+from lightning_forge_profiling.analysis.intervals import Intervals, Nesting
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import step_marks
@@ -91,7 +91,7 @@ def _host_lanes(recording: Recording, shown: NDArray[np.bool_]) -> list[tuple[st
     annotations = recording.trace.annotations
     rows = np.flatnonzero(shown)
     start, end, name = annotations.start[rows], annotations.end[rows], annotations.name[rows]
-    depth = depths(parents(Spans(start=start, end=end, thread=np.zeros(len(rows), np.int64))))
+    depth = Nesting(Spans(start=start, end=end, thread=np.zeros(len(rows), np.int64))).depth()
     order = np.argsort(depth, kind="stable")
     lanes = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(rows) else []
     return [

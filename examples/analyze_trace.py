@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.profiler import profile, record_function, schedule
 
-from lightning_forge_profiling import print_profiler_summary
+from lightning_forge_profiling.profiler import print_profiler_summary
 
 WARMUP_STEPS = 5
 RECORDED_STEPS = 3

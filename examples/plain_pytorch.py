@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lightning_forge_profiling import CUDATimerCollection, ProfilingConfig, build_profiler
+from lightning_forge_profiling import CUDATimerCollection
+from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler
 from lightning_forge_profiling.result_types import Interval
 
 WARMUP_STEPS = 10

@@ -1,21 +1,25 @@
 """The types that the public functions return, for annotations: `Interval`, `TraceReport`, `AnalysisResult`, ...
 
-`Analysis`, `Finding` and `BenchmarkResult` are at the top of the package.
+`Analysis` is at the top of the package.
 """
 
 from lightning_forge_profiling.bench.comparison import Comparison
+from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.flops.count import FlopCount
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.pipeline import AnalysisResult
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.report.files import ReportPaths
+from lightning_forge_profiling.results.analysis import Finding
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.steps import Interval
 
 __all__ = [
     "AnalysisResult",
+    "BenchmarkResult",
     "Comparison",
+    "Finding",
     "FlopCount",
     "Interval",
     "Ledger",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lightning_forge_profiling
-from lightning_forge_profiling import compat, errors, result_types
+from lightning_forge_profiling import bench, compat, errors, flops, gpu, profiler, report, result_types
 from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
 from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
@@ -21,7 +21,7 @@ from lightning_forge_profiling.diagnosis.trace_rules import TRACE_RULES
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(CHECKOUT.glob("*.md")), *sorted((CHECKOUT / "docs").rglob("*.md"))]
 PACKAGE = Path(lightning_forge_profiling.__file__).parent
-PUBLIC_MODULES = (lightning_forge_profiling, compat, errors, result_types)
+PUBLIC_MODULES = (lightning_forge_profiling, bench, compat, errors, flops, gpu, profiler, report, result_types)
 
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL
@@ -97,8 +97,8 @@ def test_every_finding_has_its_page_with_an_example():
 
 def test_the_api_page_has_every_public_name():
     page = (CHECKOUT / "docs" / "api.md").read_text(encoding="utf-8")
-    listed = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
-    assert listed == {name for module in PUBLIC_MODULES for name in module.__all__}
+    public = {name: f"{module.__name__}.{name}" for module in reversed(PUBLIC_MODULES) for name in module.__all__}
+    assert sorted(re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)) == sorted(public.values())
 
 
 def test_every_type_that_a_public_function_returns_is_public():

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_forge_profiling import ForgeProfilerCallback, ProfilingConfig, ThroughputCallback, build_profiler
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler
 from lightning_forge_profiling.profiler.collector import let_gpu_settle
 from tests.models import Classifier, Fails, Samples, loader
 from tests.outcomes import HANGS_S, recorded_steps, tables, the_trace, traces, wait_for_processes_of, working_on

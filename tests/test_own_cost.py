@@ -188,7 +188,7 @@ import os, sys, time
 from pathlib import Path
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import torch
-from lightning_forge_profiling import ProfilingConfig, build_profiler
+from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler
 with build_profiler(ProfilingConfig(enable=True, start_step=1, end_step=2, trace_dir=sys.argv[1])) as profiler:
     for step in range(3):
         torch.ones(2, 2) @ torch.ones(2, 2)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 
-from lightning_forge_profiling import print_profiler_summary
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.profiler import print_profiler_summary
 
 
 def work():

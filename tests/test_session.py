@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_forge_profiling import ProfilingConfig, build_profiler
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.finish import analyze, publish
+from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler
 from lightning_forge_profiling.profiler.config import Phase, StepWindow
 from tests.outcomes import HANGS_S, REPORTS, wait_for_processes_of
 
@@ -120,7 +120,7 @@ def test_an_exception_goes_through_and_what_there_was_is_written(tmp_path):
 def test_a_training_process_that_is_killed_in_the_window_leaves_no_raw_trace(tmp_path):
     script = f"""
 import os, signal, torch
-from lightning_forge_profiling import ProfilingConfig, build_profiler
+from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler
 with build_profiler(ProfilingConfig(enable=True, start_step=1, end_step=9, trace_dir={str(tmp_path)!r})) as profiler:
     for step in range(5):
         profiler.step()

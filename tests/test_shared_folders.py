@@ -13,16 +13,11 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_forge_profiling import (
-    ForgeProfilerCallback,
-    ProfilingConfig,
-    ThroughputCallback,
-    build_profiler,
-    print_profiler_summary,
-)
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemorySnapshot
+from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler, print_profiler_summary
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.results.analysis import RankWork
 from tests.models import Classifier, loader

@@ -1,1 +1,5 @@
 """Recording: one window of steps with `torch.profiler`, from its schedule to the exported trace."""
+
+from lightning_forge_profiling.lazy import names_of_stub
+
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

@@ -1,1 +1,5 @@
 """Results as text; no arithmetic beyond shares."""
+
+from lightning_forge_profiling.lazy import names_of_stub
+
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

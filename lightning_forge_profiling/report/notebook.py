@@ -1,9 +1,9 @@
 """HTML of an analysis and of a ledger, for notebooks."""
 
 from collections.abc import Iterable, Sequence
+from functools import singledispatch
 from typing import Final
 
-from lightning_forge_profiling.notebook import show_with
 from lightning_forge_profiling.report.run_wording import ledger_rows
 from lightning_forge_profiling.report.text import escaped
 from lightning_forge_profiling.report.wording import share_of
@@ -14,6 +14,13 @@ from lightning_forge_profiling.timing.ledger import Ledger
 _CELL: Final = "padding:1px 8px;text-align:{};vertical-align:top"
 
 
+@singledispatch
+def page(result: object) -> str:
+    """HTML of a result, by its type."""
+    raise TypeError(f"notebooks show no {type(result).__name__}")
+
+
+@page.register
 def analysis_html(analysis: Analysis) -> str:
     """HTML of the verdict, the findings with their evidence, and the split of the step.
 
@@ -34,6 +41,7 @@ def analysis_html(analysis: Analysis) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
+@page.register
 def ledger_html(ledger: Ledger) -> str:
     """HTML table of the largest parts of a ledger, with their share of the wall time."""
     rows = [
@@ -87,7 +95,3 @@ def _ranks(ranks: Sequence[RankSummary]) -> str:
         for rank in ranks
     )
     return html_table(columns, rows)
-
-
-show_with(Analysis, analysis_html)
-show_with(Ledger, ledger_html)

@@ -26,7 +26,8 @@ else:
 
 import torch  # noqa: E402  (where from is the point)
 
-from lightning_forge_profiling import ProfilingConfig, __file__, build_profiler  # noqa: E402
+from lightning_forge_profiling import __file__  # noqa: E402
+from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler  # noqa: E402
 
 assert __file__.startswith(folder), __file__
 

@@ -1,0 +1,12 @@
+from .bench.benchmark import benchmark as benchmark
+from .callbacks.forge_profiler import ForgeProfilerCallback as ForgeProfilerCallback
+from .callbacks.throughput import ThroughputCallback as ThroughputCallback
+from .errors import ForgeProfilingError as ForgeProfilingError
+from .flops.count import count_flops as count_flops
+from .pipeline import analyze as analyze
+from .results.analysis import Analysis as Analysis
+from .timing.collection import CUDATimer as CUDATimer
+from .timing.collection import CUDATimerCollection as CUDATimerCollection
+from .timing.region import region as region
+
+__version__: str

@@ -1,0 +1,1 @@
+from .comparison import compare_benchmarks as compare_benchmarks

@@ -1,0 +1,1 @@
+from .clocks import locked_clocks as locked_clocks

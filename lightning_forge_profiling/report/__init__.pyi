@@ -1,0 +1,1 @@
+from .files import write_reports as write_reports

@@ -177,7 +177,9 @@ def simulated_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: gpu.is_capturing)
-    monkeypatch.setattr("lightning_forge_profiling.bench.benchmark.Gpu", {torch.device("cuda", 1): gpu}.__getitem__)
+    monkeypatch.setattr(
+        "lightning_forge_profiling.bench.benchmark.CudaDevice", {torch.device("cuda", 1): gpu}.__getitem__
+    )
     gpu.is_capturing = False
     return gpu
 

@@ -39,13 +39,11 @@ _CURRENT_STREAM_METHODS: Final = frozenset({"graph", "saturated", "events"})
 
 
 class MethodChoice(NamedTuple):
-    """How a function is timed."""
+    """How a function is timed, what a call does on the GPU (None if it does not use it), and warnings about both."""
 
     sampler: Sampler
     effects: GpuEffects | None
-    """What a call does on the GPU; None if the function does not use it."""
     warnings: tuple[str, ...] = ()
-    """About the choice, one sentence each."""
 
 
 def choose_method(
@@ -59,7 +57,7 @@ def choose_method(
     may_be_cpu_only = method in HOST_METHODS and not effects.certainly_on_stream
     problem = None
     if may_be_cpu_only or method == "kernels" or (method == "auto" and not effects.waits):
-        problem = _profiler_problem(call, kernels)
+        problem = kernels.problem()
     on_host = MethodChoice(HostClock(call, timer.clock_ns), effects if effects.allocated_bytes else None)
     if may_be_cpu_only and isinstance(problem, NoGpuWorkError):
         choice = on_host
@@ -86,17 +84,6 @@ def _refuse_impossible(method: str, effects: GpuEffects) -> None:
         )
 
 
-def _profiler_problem(call: TimedCall, kernels: Kernels) -> Exception | None:
-    """Why the function's kernels cannot be read from the profiler; None if they can."""
-    try:
-        kernels.check()
-    except Exception as error:
-        if call.raised:  # the function's own error
-            raise
-        return error
-    return None
-
-
 def _on_gpu(
     call: TimedCall,
     options: Options,
@@ -113,7 +100,7 @@ def _on_gpu(
         "graph": lambda: Graph(call, timer, effects),
         "saturated": lambda: Saturated(call, timer, effects, flush_l2=flush_l2),
         "events": lambda: Events(call, timer, flush_l2=flush_l2),
-        "wall": lambda: Wall(call, timer.gpu, timer.clock_ns, flush_l2=flush_l2),
+        "wall": lambda: Wall(call, timer, flush_l2=flush_l2),
         "cpu": lambda: HostClock(call, timer.clock_ns),
     }
     method, warnings = options.method, []
@@ -141,21 +128,16 @@ def _on_gpu(
             raise ForgeProfilingError(
                 f"method='graph' cannot be used: {first_line(error)}. Leave method out, or take 'saturated'."
             ) from error
-    return MethodChoice(sampler, effects, (*warnings, *_method_warnings(sampler.method, flush_l2, effects)))
-
-
-def _method_warnings(method: str, flush_l2: bool, effects: GpuEffects) -> list[str]:
-    found = []
-    if method == "kernels" and not effects.on_stream:
-        found.append(
+    if sampler is kernels and not effects.on_stream:
+        warnings.append(
             "its kernels were found on other streams, which the current one does not wait for: they were timed without "
             "an L2 flush, and whether the function waits for them is unknown"
         )
-    if method == "graph" and flush_l2:
-        found.append("a CUDA graph cannot flush the L2 cache between its calls: it was timed hot")
-    if method == "cpu":
-        found.append("it uses the GPU, and method='cpu' times only the host's part of a call: the launches")
-    return found
+    if sampler.method == "graph" and flush_l2:
+        warnings.append("a CUDA graph cannot flush the L2 cache between its calls: it was timed hot")
+    if sampler.method == "cpu":
+        warnings.append("it uses the GPU, and method='cpu' times only the host's part of a call: the launches")
+    return MethodChoice(sampler, effects, tuple(warnings))
 
 
 def benchmark(
@@ -275,24 +257,17 @@ def time_call(
         else:
             warmed = warm_up(call, options, clock_ns, synchronize=gpu.synchronize, rest=rest)
             timer = EventTimer(gpu, clock_ns)
-            found = gpu_effects(call, timer, warmed.call_us)
-            choice = choose_method(call, options, timer, found, warmed.call_us)
-        if choice.effects is None:  # nothing reaches the GPU
+            choice = choose_method(call, options, timer, gpu_effects(call, timer, warmed.call_us), warmed.call_us)
+        sampler, effects = choice.sampler, choice.effects
+        if effects is None:  # nothing reaches the GPU
             gpu = clock_watch = None
             no_clock = ""
-        samples = collect(
-            choice.sampler,
-            options,
-            clock_ns,
-            on_samples=clock_watch.read if clock_watch else lambda _: None,
-            rest=rest if gpu else None,
-        )
-    waits_pct = 0.0 if cpu is None or before is None or choice.effects is not None else waited_pct(before, cpu())
+        samples = collect(sampler, options, clock_ns, clock_watch=clock_watch, rest=rest if gpu else None)
+    waits_pct = 0.0 if cpu is None or before is None or effects is not None else waited_pct(before, cpu())
     if clock_watch is None:
         checked = Unthrottled(samples, None, [no_clock] if no_clock else [])
     else:
         checked = unthrottled(samples, clock_watch)
-    sampler, effects = choice.sampler, choice.effects
     on_host = sampler.method == "cpu"
     return BenchmarkResult(
         name=call.name,

@@ -24,8 +24,8 @@ from lightning_forge_profiling.timing.events import DeviceEventSource, Event
 _L2_UNKNOWN: Final = 128 * 2**20  # more than any L2 cache on the market, for a driver that does not report its size
 _WARM_UP_CALLS: Final = 3  # on the capturing stream, as PyTorch's notes on CUDA graphs ask
 
+# Graphs that PyTorch's allocator of pinned memory may still read during a later capture, so they are kept alive.
 _BROKEN_OFF: Final[list[torch.cuda.CUDAGraph]] = []
-"""Graphs that PyTorch's allocator of pinned memory may still read during a later capture, so they are kept alive."""
 
 _CALIBRATION_CYCLES: Final = 1_000_000  # half a millisecond at 2 GHz
 _EMPTY_PAIRS: Final = 31
@@ -38,17 +38,11 @@ class CaptureError(ForgeProfilingError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryCounts:
-    """The caching allocator's counts so far.
+    """The caching allocator's counts so far."""
 
-    Attributes:
-        in_use_bytes: held by tensors now.
-        allocated_bytes: allocated since the start of the process, freed or not.
-        cuda_mallocs: how often it asked the driver for memory (cudaMalloc and similar).
-    """
-
-    in_use_bytes: int
-    allocated_bytes: int
-    cuda_mallocs: int
+    in_use_bytes: int  # held by tensors now
+    allocated_bytes: int  # since the start of the process, freed or not
+    cuda_mallocs: int  # how often it asked the driver for memory (cudaMalloc and similar)
 
 
 class CudaDevice:
@@ -104,16 +98,13 @@ class CudaDevice:
     def _end_capture(
         self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int], raised: BaseException | None = None
     ) -> None:
-        """End a capture. If CUDA has broken it off, clean up what PyTorch leaves behind.
-
-        `capture_end` then raises before it notifies the caching allocator, which would never release memory again, and
-        the random number generator, which would refuse every call.
-
-        Source: CUDAGraph::capture_end and CUDAGeneratorState::increase in PyTorch's aten/src/ATen/cuda.
-        """
+        """End a capture. If CUDA has broken it off, clean up what PyTorch leaves behind."""
         try:
             graph.capture_end()
         except RuntimeError as error:
+            # Raised before it notifies the caching allocator, which would never release memory again, and the random
+            # number generator, which would refuse every call: CUDAGraph::capture_end and
+            # CUDAGeneratorState::increase in PyTorch's aten/src/ATen/cuda.
             _BROKEN_OFF.append(graph)
             for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):  # noqa: SLF001  (no public way)
                 with suppress(RuntimeError):  # a PyTorch that has done it itself
@@ -164,9 +155,7 @@ class EventTiming(NamedTuple):
     """What one pair of events shows."""
 
     us: float
-    """Microseconds between them."""
-    saturated: bool
-    """Whether both were queued before the GPU reached the first, so that the GPU never waited for the host."""
+    saturated: bool  # both were queued before the GPU reached the first: it never waited for the host
 
 
 class EventTimer:
@@ -180,8 +169,8 @@ class EventTimer:
         for _ in range(2):  # the first may find a sleeping GPU
             us = self.between(lambda: gpu.sleep(_CALIBRATION_CYCLES)).us
             self._cycles_per_us = _CALIBRATION_CYCLES / us if us > 0 else self._cycles_per_us
-        self.empty_us = median(self.between(_nothing, ahead_us=_EMPTY_AHEAD_US).us for _ in range(_EMPTY_PAIRS))
-        """The time between two events with nothing between them, in a full queue."""
+        # the time between two events with nothing between them, in a full queue
+        self.empty_us = median(self.between(lambda: None, ahead_us=_EMPTY_AHEAD_US).us for _ in range(_EMPTY_PAIRS))
 
     def between(self, run: Callable[[], object], *, flush_l2: bool = False, ahead_us: float = 0.0) -> EventTiming:
         """Time what `run` puts on the current stream, and wait for it."""
@@ -206,10 +195,6 @@ class EventTimer:
         return (self.clock_ns() - began) / 1e3
 
 
-def _nothing() -> None:
-    pass
-
-
 def device_of(call: TimedCall, asked: torch.device | str | int | None, method: str) -> torch.device:
     """The device to time a call on. May call it once."""
     device = find_device(call.values, asked)
@@ -229,25 +214,20 @@ def device_of(call: TimedCall, asked: torch.device | str | int | None, method: s
 
 
 def find_device(values: object, asked: torch.device | str | int | None) -> torch.device:
-    """Where a function runs, as far as can be known without calling it.
-
-    Example:
-        >>> find_device([torch.zeros(2)], None)
-        device(type='cpu')
-    """
-    found = {device.type: device for device in reversed(list(_devices(values)))}
-    if "meta" in found:
+    """Where a function runs, as far as can be known without calling it."""
+    devices = {device.type: device for device in reversed(list(_devices(values)))}
+    if "meta" in devices:
         raise ConfigurationError(
             "There are tensors on the meta device, which have no data: make them on the CPU or a CUDA device."
         )
     if asked is None:
-        not_cpu = found.get("cuda") or next((at for kind, at in found.items() if kind != "cpu"), None)
-        device = not_cpu or torch.device("cpu" if found or not _cuda_in_use() else "cuda")
+        not_cpu = devices.get("cuda") or next((at for kind, at in devices.items() if kind != "cpu"), None)
+        device = not_cpu or torch.device("cpu" if devices or not _cuda_in_use() else "cuda")
     else:
         device = _parsed(asked)
-    if device.type == "cpu" and "cuda" in found:
+    if device.type == "cpu" and "cuda" in devices:
         raise ConfigurationError(
-            f"device='cpu', but there are tensors on {found['cuda']}: leave device out, or move them to the CPU."
+            f"device='cpu', but there are tensors on {devices['cuda']}: leave device out, or move them to the CPU."
         )
     return device if device.type == "cpu" else _with_index(device)
 
@@ -305,11 +285,9 @@ def _devices(value: object, within: tuple[FunctionType, ...] = ()) -> Iterator[t
 
 
 def _device_allocated_on(call: TimedCall) -> torch.device | None:
-    """The CUDA device on which one call takes memory from PyTorch; None for none.
-
-    Nearly all work on a GPU does: a copy to it, and every operation that returns a new tensor. A function of the CPU
-    is only called once more, CUDA is not started for it, and a CPU build of PyTorch does not call it at all.
-    """
+    """The CUDA device on which one call takes memory from PyTorch; None for none."""
+    # Nearly all work on a GPU does: a copy to it, and every operation that returns a new tensor. A function of the CPU
+    # is only called once more, CUDA is not started for it, and a CPU build of PyTorch does not call it at all.
     if torch.version.cuda is None and torch.version.hip is None:
         return None
     before = _allocated_bytes()

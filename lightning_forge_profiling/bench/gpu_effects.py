@@ -18,36 +18,22 @@ _SHORTEST_WORK_US: Final = 0.5  # of two calls or more; the shortest kernel take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEffects:
-    """What a call does on the GPU.
+    """What a call does on the GPU."""
 
-    Attributes:
-        enqueue_us: how long it keeps the host busy when the GPU is idle.
-        device_us: about how long it takes on the GPU's timeline.
-        waits: whether it waits for the GPU.
-        on_stream: whether it puts anything on the current stream.
-        allocated_bytes: what it takes from the caching allocator.
-        kept_bytes: how much of that it keeps.
-        cuda_mallocs: how often `calls` calls made the allocator ask the driver for memory.
-        calls: the number of calls that were counted.
-        saturated: whether `device_us` was read in a full queue; otherwise some of it may be the host's time.
-    """
-
-    enqueue_us: float
-    device_us: float
-    waits: bool
-    on_stream: bool
-    allocated_bytes: int
-    kept_bytes: int
-    cuda_mallocs: int
+    enqueue_us: float  # how long a call keeps the host busy when the GPU is idle
+    device_us: float  # about how long it takes on the GPU's timeline
+    waits: bool  # for the GPU
+    on_stream: bool  # whether it puts anything on the current stream
+    allocated_bytes: int  # from the caching allocator
+    kept_bytes: int  # of those
+    cuda_mallocs: int  # in `calls` calls
     calls: int
-    saturated: bool
+    saturated: bool  # `device_us` was read in a full queue; otherwise some of it may be the host's time
 
     @property
     def certainly_on_stream(self) -> bool:
-        """Whether it surely puts work on the current stream.
-
-        Calls of the CPU that differ in length look like work, or like waiting for it, but take no GPU memory.
-        """
+        """Whether it surely puts work on the current stream."""
+        # Calls of the CPU that differ in length look like work, or like waiting for it, but take no GPU memory.
         return self.on_stream and (self.allocated_bytes > 0 or self.saturated)
 
     @property
@@ -57,22 +43,22 @@ class GpuEffects:
 
     def warnings(self, *, wait_expected: bool) -> list[str]:
         """What the caller of `benchmark` should know, one sentence each."""
-        found = []
+        texts = []
         if self.waits and not wait_expected:
-            found.append(
+            texts.append(
                 "it waits for the GPU (.item(), .cpu(), another synchronization, CUDA_LAUNCH_BLOCKING=1, or more "
                 "launches than the queue of about 1000 holds): the GPU idles meanwhile, so the time depends on the host"
             )
         if not self.on_stream:
-            found.append("it launches nothing on the current CUDA stream")
+            texts.append("it launches nothing on the current CUDA stream")
         if self.kept_bytes > 0:
-            found.append(
+            texts.append(
                 f"it keeps memory: {self.kept_bytes:,} bytes more after each call, in what it stores or in reference "
                 "cycles (Python's cyclic garbage collector is off while timing)"
             )
         if self.cuda_mallocs:
-            found.append(f"it allocates in steady state: {self.cuda_mallocs} cudaMalloc calls in {self.calls} calls")
-        return found
+            texts.append(f"it allocates in steady state: {self.cuda_mallocs} cudaMalloc calls in {self.calls} calls")
+        return texts
 
 
 def gpu_effects(call: TimedCall, timer: EventTimer, call_us: float) -> GpuEffects:

@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from html import escape
-from numbers import Integral, Real
+from numbers import Real
 from statistics import median
-from typing import Any, Final, Self, TypeGuard
+from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 
 from lightning_forge_profiling.errors import ConfigurationError
@@ -20,55 +21,49 @@ _MOST_BARS: Final = 60
 
 
 def draw(samples: Sequence[float], title: str, subtitle: str = "", *, unit: str = "µs") -> str:
-    """Draw samples as bars, with lines at the median and at the 5th and 95th percentile.
-
-    The axis ends at the 1st and 99th percentile; samples beyond are counted at the side.
-
-    Example:
-        >>> draw([1.0, 2.0, 2.0, 3.0], "four samples").startswith("<svg ")
-        True
-    """
+    """Draw samples as bars, with lines at the median and at the 5th and 95th percentile."""
     values = np.asarray(samples, float)
-    low, high = (float(value) for value in np.percentile(values, [1, 99]))
+    low, high = (float(value) for value in np.percentile(values, [1, 99]))  # samples beyond are counted at the side
     margin = (high - low) * 0.05 or abs(low) * 0.01 or 1e-3
     low, high = low - margin, high + margin
-    shown = values[(values >= low) & (values <= high)]
-    bars = int(min(_MOST_BARS, max(5, 2 * len(shown) ** 0.5)))
-    counts, edges = np.histogram(shown, bins=bars, range=(low, high))
+    inside = values[(values >= low) & (values <= high)]
+    bars = int(min(_MOST_BARS, max(5, 2 * len(inside) ** 0.5)))
+    counts, edges = np.histogram(inside, bins=bars, range=(low, high))
+    below, above = int((values < low).sum()), int((values > high).sum())
 
     def x(value: float) -> float:
         return _LEFT + (value - low) / (high - low) * (_WIDTH - 2 * _LEFT)
 
-    tallest = max(int(counts.max()), 1)
-    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}"'
-    style = 'font-family="sans-serif" font-size="12"'
+    def write(text: str, x: float, y: float, style: str = 'fill="#222"') -> None:
+        parts.append(f'<text x="{x:.1f}" y="{y}" {style}>{escape(text)}</text>')
+
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} role="img" aria-label="{escape(title)}">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
+            f'font-family="sans-serif" font-size="12" role="img" aria-label="{escape(title)}">'
+        ),
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="20" fill="#222" font-weight="bold">{escape(_shortened(title))}</text>',
-        f'<text x="{_LEFT}" y="38" fill="#222">{escape(_shortened(subtitle))}</text>',
     ]
+    write(_shortened(title), _LEFT, 20, 'fill="#222" font-weight="bold"')
+    write(_shortened(subtitle), _LEFT, 38)
     for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True):
         if count:
-            top = _BOTTOM - (_BOTTOM - _TOP) * int(count) / tallest
+            top = _BOTTOM - (_BOTTOM - _TOP) * int(count) / int(counts.max())
             size = f'width="{max(x(end) - x(start) - 1, 0.5):.1f}" height="{_BOTTOM - top:.1f}"'
             tip = f"<title>{int(count)} samples, {start:.4g} to {end:.4g} {unit}</title>"
             parts.append(f'<rect x="{x(start):.1f}" y="{top:.1f}" {size} fill="#4878cf">{tip}</rect>')
     parts.append(f'<line x1="{_LEFT}" y1="{_BOTTOM}" x2="{_WIDTH - _LEFT}" y2="{_BOTTOM}" stroke="#222"/>')
     marks = zip(("p5", "median", "p95"), np.percentile(values, [5, 50, 95]), strict=True)
-    for row, (name, value) in enumerate(marks):
-        at, down = x(float(value)), _BOTTOM + 14 * (row + 1)
+    for row, (name, value) in enumerate(marks, start=1):
+        at, down = x(float(value)), _BOTTOM + 14 * row
         dash = "" if name == "median" else ' stroke-dasharray="3 3"'
         parts.append(f'<line x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{down - 10}" stroke="#c44e52"{dash}/>')
         side = "end" if at > _WIDTH / 2 else "start"
-        parts.append(
-            f'<text x="{at:.1f}" y="{down}" fill="#c44e52" text-anchor="{side}">{name} {value:.4g} {unit}</text>'
-        )
-    below, above = int((values < low).sum()), int((values > high).sum())
+        write(f"{name} {value:.4g} {unit}", at, down, f'fill="#c44e52" text-anchor="{side}"')
     if above:
-        parts.append(f'<text x="{_WIDTH - _LEFT}" y="{_TOP}" fill="#222" text-anchor="end">{above} longer</text>')
+        write(f"{above} longer", _WIDTH - _LEFT, _TOP, 'fill="#222" text-anchor="end"')
     if below:
-        parts.append(f'<text x="{_LEFT}" y="{_TOP}" fill="#222">{below} shorter</text>')
+        write(f"{below} shorter", _LEFT, _TOP)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -76,21 +71,13 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_TITLE else f"{text[: _LONGEST_TITLE - 1]}…"
 
 
-_NS: Final = (1e-3, "ns")
 _Z95: Final = 1.96  # of the normal distribution
 # All of n samples lie on one side of the true median with probability 2 * 2^-n, which is under 5 % from 6 on.
 _FEWEST: Final = 6
 
 
 def median_noise(samples: Sequence[float]) -> float:
-    """Half of the 95 % interval of the samples' median, as a fraction of the median.
-
-    Example:
-        >>> median_noise([10.0] * 20)
-        0.0
-        >>> median_noise([10.0, 10.1])
-        inf
-    """
+    """Half of the 95 % interval of the samples' median, as a fraction of the median."""
     if len(samples) < _FEWEST:
         return math.inf
     ordered = sorted(samples)
@@ -166,28 +153,15 @@ class BenchmarkResult:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("name", "method", "device"):
-            self._check(isinstance(getattr(self, name), str), name, "a str")
-        for name in ("flush_l2", "waits_for_gpu"):
-            self._check(isinstance(getattr(self, name), bool), name, "True or False")
-        self._check(_is_count(self.calls_per_sample), "calls_per_sample", "a number of calls")
-        for name in ("enqueue_us", "queued_us"):
+        for name in ("calls_per_sample", "enqueue_us", "queued_us", "allocated_bytes", "threads"):
             value = getattr(self, name)
-            self._check(value is None or _is_time(value), name, "a number of microseconds, 0 or more, or None")
-        for name in ("allocated_bytes", "threads"):
-            value = getattr(self, name)
-            self._check(value is None or _is_count(value), name, "a count or None")
-        self._check(self.clock is None or _is_clock(self.clock), "clock", "a valid ClockSummary or None")
-        self._check(_is_texts(self.warnings), "warnings", "a tuple of str")
+            if value is not None and not _is_finite(value):
+                raise ConfigurationError(f"{name} must be a number, 0 or more, got {value!r}.")
         if not self.samples_us:
             raise ConfigurationError("A result needs at least one sample.")
         for sample in self.samples_us:
-            if not _is_time(sample):
+            if not _is_finite(sample):
                 raise ConfigurationError(f"samples_us must be microseconds, 0 or more, got {sample!r} among them.")
-
-    def _check(self, valid: bool, name: str, expected: str) -> None:
-        if not valid:
-            raise ConfigurationError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
 
     @property
     def median_us(self) -> float:
@@ -257,21 +231,10 @@ class BenchmarkResult:
         Raises:
             ConfigurationError: the values are not those of a result.
         """
-        if not isinstance(values, Mapping):
-            raise ConfigurationError(f"Not a result of to_dict() or to_json(): got {type(values).__name__}.")
-        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        missing = {"name", "method", "device", "samples_us"} - known.keys()
-        if missing:
-            raise ConfigurationError(f"Not a result of to_dict() or to_json(): {min(missing)} is missing.")
         try:
-            for name in known.keys() & {"samples_us", "warnings"}:
-                known[name] = _as_tuple(name, known[name])
-            if known.get("clock") is not None:
-                reasons = _as_tuple("reasons", known["clock"]["reasons"])
-                known["clock"] = ClockSummary(**{**known["clock"], "reasons": reasons})
-        except (TypeError, KeyError) as error:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
             raise ConfigurationError(f"Not a result of to_dict() or to_json(): {error}.") from error
-        return cls(**known)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -326,14 +289,7 @@ class BenchmarkResult:
 
 
 def printable(text: str) -> str:
-    r"""Text with every unprintable character escaped, for terminals and XML.
-
-    Names come from users and files: they may hold control characters, direction overrides or lone surrogates.
-
-    Example:
-        >>> print(printable("a \x1b[31mred\nlambda"))
-        a \x1b[31mred lambda
-    """
+    r"""Text with every unprintable character escaped, for terminals and XML."""
     return "".join(
         " " if character.isspace() else character if character.isprintable() else repr(character)[1:-1]
         for character in text
@@ -348,43 +304,15 @@ def in_unit(us: float) -> str:
         ('2.35 µs', '21.3 ns', '187 ms')
     """
     scale, unit = _unit(us)
-    return f"{_three_digits(us / scale)} {unit}"
+    digits = len(str(int(abs(us / scale))))
+    return f"{us / scale:.{max(0, 3 - digits)}f} {unit}"
 
 
 def _unit(us: float) -> tuple[float, str]:
     """The unit for a time: how many microseconds it has, and its symbol."""
-    return next(((scale, unit) for scale, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")) if abs(us) >= scale), _NS)
+    units = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+    return next(((scale, unit) for scale, unit in units if abs(us) >= scale), (1e-3, "ns"))
 
 
-def _three_digits(value: float) -> str:
-    whole = len(str(int(abs(value))))
-    return f"{value:.{max(0, 3 - whole)}f}"
-
-
-def _is_number(value: object, kind: type = Real) -> TypeGuard[float]:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _is_time(value: object) -> bool:
-    return _is_number(value) and 0 <= value < math.inf
-
-
-def _is_count(value: object) -> bool:
-    return _is_number(value, Integral) and value >= 0
-
-
-def _is_clock(value: object) -> bool:
-    if not isinstance(value, ClockSummary):
-        return False
-    numbers = (value.median_mhz, value.min_mhz, value.max_mhz, value.limit_mhz, value.discarded)
-    return all(_is_time(number) for number in numbers) and _is_texts(value.reasons)
-
-
-def _is_texts(values: object) -> bool:
-    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
-
-
-def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
-    if not isinstance(values, list | tuple):
-        raise TypeError(f"{name} is not a list")
-    return tuple(values)
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf

@@ -30,17 +30,11 @@ _LONGEST_REST_S: Final = 0.005
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What warming up showed.
+    """What warming up showed."""
 
-    Attributes:
-        call_us: wall time of a call at its end.
-        steady: whether blocks of calls took the same time at its end; None if the caller chose the number of calls.
-        warnings: of the first call, one sentence each.
-    """
-
-    call_us: float
-    steady: bool | None
-    warnings: list[str]
+    call_us: float  # wall time at its end
+    steady: bool | None  # whether blocks of calls took the same time; None if the caller chose the number of calls
+    warnings: list[str]  # of the first call
 
 
 def warm_up(
@@ -51,10 +45,9 @@ def warm_up(
     synchronize: Callable[[], None] = lambda: None,
     rest: Callable[[float], None] | None = None,
 ) -> WarmUp:
-    """Call the function until three blocks of calls in a row take the same time within 5 %.
+    """Call the function until three blocks of calls in a row take the same time within 5 %, for 0.05 to 1 s.
 
-    That takes 0.05 to 1 s after the first call, or no longer than `max_time` if that is in between. A block is a whole
-    number of rounds through the argument sets. With `options.warmup` it is that number of calls, and at least one.
+    A block is whole rounds through the argument sets.
     """
 
     def timed_us(calls: int) -> float:
@@ -92,18 +85,20 @@ def collect(
     options: Options,
     clock_ns: Callable[[], int],
     *,
-    on_samples: Callable[[int], None] = lambda _: None,
+    clock_watch: ClockWatch | None = None,
     rest: Callable[[float], None] | None = None,
 ) -> list[float]:
     """Take samples until the options say stop."""
     samples: list[float] = []
     next_check, failures = 1.0, 0
     began = clock_ns()
-    on_samples(0)
+    if clock_watch is not None:
+        clock_watch.read(0)
     while True:
         start = clock_ns()
         samples += take()
-        on_samples(len(samples))
+        if clock_watch is not None:
+            clock_watch.read(len(samples))
         _pause(rest, clock_ns() - start)
         now = clock_ns()
         passed_s, took_s = (now - began) / 1e9, (now - start) / 1e9
@@ -151,14 +146,11 @@ _Z99: Final = 2.576  # of the normal distribution, two-sided
 
 
 class Unthrottled(NamedTuple):
-    """The samples that were taken at full clock."""
+    """The samples that were taken at full clock, or all of them if too few are left otherwise."""
 
     samples: list[float]
-    """All of them if too few are left otherwise."""
     clock: ClockSummary | None
-    """What the clock did; None if it was not read."""
     warnings: list[str]
-    """One sentence each."""
 
 
 def unthrottled(samples: list[float], clock_watch: ClockWatch) -> Unthrottled:
@@ -185,36 +177,29 @@ def sample_warnings(
     samples: Sequence[float], *, steady: bool | None, max_noise: float, waits_pct: float = 0.0
 ) -> list[str]:
     """What is wrong with the samples, one sentence each."""
-    found = []
+    texts = []
     if busy := waits_pct >= _BUSY_PCT:
-        found.append(
+        texts.append(
             f"the machine is busy: the call waited for a core {waits_pct:.0f} % of the time; free a core, or take the "
             f"minimum, {min(samples):.3g} µs"
         )
     if steady is False:
-        found.append("the warm-up ended before calls took the same time")
+        texts.append("the warm-up ended before calls took the same time")
     if moved := drift(samples):
-        found.append(moved)
+        texts.append(moved)
     advice = "" if moved or busy else ": raise max_time"  # more samples help neither against drift nor against others
     noise = median_noise(samples)
     if math.isinf(noise):
-        found.append(f"too few samples ({len(samples)}) for an interval of the median{advice}")
+        texts.append(f"too few samples ({len(samples)}) for an interval of the median{advice}")
     elif noise > max_noise:
-        found.append(f"it did not converge: the median is known to ±{noise:.1%}, not to ±{max_noise:.1%}{advice}")
+        texts.append(f"it did not converge: the median is known to ±{noise:.1%}, not to ±{max_noise:.1%}{advice}")
     if not median(samples):
-        found.append("at least half of the samples are 0: the median is meaningless")
-    return found
+        texts.append("at least half of the samples are 0: the median is meaningless")
+    return texts
 
 
 def drift(samples: Sequence[float]) -> str:
-    """Whether the first samples differ from the last, as a sentence; "" if they do not.
-
-    Example:
-        >>> drift([30.0] + [10.0] * 29)
-        'not warmed up: the first sample took 3.0 times the median'
-        >>> drift([10.0] * 30)
-        ''
-    """
+    """Whether the first samples differ from the last, as a sentence; "" if they do not."""
     if len(samples) < _DRIFT_SAMPLES:
         return ""
     middle = median(samples)
@@ -231,13 +216,10 @@ def drift(samples: Sequence[float]) -> str:
 
 
 def _lie_apart(low: Sequence[float], high: Sequence[float]) -> bool:
-    """Whether two sorted sets of as many samples differ: their middle halves are disjoint, their ranks differ at 1 %.
-
-    The middle halves of 5 samples each are disjoint by chance in every tenth run; among hundreds of samples, ranks
-    alone find differences too small to matter.
-
-    Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 5.1 (Mann-Whitney test).
-    """
+    """Whether two sorted sets of as many samples differ: disjoint middle halves, and different ranks at 1 %."""
+    # The middle halves of 5 samples each are disjoint by chance in every tenth run; among hundreds of samples, ranks
+    # alone find differences too small to matter. Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed.,
+    # 1999), section 5.1 (Mann-Whitney test).
     count = len(low)
     if high[count // 4] <= low[-1 - count // 4]:
         return False

@@ -22,14 +22,7 @@ _WRITES_TO_ARGUMENTS: Final = (
 
 
 class TimedCall:
-    """A function with its argument sets.
-
-    Example:
-        >>> calls = []
-        >>> TimedCall(calls.append, [(1,), (2,)]).call_many(3)
-        >>> calls
-        [1, 2, 1]
-    """
+    """A function with its argument sets."""
 
     def __init__(
         self,
@@ -43,9 +36,7 @@ class TimedCall:
         self.name = default_name(fn, sets[0], kwargs, len(sets)) if name is None else name
         self.sets = len(sets)
         self.values = (fn, *sets, kwargs)
-        """The function and everything it is called with."""
-        self.raised = False
-        """Whether one of the calls has raised."""
+        self.raised = False  # whether one of the calls has
         self._fn = partial(fn, **kwargs) if kwargs else fn
         self._next = cycle(sets).__next__
 
@@ -91,12 +82,7 @@ def _versions(value: object) -> Iterator[int]:
 
 
 def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: object = None) -> list[tuple[Any, ...]]:
-    """The argument tuples of `TimedCall`, from what `benchmark` was given.
-
-    Example:
-        >>> argument_sets(print, (1, 2), None), argument_sets(print, (), [(1,), [2]])
-        ([(1, 2)], [(1,), (2,)])
-    """
+    """The argument tuples of `TimedCall`, from what `benchmark` was given."""
     if not callable(fn):
         raise ConfigurationError(
             f"fn must be callable, got {type(fn).__name__}: pass the function and its arguments separately, as in "
@@ -123,18 +109,7 @@ def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: obj
 def default_name(
     fn: Callable[..., object], arguments: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, sets: int = 1
 ) -> str:
-    """The function's name with the types and shapes of its arguments.
-
-    A lambda is named by its file and line; a compiled function is called so. Two functions can still have the same
-    name: two closures of one factory, or two modules of one class.
-
-    Example:
-        >>> from functools import partial
-        >>> default_name(torch.add, (torch.zeros(2, 3), 1))
-        'add(float32[2, 3], 1)'
-        >>> default_name(partial(torch.sum, dim=0), (torch.zeros(2, 3),), {"dtype": torch.float64})
-        'sum(float32[2, 3], dim=0, dtype=float64)'
-    """
+    """The function's name with the types and shapes of its arguments."""
     named = dict(kwargs or {})
     while isinstance(fn, partial):
         arguments, named, fn = fn.args + arguments, {**fn.keywords, **named}, fn.func
@@ -186,20 +161,7 @@ _MAX_TIME_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The arguments of `benchmark` that do not describe the call, checked.
-
-    Attributes:
-        method: one of `METHODS`.
-        flush_l2: flush the L2 cache before each call.
-        warmup: how many calls before the first sample; None for as many as it takes until their time is steady.
-        min_time: sample for at least this many seconds; None for the default.
-        max_time: sample for at most this many seconds; None for the default.
-        max_noise: between the two, stop once half of the median's 95 % interval is below this fraction of it.
-
-    Example:
-        >>> Options(max_time=0.05).min_time_s, Options(min_time=5).max_time_s
-        (0.05, 5)
-    """
+    """The arguments of `benchmark` that do not describe the call, checked."""
 
     method: str = "auto"
     flush_l2: bool = True

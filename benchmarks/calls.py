@@ -89,11 +89,11 @@ def context_managers() -> None:
     print(f"Lightning's profile(): {theirs_us:.2f} µs, ours {ours_us:.2f} µs")
 
 
-class OnlyTheStandIn(OnAndOff):
-    """Switch what stands in for the Trainer's profiler on and off, with the recorder off and our callback in place."""
+class OnlyTheProxy(OnAndOff):
+    """Switch the proxy of the Trainer's profiler on and off, with the recorder off and our callback in place."""
 
     def switch(self, trainer: Any, *, on: bool) -> None:
-        """Switch the stand-in alone."""
+        """Switch the proxy alone."""
         super().switch(trainer, on=on)
         trainer.callbacks = self._callbacks
         self._ours.step_timer._active = False  # noqa: SLF001
@@ -143,7 +143,7 @@ def main() -> None:
         event_on_the_gpu()
     context_managers()
     calls_in_a_run()
-    for what, toggle in {"recording": OnAndOff(32), "only the stand-in for the profiler": OnlyTheStandIn(32)}.items():
+    for what, toggle in {"recording": OnAndOff(32), "only the profiler proxy": OnlyTheProxy(32)}.items():
         train(6400, toggle)
         more, error, pairs = toggle.difference_us(toggle.blocks_us())
         print(f"{what} on and off: {more:+.1f} ± {error:.1f} µs per step ({pairs} pairs)")

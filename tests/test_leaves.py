@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.lightning_api import TimedRows
+from lightning_forge_profiling.callbacks.wrapped_methods import WrappedLoggerMethod
 from tests.models import Samples, quiet_trainer
 
 STEP_S = 0.010
@@ -320,7 +320,7 @@ def test_a_logger_class_has_its_own_method_again_however_a_fit_ends(tmp_path):
     with pytest.raises(RuntimeError, match="mine"):
         fitted(Fails(), data=batches(), logger=SlowLogger(tmp_path))
     assert SlowLogger.log_metrics is own
-    timed = TimedRows(SlowLogger, "log_metrics", lambda logger: seen.append(logger) or nullcontext())
+    timed = WrappedLoggerMethod(SlowLogger, "log_metrics", lambda logger: seen.append(logger) or nullcontext())
     SlowLogger(tmp_path).log_metrics({})
     assert len(seen) == 1
     del timed  # a fit that ends without calling any hook

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer, is_own_action, is_pass_through
+from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH
 from lightning_forge_profiling.plain_text import plain_logger
@@ -167,8 +167,9 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
         self._boundary_of = boundary_of
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
-        if not is_own_action(action_name) and self._boundary_of(action_name) is None:
-            # the user may want what `as` gives
+        of_lightning = action_name[:1] == "[" or action_name == "run_training_batch"
+        if not of_lightning and self._boundary_of(action_name) is None:
+            # announced by the user, who may want what `as` gives
             inner: AbstractContextManager[Any] = self._inner.profile(action_name)
             return inner
         boundary = self._boundary_of(action_name)
@@ -212,7 +213,7 @@ class BoundaryProfiler:
         if step_timer is not None:
             self._of_split = _boundaries(step_timer, actions)
             self._of_plain = _without_regions(self._of_split, step_timer, actions)
-        self._shares = is_pass_through(inner)
+        self._shares = type(inner).__name__ == "PassThroughProfiler"  # Lightning's own, for none
         self._contexts = _Contexts(inner, self._boundary, raised), _Contexts(inner, self._boundary, raised)
         self.turn(split=True)
 
@@ -280,7 +281,7 @@ def _itself(profiler: Any) -> Any:
     return profiler
 
 
-class StandIn:
+class ProfilerProxy:
     """Keeps a `BoundaryProfiler` in `trainer.profiler` while a training loop runs, even if another is assigned."""
 
     def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS) -> None:
@@ -291,10 +292,10 @@ class StandIn:
         self._replaced = self._warned = False
         self._lost = 0
 
-    def take_place(self, trainer: Trainer) -> None:
+    def install(self, trainer: Trainer) -> None:
         """Wrap the Trainer's profiler."""
         if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.step_timer is self._step_timer):
-            self.leave(trainer)  # a fit that ended without calling any hook left one
+            self.uninstall(trainer)  # a fit that ended without calling any hook left one
             trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = ours = trainer.profiler
         self._step_timer.turned = ours.turn
@@ -304,13 +305,13 @@ class StandIn:
         """Wrap another profiler that was assigned to `trainer.profiler` since the last check."""
         if trainer.profiler is not self._ours and self._step_timer.active:
             self._replaced = True
-            self.take_place(trainer)
+            self.install(trainer)
 
     def saw_step(self, trainer: Trainer, *, trained: bool) -> bool:
         """Whether all boundaries of the step that has just ended were announced to our profiler."""
         step_timer = self._step_timer
-        saw = not step_timer.awaits_training or not trained
-        step_timer.awaits_training = True
+        saw = step_timer.saw_training_step or not trained
+        step_timer.saw_training_step = False
         if saw and trainer.profiler is self._ours and not self._replaced:
             self._lost = 0
             return True
@@ -328,7 +329,7 @@ class StandIn:
         return saw
 
     @staticmethod
-    def leave(trainer: Trainer) -> None:
+    def uninstall(trainer: Trainer) -> None:
         """Restore the user's profiler, the one assigned last."""
         while isinstance(trainer.profiler, BoundaryProfiler):
             trainer.profiler = trainer.profiler.inner

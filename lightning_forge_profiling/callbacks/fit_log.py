@@ -100,7 +100,7 @@ class FitLog:
         self._no_telemetry = ""
         self._loggers = Loggers()
         self._run_record: RunRecorder | None = None
-        keeps = settings.record and not lightning_api.is_trial_run(trainer)
+        keeps = settings.record and not trainer.fast_dev_run
         self._place: RecordPlace | None = claim_place(trainer) if keeps else None
 
     def summary(self) -> dict[str, float]:
@@ -380,7 +380,7 @@ class FitLog:
         if self._settings.prog_bar:
             shown = (per_second("samples"), per_second("steps"))
             rate = next((name for name in shown if name in metrics), STEP_MS)
-            lightning_api.show_in_progress_bar(trainer, {name: metrics[name] for name in (rate, STEP_MS)})
+            trainer.progress_bar_metrics.update({name: metrics[name] for name in (rate, STEP_MS)})
         if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
             self._logged_peak = True
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12

@@ -11,18 +11,20 @@ from typing import Any, Final, Protocol
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import FlopsPerBatch, WorkCounter
-from lightning_forge_profiling.callbacks.boundary_profiler import StandIn
+from lightning_forge_profiling.callbacks.boundary_profiler import ProfilerProxy
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, AUTOGRAD, CpuAccount
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end, note_failure
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
+from lightning_forge_profiling.callbacks.loader import has_exhausted_loader, has_unsized_loader, worker_processes
 from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
 from lightning_forge_profiling.callbacks.run_report import OtherRanks, further_findings, run_report, with_ledger
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler, WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.switches import look_up
+from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
@@ -98,6 +100,9 @@ class Settings(Protocol):
     fit_results: FitResults
     """What a fit has had so far, or the last one."""
 
+    def use_backward_hooks(self, *, on: bool) -> None:
+        """Called as training begins: only manual optimization needs them."""
+
     def fit_is_over(self) -> None:
         """Called last: keep the results, and nothing else of the fit."""
 
@@ -130,14 +135,14 @@ class FitMonitor:
         self._progress: StepProgress | None = None
         self._awaited = list(callbacks)
         self._watched = (
-            lightning_api.WatchedLoop(trainer.fit_loop, failed=partial(self._loop_failed, trainer)),
-            lightning_api.WatchedLoop(trainer.fit_loop.epoch_loop.val_loop, begins=self._enter_validation),
+            watch_failure(trainer.fit_loop, partial(self._loop_failed, trainer)),
+            watch_validation(trainer, self._enter_validation),
         )
         self._set_up: SetUpParts | None = None
         self._tear_down: TearDown | None = None
         self._report_so_far: RunReport | None = None
         self._recorded: Analysis | None = None
-        self._stand_in: StandIn | None = None
+        self._proxy: ProfilerProxy | None = None
         self._previous_sink: RegionSink | None = None
         self._cycles = AccumulationCycles(0)
         self._counter: WorkCounter | None = None
@@ -182,19 +187,18 @@ class FitMonitor:
         self._counter = self._work_counter(module)
         self._leave_set_up(trainer)
         of_step = AUTOGRAD if self.step_timer.timers.on_device else ""
-        self._cpu = cpu = CpuAccount(partial(lightning_api.worker_processes, trainer), threads=of_step)
+        self._cpu = cpu = CpuAccount(partial(worker_processes, trainer), threads=of_step)
         cpu.watch_thread()
         self.step_timer.region_ends = cpu.turn
         actions = lightning_api.actions(trainer, module)._replace(fetched=partial(self._fetch_ends, trainer))
-        self.step_timer.each_fetch = lightning_api.has_unsized_loader(trainer)
-        self._stand_in = StandIn(self.step_timer, actions, hook_parts(trainer, module, self.callbacks))
-        self._stand_in.take_place(trainer)
+        self.step_timer.each_fetch = has_unsized_loader(trainer)
+        self._proxy = ProfilerProxy(self.step_timer, actions, hook_parts(trainer, module, self.callbacks))
+        self._proxy.install(trainer)
         self._previous_sink = set_region_sink(self.step_timer)
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
         self.step_timer.start()
         for callback in self.callbacks:
-            for hook in lightning_api.MANUAL_HOOKS:
-                lightning_api.set_hook(callback, hook, on=not module.automatic_optimization)
+            callback.use_backward_hooks(on=not module.automatic_optimization)
         if self.window is not None:
             self.window.begin(trainer)
         self.ledger.count_steps(on=not (self.recording or self._warming_up()))
@@ -216,7 +220,7 @@ class FitMonitor:
         return self.window is not None and self.window.running
 
     def _fetch_ends(self, trainer: Trainer) -> None:
-        if lightning_api.has_exhausted_loader(trainer):
+        if has_exhausted_loader(trainer):
             self.step_timer.loader_ended()
 
     def enter_backward(self) -> None:
@@ -251,8 +255,8 @@ class FitMonitor:
             self._between_steps(trainer, kind, now_ns / 1e9)
 
     def _end_step(self, trainer: Trainer, batch: Any, progress: StepProgress, now_ns: int) -> None:
-        step_timer, stand_in = self.step_timer, self._stand_in
-        if stand_in is None or self._counter is None or self._ledger_parts is None:
+        step_timer, proxy = self.step_timer, self._proxy
+        if proxy is None or self._counter is None or self._ledger_parts is None:
             return
         changed, ends_cycle = self._cycles.after_batch(
             progress.updates.completed,
@@ -264,7 +268,7 @@ class FitMonitor:
             work,
             recorded=self.window is not None and self.window.running,
             ends_epoch=bool(progress.batches.is_last_batch),
-            saw_all=stand_in.saw_step(trainer, trained=batch is not None),
+            saw_all=proxy.saw_step(trainer, trained=batch is not None),
             began_ns=max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns,
         )
         if self._ledger_parts.compiling:
@@ -342,8 +346,8 @@ class FitMonitor:
     @guarded
     def validation_starts(self, trainer: Trainer) -> None:
         """Leave validation out of the step."""
-        if self._stand_in is not None:
-            self._stand_in.follow(trainer)
+        if self._proxy is not None:
+            self._proxy.follow(trainer)
             self.step_timer.enter_validation()  # a profiler that was assigned just now has not seen it begin
         if self.rows is not None:
             self.rows.pause()
@@ -351,8 +355,8 @@ class FitMonitor:
     @guarded
     def validation_ends(self, trainer: Trainer) -> None:
         """Training goes on."""
-        if self._stand_in is not None:
-            self._stand_in.follow(trainer)
+        if self._proxy is not None:
+            self._proxy.follow(trainer)
         if self.rows is not None and not self.recording:
             self.rows.resume()
 
@@ -377,7 +381,7 @@ class FitMonitor:
         if self._ended:
             return
         self._ended = True
-        self._step_back(trainer, wait=not interrupted)
+        self._restore_trainer(trainer, wait=not interrupted)
         with self.ledger.inside(PROFILER):
             if self.window is not None:
                 self.window.end(interrupted=interrupted)
@@ -391,13 +395,13 @@ class FitMonitor:
         if watching is not None:
             watching.close(trainer)
 
-    def _step_back(self, trainer: Trainer, *, wait: bool) -> None:
+    def _restore_trainer(self, trainer: Trainer, *, wait: bool) -> None:
         """Stop timing, and restore what was replaced when the training loop began."""
         self._leave_set_up(trainer)
-        standing, self._stand_in, self._progress = self._stand_in, None, None
-        if standing is None:
+        proxy, self._proxy, self._progress = self._proxy, None, None
+        if proxy is None:
             return
-        standing.leave(trainer)
+        proxy.uninstall(trainer)
         self._end_readings()
         set_region_sink(self._previous_sink)
         if self._ledger_parts is not None:
@@ -440,7 +444,7 @@ class FitMonitor:
     def _abandon(self, trainer: Trainer) -> None:
         for watched in self._watched:
             watched.release()
-        self._step_back(trainer, wait=False)
+        self._restore_trainer(trainer, wait=False)
         self._finish(interrupted=True)
 
     def close(self, trainer: Trainer, *, interrupted: bool) -> None:
@@ -460,7 +464,7 @@ class FitMonitor:
         if self._tear_down is None:
             self._begin_tear_down(trainer)
         else:
-            self._tear_down.take_place(trainer)  # who kept ours may have assigned it since
+            self._tear_down.install(trainer)  # who kept ours may have assigned it since
         with self.ledger.inside(PROFILER):
             self._finish(interrupted=interrupted)
             self._report_so_far = report = self._final_report(trainer, interrupted=interrupted)

@@ -18,6 +18,7 @@ from lightning_forge_profiling.callbacks.folders import (
     finished_files,
     folder_of,
     remote_problem,
+    run_folder,
     upload,
 )
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
@@ -66,7 +67,7 @@ class FitWindow:
         self._no_memory = self._copied_to = ""
         self._ended_steps = 0
         self._folder: Folder | None = None
-        if lightning_api.is_trial_run(trainer):
+        if trainer.fast_dev_run:
             self._skip("fast_dev_run is a trial run")
         elif lightning_api.uses_pytorch_profiler(trainer):
             self._skip('Trainer(profiler="pytorch") already records, and PyTorch has room for one profiler at a time')
@@ -75,7 +76,7 @@ class FitWindow:
 
     def _prepare(self, trainer: Trainer) -> None:
         settings, config = self._settings, self._settings.config
-        run = lightning_api.run_folder(trainer)
+        run = run_folder(trainer)
         root = run / config.trace_dir if settings.default_dir else folder_of(config.trace_dir)
         # the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()

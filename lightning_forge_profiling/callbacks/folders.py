@@ -1,16 +1,21 @@
-"""Folder of a run's files: a local one, and the URL that a remote one is copied to at the end."""
+"""The folder of a run, which may be a local one that is copied to a URL at the end, and what loggers call the run."""
 
 import os
 import re
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import reduce
+from operator import truediv
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import problems_within
 from lightning_forge_profiling.profiler.paths import local_folder
+from lightning_forge_profiling.results.analysis import TrackedRun
 
 _log = plain_logger(__name__)
 
@@ -52,6 +57,57 @@ def folder_of(name: str | os.PathLike[str]) -> Folder:
     if path is not None:
         return Folder(path)
     return Folder(Path(gettempdir(), _STAGING, *(part for part in re.split(r"[:/\\]+", url) if part.strip("."))), url)
+
+
+def run_folder(trainer: Trainer) -> Folder:
+    """The folder of this run and of no other: of TensorBoard's logger, else of the Trainer's first logger with one.
+
+    A logger without a folder for each run has the one that Lightning puts its checkpoints into, so that the files of a
+    run lie together and outside of what belongs to the tracker. Without a logger it is the Trainer's default folder.
+
+    This is a collective: call it on every rank.
+    """
+    folder = logger_folder(trainer) or folder_of(trainer.default_root_dir) if trainer.is_global_zero else None
+    agreed: Folder = trainer.strategy.broadcast(folder)
+    return agreed
+
+
+def logger_folder(trainer: Trainer) -> Folder | None:
+    """The folder of this run that its loggers give it; None without a logger. For rank 0; no collective."""
+    loggers = sorted(trainer.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
+    return next(filter(None, (_folder(logger, trainer.default_root_dir) for logger in loggers)), None)
+
+
+def _folder(logger: Any, root: str) -> Folder | None:
+    try:
+        if own := getattr(logger, "log_dir", None):
+            return folder_of(own)
+        run, saved = tracked_run(logger), logger.save_dir
+        version = f"version_{run.version}" if isinstance(logger.version, int) else run.version
+        if not (saved or run.name or version):
+            return None
+        return reduce(truediv, filter(None, (run.name, version)), folder_of(saved or root))
+    except Exception:  # a server's, which may be gone by the end of the fit
+        return None
+
+
+def tracked_runs(trainer: Trainer) -> tuple[TrackedRun, ...]:
+    """What each logger calls this run. For rank 0."""
+    runs = []
+    for logger in trainer.loggers:
+        with suppress(Exception):  # a server's, as above
+            runs.append(tracked_run(logger))
+    return tuple(runs)
+
+
+def tracked_run(logger: Any) -> TrackedRun:
+    """What a logger calls this run."""
+    name, version = ("" if said is None else str(said) for said in (logger.name, logger.version))
+    return TrackedRun(logger=type(logger).__name__, name=name, version=version)
+
+
+def _is_tensorboard(logger: Any) -> bool:
+    return any(base.__name__ == "TensorBoardLogger" for base in type(logger).__mro__)
 
 
 def remote_problem(url: str) -> str:

@@ -10,20 +10,17 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any, Final
 
-from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler, StandIn
-from lightning_forge_profiling.callbacks.lightning_api import (
-    LightningModule,
-    TimedMethod,
-    TimedRows,
-    Trainer,
-    implemented_hooks,
-    timed_finalize,
-    timed_last_teardown,
-    timed_logging,
-    timed_originals,
-    timed_restoring,
-    timed_rows,
-    timed_values,
+from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler, ProfilerProxy
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, implemented_hooks
+from lightning_forge_profiling.callbacks.wrapped_methods import (
+    WrappedLoggerMethod,
+    WrappedMethod,
+    wrap_last_teardown,
+    wrap_logger_method,
+    wrap_logging,
+    wrap_originals,
+    wrap_restoring,
+    wrap_self_log,
 )
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import (
@@ -78,11 +75,11 @@ class LedgerParts:
         self._computed: int | None = None  # the epoch
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
         self._logger_part = f"logger/{names}"
-        self._methods: list[TimedMethod | TimedRows] = [
-            timed_logging(trainer, partial(self._in_part, self._logger_part, _ANYWHERE)),
-            *timed_rows(trainer, self._in_part),
-            *timed_values(trainer, partial(self._in_part, SELF_LOG), self._in_epoch_metrics),
-            *timed_originals(trainer, trainer.lightning_module, self._outside_hook),
+        self._methods: list[WrappedMethod | WrappedLoggerMethod] = [
+            wrap_logging(trainer, partial(self._in_part, self._logger_part, _ANYWHERE)),
+            *wrap_logger_method(trainer, "log_metrics", self._in_part),
+            *wrap_self_log(trainer, partial(self._in_part, SELF_LOG), self._in_epoch_metrics),
+            *wrap_originals(trainer, trainer.lightning_module, self._outside_hook),
         ]
         self._garbage = GarbageTimer()
         clock.note_garbage(self._garbage)
@@ -212,21 +209,21 @@ class SetUpParts:
         *,
         restores: bool = True,
     ) -> None:
-        StandIn.leave(trainer)
+        ProfilerProxy.uninstall(trainer)
         self.ledger = ledger
-        self._methods: tuple[TimedMethod, ...] = ()
+        self._methods: tuple[WrappedMethod, ...] = ()
         parts = set_up_parts(hook_parts(trainer, module, own))
         leave = partial(self.close, trainer)  # after an exception no hook of this package's may follow
         trainer.profiler = BoundaryProfiler(trainer.profiler, None, parts=parts, ledger=ledger, raised=leave)
         around = partial(ledger.inside, "startup/restore")
         if restores:
-            self._methods = timed_restoring(trainer, around)
+            self._methods = wrap_restoring(trainer, around)
 
     def close(self, trainer: Trainer) -> None:
         """Restore everything."""
         for method in self._methods:
             method.release()
-        StandIn.leave(trainer)
+        ProfilerProxy.uninstall(trainer)
 
 
 class TearDown:
@@ -237,14 +234,14 @@ class TearDown:
     ) -> None:
         self._ledger, self._over = ledger, over
         self._parts = {**parts, "save_checkpoint": "checkpoint"}
-        self._last: TimedMethod | None = None
+        self._last: WrappedMethod | None = None
         self._failed: Callable[[], object] | None = None
-        self.take_place(trainer)
-        self._loggers = timed_finalize(trainer, self._in_logger)
+        self.install(trainer)
+        self._loggers = wrap_logger_method(trainer, "finalize", self._in_logger)
 
-    def take_place(self, trainer: Trainer) -> None:
+    def install(self, trainer: Trainer) -> None:
         """Wrap the Trainer's profiler, also if a hook has assigned another."""
-        StandIn.leave(trainer)
+        ProfilerProxy.uninstall(trainer)
         trainer.profiler = BoundaryProfiler(
             trainer.profiler, None, parts=self._parts, ledger=self._ledger, over=self._over, raised=self._raised
         )
@@ -252,7 +249,7 @@ class TearDown:
     def follow_failure(self, trainer: Trainer, over: Callable[[], object]) -> None:
         """Call `over` at the end of a fit that fails: after `on_exception`, `finalize` and the strategy's teardown."""
         self._failed = over
-        self._last = timed_last_teardown(trainer, over)
+        self._last = wrap_last_teardown(trainer, over)
 
     @contextmanager
     def _in_logger(self, part: str) -> Iterator[None]:
@@ -274,4 +271,4 @@ class TearDown:
             method.release()
         if self._last is not None:
             self._last.release()
-        StandIn.leave(trainer)
+        ProfilerProxy.uninstall(trainer)

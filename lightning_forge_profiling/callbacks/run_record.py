@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.folders import run_folder
 from lightning_forge_profiling.callbacks.guard import guarded
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings
@@ -78,7 +79,7 @@ def claim_place(trainer: Trainer) -> RecordPlace | None:
 
     This is a collective: call it on every rank.
     """
-    run = lightning_api.run_folder(trainer)
+    run = run_folder(trainer)
     place = None
     if trainer.is_global_zero:
         try:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
+from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loader import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.callbacks.run_analysis import (
@@ -210,7 +211,7 @@ def run_report(
         if trainer.world_size > 1:
             mine = rank_work(evidence, host=gethostname())
             evidence = replace(evidence, ranks=(mine, *(() if others is None else others(mine))))
-    folder = lightning_api.logger_folder(trainer) if trainer.is_global_zero else None
+    folder = logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(
         run,
         trace,
@@ -218,7 +219,7 @@ def run_report(
         on_device=on_device,
         replicas=lightning_api.replicas(trainer),
         log_folder=None if folder is None else folder.path,
-        analysis=analysis_of(trace, recorded, evidence, lightning_api.tracked_runs(trainer)),
+        analysis=analysis_of(trace, recorded, evidence, tracked_runs(trainer)),
         compute=rates,
         gpu=gpu,
         loops=loops,

@@ -10,6 +10,7 @@ import dis
 import json
 import multiprocessing
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -24,7 +25,6 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data._utils import worker
 
-from lightning_forge_profiling.callbacks.lightning_api import stack_region
 from lightning_forge_profiling.diagnosis.block_bootstrap import share_interval
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STEPS
@@ -64,6 +64,24 @@ _PACKAGE: Final = str(Path(__file__).parent.parent)
 
 LineSums = defaultdict[tuple[str, int, str], list[int]]
 """Nanoseconds in all and without a core, and samples, by file, line and function; "" where none is the user's."""
+
+
+_STACK_REGIONS = {
+    ("loops", "__next__"): "data",
+    ("strategies", "batch_to_device"): "transfer",
+    ("strategies", "training_step"): "forward",
+    ("strategies", "backward"): "backward",
+    ("strategies", "optimizer_step"): "optimizer",
+    ("_utils", "fetch"): "data",  # in a loader's worker
+}
+
+
+def stack_region(file: str, function: str) -> str | None:
+    """The region whose outermost function in Lightning's code this is; "" for one of validation, None for no such."""
+    within = re.split(r"/pytorch/|/utils/data/", file)[-1]
+    if within == "loops/evaluation_loop.py":
+        return ""
+    return _STACK_REGIONS.get((within.partition("/")[0], function))
 
 
 class Sample(NamedTuple):

@@ -138,8 +138,8 @@ class StepTimer:
         """Whether to show the regions in a trace that is being recorded."""
         self.step = 0
         """The step under way."""
-        self.awaits_training = True
-        """Whether its training step has still to be announced."""
+        self.saw_training_step = False
+        """Whether its training step was announced."""
         self.turned: Callable[..., object] = _nobody_asks
         """Called when the current step is split and the one before it was not, or the other way round."""
         self.region_ends: Callable[[str], object] | None = None
@@ -230,11 +230,11 @@ class StepTimer:
 
     def training_begins(self) -> None:
         """Note that the training step of the current step was announced."""
-        self.awaits_training = False
+        self.saw_training_step = True
 
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
-        self.awaits_training &= name != _EVERY_STEP_HAS
+        self.saw_training_step |= name == _EVERY_STEP_HAS
         if not self._active or not (self._split or name in EXCLUDED or (name == "data" and self.each_fetch)):
             return
         began_ns = self._clock_ns()

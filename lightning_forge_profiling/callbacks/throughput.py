@@ -14,6 +14,7 @@ from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_monitor import DEFAULT_WARMUP_STEPS, FitMonitor
 from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
+from lightning_forge_profiling.callbacks.loader import evaluation_source
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
 from lightning_forge_profiling.errors import ConfigurationError
@@ -107,7 +108,7 @@ class EvaluationLoops:
         counter = self._counters.get(key)
         if counter is None:
             counter = self._counters[key] = self._counter_of(loop=self._run.loop)
-        samples = counter.samples(batch, partial(lightning_api.evaluation_source, trainer, batch_idx, dataloader_idx))
+        samples = counter.samples(batch, partial(evaluation_source, trainer, batch_idx, dataloader_idx))
         tokens = counter.tokens(batch)
         if dataloader_idx == self._loader:
             self._ns += now_ns - self._since_ns

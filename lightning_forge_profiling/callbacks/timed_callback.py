@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterable
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import FlopsPerBatch
 from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor, FitResults
 from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
@@ -19,6 +18,12 @@ from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
 
 _log = plain_logger(__name__)
+
+_BACKWARD_HOOKS: Final = ("on_before_backward", "on_after_backward")
+"""Hooks that only manual optimization needs: elsewhere the Trainer's profiler announces backward."""
+
+_LOGGING_ATTRIBUTES: Final = ("log", "log_dict")
+"""What Lightning sets on each callback at the start of a run, bound to the module, and never removes."""
 
 
 class TimedCallback(Callback):
@@ -51,7 +56,7 @@ class TimedCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the results: a copy takes no part in a running fit."""
-        transient = {"monitor", "_begun", "_loops", *lightning_api.LOGGING_ATTRIBUTES, *lightning_api.MANUAL_HOOKS}
+        transient = {"monitor", "_begun", "_loops", *_LOGGING_ATTRIBUTES, *_BACKWARD_HOOKS}
         return {name: value for name, value in self.__dict__.items() if name not in transient}
 
     def analysis(self) -> Analysis | None:
@@ -68,8 +73,17 @@ class TimedCallback(Callback):
     def fit_is_over(self) -> None:
         """Keep the results, and nothing else of the fit."""
         self.monitor = None
-        for name in lightning_api.MANUAL_HOOKS:
+        self.use_backward_hooks(on=True)
+
+    def use_backward_hooks(self, *, on: bool) -> None:
+        """Whether Lightning calls the hooks around a manual backward.
+
+        Each costs a context manager, a call and two formatted strings per batch.
+        """
+        for name in _BACKWARD_HOOKS:
             self.__dict__.pop(name, None)
+            if not on:
+                self.__dict__[name] = None  # which is not callable, and so is skipped
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +198,7 @@ class TimedCallback(Callback):
         self._forget_logging()
 
     def _forget_logging(self) -> None:
-        for name in lightning_api.LOGGING_ATTRIBUTES:
+        for name in _LOGGING_ATTRIBUTES:
             self.__dict__.pop(name, None)
 
 

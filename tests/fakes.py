@@ -1,4 +1,4 @@
-"""A GPU of paper: a queue of work and events, a clock that only moves when told, and a count of who waited."""
+"""A simulated GPU: a queue of work and events, a clock that only moves when told, and a count of who waited."""
 
 from collections import deque
 from typing import Any
@@ -13,6 +13,7 @@ class FakeEvent:
     def record(self):
         """As in CUDA, a second record supersedes the first, made or not."""
         self._device.calls += 1
+        self._device.host_ns += self._device.record_ns
         self.ms = None
         self.records += 1
         self._device.queue.append((self, self.records))
@@ -44,6 +45,7 @@ class FakeDevice:
         self.queue: deque[Any] = deque()
         self.now_ms = 0.0
         self.host_ns = 0
+        self.record_ns = 0  # host time that each record takes
         self.calls = self.waits = self.events_made = 0
         self.is_capturing = False
 

@@ -1,13 +1,18 @@
-"""Attribution of a step's time, on a GPU of paper where every millisecond is known."""
+"""Attribution of a step's time, on a simulated GPU where every millisecond is known."""
 
 import pytest
+import torch
 
+from lightning_forge_profiling.callbacks import fit_monitor
 from lightning_forge_profiling.callbacks.step_timer import MAX_USER_REGIONS, StepTimer
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import PROFILER, REGIONS
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.events import HostEventSource
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork
 from tests.entered_steps import watch
 from tests.fakes import FakeDevice
+from tests.models import Classifier, ManualClosure, every_step, loader, quiet_trainer
 
 
 @pytest.fixture
@@ -260,23 +265,168 @@ def test_after_an_exception_nobody_waits_for_the_gpu(device):
     assert step_timer.summary().steady.steps == 0
 
 
-def test_a_failure_inside_switches_the_recorder_off_and_says_so_once(device, caplog):
+class BreakingDevice(FakeDevice):
+    """Takes no event any more once it is broken, and its clock none once that is."""
+
+    broken = clock_broken = False
+
+    def stream(self):
+        if self.broken:
+            raise RuntimeError("the driver is gone")
+        return super().stream()
+
+    def host_clock_ns(self):
+        if self.clock_broken:
+            raise OSError("no clock")
+        return super().host_clock_ns()
+
+
+def no_cpu_clock(_):
+    raise OSError("/proc is gone")
+
+
+# the regions that are open, and the call in which timing fails
+BOUNDARIES = {
+    "training begins": ((), lambda timer, _: timer.start()),
+    "a region begins": ((), lambda timer, _: timer.enter("forward")),
+    "a region ends": (("forward",), lambda timer, _: timer.exit("forward")),
+    "the loader ends": (("data",), lambda timer, _: timer.loader_ended()),
+    "a closure's forward": (("optimizer",), lambda timer, _: timer.forward_in_closure()),
+    "validation": ((), lambda timer, _: timer.enter_validation()),
+    "a step ends": ((), lambda timer, _: timer.end_step(StepWork())),
+    "a custom region begins": ((), lambda timer, _: timer.open_region("other block")),
+    "a custom region ends": ((), lambda timer, token: timer.close_region("block", token)),
+    "training ends": ((), lambda timer, _: timer.finish(wait=False)),
+}
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_a_failure_at_a_boundary_is_logged_once_and_switches_timing_off(boundary, caplog):
+    device = BreakingDevice()
+    ledger = LedgerClock(0, clock_ns=device.host_clock_ns)
+    step_timer = recorder_on(device, ledger=ledger)
+    regions, call = BOUNDARIES[boundary]
+    token = None
+    if boundary != "training begins":
+        step_timer.start()
+        token = step_timer.open_region("block")
+    for name in regions:
+        step_timer.enter(name)
+    device.pass_host_time(ms=1)
+    device.broken = step_timer.tracing = True
+    device.clock_broken = boundary == "the loader ends"  # which takes no event
+    step_timer.region_ends = no_cpu_clock
+    call(step_timer, token)
+    assert (step_timer.active, step_timer.tracing) == (False, False)
+    for name, (_, each) in BOUNDARIES.items():
+        if name not in {"training begins", "a custom region ends"}:
+            each(step_timer, None)
+    step_timer.finish(wait=True)
+    [message] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert message.startswith("Profiling is switched off for the rest of this run: ")
+    assert message.endswith((": RuntimeError: the driver is gone", ": OSError: /proc is gone", ": OSError: no clock"))
+
+
+def test_a_failure_to_read_completed_steps_is_logged_once_and_switches_timing_off(device, caplog):
     step_timer = recorder_on(device)
 
     def broken(*_):
-        raise RuntimeError("watcher broke")
+        raise RuntimeError("no sum")
 
     watch(step_timer, broken)
     step_timer.start()
-    for _ in range(5):
+    for _ in range(70):
         inside(step_timer, device, "forward", 1)
         step_timer.end_step(StepWork())
         device.run(ms=10)
+    assert step_timer.step == 64, "completed steps are read 64 at a time"
     step_timer.finish(wait=True)
     assert not step_timer.active
-    assert [record.message for record in caplog.records].count(
-        "Profiling is switched off for the rest of this run: RuntimeError: watcher broke"
-    ) == 1
+    [message] = [record.message for record in caplog.records]
+    assert message == "Profiling is switched off for the rest of this run: RuntimeError: no sum"
+
+
+class BreakingSource(HostEventSource):
+    """Host events, the n-th of which cannot be recorded, and none after it."""
+
+    def __init__(self, nth):
+        super().__init__()
+        self.left = nth
+
+    def stream(self):
+        self.left -= 1
+        if self.left <= 0:
+            raise RuntimeError("the driver is gone")
+        return 0
+
+
+def weights_of(*callbacks, model=Classifier, **options):
+    torch.manual_seed(7)
+    trained = model()
+    quiet_trainer(*callbacks, **options).fit(trained, loader(16, 4), loader(8, 4))
+    return [value.clone() for value in trained.state_dict().values()]
+
+
+@pytest.mark.parametrize("model", [Classifier, ManualClosure])
+def test_a_fit_whose_timing_fails_at_any_event_trains_as_one_without_us(tmp_path, monkeypatch, caplog, capsys, model):
+    options = {"val_check_interval": 2, "default_root_dir": tmp_path}
+    expected = weights_of(model=model, **options)
+    for nth in range(1, 40, 3):
+        timers = CUDATimerCollection((), events=(source := BreakingSource(nth)))
+        monkeypatch.setattr(fit_monitor, "CUDATimerCollection", lambda *_, timers=timers, **__: timers)
+        caplog.clear()
+        trained = weights_of(ours := every_step(warmup_steps=0), model=model, **options)
+        assert source.left <= 0
+        assert all(map(torch.equal, trained, expected)), nth
+        assert [record.message for record in caplog.records if record.name.startswith("lightning_forge")] == [
+            "Profiling is switched off for the rest of this run: RuntimeError: the driver is gone"
+        ]
+        assert ours.ledger().parts, "the ledger goes on"
+
+
+# -- the profiler's own time ---------------------------------------------------------------------------------------
+
+
+def test_own_time_of_a_step_is_what_recording_its_events_took(device):
+    device.record_ns = 2000
+    ledger = LedgerClock(0, clock_ns=device.host_clock_ns)
+    step_timer = recorder_on(device, ledger=ledger)
+    step_timer.start()
+    for _ in range(10):
+        for region in ("data", "forward", "backward"):  # two events each, and 0.2 ms of the loop's between them
+            inside(step_timer, device, region, 1)
+            device.pass_host_time(ms=0.2)
+        step_timer.end_step(StepWork(), began_ns=device.host_ns)  # one event
+        device.run(ms=10)
+    step_timer.finish(wait=True)
+    rates = step_timer.summary().steady
+    assert rates.steps == 10
+    assert rates.own_us == pytest.approx(10 * 6 * 2 + 9 * 2), "the end of a step counts to the one that follows"
+    assert rates.overhead_us == pytest.approx((10 * 6 * 2 + 9 * 2) / 10)
+    assert rates.metrics()["profiling/overhead_us"] == rates.overhead_us
+    parts = {part: 1e6 * seconds for part, seconds in ledger.read().parts.items()}
+    assert parts[PROFILER] == pytest.approx(rates.own_us)
+
+
+def test_time_of_log_entries_is_own_time_per_step_too(device):
+    ledger = LedgerClock(0, clock_ns=device.host_clock_ns)
+    step_timer = recorder_on(device, ledger=ledger)
+    step_timer.start()
+    for step in range(4):
+        inside(step_timer, device, "forward", 1)
+        step_timer.end_step(StepWork(), began_ns=device.host_ns)
+        if step % 2:
+            with step_timer.own_work():
+                device.pass_host_time(ms=3)
+        device.run(ms=10)
+    step_timer.finish(wait=True)
+    with step_timer.own_work():  # after the steps: the ledger's, and no step's
+        device.pass_host_time(ms=5)
+    summary = step_timer.summary()
+    assert (summary.steady.steps, summary.steady.rows_us) == (4, pytest.approx(6000))
+    assert summary.steady.overhead_us == pytest.approx(1500)
+    assert summary.excluded_ms[PROFILER] == 0, "on the GPU, which went on"
+    assert ledger.read().parts[PROFILER] == pytest.approx(0.011)
 
 
 def test_boundaries_outside_the_training_loop_are_ignored(device):

@@ -277,8 +277,28 @@ class BatchCounter:
         self._problems[name] = first, batches + 1
 
 
+_LONGEST_CYCLE: Final = 64
+"""If the module accumulates gradients by itself, its first cycle ends within this many steps."""
+
+
+class AccumulationCycles:
+    """Follows gradient accumulation from batch to batch."""
+
+    def __init__(self, updates: int) -> None:
+        self._updates = updates
+
+    def after_batch(self, updates: int, step: int, *, each_changes: bool) -> tuple[bool, bool]:
+        """Whether a batch changed the weights, and whether it was the last of its cycle.
+
+        Several optimizers in one batch are one change of the weights.
+        """
+        changed, self._updates = updates != self._updates, updates
+        # a module may step an optimizer that Lightning does not know of
+        return changed, changed or each_changes or (not updates and step >= _LONGEST_CYCLE)
+
+
 class WorkCounter(BatchCounter):
-    """Counts the samples, tokens and FLOPs of each training batch."""
+    """Counts the samples, tokens, FLOPs and weight updates of each training batch."""
 
     def __init__(
         self,
@@ -287,8 +307,10 @@ class WorkCounter(BatchCounter):
         flops_per_batch: FlopsPerBatch,
         module: LightningModule,
         ledger: LedgerClock | None = None,
+        updates: int = 0,
     ) -> None:
         super().__init__(batch_size_fn, tokens_fn, ledger)
+        self._cycles = AccumulationCycles(updates)
         self._flops = _flops_function(flops_per_batch, module)
         self._module, self._began = weakref.ref(module), False
         self._batches = 0
@@ -309,18 +331,19 @@ class WorkCounter(BatchCounter):
         problem, batches = self._problems.get("" if self._flops is None else self._flops.name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
-    def count(self, batch: Any, trainer: Trainer, *, optimizer_steps: int, ends_cycle: bool) -> StepWork:
-        """Samples, tokens and FLOPs of one step."""
+    def count(self, batch: Any, trainer: Trainer, step: int, *, updates: int, each_changes: bool) -> StepWork:
+        """The work of one step, after which the weights have been updated so often in all."""
         if not self._began:
             self._began = True
             if self._flops is None:  # the module may have learnt it since the callbacks' hooks came
                 self._flops = _flops_function(None, self._module())
         self._batches += 1
         flops = self._flops
+        changed, ends_cycle = self._cycles.after_batch(updates, step, each_changes=each_changes)
         return StepWork(
             samples=self.samples(batch, partial(batch_source, trainer)),
             tokens=self.tokens(batch),
-            optimizer_steps=optimizer_steps,
+            optimizer_steps=int(changed),
             flops=None if flops is None else self._count(flops.name, flops.function, batch, flops.part),
             ends_cycle=ends_cycle,
         )

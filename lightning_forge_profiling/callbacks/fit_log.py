@@ -1,7 +1,7 @@
 """The rows of a fit: what `ThroughputCallback` logs and when, the GPU's telemetry, the compute rates, the record."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from math import inf
 from time import perf_counter
 from typing import Protocol
@@ -70,9 +70,6 @@ class LoggedFit(Protocol):
     @property
     def callbacks(self) -> Sequence[object]:
         """Those that take part."""
-
-    def own_work(self) -> AbstractContextManager[None]:
-        """Around work whose time counts to the profiler."""
 
 
 class FitLog:
@@ -187,7 +184,7 @@ class FitLog:
         record, now_s = self._run_record, perf_counter()
         logs = now_s >= self._row_due_s and lightning_api.logs_now(trainer, self._settings.log_every_n_steps)
         if logs or (record is not None and now_s >= record.state_due_s):
-            with self._monitor.own_work():
+            with self._step_timer.own_work():
                 if logs:
                     self._step_timer.deliver()
                     self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer))

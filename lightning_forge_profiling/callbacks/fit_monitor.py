@@ -1,8 +1,7 @@
 """`FitMonitor`: everything that watches one fit of a Trainer, made in `setup` and ended in one place."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -38,26 +37,6 @@ from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
-
-_LONGEST_CYCLE: Final = 64
-"""If the module accumulates gradients by itself, its first cycle ends within this many steps."""
-
-
-class AccumulationCycles:
-    """Follows gradient accumulation from batch to batch."""
-
-    def __init__(self, updates: int) -> None:
-        self._updates = updates
-
-    def after_batch(self, updates: int, step: int, *, each_changes: bool) -> tuple[bool, bool]:
-        """Whether a batch changed the weights, and whether it was the last of its cycle.
-
-        Several optimizers in one batch are one change of the weights.
-        """
-        changed, self._updates = updates != self._updates, updates
-        # a module may step an optimizer that Lightning does not know of
-        return changed, changed or each_changes or (not updates and step >= _LONGEST_CYCLE)
-
 
 DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
@@ -144,7 +123,6 @@ class FitMonitor:
         self._recorded: Analysis | None = None
         self._proxy: ProfilerProxy | None = None
         self._previous_sink: RegionSink | None = None
-        self._cycles = AccumulationCycles(0)
         self._counter: WorkCounter | None = None
         self._ledger_parts: LedgerParts | None = None
         self._cpu: CpuAccount | None = None
@@ -183,8 +161,7 @@ class FitMonitor:
         self._continues_from = int(trainer.global_step)
         self._progress = progress = lightning_api.step_progress(trainer, module)
         self._automatic = module.automatic_optimization
-        self._cycles = AccumulationCycles(progress.updates.completed)
-        self._counter = self._work_counter(module)
+        self._counter = self._work_counter(module, progress)
         self._leave_set_up(trainer)
         of_step = AUTOGRAD if self.step_timer.timers.on_device else ""
         self._cpu = cpu = CpuAccount(partial(worker_processes, trainer), threads=of_step)
@@ -205,11 +182,15 @@ class FitMonitor:
         if self.rows is not None:
             self.rows.begin(trainer, self._counter, report=partial(self._report, trainer))
 
-    def _work_counter(self, module: LightningModule) -> WorkCounter:
+    def _work_counter(self, module: LightningModule, progress: StepProgress) -> WorkCounter:
         first, last = self.callbacks[0], self.callbacks[-1]  # one of each kind at most
-        flops = last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch
         return WorkCounter(
-            first.batch_size_fn or last.batch_size_fn, first.tokens_fn or last.tokens_fn, flops, module, self.ledger
+            first.batch_size_fn or last.batch_size_fn,
+            first.tokens_fn or last.tokens_fn,
+            last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch,
+            module,
+            self.ledger,
+            updates=progress.updates.completed,
         )
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -258,12 +239,13 @@ class FitMonitor:
         step_timer, proxy = self.step_timer, self._proxy
         if proxy is None or self._counter is None or self._ledger_parts is None:
             return
-        changed, ends_cycle = self._cycles.after_batch(
-            progress.updates.completed,
+        work = self._counter.count(
+            batch,
+            trainer,
             step_timer.step,
+            updates=progress.updates.completed,
             each_changes=self._automatic and trainer.accumulate_grad_batches == 1,  # which a callback may change
         )
-        work = self._counter.count(batch, trainer, optimizer_steps=int(changed), ends_cycle=ends_cycle)
         step_timer.end_step(
             work,
             recorded=self.window is not None and self.window.running,
@@ -278,7 +260,7 @@ class FitMonitor:
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
         """Do what comes seldom: a row, a line of the record, a reading of CPU times, steps of another kind."""
         if self._switches is None:  # first after the first step: the user's hooks may set them before it
-            with self.own_work():
+            with self.step_timer.own_work():
                 self._switches = look_up(trainer, recording=self.recording)
         if self.rows is not None and now_s >= self.rows.due_s:
             self.rows.end_step(trainer)
@@ -303,24 +285,8 @@ class FitMonitor:
     @guarded
     def _account(self, *, counts: bool) -> None:
         if self._cpu is not None:
-            with self.own_work():
+            with self.step_timer.own_work():
                 self._cpu.read(counts=counts)
-
-    @contextmanager
-    def own_work(self) -> Iterator[None]:
-        """Around rows and lines of the record: the time counts to the profiler, and to no step."""
-        step_timer = self.step_timer
-        if not step_timer.active:
-            with self.ledger.inside(PROFILER):
-                yield
-            return
-        began_ns = perf_counter_ns()
-        step_timer.enter(PROFILER)
-        try:
-            yield
-        finally:
-            step_timer.exit(PROFILER)
-            step_timer.totals.add_rows((perf_counter_ns() - began_ns) / 1e3)
 
     # -- between steps -------------------------------------------------------------------------------------------
 

@@ -1,14 +1,15 @@
 """Turns the boundaries of a fit (a fetch begins, backward ends) into region times, steps and the run's totals."""
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from time import perf_counter_ns
 from typing import Final, NamedTuple
 
 from torch.autograd.profiler import record_function
 
-from lightning_forge_profiling.names import DATA_LOADER, EXCLUDED, FIRST_STEP, MARK_PREFIX, REGIONS
+from lightning_forge_profiling.names import DATA_LOADER, EXCLUDED, FIRST_STEP, MARK_PREFIX, PROFILER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -191,9 +192,12 @@ class StepTimer:
             self.ledger.begin_step(0, last_counts=False)
         self._active = self._began = True
         self._started_ns = self._clock_ns()
-        self._since = self.timers.mark()
-        self._stepped_ns = self._since.host_ns
-        self.timers.start("other", at=self._since)
+        try:
+            self._since = self.timers.mark()
+            self._stepped_ns = self._since.host_ns
+            self.timers.start("other", at=self._since)
+        except Exception as exc:
+            self.fail(exc)
 
     @property
     def _base(self) -> str:
@@ -298,6 +302,21 @@ class StepTimer:
         if self._active and self._label != LOADER_START:
             self.split()
             self.enter(LOADER_START)
+
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Around log entries and lines of the record: the time counts to the profiler, and to no step."""
+        if not self._active:
+            with nullcontext() if self.ledger is None else self.ledger.inside(PROFILER):
+                yield
+            return
+        began_ns = self._clock_ns()
+        self.enter(PROFILER)
+        try:
+            yield
+        finally:
+            self.exit(PROFILER)
+            self.totals.add_rows((self._clock_ns() - began_ns) / 1e3)
 
     def loader_ended(self) -> None:
         """Count the fetch under way as `loader end`: it also looked for a batch that there was not."""

@@ -307,6 +307,7 @@ class WorkCounter(BatchCounter):
         flops_per_batch: FlopsPerBatch,
         module: LightningModule,
         ledger: LedgerClock | None = None,
+        *,
         updates: int = 0,
     ) -> None:
         super().__init__(batch_size_fn, tokens_fn, ledger)

@@ -11,8 +11,7 @@ from lightning_forge_profiling.names import LOGGED_KINDS
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.timing.goodput import goodput, run_metrics
-from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.timing.ledger import Ledger, goodput, ledger_metrics
 from lightning_forge_profiling.timing.rates import Rates
 from tests.models import Classifier, loader
 from tests.outcomes import logged
@@ -97,13 +96,13 @@ def test_on_a_gpu_a_hook_that_waits_for_its_work_is_productive(host_ms, device_m
 
 
 def test_a_part_of_no_known_kind_is_in_other():
-    metrics = run_metrics(ledger(steps=3.0, invented__by_a_later_version=1.0))
+    metrics = ledger_metrics(ledger(steps=3.0, invented__by_a_later_version=1.0))
     assert metrics["run/other_pct"] == pytest.approx(25)
     assert metrics.keys() == {"run/goodput", *(f"run/{kind}_pct" for kind in LOGGED_KINDS)}
 
 
 def test_before_any_time_has_passed_there_is_none():
-    assert run_metrics(Ledger(wall_s=0.0, parts={}, unexplained_s=0.0, counts={})) == {}
+    assert ledger_metrics(Ledger(wall_s=0.0, parts={}, unexplained_s=0.0, counts={})) == {}
 
 
 def test_a_report_of_an_older_version_has_none():

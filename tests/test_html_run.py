@@ -5,22 +5,23 @@ from dataclasses import replace
 import pytest
 
 from lightning_forge_profiling.results.analysis import RunLedger
-from lightning_forge_profiling.results.run import RunSpan, SlowStep
+from lightning_forge_profiling.results.run import SlowStep
+from lightning_forge_profiling.timing.spans import Span
 from tests.report_page import Page
 from tests.test_html_report import HOSTILE, RUN, run_only
 
 pytestmark = pytest.mark.browser
 
 SPANS = (
-    RunSpan(part="startup/process", start_s=0.0, end_s=20.0, seconds=20.0),
-    RunSpan(part="startup/fit", start_s=20.0, end_s=30.0, seconds=10.0),
-    RunSpan(part="startup/module.configure_optimizers", start_s=21.0, end_s=25.0, seconds=4.0),
-    RunSpan(part="steps", start_s=30.0, end_s=110.0, seconds=80.0, step=400),
-    RunSpan(part="epoch", start_s=30.0, end_s=70.0, seconds=40.0, step=200),
-    RunSpan(part="callback/EMA.hook", start_s=31.0, end_s=51.0, seconds=10.0, count=100, step=90),
-    RunSpan(part="validation", start_s=60.0, end_s=70.0, seconds=10.0, step=200),
-    RunSpan(part="epoch", start_s=70.0, end_s=110.0, seconds=40.0, step=400),
-    RunSpan(part="module/hook", start_s=80.0, end_s=80.1, seconds=0.1, step=230),
+    Span(part="startup/process", start_s=0.0, end_s=20.0, seconds=20.0),
+    Span(part="startup/fit", start_s=20.0, end_s=30.0, seconds=10.0),
+    Span(part="startup/module.configure_optimizers", start_s=21.0, end_s=25.0, seconds=4.0),
+    Span(part="steps", start_s=30.0, end_s=110.0, seconds=80.0, step=400),
+    Span(part="epoch", start_s=30.0, end_s=70.0, seconds=40.0, step=200),
+    Span(part="callback/EMA.hook", start_s=31.0, end_s=51.0, seconds=10.0, count=100, step=90),
+    Span(part="validation", start_s=60.0, end_s=70.0, seconds=10.0, step=200),
+    Span(part="epoch", start_s=70.0, end_s=110.0, seconds=40.0, step=400),
+    Span(part="module/hook", start_s=80.0, end_s=80.1, seconds=0.1, step=230),
 )
 PARTS = {"steps": 55.4, "startup/process": 20.0, "startup/fit": 10.0, "callback/EMA.hook": 10.0, "validation": 10.0,
          "teardown": 0.5, "module/hook": 0.1}  # fmt: skip
@@ -115,7 +116,7 @@ def test_a_run_without_a_ledger_has_no_picture_and_one_without_spans_has_its_bar
 
 
 def test_markup_in_names_is_text(show):
-    spans = (*SPANS, RunSpan(part=HOSTILE, start_s=90.0, end_s=100.0, seconds=10.0))
+    spans = (*SPANS, Span(part=HOSTILE, start_s=90.0, end_s=100.0, seconds=10.0))
     page = show(analysis(replace(LEDGER, spans=spans, parts={**PARTS, HOSTILE: 10.0})))
     assert HOSTILE in lanes(page)
     assert page.run("return window.hacked") is None

@@ -16,8 +16,7 @@ from torch.profiler.profiler import _KinetoProfile
 import lightning_forge_profiling
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import GC_FULL, PROFILER, STEPS
-from lightning_forge_profiling.timing.goodput import goodput
-from lightning_forge_profiling.timing.ledger import LedgerClock
+from lightning_forge_profiling.timing.ledger import LedgerClock, goodput
 from tests.models import Classifier, loader, quiet_trainer
 from tests.outcomes import HANGS_S, logged
 

@@ -12,7 +12,8 @@ from lightning_forge_profiling.report.run_wording import cause, slowest_line
 from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import SlowStep
-from lightning_forge_profiling.timing.ledger import LedgerClock, SpanLog
+from lightning_forge_profiling.timing.ledger import LedgerClock
+from lightning_forge_profiling.timing.spans import Span, SpanLog
 from tests.models import Classifier, loader
 
 PLANTED_S = 0.5
@@ -120,8 +121,8 @@ def test_the_list_of_spans_does_not_grow_with_the_run():
     log = SpanLog()
     for number in range(100_000):
         for part in range(40):
-            log.add(f"part{part}", number * 10**8, number * 10**8 + 10**7, number)
-    spans = log.read(0)
+            log.add(Span(f"part{part}", number / 10, number / 10 + 0.01, 0.01, step=number))
+    spans = log.read()
     assert len(spans) <= 32 * 128
     of_one = [span for span in spans if span.part == "part3"]
     assert sum(span.count for span in of_one) == 100_000, "none is lost"
@@ -132,10 +133,10 @@ def test_the_list_of_spans_does_not_grow_with_the_run():
 def test_a_long_span_keeps_its_place_among_many_short_ones():
     log = SpanLog()
     for number in range(1000):
-        length = 10**12 if number == 500 else 10**6
-        began = number * 10**9 + (10**12 if number > 500 else 0)
-        log.add("validation", began, began + length)
-    [long] = [span for span in log.read(0) if span.seconds >= 1000]
+        length_s = 1000.0 if number == 500 else 0.001
+        start_s = number + (1000.0 if number > 500 else 0.0)
+        log.add(Span("validation", start_s, start_s + length_s, length_s))
+    [long] = [span for span in log.read() if span.seconds >= 1000]
     assert (long.start_s, long.count) == (500.0, 1)
 
 

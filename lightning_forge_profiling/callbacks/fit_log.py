@@ -36,8 +36,7 @@ from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.goodput import run_metrics
-from lightning_forge_profiling.timing.ledger import LedgerClock
+from lightning_forge_profiling.timing.ledger import LedgerClock, ledger_metrics
 from lightning_forge_profiling.timing.rates import Compute, LoopRates, Peak, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 
@@ -356,7 +355,7 @@ class FitLog:
         return metrics | self._ledger_metrics(steady)
 
     def _ledger_metrics(self, steady: Rates) -> dict[str, float]:
-        return run_metrics(self._ledger.read_parts(), steady if self._step_timer.timers.on_device else None)
+        return ledger_metrics(self._ledger.read_parts(), steady if self._step_timer.timers.on_device else None)
 
     def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
         if self._counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step

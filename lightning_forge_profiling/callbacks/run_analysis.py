@@ -1,7 +1,7 @@
 """Builds `RunEvidence` from the run's totals, and merges it with the analysis of the trace."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.block_bootstrap import FEWEST_INTERVALS, BlockBootstrap, share_interval
@@ -20,11 +20,10 @@ from lightning_forge_profiling.results.analysis import (
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import LoaderSettings, RunSpan, ShareInterval, SlowStep
+from lightning_forge_profiling.results.run import LoaderSettings, ShareInterval, SlowStep
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.goodput import goodput
-from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.timing.ledger import Ledger, goodput
 from lightning_forge_profiling.timing.rates import Compute, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary, StepBlock, TimedStep
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
@@ -155,7 +154,7 @@ def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
         counted_s=ledger.counted_s,
         long_steps=ledger.long_steps,
         goodput=goodput(ledger, on_device),
-        spans=tuple(RunSpan(**asdict(span)) for span in ledger.spans),
+        spans=ledger.spans,
     )
 
 

@@ -316,7 +316,7 @@ class StepTimer:
             yield
         finally:
             self.exit(PROFILER)
-            self.totals.add_rows((self._clock_ns() - began_ns) / 1e3)
+            self.totals.add_log_time((self._clock_ns() - began_ns) / 1e3)
 
     def loader_ended(self) -> None:
         """Count the fetch under way as `loader end`: it also looked for a batch that there was not."""

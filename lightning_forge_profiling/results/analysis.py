@@ -13,13 +13,13 @@ from lightning_forge_profiling.results.run import (
     CpuUse,
     LoaderSettings,
     OptimizerSettings,
-    RunSpan,
     SampledLine,
     ShareInterval,
     SlowStep,
     Switches,
 )
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.timing.spans import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +317,7 @@ class RunLedger:
     counted_s: Mapping[str, float] | None = None
     long_steps: Mapping[str, int] = field(default_factory=dict)
     goodput: float | None = None
-    spans: tuple[RunSpan, ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,27 +217,6 @@ class LoaderSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpan:
-    """When a part of the ledger took place, with what ran inside it.
-
-    Attributes:
-        part: the part of the ledger; `epoch` or `window`, the recorded one, are no parts.
-        start_s: when it began, in seconds since the run began.
-        end_s: when it ended. Of over 128 spans of one part, those near each other are merged into one.
-        seconds: time in it; of a merged span less than `end_s - start_s`.
-        count: number of spans merged into it; 1 for one that stands for itself.
-        step: number of the step under way when it ended; None before the first.
-    """
-
-    part: str
-    start_s: float
-    end_s: float
-    seconds: float
-    count: int = 1
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStep:
     """One of the slowest counted steps of a run.
 

@@ -1,18 +1,16 @@
-"""Sources of timestamps: events on the GPU's timeline, or the host clock.
-
-Timers do not depend on which of the two they have: both kinds of event have `record()`, `query()`, `synchronize()` and
-`elapsed_time(later)`. Tests pass a fake `EventSource`.
-"""
+"""Sources of timestamps: events on the GPU's timeline, or the host clock with the same interface."""
 
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 
+# ruff: noqa: D102  (the protocols say what the methods do)
+
 
 class Event(Protocol):
-    """One timestamp."""
+    """One timestamp, as `torch.Event` has it."""
 
     def record(self) -> None:
         """Take the timestamp: on the host now, on a GPU when its current stream gets here."""
@@ -53,18 +51,15 @@ class HostEvent:
         self.ns = 0
 
     def record(self) -> None:
-        """Take the timestamp."""
         self.ns = self._clock_ns()
 
     def query(self) -> bool:
-        """Always True: a host timestamp is taken when it is recorded."""
         return True
 
     def synchronize(self) -> None:
-        """Return at once."""
+        return
 
     def elapsed_time(self, end_event: Event, /) -> float:
-        """Milliseconds from this timestamp to `end_event`."""
         return (cast("HostEvent", end_event).ns - self.ns) / 1e6
 
 
@@ -77,15 +72,12 @@ class HostEventSource:
         self._clock_ns = clock_ns
 
     def new_event(self) -> Event:
-        """A new event of the host clock."""
         return HostEvent(self._clock_ns)
 
     def capturing(self) -> bool:
-        """Always False."""
         return False
 
     def stream(self) -> int:
-        """Always 0: the host has one timeline."""
         return 0
 
 
@@ -100,26 +92,16 @@ class DeviceEventSource:
         self.capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
     def new_event(self) -> Event:
-        """A timing event of this device.
-
-        `torch.Event` rather than `torch.cuda.Event`: it records the same CUDA event in a quarter of the host time
-        (measured in docs/benchmarks.md).
-        """
+        # torch.cuda.Event records the same CUDA event in four times the host time (docs/benchmarks.md)
         return cast("Event", torch.Event(self._device, enable_timing=True))
 
     def stream(self) -> int:
-        """The current stream's handle."""
         # as compiled code does; torch.cuda.current_stream() creates an object and costs more than the record
         return torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001
 
 
 def event_source(device: torch.device | str | int | None = None) -> EventSource:
-    """The event source of a device.
-
-    Example:
-        >>> event_source("cpu").on_device
-        False
-    """
+    """The event source of a device."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     resolved = torch.device(device)
@@ -128,16 +110,12 @@ def event_source(device: torch.device | str | int | None = None) -> EventSource:
     return DeviceEventSource(resolved)
 
 
-if TYPE_CHECKING:  # loads torch, and whoever reads a record has no use for it
-    from lightning_forge_profiling.timing.events import Event
-
-
 class Mark:
     """One instant on both timelines: an event and a host time. `CUDATimerCollection.mark()` creates it."""
 
     __slots__ = ("event", "host_ns", "stream", "users")
 
-    def __init__(self, event: "Event") -> None:
+    def __init__(self, event: Event) -> None:
         self.event = event
         self.host_ns = 0
         self.stream = 0

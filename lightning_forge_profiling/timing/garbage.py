@@ -3,11 +3,11 @@
 import gc
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 FULL: Final = 2
 """The oldest generation: collecting it visits every object that the collector tracks."""
@@ -34,38 +34,32 @@ class Collection(NamedTuple):
 # `setattr(sink, phase, info)` of properties whose setters are C functions, in which no signal is handled.
 
 
-class _Instants(map):  # type: ignore[type-arg]
-    """Advanced by one at each end of a collection."""
+class GcTimestamps(map):  # type: ignore[type-arg]
+    """Takes a time and a thread at each end of a collection, by advancing itself."""
 
     start = stop = property(None, next)
 
 
-class _Infos(deque[dict[str, int]]):
+class GcInfos(deque[dict[str, int]]):
     """The collector's info on each collection."""
 
     stop = property(None, deque.append)
 
 
 class GarbageTimer:
-    """Times the garbage collections of the thread that creates it, until `close`; keeps the latest 4096.
+    """Times the garbage collections of the thread that creates it, until `close`; keeps the latest 4096."""
 
-    Example:
-        >>> timer = GarbageTimer()
-        >>> _ = gc.collect()
-        >>> timer.close()
-        >>> timer.take()[-1].generation
-        2
-    """
-
-    def __init__(self) -> None:
+    def __init__(
+        self, clock_ns: Callable[[], int] = perf_counter_ns, callbacks: list[Callable[..., Any]] = gc.callbacks
+    ) -> None:
         self._thread = get_ident()
-        self._instants: deque[tuple[int, int]] = deque(maxlen=2 * _LATEST)
-        self.pending = _Infos(maxlen=_LATEST)
+        self._timestamps: deque[tuple[int, int]] = deque(maxlen=2 * _LATEST)
+        self.pending = GcInfos(maxlen=_LATEST)
         """Not empty if there is something to `take`."""
-        now = zip(iter(perf_counter_ns, None), iter(get_ident, None), strict=False)
-        callbacks = [partial(setattr, sink) for sink in (_Instants(self._instants.append, now), self.pending)]
-        gc.callbacks.extend(callbacks)
-        self._end = weakref.finalize(self, _remove, callbacks)  # if a fit is abandoned without a hook
+        now = zip(iter(clock_ns, None), iter(get_ident, None), strict=False)
+        ours = [partial(setattr, sink) for sink in (GcTimestamps(self._timestamps.append, now), self.pending)]
+        callbacks.extend(ours)
+        self._end = weakref.finalize(self, _remove, ours, callbacks)  # if a fit is abandoned without a hook
 
     def close(self) -> None:
         """Stop timing."""
@@ -73,19 +67,19 @@ class GarbageTimer:
 
     def take(self) -> list[Collection]:
         """The collections of this thread that have ended since the last call."""
-        instants, infos = list(self._instants), list(self.pending)
-        self._instants.clear()
+        timestamps, infos = list(self._timestamps), list(self.pending)
+        self._timestamps.clear()
         self.pending.clear()
-        if len(instants) != 2 * len(infos):  # another thread's is under way, or was when this began: drop these few
+        if len(timestamps) != 2 * len(infos):  # another thread's is under way, or was when this began: drop these few
             return []
         return [
             Collection(info["generation"], began_ns, ended_ns)
-            for info, (began_ns, thread), (ended_ns, _) in zip(infos, instants[::2], instants[1::2], strict=True)
+            for info, (began_ns, thread), (ended_ns, _) in zip(infos, timestamps[::2], timestamps[1::2], strict=True)
             if thread == self._thread
         ]
 
 
-def _remove(callbacks: Iterable[object]) -> None:
-    for callback in callbacks:
-        if callback in gc.callbacks:
-            gc.callbacks.remove(callback)
+def _remove(ours: list[Any], callbacks: list[Any]) -> None:
+    for callback in ours:
+        if callback in callbacks:
+            callbacks.remove(callback)

@@ -1,7 +1,7 @@
 """Splits the wall time of a run into parts that sum to it, with one stack and one clock."""
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -15,126 +15,19 @@ from lightning_forge_profiling.names import (
     FIRST_STEP,
     GC_FULL,
     GC_YOUNG,
+    GOODPUT,
+    LOGGED_KINDS,
     PROFILER,
     STEPS,
     hook_region,
+    part_kind,
+    part_pct,
 )
 from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
+from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import PartMarks
-
-_MOST: Final = 128
-"""Most spans of one name. A timeline of the run is about ten times as many pixels wide."""
-_MOST_NAMES: Final = 32
-_FINEST_NS: Final = 1_000_000
-_LATEST: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A span of the run, or several near each other merged into one.
-
-    Attributes:
-        part: the part of the ledger, or `epoch` or `window`.
-        start_s: start, in seconds since the run began.
-        end_s: end, of a merged span that of the last.
-        seconds: time in it; of a merged span less than `end_s - start_s`.
-        count: number of spans merged into it.
-        step: the step under way at its end; None before the first.
-    """
-
-    part: str
-    start_s: float
-    end_s: float
-    seconds: float
-    count: int = 1
-    step: int | None = None
-
-
-@dataclass(slots=True)
-class _Stretch:
-    began_ns: int
-    ended_ns: int
-    inside_ns: int
-    count: int
-    step: int | None
-
-
-class SpanLog:
-    """Keeps spans by name. If a name has too many, spans near each other are merged.
-
-    Example:
-        >>> log = SpanLog(most=5)
-        >>> for second in range(6):
-        ...     log.add("validation", second * 10**9, second * 10**9 + 10**8)
-        >>> [(span.start_s, span.end_s, span.seconds, span.count) for span in log.read(0)]
-        [(0.0, 3.1, 0.4, 4), (4.0, 5.1, 0.2, 2)]
-    """
-
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
-        self._stretches: dict[str, list[_Stretch]] = {}
-        self._resolution_ns: dict[str, int] = {}
-        self._latest: deque[tuple[str, _Stretch]] = deque(maxlen=_LATEST)
-
-    def add(self, part: str, began_ns: int, ended_ns: int, step: int | None = None) -> None:
-        """Add a span that has ended."""
-        stretches = self._stretches.get(part)
-        if stretches is None:
-            if len(self._stretches) >= _MOST_NAMES:
-                return
-            stretches = self._stretches[part] = []
-        stretches.append(_stretch(began_ns, ended_ns, step))
-        self._latest.append((part, _stretch(began_ns, ended_ns, step)))
-        if len(stretches) > self._most:
-            resolution_ns = self._resolution_ns.get(part, _FINEST_NS)
-            stretches[:] = _merged(stretches, resolution_ns)
-            while len(stretches) > self._most // 2:
-                resolution_ns *= 2
-                stretches[:] = _merged(stretches, resolution_ns)
-            self._resolution_ns[part] = resolution_ns
-
-    def take_latest(self, origin_ns: int) -> tuple[Span, ...]:
-        """The spans added since the last call, at most the latest 256."""
-        latest = tuple(_span(part, one, origin_ns) for part, one in self._latest)
-        self._latest.clear()
-        return latest
-
-    def read(self, origin_ns: int, still_open: Iterable[tuple[str, int, int, int | None]] = ()) -> tuple[Span, ...]:
-        """All spans, ordered by start."""
-        ended = ((part, one) for part, stretches in self._stretches.items() for one in stretches)
-        opened = ((part, _stretch(began_ns, now_ns, step)) for part, began_ns, now_ns, step in still_open)
-        found = (_span(part, one, origin_ns) for part, one in (*ended, *opened))
-        return tuple(sorted(found, key=lambda span: (span.start_s, -span.end_s)))
-
-
-def _span(part: str, one: _Stretch, origin_ns: int) -> Span:
-    return Span(
-        part,
-        (one.began_ns - origin_ns) / 1e9,
-        (one.ended_ns - origin_ns) / 1e9,
-        one.inside_ns / 1e9,
-        one.count,
-        one.step,
-    )
-
-
-def _stretch(began_ns: int, ended_ns: int, step: int | None) -> _Stretch:
-    return _Stretch(began_ns, ended_ns, ended_ns - began_ns, 1, step)
-
-
-def _merged(stretches: list[_Stretch], resolution_ns: int) -> list[_Stretch]:
-    merged: list[_Stretch] = []
-    for one in stretches:
-        last = merged[-1] if merged else None
-        if last is not None and one.ended_ns - last.began_ns <= resolution_ns:
-            last.ended_ns, last.step = one.ended_ns, one.step
-            last.inside_ns += one.inside_ns
-            last.count += one.count
-        else:
-            merged.append(one)
-    return merged
-
+from lightning_forge_profiling.timing.spans import Span, SpanLog
 
 _LONG_NS: Final = 100_000
 """Shorter parts do not explain a slow step."""
@@ -225,7 +118,7 @@ class LedgerClock:
             took_ns = now_ns - self._since_ns
             self._ns[stack[-1]] += took_ns
             if took_ns >= _LONG_NS and len(stack) > 1:
-                self._took_long(took_ns)
+                self._note(stack[-1], took_ns)
         self._since_ns = now_ns
         stack.append(part)
         self._entered_ns.append(now_ns)
@@ -297,17 +190,17 @@ class LedgerClock:
 
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
-            self._took_long(took_ns)
+            self._note(self._stack[-1], took_ns)
         ended = ""
         while ended != part:
             ended, entered_ns = self._stack.pop(), self._entered_ns.pop()
             if now_ns - entered_ns >= _SPAN_NS:
-                self._spans.add(ended, entered_ns, now_ns, self.step)
+                self._spans.add(self._span(ended, entered_ns, now_ns))
 
-    def _took_long(self, took_ns: int) -> None:
-        """Note the time of the innermost part as one that may explain a slow step."""
+    def _note(self, part: str, took_ns: int) -> None:
+        """Note the time of a part as one that may explain a slow step."""
         if _OUTSIDE_STEPS.isdisjoint(self._stack):
-            self.noted[self._stack[-1]] += took_ns
+            self.noted[part] += took_ns
 
     def note_garbage(self, garbage: GarbageTimer) -> None:
         """Count garbage collections from here on, each at the next change of the part."""
@@ -327,10 +220,14 @@ class LedgerClock:
                 self._counts[part] += 1
                 self._first_ns.setdefault(part, took_ns)
                 self._since_ns += took_ns
-                if took_ns >= _LONG_NS and self._stack[0] in LOOP and _OUTSIDE_STEPS.isdisjoint(self._stack):
+                if (
+                    took_ns >= _LONG_NS
+                    and LOOP.intersection(self._stack[:1])
+                    and _OUTSIDE_STEPS.isdisjoint(self._stack)
+                ):
                     self.noted[part] += took_ns
                 if took_ns >= _SPAN_NS:
-                    self._spans.add(part, began_ns, ended_ns, self.step)
+                    self._spans.add(self._span(part, began_ns, ended_ns))
             now_ns = self._clock_ns()
         return now_ns
 
@@ -396,11 +293,15 @@ class LedgerClock:
         """End such a span. Does nothing if it is not open."""
         opened_ns = self._open_spans.pop(name, None)
         if opened_ns is not None:
-            self._spans.add(name, opened_ns, self._clock_ns() if at_ns is None else at_ns, self.step)
+            self._spans.add(self._span(name, opened_ns, self._clock_ns() if at_ns is None else at_ns))
+
+    def _span(self, part: str, began_ns: int, ended_ns: int) -> Span:
+        start_s, end_s = ((at_ns - self._began_ns) / 1e9 for at_ns in (began_ns, ended_ns))
+        return Span(part, start_s, end_s, (ended_ns - began_ns) / 1e9, step=self.step)
 
     def take_latest(self) -> tuple[Span, ...]:
         """The spans that ended since the last call, at most the latest 256."""
-        return self._spans.take_latest(self._began_ns)
+        return self._spans.take_latest()
 
     def read_parts(self) -> Ledger:
         """The ledger with its parts alone, for logged rows: a tenth of the work of `read`."""
@@ -430,8 +331,7 @@ class LedgerClock:
                 part: steps for part, steps in self._long_steps.items() if self._long_ns[part] > _NEARLY * counted[part]
             },
             spans=self._spans.read(
-                self._began_ns,
-                [(part, began_ns, now_ns, self.step) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS],
+                self._span(part, began_ns, now_ns) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS
             ),
             in_steps={
                 step: {part: ns / 1e9 for part, ns in _largest_first(inside)} for _, step, inside in self._in_steps
@@ -453,3 +353,54 @@ def _is_inside(part: str) -> bool:
 
 def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(parts.items(), key=lambda item: -item[1])
+
+
+def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
+    """Productive step time as a fraction of wall time, less this package's own.
+
+    The ledger's part `steps` is productive: every training batch but the first, warm-up included, without hooks,
+    loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
+    a region's host time exceeds its device time, its hooks are productive up to that excess.
+
+    Example:
+        >>> parts = {"steps": 6.0, "validation": 3.0, "callback/Prints.on_train_batch_end": 1.0}
+        >>> ledger = Ledger(wall_s=10.0, parts=parts, unexplained_s=0.0, counts={})
+        >>> goodput(ledger)
+        0.6
+        >>> rates = Rates(steps=10, host_ms={"other": 1200.0}, device_ms={"other": 700.0})
+        >>> goodput(ledger, rates)
+        0.65
+    """
+    whole_s = ledger.wall_s - ledger.parts.get(PROFILER, 0.0)
+    if whole_s <= 0:
+        return 0.0
+    productive_s = ledger.parts.get(STEPS, 0.0)
+    if on_device is not None:
+        hooks_s: defaultdict[str, float] = defaultdict(float)
+        for part, seconds in ledger.parts.items():
+            if region := hook_region(part):
+                hooks_s[region] += seconds
+        for region, seconds in hooks_s.items():
+            ahead_ms = on_device.mean_host_ms(region) - on_device.mean_ms(region)
+            productive_s += min(seconds, max(ahead_ms, 0.0) * on_device.steps / 1e3)
+    return productive_s / whole_s
+
+
+def ledger_metrics(ledger: Ledger, on_device: Rates | None = None) -> dict[str, float]:
+    """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part, which sum to 100.
+
+    Example:
+        >>> parts = {"steps": 6.0, "module/a": 2.0, "module/b": 1.0}
+        >>> ledger = Ledger(wall_s=10.0, parts=parts, unexplained_s=1.0, counts={})
+        >>> {name: value for name, value in run_metrics(ledger).items() if value}
+        {'run/goodput': 0.6, 'run/steps_pct': 60.0, 'run/hooks_pct': 30.0, 'run/other_pct': 10.0}
+    """
+    if ledger.wall_s <= 0:
+        return {}
+    seconds = dict.fromkeys(LOGGED_KINDS, 0.0)
+    for part, took_s in ledger.parts.items():
+        kind = part_kind(part)
+        seconds["startup" if kind == "sanity_check" else kind if kind in seconds else "other"] += took_s
+    seconds["other"] += ledger.unexplained_s
+    shares = {part_pct(kind): 100 * took_s / ledger.wall_s for kind, took_s in seconds.items()}
+    return {GOODPUT: goodput(ledger, on_device), **shares}

@@ -189,7 +189,7 @@ def _merged(blocks: Mapping[int, StepBlock], times: int) -> dict[int, StepBlock]
 
 LeftOut = Literal["warm-up", "recorded"]
 
-_SETTLED: Final = 5
+SETTLING_STEPS: Final = 5
 """Steps at the start of a fit, and right after a window, that say nothing about the others' pace."""
 _BESIDE_WINDOW: Final = 256
 """How many steps before a window and after it are kept, to compare them."""
@@ -254,8 +254,8 @@ class RunTotals:
     def __init__(self, regions: tuple[str, ...] = REGIONS, bucket: Callable[[float], int] | None = None) -> None:
         self._sums = partial(StepSums, regions, bucket)
         self._steady = self._sums()
-        self._unwritten = self._steady if bucket is None else self._sums()
-        self._untaken = self._sums()
+        self._since_last_record = self._steady if bucket is None else self._sums()
+        self._since_last_log = self._sums()
         self._cycle = self._sums()
         self._cycle_is_broken = False
         self._warmup = self._sums()
@@ -316,32 +316,32 @@ class RunTotals:
         """Enter a step that counts, with the others of its accumulation cycle if all of them count."""
         cycle = self._cycle
         if self._cycle_is_broken:
-            self._unwritten.add(times, took_ms, work, timing)
+            self._since_last_record.add(times, took_ms, work, timing)
             self._cycle_is_broken = not work.ends_cycle
         elif work.ends_cycle and not cycle.steps:  # as every step does without accumulation
-            self._untaken.add(times, took_ms, work, timing)
+            self._since_last_log.add(times, took_ms, work, timing)
         else:
             cycle.add(times, took_ms, work, timing)
             if work.ends_cycle:
-                self._untaken.merge(cycle)
+                self._since_last_log.merge(cycle)
                 self._cycle = self._sums()
 
     def _break_cycle(self, work: StepWork) -> None:
         """Drop the accumulation cycle of a step that does not count from the rows that are logged."""
         self._cycle_is_broken = not work.ends_cycle
         if self._cycle.steps:
-            self._unwritten.merge(self._cycle)
+            self._since_last_record.merge(self._cycle)
             self._cycle = self._sums()
 
     def _add_beside_window(self, step: int, took_ms: float) -> None:
         if not self._window_ended:
-            if step >= _SETTLED:
+            if step >= SETTLING_STEPS:
                 self._before_window.append(took_ms)
-        elif step >= self._window_ended + _SETTLED and len(self._after_window) < _BESIDE_WINDOW:
+        elif step >= self._window_ended + SETTLING_STEPS and len(self._after_window) < _BESIDE_WINDOW:
             self._after_window.append(took_ms)
 
     def _add_first(self, step: int, took_ms: float, work: StepWork) -> None:
-        if self._first_left and step >= (self._window_ended and self._window_ended + _SETTLED):
+        if self._first_left and step >= (self._window_ended and self._window_ended + SETTLING_STEPS):
             self._first_left -= 1
             self._first_ms[work.optimizer_steps > 0][step] = took_ms
 
@@ -353,8 +353,8 @@ class RunTotals:
 
     def take(self) -> Rates:
         """Sums over the counted steps since the last call, in whole accumulation cycles."""
-        taken, self._untaken = self._untaken, self._sums()
-        self._unwritten.merge(taken)
+        taken, self._since_last_log = self._since_last_log, self._sums()
+        self._since_last_record.merge(taken)
         return taken.read()
 
     def take_interval(self, *, last: bool = False) -> tuple[Rates, dict[int, int]]:
@@ -362,11 +362,11 @@ class RunTotals:
 
         Together these are all counted steps, those of broken accumulation cycles included.
         """
-        taken, self._unwritten = self._unwritten, self._sums()
+        taken, self._since_last_record = self._since_last_record, self._sums()
         if last:
-            taken.merge(self._untaken)
+            taken.merge(self._since_last_log)
             taken.merge(self._cycle)
-            self._untaken, self._cycle = self._sums(), self._sums()
+            self._since_last_log, self._cycle = self._sums(), self._sums()
         self._steady.merge(taken)
         return taken.read(), dict(taken.histogram)
 
@@ -374,9 +374,9 @@ class RunTotals:
         """The histogram of the times of all steps that count."""
         return dict(self._all().histogram)
 
-    def add_rows(self, us: float) -> None:
+    def add_log_time(self, us: float) -> None:
         """Add host time in microseconds that our rows and the record took between steps."""
-        self._untaken.rows_us += us
+        self._since_last_log.rows_us += us
 
     def steady(self) -> Rates:
         """Sums over all steps that count."""
@@ -384,7 +384,9 @@ class RunTotals:
 
     def _all(self, *, single_steps: bool = True) -> StepSums:
         later = [
-            sums for sums in (self._unwritten, self._untaken, self._cycle) if sums.steps and sums is not self._steady
+            sums
+            for sums in (self._since_last_record, self._since_last_log, self._cycle)
+            if sums.steps and sums is not self._steady
         ]
         if not later:
             return self._steady

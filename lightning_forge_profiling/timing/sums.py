@@ -144,7 +144,7 @@ class StepSums:
         atypical = any(plain.steps for plain in self.plain) and not any(chosen.steps for chosen in self.chosen)
         if atypical:
             kinds, singular = [(singular, _merged(self.plain))], _Times()
-        parts = [_spoken_for(chosen, plain) for chosen, plain in kinds]
+        parts = [extrapolate_regions(chosen, plain) for chosen, plain in kinds]
         whole = parts[0] if len(parts) == 1 and not singular.steps else _merged([*parts, singular])
         started_ms, started_host_ms = (
             _folded(sums, self._loader_starts_in) for sums in (whole.device_ms, whole.host_ms)
@@ -206,7 +206,7 @@ def _merged(several: Iterable[_Times]) -> _Times:
     return merged
 
 
-def _spoken_for(chosen: _Times, plain: _Times) -> _Times:
+def extrapolate_regions(chosen: _Times, plain: _Times) -> _Times:
     """The times of chosen and plain steps, where plain steps divide as the chosen ones do."""
     both = _Times()
     both.steps = chosen.steps + plain.steps

@@ -1,0 +1,81 @@
+"""When the parts of a run took place: a bounded list of spans."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final
+
+_MAX_SPANS: Final = 128
+"""Most spans of one name. A timeline of the run is about ten times as many pixels wide."""
+_MAX_SPAN_NAMES: Final = 32
+_FINEST_S: Final = 1e-3
+_LATEST: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a part of the ledger took place, with what ran inside it.
+
+    Attributes:
+        part: the part of the ledger; `epoch` or `window`, the recorded one, are no parts.
+        start_s: when it began, in seconds since the run began.
+        end_s: when it ended. Of over 128 spans of one part, those near each other are merged into one.
+        seconds: time in it; of a merged span less than `end_s - start_s`.
+        count: number of spans merged into it; 1 for one that stands for itself.
+        step: number of the step under way when it ended; None before the first.
+    """
+
+    part: str
+    start_s: float
+    end_s: float
+    seconds: float
+    count: int = 1
+    step: int | None = None
+
+
+class SpanLog:
+    """Keeps spans by name. If a name has too many, spans near each other are merged."""
+
+    def __init__(self) -> None:
+        self._spans: dict[str, list[Span]] = {}
+        self._resolution_s: dict[str, float] = {}
+        self._latest: deque[Span] = deque(maxlen=_LATEST)
+
+    def add(self, span: Span) -> None:
+        """Add a span that has ended."""
+        if span.part not in self._spans and len(self._spans) >= _MAX_SPAN_NAMES:
+            return
+        spans = self._spans.setdefault(span.part, [])
+        spans.append(span)
+        self._latest.append(span)
+        if len(spans) > _MAX_SPANS:
+            resolution_s = self._resolution_s.get(span.part, _FINEST_S)
+            spans[:] = _merged(spans, resolution_s)
+            while len(spans) > _MAX_SPANS // 2:
+                resolution_s *= 2
+                spans[:] = _merged(spans, resolution_s)
+            self._resolution_s[span.part] = resolution_s
+
+    def take_latest(self) -> tuple[Span, ...]:
+        """The spans added since the last call, at most the latest 256."""
+        latest = tuple(self._latest)
+        self._latest.clear()
+        return latest
+
+    def read(self, still_open: Iterable[Span] = ()) -> tuple[Span, ...]:
+        """All spans, ordered by start."""
+        spans = (*chain(*self._spans.values()), *still_open)
+        return tuple(sorted(spans, key=lambda span: (span.start_s, -span.end_s)))
+
+
+def _merged(spans: list[Span], resolution_s: float) -> list[Span]:
+    merged: list[Span] = []
+    for span in spans:
+        last = merged[-1] if merged else None
+        if last is not None and span.end_s - last.start_s <= resolution_s:
+            seconds, count = last.seconds + span.seconds, last.count + span.count
+            merged[-1] = replace(last, end_s=span.end_s, seconds=seconds, count=count, step=span.step)
+        else:
+            merged.append(span)
+    return merged

@@ -21,12 +21,7 @@ _PACKED_BYTES: Final = 1 << 26
 
 
 def command_line(argv: Sequence[str]) -> tuple[str, ...]:
-    """The name of the script and those of its options: values may be secrets.
-
-    Example:
-        >>> command_line(["src/train.py", "--lr=0.1", "--api-key", "12ab", "s3://me:56ef@host/data", "-p", "pass"])
-        ('train.py', '--lr', '--api-key', '-p')
-    """
+    """The name of the script and those of its options: values may be secrets."""
     kept = [os.path.basename(argument) for argument in argv[:1]]  # noqa: PTH119  (keeps "-c" and "")
     secret = False
     for argument in takewhile(lambda each: each != "--", argv[1:]):

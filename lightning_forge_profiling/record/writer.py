@@ -109,18 +109,6 @@ class RecordWriter:
 
     Only `close` blocks, and no method raises. A failure, such as a full disk, is logged once; then the thread ends and
     further lines are refused.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from lightning_forge_profiling.record.lines import Begin
-        >>> folder = Path(tempfile.mkdtemp()) / "forge_record"
-        >>> begin = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={}, host="", device="cpu", settings={})
-        >>> writer = RecordWriter(lambda: Segments(folder, begin))
-        >>> writer.close(timeout_s=10)
-        True
-        >>> [path.name for path in folder.iterdir()]
-        ['rank0.jsonl']
     """
 
     def __init__(self, open_files: Callable[[], Segments], *, flush_s: float = FLUSH_S) -> None:

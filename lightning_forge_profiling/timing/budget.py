@@ -32,16 +32,6 @@ class TimingBudget:
 
     Splitting a step costs several events; the others have their end timed only. The fraction of steps that may be split
     follows from the measured cost of both kinds.
-
-    Example:
-        >>> budget = TimingBudget(0.005)
-        >>> for step in range(64):  # steps of 4 ms; splitting one takes 50 us, its end alone 5
-        ...     split = budget.splits(step)
-        ...     budget.add(step_ns=4_000_000, own_ns=50_000 if split else 5_000, split=split)
-        >>> round(budget.rate, 3)
-        0.111
-        >>> [step for step in range(64, 100) if budget.splits(step)]
-        [68, 72, 85, 89]
     """
 
     def __init__(self, share: float | None) -> None:

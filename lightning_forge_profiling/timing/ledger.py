@@ -72,18 +72,7 @@ class Ledger(ShownInNotebook):
 
 
 class LedgerClock:
-    """Keeps the stack of parts that a run is in, and adds the time between two changes to the innermost one.
-
-    Example:
-        >>> times = iter([10, 30, 60, 100])
-        >>> clock = LedgerClock(0, clock_ns=times.__next__)
-        >>> clock.enter("steps")
-        >>> clock.enter("checkpoint")  # inside of it
-        >>> clock.exit("checkpoint")
-        >>> ledger = clock.read()
-        >>> {part: round(s * 1e9) for part, s in ledger.parts.items()}, round(ledger.unexplained_s * 1e9)
-        ({'steps': 60, 'checkpoint': 30}, 10)
-    """
+    """Keeps the stack of parts that a run is in, and adds the time between two changes to the innermost one."""
 
     def __init__(self, began_ns: int, part: str = "", clock_ns: Callable[[], int] = perf_counter_ns) -> None:
         self._began_ns = self._since_ns = began_ns
@@ -361,15 +350,6 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
     The ledger's part `steps` is productive: every training batch but the first, warm-up included, without hooks,
     loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
     a region's host time exceeds its device time, its hooks are productive up to that excess.
-
-    Example:
-        >>> parts = {"steps": 6.0, "validation": 3.0, "callback/Prints.on_train_batch_end": 1.0}
-        >>> ledger = Ledger(wall_s=10.0, parts=parts, unexplained_s=0.0, counts={})
-        >>> goodput(ledger)
-        0.6
-        >>> rates = Rates(steps=10, host_ms={"other": 1200.0}, device_ms={"other": 700.0})
-        >>> goodput(ledger, rates)
-        0.65
     """
     whole_s = ledger.wall_s - ledger.parts.get(PROFILER, 0.0)
     if whole_s <= 0:
@@ -387,14 +367,7 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
 
 
 def ledger_metrics(ledger: Ledger, on_device: Rates | None = None) -> dict[str, float]:
-    """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part, which sum to 100.
-
-    Example:
-        >>> parts = {"steps": 6.0, "module/a": 2.0, "module/b": 1.0}
-        >>> ledger = Ledger(wall_s=10.0, parts=parts, unexplained_s=1.0, counts={})
-        >>> {name: value for name, value in run_metrics(ledger).items() if value}
-        {'run/goodput': 0.6, 'run/steps_pct': 60.0, 'run/hooks_pct': 30.0, 'run/other_pct': 10.0}
-    """
+    """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part, which sum to 100."""
     if ledger.wall_s <= 0:
         return {}
     seconds = dict.fromkeys(LOGGED_KINDS, 0.0)

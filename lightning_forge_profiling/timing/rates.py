@@ -136,17 +136,7 @@ class Rates:
         devices_per_batch: int = 1,
         peak_flops: float | None = None,
     ) -> dict[str, float]:
-        """The rates as metrics.
-
-        Example:
-            >>> times = {"forward": 30.0, "backward": 50.0}
-            >>> rates = Rates(steps=2, samples=16.0, tokens=None, device_ms=times, split_steps=2)
-            >>> metrics = rates.metrics(replicas=4)
-            >>> metrics["throughput/samples_per_sec"], metrics["throughput/device/samples_per_sec"]
-            (800.0, 200.0)
-            >>> metrics["time/step_ms"], metrics["time/forward_ms"]
-            (40.0, 15.0)
-        """
+        """The rates as metrics."""
         metrics: dict[str, float] = {}
         total_ms = self.total_ms
         own = {
@@ -215,12 +205,7 @@ class LoopRates:
         )
 
     def per_second(self) -> dict[str, float]:
-        """Samples, tokens and steps per second of the whole job, as far as they are known.
-
-        Example:
-            >>> LoopRates("test", runs=1, steps=10, seconds=2.0, samples=160.0, tokens=None, replicas=2).per_second()
-            {'samples': 160.0, 'steps': 5.0}
-        """
+        """Samples, tokens and steps per second of the whole job, as far as they are known."""
         if not self.steps or self.seconds <= 0:
             return {}
         amounts = {"samples": self.samples, "tokens": self.tokens}
@@ -246,14 +231,7 @@ class Percentiles:
 
 
 def percentiles(times_ms: Sequence[float]) -> Percentiles:
-    """The median and 95th percentile of times.
-
-    Example:
-        >>> percentiles(range(101))
-        Percentiles(p50=50, p95=95.0)
-        >>> percentiles([1.0, 2.0, 9.0])
-        Percentiles(p50=2.0, p95=None)
-    """
+    """The median and 95th percentile of times."""
     if not times_ms:
         return Percentiles()
     enough = len(times_ms) >= _FEWEST_FOR_P95
@@ -332,23 +310,12 @@ class Compute:
 
     @property
     def share(self) -> float | None:
-        """The rate as a fraction of the peak; None without one.
-
-        Example:
-            >>> Compute("mfu", 395.6e12, Peak(989e12, "bf16", "H100 SXM", "data sheet")).share
-            0.4
-        """
+        """The rate as a fraction of the peak; None without one."""
         return _ratio(self.flops_per_second, self.peak.flops)
 
     @property
     def share_of_reached(self) -> float | None:
-        """The rate as a fraction of the measured peak; None if not measured.
-
-        Example:
-            >>> peak = Peak(989e12, "bf16", "H200 SXM", "data sheet")
-            >>> Compute("mfu", 344.5e12, peak, reached=689e12).share_of_reached
-            0.5
-        """
+        """The rate as a fraction of the measured peak; None if not measured."""
         return _ratio(self.flops_per_second, self.reached)
 
 

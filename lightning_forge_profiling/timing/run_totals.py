@@ -33,16 +33,7 @@ class TimedStep:
 
 
 class SlowestSteps:
-    """Keeps the five slowest steps.
-
-    Example:
-        >>> slowest = SlowestSteps()
-        >>> for step in range(100):
-        ...     if step % 7 > slowest.least_ms:
-        ...         slowest.add(TimedStep(step % 7, step, 0))
-        >>> [(slow.step, slow.ms) for slow in slowest.read()]
-        [(6, 6), (13, 6), (20, 6), (27, 6), (34, 6)]
-    """
+    """Keeps the five slowest steps."""
 
     def __init__(self) -> None:
         self.least_ms = 0.0
@@ -107,16 +98,7 @@ class StepBlock:
 
 
 class StepBlocks:
-    """Adds steps to blocks of as many step numbers each; blocks double in length when they become too many.
-
-    Example:
-        >>> blocks = StepBlocks()
-        >>> for step in range(10, 138):
-        ...     blocks.add(step, 2.0, {"forward": 1.0} if step % 2 else {})
-        >>> found = blocks.read()
-        >>> len(found), found[1].steps, found[1].ms, found[1].split_ms, found[1].region_ms["forward"]
-        (64, 2, 4.0, 2.0, 1.0)
-    """
+    """Adds steps to blocks of as many step numbers each; blocks double in length when they become too many."""
 
     def __init__(self, bucket: Callable[[float], int] | None = None) -> None:
         self._bucket = bucket
@@ -383,11 +365,8 @@ class RunTotals:
         return self._all(single_steps=False).read()
 
     def _all(self, *, single_steps: bool = True) -> StepSums:
-        later = [
-            sums
-            for sums in (self._since_last_record, self._since_last_log, self._cycle)
-            if sums.steps and sums is not self._steady
-        ]
+        others = (self._since_last_record, self._since_last_log, self._cycle)
+        later = [sums for sums in others if sums.steps and sums is not self._steady]
         if not later:
             return self._steady
         all_ = self._sums()

@@ -81,15 +81,7 @@ def _within_step(by_region: Mapping[str, float]) -> float:
 
 
 class StepAssembler:
-    """Groups intervals by their tag. A step is complete when the first interval of a later one arrives.
-
-    Example:
-        >>> assembler = StepAssembler()
-        >>> assembler.add(Interval("forward", 0, 2.0, 1.0))
-        >>> done = assembler.add(Interval("forward", 1, 2.0, 1.0))
-        >>> done.step, done.step_ms
-        (0, 2.0)
-    """
+    """Groups intervals by their tag. A step is complete when the first interval of a later one arrives."""
 
     def __init__(self) -> None:
         self.step: int | None = None

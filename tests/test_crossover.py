@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
 from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, find_crossover, read_crossover
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation, draw_result
-from lightning_forge_profiling.crossover.sweep import OPERATIONS, OperationTimer, _point, measure, setting
+from lightning_forge_profiling.crossover.sweep import OPERATIONS, OperationTimer, measure, setting
 from lightning_forge_profiling.crossover.text import describe
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import free_memory_bytes, processor_name
@@ -274,7 +274,7 @@ def test_what_the_cpu_cannot_compute_is_said(monkeypatch):
 )
 def test_a_point_has_the_true_ends_of_its_medians_interval(samples, low, high):
     result = BenchmarkResult(name="", method="wall", device="cpu", samples_us=tuple(samples))
-    point = _point(64, result, calls=4)
+    point = Point.of(64, result, calls=4)
     assert (point.low_us, point.high_us) == (low / 4, high / 4)
     assert point.us == result.median_us / 4
 
@@ -293,7 +293,7 @@ def test_a_point_has_the_warnings_of_its_time_without_the_wait_that_belongs_to_i
         gpu.synchronize()
 
     result = timed(gpu, waits, options("wall"))
-    point = _point(64, replace(result, warnings=(*result.warnings, "it is late")))
+    point = Point.of(64, replace(result, warnings=(*result.warnings, "it is late")))
     assert result.waits_for_gpu
     assert point.warnings == ("it is late",)
 

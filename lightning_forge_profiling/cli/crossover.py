@@ -137,13 +137,9 @@ def _refuse_early(args: argparse.Namespace) -> None:
     asked = (args.ops, args.sizes, args.dtype, args.max_time)
     if args.source is not None and any(value is not None for value in asked):
         raise ConfigurationError("--from measures nothing: leave out --ops, --sizes, --dtype and --max-time")
+    json = None if args.json == _DASH else args.json
     refuse_bad_outputs(
-        {
-            "--json": None if args.json == _DASH else args.json,
-            "--html": args.html,
-            "--png": args.png,
-            "--svg": args.svg,
-        },
+        {"--json": json, "--html": args.html, "--png": args.png, "--svg": args.svg},
         [] if args.source in {None, _DASH} else [("--from", args.source)],
     )
     if args.html or args.png or args.svg:
@@ -156,43 +152,33 @@ def _refuse_early(args: argparse.Namespace) -> None:
 
 
 def _read(path: Path) -> "CrossoverResult":
-    from lightning_forge_profiling.crossover.curves import (  # noqa: PLC0415  (start fast)
-        parse_crossover,
-        read_crossover,
-    )
+    from lightning_forge_profiling.crossover import curves  # noqa: PLC0415  (start fast)
 
     if path != _DASH:
-        return read_crossover(path)
+        return curves.read_crossover(path)
     if sys.stdin is None:
         raise ConfigurationError("--from - reads standard input, which is closed")
-    return parse_crossover(sys.stdin.buffer.read(), "standard input")
+    return curves.parse_crossover(sys.stdin.buffer.read(), "standard input")
 
 
 def _measured(args: argparse.Namespace) -> "CrossoverResult":
-    from lightning_forge_profiling.crossover.curves import WAYS, CrossoverResult  # noqa: PLC0415  (start fast)
-    from lightning_forge_profiling.crossover.sweep import OPERATIONS as KNOWN  # noqa: PLC0415
-    from lightning_forge_profiling.crossover.sweep import (  # noqa: PLC0415  (loads torch)
-        OperationTimer,
-        find_gpu,
-        measure,
-        setting,
-    )
+    from lightning_forge_profiling.crossover import curves, sweep  # noqa: PLC0415  (loads torch)
 
     names, sizes = args.ops or OPERATIONS, args.sizes or _sizes(_SIZES)
     dtype, max_time_s = args.dtype or DTYPES[0], args.max_time or _MAX_TIME_S
-    gpu = find_gpu()
+    gpu = sweep.find_gpu()
     total = len(names) * len(sizes)
     numbers = iter(range(1, total + 1))
     with Progress(after_s=0) as progress:
-        operations = measure(
-            {name: KNOWN[name] for name in names},
+        operations = sweep.measure(
+            {name: sweep.OPERATIONS[name] for name in names},
             sizes,
-            WAYS if gpu else WAYS[:1],
-            OperationTimer(dtype, gpu, max_time_s),
+            curves.WAYS if gpu else curves.WAYS[:1],
+            sweep.OperationTimer(dtype, gpu, max_time_s),
             longest_us=max_time_s * 1e6,
             progress=lambda name, size: progress(f"{name} {size} ({next(numbers)} of {total})"),
         )
-    return CrossoverResult(setting=setting(dtype, gpu), operations=operations)
+    return curves.CrossoverResult(setting=sweep.setting(dtype, gpu), operations=operations)
 
 
 def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
+from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.safe_files import read_regular
 
@@ -24,36 +25,24 @@ Way: TypeAlias = Literal["cpu", "stream", "alone", "copies"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)
 GPU_WAYS: Final[tuple[Way, ...]] = ("stream", "alone", "copies")
 
-MOST_SIZE: Final = 10**9
-"""No machine has the memory for a larger operation."""
+MOST_SIZE: Final = 10**9  # no machine has the memory for a larger operation
+SCHEMA_VERSION: Final = 1  # of the JSON file
 
 _LEAST_US: Final = 1e-6  # shorter than a clock cycle
 _MOST_US: Final = 1e15  # thirty years
 _NOISY: Final = 0.1
 
-SCHEMA_VERSION: Final = 1
-"""The version of the JSON file."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The time of one call at one size.
+    """The time of one call at one size: the median of `samples` samples, with its 95 % interval."""
 
-    Attributes:
-        size: n, in the operation's meaning.
-        us: the median, in microseconds.
-        low_us: the lower end of the median's 95 % interval, or the least sample if there are too few for one.
-        high_us: the upper end, or the greatest sample.
-        samples: their number.
-        warnings: those of `benchmark`, one sentence each.
-    """
-
-    size: int
+    size: int  # n, in the operation's meaning
     us: float
-    low_us: float
+    low_us: float  # the least sample if there are too few for an interval
     high_us: float
     samples: int
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # of `benchmark`
 
     def __post_init__(self) -> None:
         ordered = _LEAST_US <= self.low_us <= self.us <= self.high_us <= _MOST_US
@@ -61,6 +50,19 @@ class Point:
             raise ConfigurationError(
                 f"a point needs times between 1e-6 and 1e15 us, low_us <= us <= high_us, a size and samples, got {self}"
             )
+
+    @classmethod
+    def of(cls, size: int, result: BenchmarkResult, calls: int = 1) -> Self:
+        """A result at a size; each call that was timed made `calls` calls."""
+        low, high = median_interval(result.samples_us)
+        return cls(
+            size=size,
+            us=result.median_us / calls,
+            low_us=low / calls,
+            high_us=high / calls,
+            samples=len(result.samples_us),
+            warnings=result.warnings,
+        )
 
     @property
     def noise(self) -> float:
@@ -75,17 +77,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """An operation's time over its sizes, in one way.
-
-    Attributes:
-        way: one of `WAYS`.
-        points: by size, ascending.
-        ended: why there is no point for the next larger size; "" if every size has one.
-    """
+    """An operation's time over its sizes, ascending, in one way."""
 
     way: Way
     points: tuple[Point, ...]
-    ended: str = ""
+    ended: str = ""  # why there is no point for the next larger size; "" if every size has one
 
     def __post_init__(self) -> None:
         sizes = [point.size for point in self.points]
@@ -99,42 +95,26 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossover:
-    """The size from which the GPU is faster than the CPU, there and at all larger sizes that were compared.
+    """The size from which the GPU is faster than the CPU, there and at all larger sizes that were compared."""
 
-    Attributes:
-        way: how the operation runs on the GPU, one of `GPU_WAYS`.
-        compared: the sizes that both curves have.
-        size: a size between two that were compared; the smallest compared size if the GPU is faster at all of them;
-            None if the GPU is slower at the largest one.
-        low: the same with the GPU as fast and the CPU as slow as the 95 % intervals of their medians allow.
-        high: the same the other way round.
-        us: the CPU's time for a call of that size, in microseconds; None if `size` is None.
-        earlier: smaller sizes at which the GPU was faster before it was slower again.
-        everywhere: whether the GPU is faster at every size that was compared.
-    """
-
-    way: Way
-    compared: tuple[int, ...]
+    way: Way  # one of GPU_WAYS
+    compared: tuple[int, ...]  # the sizes that both curves have
+    # Between two sizes that were compared; the smallest of them if the GPU is faster at all; None if it is slower at
+    # the largest.
     size: float | None
-    low: float | None
-    high: float | None
-    us: float | None = None
-    earlier: tuple[int, ...] = ()
-    everywhere: bool = False
+    low: float | None  # the same with the GPU as fast and the CPU as slow as their 95 % intervals allow
+    high: float | None  # the same the other way round
+    us: float | None = None  # the CPU's time for a call of that size
+    earlier: tuple[int, ...] = ()  # smaller sizes at which the GPU was faster before it was slower again
+    everywhere: bool = False  # whether the GPU is faster at every size that was compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationCurves:
-    """An operation's curves, one for each way it was run.
-
-    Attributes:
-        name: of the operation.
-        meaning: what it computes at size n.
-        curves: their ways differ.
-    """
+    """An operation's curves, one for each way it was run."""
 
     name: str
-    meaning: str
+    meaning: str  # what it computes at size n
     curves: tuple[Curve, ...]
 
     def __post_init__(self) -> None:
@@ -166,27 +146,16 @@ class OperationCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how a crossover was measured.
+    """Where and how a crossover was measured."""
 
-    Attributes:
-        date: the day, as 2026-01-31.
-        dtype: of all tensors.
-        tf32: whether float32 is computed in TF32, for products and for convolutions; "" for other types.
-        cpu: its name.
-        threads: the number of CPU threads an operation may use.
-        gpu: its name; "" if there was none.
-        torch: the version of PyTorch.
-        platform: the version of CUDA or ROCm that it is built with; "" for neither.
-    """
-
-    date: str
+    date: str  # as 2026-01-31
     dtype: str
-    tf32: str
+    tf32: str  # whether float32 is computed in TF32, for products and for convolutions; "" for other types
     cpu: str
-    threads: int
-    gpu: str
+    threads: int  # that an operation may use
+    gpu: str  # "" if there was none
     torch: str
-    platform: str
+    platform: str  # the version of CUDA or ROCm that PyTorch is built with; "" for neither
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -195,13 +164,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossoverResult:
-    """The curves of all operations, and where they were measured.
-
-    Attributes:
-        setting: where and how.
-        operations: at least one, with its curves.
-        schema_version: of the JSON file.
-    """
+    """The curves of all operations, and where they were measured."""
 
     setting: Setting
     operations: tuple[OperationCurves, ...]
@@ -214,8 +177,8 @@ class CrossoverResult:
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, and the crossovers computed from them."""
         values = asdict(self)
-        for plain, operation in zip(values["operations"], self.operations, strict=True):
-            plain["crossovers"] = [asdict(crossover) for crossover in operation.crossovers]
+        for each, operation in zip(values["operations"], self.operations, strict=True):
+            each["crossovers"] = [asdict(crossover) for crossover in operation.crossovers]
         return values
 
 

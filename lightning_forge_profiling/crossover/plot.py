@@ -5,9 +5,8 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from lightning_forge_profiling.bench.result import in_unit
 from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves, Way
@@ -22,41 +21,25 @@ if TYPE_CHECKING:
 Format = Literal["png", "svg"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Theme:
-    """The colours of a plot.
-
-    Attributes:
-        panel: the background.
-        ink: text.
-        muted: axes and their labels.
-        line: the grid.
-    """
+class Theme(NamedTuple):
+    """The colours of a plot: those of assets/report.css."""
 
     panel: str
     ink: str
-    muted: str
-    line: str
+    muted: str  # axes and their labels
+    line: str  # the grid
 
 
-# All colours are those of assets/report.css.
 LIGHT: Final = Theme(panel="#ffffff", ink="#16191d", muted="#59626c", line="#dfe3e7")
 DARK: Final = Theme(panel="#171b1f", ink="#e7eaed", muted="#9ba6b1", line="#2a3036")
 
-
-@dataclass(frozen=True, slots=True)
-class _Pen:
-    colour: str
-    marker: str
-    dashes: str
-
-
-_PENS: Final = MappingProxyType[Way, _Pen](
+# Colour, marker and dashes.
+_PENS: Final = MappingProxyType[Way, tuple[str, str, str]](
     {
-        "cpu": _Pen("#e5703a", "o", "-"),
-        "stream": _Pen("#4d97d6", "s", "-"),
-        "alone": _Pen("#35a883", "^", "--"),
-        "copies": _Pen("#cb84b7", "D", ":"),
+        "cpu": ("#e5703a", "o", "-"),
+        "stream": ("#4d97d6", "s", "-"),
+        "alone": ("#35a883", "^", "--"),
+        "copies": ("#cb84b7", "D", ":"),
     }
 )
 
@@ -130,16 +113,8 @@ def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
             _draw(axes, operation, theme, most_ticks=round(width * _TICKS_PER_INCH))
             axes.set_title(title, fontsize=_TITLE_POINTS, loc="left")
         lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
-        figure.legend(
-            lines.values(),
-            lines.keys(),
-            title=heading,
-            title_fontsize=_HEADING_POINTS,
-            alignment="left",
-            loc="outside upper left",
-            ncols=in_a_row,
-            frameon=False,
-        )
+        look: Any = {"title_fontsize": _HEADING_POINTS, "alignment": "left", "ncols": in_a_row, "frameon": False}
+        figure.legend(lines.values(), lines.keys(), title=heading, loc="outside upper left", **look)
         return _file(figure, kind)
 
 
@@ -180,14 +155,14 @@ def _draw(axes: "Axes", operation: OperationCurves, theme: Theme, *, most_ticks:
     for curve in operation.curves:
         if not curve.points:
             continue
-        pen = _PENS[curve.way]
+        colour, marker, dashes = _PENS[curve.way]
         axes.plot(
             [point.size for point in curve.points],
             [point.us for point in curve.points],
             label=WAY_NAMES[curve.way],
-            color=pen.colour,
-            marker=pen.marker,
-            linestyle=pen.dashes,
+            color=colour,
+            marker=marker,
+            linestyle=dashes,
             linewidth=1.8,
             markersize=4.5,
         )
@@ -216,16 +191,8 @@ def _mark(axes: "Axes", operation: OperationCurves, theme: Theme) -> None:
     inside = [one for one in operation.crossovers if one.size is not None and not one.everywhere]
     for row, crossover in enumerate(sorted(inside, key=lambda one: one.size or 0.0, reverse=True)):
         at = (crossover.size or 0.0, crossover.us or 0.0)
-        colour = _PENS[crossover.way].colour
-        axes.plot([at[0]] * 2, [low, at[1]], color=colour, linewidth=1, linestyle=(0, (2, 2)))
-        axes.plot(
-            *at,
-            color=theme.ink,
-            marker="o",
-            markersize=9,
-            markerfacecolor="none",
-            markeredgewidth=1.2,
-        )
+        axes.plot([at[0]] * 2, [low, at[1]], color=_PENS[crossover.way][0], linewidth=1, linestyle=(0, (2, 2)))
+        axes.plot(*at, color=theme.ink, marker="o", markersize=9, markerfacecolor="none", markeredgewidth=1.2)
         axes.annotate(
             about_size(at[0]),
             (at[0], low),
@@ -239,11 +206,11 @@ def _mark(axes: "Axes", operation: OperationCurves, theme: Theme) -> None:
 
 def _some(sizes: Sequence[int], most: int) -> list[int]:
     """As many sizes as there is room for on a logarithmic axis."""
-    found: list[int] = []
+    shown: list[int] = []
     for size in sizes:
-        if not found or math.log(size / found[-1]) * (most - 1) > math.log(sizes[-1] / sizes[0]) * _ROUNDING:
-            found.append(size)
-    return found
+        if not shown or math.log(size / shown[-1]) * (most - 1) > math.log(sizes[-1] / sizes[0]) * _ROUNDING:
+            shown.append(size)
+    return shown
 
 
 def _times(low: float, high: float) -> tuple[float, float]:
@@ -262,24 +229,18 @@ def _style(theme: Theme) -> Iterator[None]:
     """Matplotlib's own defaults, whatever the user's are, in a theme's colours."""
     from matplotlib import rc_context, rcParamsDefault  # noqa: PLC0415  (only where something is drawn)
 
-    colours = {
-        "figure.facecolor": theme.panel,
-        "axes.facecolor": theme.panel,
-        "savefig.facecolor": theme.panel,
-        "text.color": theme.ink,
-        "legend.labelcolor": theme.ink,
-        "axes.titlecolor": theme.ink,
-        "axes.labelcolor": theme.muted,
-        "axes.edgecolor": theme.muted,
-        "xtick.color": theme.muted,
-        "ytick.color": theme.muted,
-    }
-    rest = {
-        "font.size": 9.5,
-        "svg.hashsalt": "forge-profiling",
-    }  # salted, identifiers are reproducible
     defaults = {name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")}
-    settings: Any = {**defaults, **colours, **rest}  # typed as a mapping of some hundred literals
+    panels = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+    texts = ("text.color", "legend.labelcolor", "axes.titlecolor")
+    muted = ("axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    settings: Any = {  # typed as a mapping of some hundred literals
+        **defaults,
+        **dict.fromkeys(panels, theme.panel),
+        **dict.fromkeys(texts, theme.ink),
+        **dict.fromkeys(muted, theme.muted),
+        "font.size": 9.5,
+        "svg.hashsalt": "forge-profiling",  # salted, identifiers are reproducible
+    }
     with rc_context(settings):
         yield
 

@@ -12,112 +12,68 @@ from itertools import repeat
 from math import prod
 from time import perf_counter_ns
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch.nn import functional as F
 
 from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.bench.methods import calls_for
-from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, median_interval
+from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit
 from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, Setting, Way
 from lightning_forge_profiling.flops.precision import tf32_allowed
 from lightning_forge_profiling.host import free_memory_bytes, processor_name
-
-DTYPES: Final = MappingProxyType(
-    {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "float64": torch.float64,
-    }
-)
-"""The types of `--dtype`."""
 
 _CHANNELS: Final = 16
 _SEED: Final = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation whose work depends on one size.
+    """An operation whose work depends on one size."""
 
-    Attributes:
-        meaning: what it computes at size n.
-        call: takes tensors and returns a new one, in eager mode, forward only.
-        shapes: of its tensors at a size; the result is the last one.
-        exponent: the power of the size with which its arithmetic or its tensors grow, whichever is higher.
-        parameters: this many of its last arguments are parameters of a model, which stay on the GPU when the others
-            are copied.
-    """
-
-    meaning: str
-    call: Callable[..., torch.Tensor]
-    shapes: Callable[[int], tuple[tuple[int, ...], ...]]
-    exponent: int
-    parameters: int = 0
+    meaning: str  # what it computes at size n
+    call: Callable[..., torch.Tensor]  # takes tensors and returns a new one, in eager mode, forward only
+    shapes: Callable[[int], tuple[tuple[int, ...], ...]]  # of its tensors at a size; the result is the last one
+    exponent: int  # the power of the size with which its arithmetic or its tensors grow, whichever is higher
+    parameters: int = 0  # this many of its last arguments stay on the GPU when the others are copied
 
     def arguments(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Its arguments, on the CPU: normal random numbers, the same each time.
-
-        Constants would not do: a GPU's power draw, and with it its clock, depends on how many bits flip.
-        """
+        """Its arguments, on the CPU: normal random numbers, the same each time."""
+        # Constants would not do: a GPU's power draw, and with it its clock, depends on how many bits flip.
         generator = torch.Generator().manual_seed(_SEED)
         return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in self.shapes(size)[:-1])
 
     def bytes(self, size: int, dtype: torch.dtype) -> int:
-        """The size of its tensors in bytes, the result included.
-
-        Example:
-            >>> OPERATIONS["add"].bytes(1024, torch.float32) / 2**20
-            12.0
-        """
+        """The size of its tensors in bytes, the result included."""
         return sum(prod(shape) for shape in self.shapes(size)) * dtype.itemsize
-
-
-def _softmax(rows: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(rows, -1)
 
 
 def _layer_norm(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(rows, weight.shape, weight, bias)
 
 
-def _conv2d(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return F.conv2d(images, weight, padding=1)
-
-
 OPERATIONS: Final = MappingProxyType(
     {
-        "matmul": Operation(
-            meaning="product of two n by n matrices",
-            call=torch.matmul,
-            shapes=lambda n: ((n, n), (n, n), (n, n)),
-            exponent=3,
-        ),
-        "add": Operation(
-            meaning="sum of two n by n matrices",
-            call=torch.add,
-            shapes=lambda n: ((n, n), (n, n), (n, n)),
-            exponent=2,
-        ),
+        "matmul": Operation("product of two n by n matrices", torch.matmul, lambda n: ((n, n),) * 3, exponent=3),
+        "add": Operation("sum of two n by n matrices", torch.add, lambda n: ((n, n),) * 3, exponent=2),
         "softmax": Operation(
-            meaning="softmax of each row of an n by n matrix",
-            call=_softmax,
-            shapes=lambda n: ((n, n), (n, n)),
+            "softmax of each row of an n by n matrix",
+            partial(torch.softmax, dim=-1),
+            lambda n: ((n, n),) * 2,
             exponent=2,
         ),
         "layernorm": Operation(
-            meaning="layer norm of each row of an n by n matrix",
-            call=_layer_norm,
-            shapes=lambda n: ((n, n), (n,), (n,), (n, n)),
+            "layer norm of each row of an n by n matrix",
+            _layer_norm,
+            lambda n: ((n, n), (n,), (n,), (n, n)),
             exponent=2,
             parameters=2,
         ),
         "conv2d": Operation(
-            meaning=f"3 by 3 convolution of one n by n image, {_CHANNELS} channels to {_CHANNELS}",
-            call=_conv2d,
-            shapes=lambda n: ((1, _CHANNELS, n, n), (_CHANNELS, _CHANNELS, 3, 3), (1, _CHANNELS, n, n)),
+            f"3 by 3 convolution of one n by n image, {_CHANNELS} channels to {_CHANNELS}",
+            partial(F.conv2d, padding=1),
+            lambda n: ((1, _CHANNELS, n, n), (_CHANNELS, _CHANNELS, 3, 3), (1, _CHANNELS, n, n)),
             exponent=2,
             parameters=1,
         ),
@@ -138,7 +94,7 @@ class OperationTimer:
     """Times operations for `measure`."""
 
     def __init__(self, dtype: str, gpu: torch.device | None, max_time_s: float) -> None:
-        self._dtype = DTYPES[dtype]
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._gpu = gpu
         self._max_time_s = max_time_s
         self._made_for: tuple[str, int] | None = None
@@ -169,19 +125,18 @@ class OperationTimer:
     def _time(self, operation: Operation, size: int, way: Way, expected_us: float | None) -> Point:
         self._on_cpu = self._on_cpu or operation.arguments(size, self._dtype)
         if way == "cpu":
-            return _point(size, self._run(operation.call, self._on_cpu, "cpu", expected_us))
+            return Point.of(size, self._run(operation.call, self._on_cpu, "cpu", expected_us))
         self._on_gpu = self._on_gpu or tuple(tensor.to(self._gpu) for tensor in self._on_cpu)
-        match way:
-            case "stream":
-                calls = calls_for(self._lone_us(operation.call), _MOST_IN_BURST, 1, _BURST_US)
-                burst = partial(_burst, operation.call, calls)
-                return _point(size, self._run(burst, self._on_gpu, "wall", expected_us), calls)
-            case "copies":
-                kept = self._on_gpu[len(self._on_gpu) - operation.parameters :]
-                moved = self._on_cpu[: len(self._on_cpu) - operation.parameters]
-                with_copies = partial(_with_copies, operation.call, kept, self._gpu)
-                return _point(size, self._run(with_copies, moved, "wall", expected_us))
-        return _point(size, self._run(operation.call, self._on_gpu, "wall", expected_us))
+        fn: Callable[..., object] = operation.call
+        arguments, calls = self._on_gpu, 1
+        if way == "stream":
+            calls = calls_for(self._lone_us(operation.call), _MOST_IN_BURST, 1, _BURST_US)
+            fn = partial(_burst, operation.call, calls)
+        elif way == "copies":
+            moved = len(arguments) - operation.parameters
+            fn = partial(_with_copies, operation.call, arguments[moved:], self._gpu)
+            arguments = self._on_cpu[:moved]
+        return Point.of(size, self._run(fn, arguments, "wall", expected_us), calls)
 
     def _run(
         self, fn: Callable[..., object], arguments: tuple[Any, ...], method: str, expected_us: float | None
@@ -225,19 +180,6 @@ def _with_copies(
     return call(*(tensor.to(gpu) for tensor in moved), *kept).to("cpu")
 
 
-def _point(size: int, result: BenchmarkResult, calls: int = 1) -> Point:
-    """A result as a point; each call that was timed made `calls` calls."""
-    low, high = median_interval(result.samples_us)
-    return Point(
-        size=size,
-        us=result.median_us / calls,
-        low_us=low / calls,
-        high_us=high / calls,
-        samples=len(result.samples_us),
-        warnings=result.warnings,
-    )
-
-
 def _gib(size: float) -> str:
     return f"{size / 2**30:.3g} GiB"
 
@@ -249,16 +191,15 @@ def find_gpu() -> torch.device | None:
 
 def setting(dtype: str, gpu: torch.device | None) -> Setting:
     """Where and how the crossover is measured."""
-    words = {True: "on", False: "off"}
-    tf32 = tf32_allowed()
+    tf32 = ""
+    if gpu is not None and dtype == "float32":
+        products, convolutions = ("on" if allowed else "off" for allowed in tf32_allowed()[:2])
+        tf32 = f"{products} for products, {convolutions} for convolutions"
     platforms = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
-    on_gpu_in_float32 = gpu is not None and dtype == "float32"
     return Setting(
         date=datetime.now().astimezone().date().isoformat(),
         dtype=dtype,
-        tf32=f"{words[tf32.products]} for products, {words[tf32.convolutions]} for convolutions"
-        if on_gpu_in_float32
-        else "",
+        tf32=tf32,
         cpu=processor_name(),
         threads=torch.get_num_threads(),
         gpu="" if gpu is None else torch.cuda.get_device_name(gpu),
@@ -267,24 +208,21 @@ def setting(dtype: str, gpu: torch.device | None) -> Setting:
     )
 
 
-TimeOne: TypeAlias = Callable[[str, int, Way, float | None], Point | str]
-"""Times an operation, given its name, size, way and about how many microseconds a call will take (None if unknown).
-
-Returns the point, or why there is none at this size and at larger ones.
-"""
-
-
 def measure(
     operations: Mapping[str, Operation],
     sizes: Sequence[int],
     ways: Sequence[Way],
-    time: TimeOne,
+    time: Callable[[str, int, Way, float | None], Point | str],
     *,
     longest_us: float,
     progress: Callable[[str, int], None] = lambda _name, _size: None,
 ) -> tuple[OperationCurves, ...]:
-    """Time operations over sizes."""
-    found = []
+    """Time operations over sizes.
+
+    `time` is given an operation's name, a size, a way and about how many microseconds a call will take (None if
+    unknown). It returns the point, or why there is none at this size and at larger ones.
+    """
+    operation_curves = []
     for name, operation in operations.items():
         points: dict[Way, list[Point]] = {way: [] for way in ways}
         ended: dict[Way, str] = {}
@@ -304,8 +242,8 @@ def measure(
                 else:
                     points[way].append(timed)
         curves = [Curve(way=way, points=tuple(points[way]), ended=ended.get(way, "")) for way in ways]
-        found.append(OperationCurves(name=name, meaning=operation.meaning, curves=tuple(curves)))
-    return tuple(found)
+        operation_curves.append(OperationCurves(name=name, meaning=operation.meaning, curves=tuple(curves)))
+    return tuple(operation_curves)
 
 
 def _too_long(points: Sequence[Point], size: int, expected_us: float | None, most_us: float) -> str:
@@ -318,17 +256,8 @@ def _too_long(points: Sequence[Point], size: int, expected_us: float | None, mos
 
 
 def predicted_us(points: Sequence[Point], size: int, exponent: int) -> float | None:
-    """How long a call of a larger size will take.
-
-    This extrapolates the line through the last two points on logarithmic axes, but no steeper than the work grows:
-    noise or the end of a cache between two points makes the line too steep.
-
-    Example:
-        >>> times = {256: 10.0, 512: 40.0, 1024: 4000.0}
-        >>> points = [Point(size=n, us=us, low_us=us, high_us=us, samples=9) for n, us in times.items()]
-        >>> round(predicted_us(points[:2], 1024, exponent=3)), round(predicted_us(points, 2048, exponent=3))
-        (160, 32000)
-    """
+    """How long a call of a larger size will take: on the line through the last two points on logarithmic axes."""
+    # No steeper than the work grows: noise or the end of a cache between two points makes the line too steep.
     if len(points) < 2:  # noqa: PLR2004  (points of a line)
         return None
     first, last = points[-2:]

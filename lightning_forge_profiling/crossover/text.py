@@ -29,12 +29,7 @@ _ABOUT: Final = "~"
 
 
 def about_size(size: float) -> str:
-    """A size to two digits, which is all that is known between two measured sizes.
-
-    Example:
-        >>> about_size(187.3), about_size(64.0), about_size(2896.3)
-        ('190', '64', '2900')
-    """
+    """A size to two digits, which is all that is known between two measured sizes."""
     digits = max(math.floor(math.log10(size)) - 1, 0)
     return str(round(size / 10**digits) * 10**digits)
 
@@ -87,7 +82,7 @@ def facts(result: CrossoverResult) -> list[tuple[str, str]]:
     """Where and how a crossover was measured, as names and values."""
     setting = result.setting
     versions = f"{setting.torch} ({setting.platform})" if setting.platform else setting.torch
-    found = [
+    named = [
         ("GPU", setting.gpu or "none"),
         ("CPU", f"{setting.cpu}, {threads(setting)}"),
         ("Type", setting.dtype),
@@ -95,7 +90,7 @@ def facts(result: CrossoverResult) -> list[tuple[str, str]]:
         ("PyTorch", versions),
         ("Date", setting.date),
     ]
-    return [(name, plain(value)) for name, value in found if value]
+    return [(name, plain(value)) for name, value in named if value]
 
 
 def ends(operation: OperationCurves) -> list[str]:

@@ -1,19 +1,15 @@
 """Where the time of a step goes, in every way to write a training loop with Lightning."""
 
 import time
-from functools import partial
 
 import lightning as L
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
-from lightning_forge_profiling.callbacks import fit_monitor as recording
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.events import HostEventSource
 from tests import models
 from tests.models import SLOW_MS, Classifier, Samples, Stream, busy, every_step, loader
 from tests.outcomes import PARTITION, excluded_s, logged, recorded_steps, spans, tables, the_trace
+from tests.step_clock import StepClock
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -31,23 +27,8 @@ IMPOSSIBLE = {(models.LBFGS, "optimizer"), (models.SkipsSome, "backward")}
 @pytest.fixture
 def _time_passes_in_slow_places(monkeypatch):
     """The callbacks' clock goes on by what a slow place takes, and by a microsecond each time that it is read."""
-    now_ns = 0
-
-    def clock_ns():
-        nonlocal now_ns
-        now_ns += 1000
-        return now_ns
-
-    def busy(ms=SLOW_MS):
-        nonlocal now_ns
-        now_ns += int(ms * 1e6)
-
-    def timers(regions, device):
-        return CUDATimerCollection(regions, events=HostEventSource(clock_ns), clock_ns=clock_ns)
-
-    monkeypatch.setattr(models, "busy", busy)
-    monkeypatch.setattr(recording, "CUDATimerCollection", timers)
-    monkeypatch.setattr(recording, "StepTimer", partial(StepTimer, clock_ns=clock_ns))
+    clock = StepClock(monkeypatch)
+    monkeypatch.setattr(models, "busy", lambda ms=SLOW_MS: clock.pass_time(ms))
 
 
 @pytest.mark.two_clocks

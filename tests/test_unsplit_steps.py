@@ -1,9 +1,6 @@
-"""Steps of which nothing but the end is timed: whose time they take, and the rows that they enter."""
-
-import time
+"""Steps of which nothing but the end is timed: whose time they take, and the log entries that they enter."""
 
 import pytest
-from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
@@ -17,6 +14,7 @@ from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, Manual, loader
 from tests.outcomes import excluded_s, logged
+from tests.step_clock import StepClock
 
 TIGHT = 1e-5
 """No step of a CPU is so long that this share of it pays for splitting it."""
@@ -25,7 +23,7 @@ ONE = StepWork(samples=2, optimizer_steps=1)
 
 
 class Loop:
-    """A training loop on a GPU of paper, that is always done before the host comes to a step's end."""
+    """A training loop on a simulated GPU that is always done before the host comes to a step's end."""
 
     def __init__(self):
         self.device = FakeDevice()
@@ -133,111 +131,103 @@ def test_those_before_the_end_of_the_run_count_and_what_comes_after_them_does_no
     assert loop.step_timer.summary().steady.steps == 6
 
 
-class Before(Callback):
-    """The host's time at the end of each batch, before our callbacks."""
-
-    def __init__(self):
-        self.ns = []
-
-    def on_train_batch_end(self, *_):
-        self.ns.append(time.perf_counter_ns())
+@pytest.fixture
+def clock(monkeypatch):
+    return StepClock(monkeypatch)
 
 
-class Ends(Callback):
-    """The host's time at the end of each batch, behind our callbacks; delays the steps that are planted."""
+def of(kind, clock, took_ms):
+    """A module whose training steps take what is given, by the made-up clock."""
 
-    def __init__(self):
-        self.ns, self.planted, self.before = [], {}, Before()
+    class Timed(kind):
+        def on_train_batch_start(self, batch, batch_idx):
+            clock.pass_time(next(times))
 
-    def agree(self, since, sum_ms):
-        """Whether the steps behind one sum to so much, from some instant of our hook at its end to one at the last."""
-        shortest = (self.before.ns[-1] - self.ns[since]) / 1e6
-        longest = (self.ns[-1] - self.before.ns[since]) / 1e6
-        return 0.99 * shortest <= sum_ms <= 1.01 * longest
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        time.sleep(self.planted.get(len(self.ns), 0))
-
-    def on_train_batch_end(self, *_):
-        self.ns.append(time.perf_counter_ns())
+    times = iter(took_ms)
+    return Timed()
 
 
-def run(make_trainer, steps, *callbacks, model=None, train=None, **options):
-    ends, ours = Ends(), ThroughputCallback(overhead=TIGHT, warmup_steps=3)
-    options.setdefault("log_every_n_steps", 100)
-    trainer = make_trainer(ends.before, ours, *callbacks, ends, max_steps=steps, max_epochs=-1, **options)
-    ends.planted = {60: 0.2, 61: 0.1}
-    trainer.fit(model or Classifier(), train if train is not None else loader(4 * 200))
-    return ours, ends, trainer
+def run(make_trainer, clock, took_ms, *callbacks, kind=Classifier, log_every_n_steps=100, **options):
+    """A fit of as many steps, most of which are not split; the first three are its warm-up."""
+    ours = ThroughputCallback(overhead=TIGHT, warmup_steps=3, log_every_n_steps=log_every_n_steps)
+    trainer = make_trainer(ours, *callbacks, max_epochs=-1, **{"max_steps": len(took_ms), **options})
+    trainer.fit(of(kind, clock, took_ms), loader(4 * 200))
+    return ours
 
 
-def test_a_real_run_has_mostly_such_steps_and_its_sums_are_those_of_the_clock(tmp_path, make_trainer):
-    ours, ends, _ = run(make_trainer, 150)
+@pytest.mark.two_clocks
+def test_a_real_run_has_mostly_such_steps_and_its_sums_are_those_of_the_clock(make_trainer, clock):
+    took_ms = [10 + step % 3 for step in range(150)]
+    took_ms[60:62] = 200, 100
+    ours = run(make_trainer, clock, took_ms)
     run_ = ours.analysis().run
     assert run_.split_steps < 50
     assert run_.steps == 147
-    took_ms = run_.step_ms.mean * 147
-    assert ends.agree(2, took_ms + 1e3 * excluded_s(tmp_path, "profiler"))
-    before, behind = ends.before.ns, ends.ns
-    shortest_ms = max(before[step] - behind[step - 1] for step in range(3, 150)) / 1e6
-    longest_ms = max(behind[step] - before[step - 1] for step in range(3, 150)) / 1e6
-    assert longest_ms >= 200, "the planted one, or another on a busy machine"
-    assert 0.99 * shortest_ms <= run_.step_ms.max <= 1.01 * longest_ms, "though none of its regions were timed"
-    assert ours.summary()["throughput/samples_per_sec"] == pytest.approx(147 * 4 / took_ms * 1e3, rel=0.02)
+    assert run_.step_ms.mean == pytest.approx(sum(took_ms[3:]) / 147, abs=0.1)
+    assert run_.step_ms.max == pytest.approx(200, abs=0.1), "though none of its regions were timed"
+    per_second = 147 * 4 / sum(took_ms[3:]) * 1e3
+    assert ours.summary()["throughput/samples_per_sec"] == pytest.approx(per_second, rel=0.01)
 
 
-@pytest.mark.parametrize("model", [Classifier, Manual])
-def test_rows_come_when_they_should_and_hold_every_step(make_trainer, tmp_path, model):
-    cycles = {"accumulate_grad_batches": 3} if model is Classifier else {}
-    ours, ends, _ = run(make_trainer, 40, model=model(), log_every_n_steps=10, **cycles)
-    rows = [row for row in logged(tmp_path) if "throughput/steps_per_sec" in row]
-    assert [int(row["step"]) for row in rows] == [9, 19, 29, 39]
-    each = 3 if cycles else 1
-    assert len(ends.ns) == 40 * each
-    for row in rows[1:]:
-        rate = row["throughput/steps_per_sec"] / row["throughput/optimizer_steps_per_sec"]
-        assert rate == pytest.approx(each if model is Classifier else rate)
-    steps_ms = ours.analysis().run.step_ms.mean * (len(ends.ns) - 3)
-    assert ends.agree(2, steps_ms + 1e3 * excluded_s(tmp_path, "profiler"))
+@pytest.mark.two_clocks
+@pytest.mark.parametrize(("kind", "cycle"), [(Classifier, 3), (Manual, 1)])
+def test_log_entries_come_when_they_should_and_hold_every_step(make_trainer, tmp_path, clock, kind, cycle):
+    took_ms = [10 + step % 7 for step in range(40 * cycle)]
+    options = {"accumulate_grad_batches": cycle} if kind is Classifier else {}
+    ours = run(make_trainer, clock, took_ms, kind=kind, log_every_n_steps=10, max_steps=40, **options)
+    entries = [entry for entry in logged(tmp_path) if "throughput/steps_per_sec" in entry]
+    assert [int(entry["step"]) for entry in entries] == [9, 19, 29, 39]
+    for number, entry in enumerate(entries):
+        steps_ms = took_ms[max(3, 10 * cycle * number) : 10 * cycle * (number + 1)]
+        assert entry["time/step_ms"] == pytest.approx(sum(steps_ms) / len(steps_ms), abs=0.1)
+        if kind is Classifier:
+            rate = entry["throughput/steps_per_sec"] / entry["throughput/optimizer_steps_per_sec"]
+            assert rate == pytest.approx(cycle)
+    assert ours.analysis().run.step_ms.mean == pytest.approx(sum(took_ms[3:]) / (40 * cycle - 3), abs=0.1)
 
 
-def test_a_window_far_into_the_run_is_where_it_was_asked_for(make_trainer):
+@pytest.mark.two_clocks
+def test_a_window_far_into_the_run_is_where_it_was_asked_for(make_trainer, clock):
     forge = ForgeProfilerCallback(90, 93, analyze=False, tensorboard=False)
-    ours, _, _ = run(make_trainer, 120, forge)
+    ours = run(make_trainer, clock, [10] * 120, forge)
     assert ours.analysis().run.split_steps < 60
     report = forge.trace_report()
     assert (report.status, tuple(report.steps)) == ("written", (90, 91, 92))
 
 
-def test_a_fit_that_ends_before_the_window_says_after_how_many_steps(make_trainer):
+@pytest.mark.two_clocks
+def test_a_fit_that_ends_before_the_window_says_after_how_many_steps(make_trainer, clock):
     forge = ForgeProfilerCallback(90, 93, analyze=False, tensorboard=False)
-    run(make_trainer, 70, forge)
+    run(make_trainer, clock, [10] * 70, forge)
     assert "70" in forge.trace_report().message
 
 
-class SlowRows(CSVLogger):
-    """Takes its time for each row of ours, and knows how long."""
+class SlowLogger(CSVLogger):
+    """Takes 50 ms for each of our entries."""
 
-    took_ms = 0.0
+    def __init__(self, folder, clock):
+        super().__init__(folder)
+        self.clock, self.entries = clock, 0
 
     def log_metrics(self, metrics, step=None):
-        began = time.perf_counter()
         super().log_metrics(metrics, step)
         if STEP_MS in metrics:
-            time.sleep(0.05)
-            self.took_ms += 1e3 * (time.perf_counter() - began)
+            self.clock.pass_time(50)
+            self.entries += 1
 
 
-@pytest.mark.parametrize("overhead", [None, TIGHT], ids=["every step split", "most steps plain"])
-def test_rows_are_the_profilers_and_no_steps(make_trainer, tmp_path, overhead):
-    logger = SlowRows(tmp_path)
+@pytest.mark.two_clocks
+@pytest.mark.parametrize("overhead", [None, TIGHT], ids=["every step split", "few steps split"])
+def test_log_entries_are_the_profilers_and_no_steps(make_trainer, tmp_path, clock, overhead):
+    logger = SlowLogger(tmp_path, clock)
     ours = ThroughputCallback(warmup_steps=0, overhead=overhead, log_every_n_steps=7)
-    make_trainer(ours, logger=logger, log_every_n_steps=1000).fit(Classifier(), loader(1404))
+    trainer = make_trainer(ours, logger=logger, log_every_n_steps=1000)
+    trainer.fit(of(Classifier, clock, [10] * 351), loader(1404))
     run = ours.analysis().run
-    assert run.steps == 351, "one after the last row"
-    assert 1e3 * excluded_s(tmp_path, "profiler") >= 0.98 * logger.took_ms, "all but the last, which follows the steps"
-    assert run.ledger.parts["profiler"] >= logger.took_ms / 1e3
-    assert run.ledger.parts.get("logger/SlowRows", 0.0) < 0.05 * logger.took_ms / 1e3, "Lightning has given it none"
-    assert ours.summary()["profiling/overhead_us"] >= 1e3 * logger.took_ms / run.steps * 49 / 50
-    assert "logger/SlowRows" not in {finding.evidence.get("part") for finding in ours.analysis().findings}
+    assert (run.steps, logger.entries) == (351, 50), "one step after the last entry"
+    assert run.step_ms.mean == pytest.approx(10, abs=0.2)
+    assert excluded_s(tmp_path, "profiler") == pytest.approx(50 * 0.05, rel=0.01)
+    assert ours.summary()["profiling/overhead_us"] == pytest.approx(50 * 50_000 / 351, rel=0.02)
+    assert run.ledger.parts["profiler"] > 0
+    assert "logger/SlowLogger.log_metrics" not in run.ledger.parts
     assert sum(run.regions[name].device_ms for name in REGIONS) == pytest.approx(run.step_ms.mean)

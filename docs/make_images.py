@@ -106,7 +106,7 @@ def telemetry_report() -> None:
     from selenium.webdriver.common.keys import Keys  # noqa: PLC0415  (for the browser alone)
 
     from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415
-    from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
+    from lightning_forge_profiling.report.report_page import report_page  # noqa: PLC0415
     from lightning_forge_profiling.results.analysis import RunEvidence  # noqa: PLC0415
 
     sys.path.insert(0, str(CHECKOUT))
@@ -115,7 +115,7 @@ def telemetry_report() -> None:
     run = msgspec.json.decode(H200_RUN.read_bytes(), type=RunEvidence)
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         page = Path(folder, "run.html")
-        page.write_text(html_report(combine(None, run), []), encoding="utf-8")
+        page.write_text(report_page(combine(None, run), []), encoding="utf-8")
         metrics = {"width": 1180, "height": 1600, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         browser.get(page.as_uri())

@@ -4,7 +4,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 
-from lightning_forge_profiling.report.html import html_report
+from lightning_forge_profiling.report.report_page import report_page
 
 
 class Page:
@@ -12,14 +12,14 @@ class Page:
 
     def __init__(self, browser, folder, analysis, timelines=(), *, width=1280, scheme="light"):
         path = folder / "report.html"
-        path.write_text(html_report(analysis, timelines), encoding="utf-8")
+        path.write_text(report_page(analysis, timelines), encoding="utf-8")
         self._open(browser, path, width, scheme)
 
     @classmethod
-    def of_file(cls, browser, path):
+    def of_file(cls, browser, path, *, width=1280, scheme="light"):
         """A page that somebody else has written."""
         page = cls.__new__(cls)
-        page._open(browser, path, 1280, "light")
+        page._open(browser, path, width, scheme)
         return page
 
     def _open(self, browser, path, width, scheme):

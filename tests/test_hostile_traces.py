@@ -8,8 +8,8 @@ import pytest
 
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.report_page import report_page
 
 AROUND = 10**6
 
@@ -58,7 +58,7 @@ def spent(path, **options):
     begin = time.process_time()
     result = analyze(path, **options)
     assert markdown(result.analysis)
-    assert html_report(result.analysis, result.timelines)
+    assert report_page(result.analysis, result.timelines)
     return time.process_time() - begin
 
 

@@ -13,7 +13,7 @@ from selenium.webdriver.support.ui import Select
 
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import write_reports
-from lightning_forge_profiling.report.html import html_report
+from lightning_forge_profiling.report.report_page import report_page
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Communication, Distribution, Gpu, Share
@@ -105,7 +105,7 @@ def with_names(result, text):
 
 
 def test_nothing_is_loaded_from_elsewhere():
-    page = html_report(sample_analysis(2), [sample_timeline(0), sample_timeline(1)])
+    page = report_page(sample_analysis(2), [sample_timeline(0), sample_timeline(1)])
 
     svg = "http://www.w3.org/2000/svg"  # its name, which nothing is loaded by
     assert set(re.findall(r"https?://[\w./]*", page)) == {"https://ui.perfetto.dev", svg}
@@ -115,8 +115,8 @@ def test_nothing_is_loaded_from_elsewhere():
 
 
 def test_three_steps_of_many_kernels_stay_small():
-    empty = html_report(run_only(), [])
-    full = html_report(sample_analysis(), [sample_timeline(kernels_per_step=6600)])
+    empty = report_page(run_only(), [])
+    full = report_page(sample_analysis(), [sample_timeline(kernels_per_step=6600)])
 
     assert len(empty.encode()) < 100_000
     assert len(full.encode()) < 1_500_000
@@ -129,7 +129,7 @@ def test_reports_that_are_written_again_keep_the_timelines(tmp_path, timelines):
 
     page = write_reports(run_only(), None, tmp_path).html.read_text(encoding="utf-8")
 
-    assert page == html_report(run_only(), timelines)
+    assert page == report_page(run_only(), timelines)
 
 
 def test_a_page_of_something_else_is_not_replaced(tmp_path):
@@ -600,7 +600,7 @@ class TestUntrustedNames:
         assert page.texts("#verdict-code") == ["input-bound" + HOSTILE]
         assert page.one("#kernels").text.count(HOSTILE) >= 16
         assert page.run("return typeof hacked") == "undefined"
-        assert len(page.all("script")) == 3
+        assert len(page.all("script")) == 4
         assert page.all("img, iframe, [onerror], [onmouseover]") == []
         assert page.complaints() == []
 

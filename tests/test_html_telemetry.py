@@ -105,9 +105,9 @@ class TelemetryPage(Page):
 
     def hover_part(self, part):
         """Point at a moment, as a part of the time that is drawn."""
-        box = self.one(".scrubber").rect
+        box = self.one("#telemetry .scrubber").rect
         ActionChains(self.browser).move_to_element_with_offset(
-            self.one(".scrubber"), round((part - 0.5) * box["width"]), 0
+            self.one("#telemetry .scrubber"), round((part - 0.5) * box["width"]), 0
         ).perform()
 
     def titles(self):
@@ -135,7 +135,7 @@ class TelemetryPage(Page):
         wait_until(lambda: self.all("#telemetry table"), "the table is there")
 
     def notes(self):
-        return self.one("#telemetry-text").text
+        return self.one("#telemetry .charts-text").text
 
 
 # -- by the product, end to end --------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_pointing_reads_all_charts_at_one_time_and_leaving_ends_it(show):
 def test_what_is_said_of_a_moment_lies_on_no_label_of_the_axis(show, width):
     page = show(telemetry(busy(50, throttles=lambda number: ("power cap",))), width=width)
     for number in range(0, 50, 7):
-        page.one(".scrubber").send_keys(Keys.HOME + number * Keys.ARROW_RIGHT)
+        page.one("#telemetry .scrubber").send_keys(Keys.HOME + number * Keys.ARROW_RIGHT)
         moment, facts = page.one("#telemetry .moment").rect, page.one("#telemetry .facts").rect
         assert moment["y"] >= facts["y"] + facts["height"]
         ticks = [tick.rect for tick in page.all("#telemetry .tick") if tick.is_displayed()]
@@ -294,7 +294,7 @@ def test_what_is_said_of_a_moment_lies_on_no_label_of_the_axis(show, width):
 
 def test_the_keyboard_reads_point_by_point(show):
     page = show(telemetry(busy(50, power_w=lambda number: 100.0 + 10 * number)))
-    scrubber = page.one(".scrubber")
+    scrubber = page.one("#telemetry .scrubber")
     for keys, expected in (
         (Keys.HOME, "100"),
         (Keys.ARROW_RIGHT * 3, "130"),
@@ -480,7 +480,7 @@ def test_a_run_without_a_trace_has_it_too(browser, tmp_path):
 def test_names_are_text_and_push_nothing_aside(show, text):
     page = show(telemetry(busy(throttles=lambda number: (text,)), device=text), width=400)
     page.open_table()
-    page.one(".scrubber").send_keys(Keys.END)
+    page.one("#telemetry .scrubber").send_keys(Keys.END)
     assert page.texts("#telemetry .facts dd")[0] == text
     assert f"throttled: {text}" in page.readings()[""]
     assert page.run("return typeof hacked") == "undefined"
@@ -494,9 +494,9 @@ def test_a_narrow_page_has_its_charts_over_all_its_width(show):
     for chart in page.all("#telemetry svg.chart"):
         assert chart.rect["width"] > 0.8 * section["width"]
         assert chart.rect["x"] + chart.rect["width"] <= section["x"] + section["width"]
-    chart, over = page.all("#telemetry svg.chart")[0].rect, page.one(".scrubber").rect
+    chart, over = page.all("#telemetry svg.chart")[0].rect, page.one("#telemetry .scrubber").rect
     assert (over["x"], over["width"]) == (pytest.approx(chart["x"], abs=1), pytest.approx(chart["width"], abs=1))
-    page.one(".scrubber").send_keys(Keys.END)
+    page.one("#telemetry .scrubber").send_keys(Keys.END)
     assert page.run("return [innerWidth, document.documentElement.scrollWidth]") == [400, 400]
 
 
@@ -510,7 +510,7 @@ def test_its_text_has_contrast(show, scheme):
 
 def test_a_print_shows_the_charts_and_no_cursor(show):
     page = show(telemetry(busy()))
-    page.one(".scrubber").send_keys(Keys.END)
+    page.one("#telemetry .scrubber").send_keys(Keys.END)
     assert page.one("#telemetry .cursor").is_displayed()
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:

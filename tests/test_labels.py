@@ -6,9 +6,9 @@ from itertools import combinations
 import pytest
 
 from lightning_forge_profiling.report.console import print_analysis
-from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.report_page import report_page
 from lightning_forge_profiling.report.screen import Screen
 from tests.samples import sample_analysis
 
@@ -115,7 +115,7 @@ def test_each_report_tells_them_apart():
     lines = []
     print_analysis(analysis, Screen(_Lines(lines), width=80, wrap=True), kernels=len(kernels))
     terminal = "".join(lines).partition("Top kernels")[2]
-    page = html_report(analysis, []).partition('"labels":')[2]
+    page = report_page(analysis, []).partition('"labels":')[2]
     table = markdown(analysis).partition("## Top kernels")[2]
     for tile in tiles:
         assert "".join(terminal.split()).count(tile) == 1

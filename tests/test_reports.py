@@ -18,9 +18,9 @@ from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import summary_json, write_reports
-from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.report_page import report_page
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code_cell, prose, short, short_kernel_name
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunRegion
@@ -350,7 +350,7 @@ IDLE_GPU = ("busy", "idle", "between launches", "unnamed device", "matmul")
 )
 def test_where_order_or_tables_seem_to_contradict_the_findings_it_is_said_why(case, remark):
     analysis = analyze(TRACES / case).analysis
-    for text in (printed(analysis), markdown(analysis), html_report(analysis, [])):
+    for text in (printed(analysis), markdown(analysis), report_page(analysis, [])):
         assert remark in " ".join(text.split())
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import summary_json
-from lightning_forge_profiling.report.html import html_report
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.report_page import report_page
 from tests import trace_builder as made
 
 # The same examples in each run, so that a red one is red for all; FUZZ_EXAMPLES=5000 looks further.
@@ -51,7 +51,7 @@ def check(path):
     for rank in summary["ranks"]:
         check_sums(rank)
     assert markdown(result.analysis)
-    assert html_report(result.analysis, result.timelines)
+    assert report_page(result.analysis, result.timelines)
 
 
 def check_numbers(value, name=""):

@@ -32,6 +32,7 @@ from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
 from lightning_forge_profiling.record.ranks import read_works
+from lightning_forge_profiling.report.run_page import write_run_page
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -276,6 +277,12 @@ class FitLog:
         elif place is not None:
             with suppress(OSError):
                 place.folder.rmdir()
+
+    @guarded_end
+    def write_page(self, report: RunReport) -> None:
+        """Add the run to the page of its recorded window."""
+        if self._run_record is not None and self._place is not None:
+            write_run_page(self._place.folder, report, self._run_record.end_line())
 
     @guarded_end
     def publish(self, trainer: Trainer, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:

@@ -543,6 +543,8 @@ class FitMonitor:
             rows = self.rows
             others = None if rows is None else partial(rows.other_ranks, trainer, interrupted=interrupted)
             report = self._report(trainer, recorded, others)
+            if rows is not None and recorded is not None and trainer.is_global_zero:
+                rows.write_page(report)
         if window is not None:
             window.copy_files(trainer, interrupted=interrupted)
         return None if report is None else replace(report, trace=self.trace())  # with the URL that it was copied to

@@ -289,9 +289,12 @@ class RunRecorder:
         if report is not None:
             self.window(report.trace)
             self._write_state(report, final=True)
+        self._writer.write(self.end_line())
+
+    def end_line(self) -> End:
+        """How the run ends."""
         outcome: Literal["finished", "failed"] = "finished" if self._loop_ended and not self._exception else "failed"
-        step = self._step_timer.step
-        self._writer.write(End(at=time.time(), step=step, outcome=outcome, exception=self._exception))
+        return End(at=time.time(), step=self._step_timer.step, outcome=outcome, exception=self._exception)
 
     def _write_interval(self, *, last: bool = False) -> None:
         rates, histogram = self._step_timer.totals.take_interval(last=last)

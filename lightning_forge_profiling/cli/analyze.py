@@ -134,9 +134,9 @@ def _write_files(args: argparse.Namespace, result: "AnalysisResult") -> None:
 
         write_output(args.markdown, markdown(result.analysis).encode(errors="replace"))
     if args.html:
-        from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
+        from lightning_forge_profiling.report.report_page import report_page  # noqa: PLC0415
 
-        write_output(args.html, html_report(result.analysis, result.timelines).encode(errors="replace"))
+        write_output(args.html, report_page(result.analysis, result.timelines).encode(errors="replace"))
 
 
 def _print(args: argparse.Namespace, result: "AnalysisResult") -> None:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 import webbrowser
 from contextlib import ExitStack
 from hmac import compare_digest
@@ -19,10 +20,10 @@ from typing import Any, Self, cast
 
 from lightning_forge_profiling.cli.arguments import port
 from lightning_forge_profiling.cli.output import Progress, say, warn
-from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import REPORT_HTML
-from lightning_forge_profiling.safe_files import open_regular, write_whole
+from lightning_forge_profiling.safe_files import open_regular, read_regular, write_whole
 
 _EXAMPLES = """\
 examples:
@@ -70,27 +71,59 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _report(path: Path, undo: ExitStack) -> Path:
-    """The HTML report at a path; for a trace without one, a new one in a temporary folder, which `undo` removes."""
+    """The page at a path; where there is none, or one without the run, a new one in a temporary folder.
+
+    `undo` removes that folder.
+    """
     if path.suffix == ".html":
         path.stat()
         return path
-    # a report written by a run covers the whole run too
-    if path.is_dir() and (written := _newest_window(path) / REPORT_HTML).is_file():
-        return written
-    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.report.html import html_report  # noqa: PLC0415
+    from lightning_forge_profiling.record.reader import RecordError, read_run, records_at  # noqa: PLC0415
 
-    with Progress() as progress:
-        result = analyze(path, progress=progress)
-        made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
-        undo.callback(shutil.rmtree, made.parent, ignore_errors=True)
-        write_whole(made, html_report(result.analysis, result.timelines).encode(errors="replace"))
+    page, record = _newest_page(path), None
+    with contextlib.suppress(RecordError):
+        record = records_at(path)[0]
+    if page is not None and (record is None or _covers(page, record)):
+        return page
+    if record is not None:
+        from lightning_forge_profiling.report.run_page import run_page  # noqa: PLC0415
+
+        content = run_page(read_run(record), time.time())
+    else:
+        from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
+        from lightning_forge_profiling.report.report_page import report_page  # noqa: PLC0415
+
+        with Progress() as progress:
+            result = analyze(path, progress=progress)
+            content = report_page(result.analysis, result.timelines)
+    made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
+    undo.callback(shutil.rmtree, made.parent, ignore_errors=True)
+    write_whole(made, content.encode(errors="replace"))
     return made
 
 
-def _newest_window(path: Path) -> Path:
-    """The folder itself if it has a report, else the folder of the newest traces below."""
-    return path if (path / REPORT_HTML).is_file() else find_traces(path)[0][0].parent
+def _newest_page(path: Path) -> Path | None:
+    """The report in the folder itself, else the one beside the newest traces below it."""
+    if (path / REPORT_HTML).is_file():
+        return path / REPORT_HTML
+    if not path.is_dir():
+        return None
+    with contextlib.suppress(TraceError):
+        page = find_traces(path)[0][0].parent / REPORT_HTML
+        return page if page.is_file() else None
+    return None
+
+
+def _covers(page: Path, record: Path) -> bool:
+    """Whether a page has the run of a record, or a later one."""
+    if record.parent not in page.parents:
+        return page.stat().st_mtime >= record.stat().st_mtime
+    from lightning_forge_profiling.report.report_page import record_of  # noqa: PLC0415
+
+    try:
+        return record_of(read_regular(page).decode()) is not None
+    except ValueError:
+        return True  # somebody else's page
 
 
 def _one_trace(path: Path) -> Path:

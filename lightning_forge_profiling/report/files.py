@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -39,7 +40,8 @@ def write_reports(
 
     Args:
         analysis: what to report.
-        timelines: what the HTML's timeline shows, one per rank; None keeps those of the page that is replaced.
+        timelines: what the HTML's timeline shows, one per rank; None keeps those of the page that is replaced, and what
+            it shows of the run's record.
         folder: where to, made if need be; earlier reports in it are replaced.
 
     Returns:
@@ -55,16 +57,20 @@ def write_reports(
         >>> write_reports(analysis, (), f"{mkdtemp()}/reports").html.name
         'report.html'
     """
-    from lightning_forge_profiling.report.html import html_report, timelines_of  # noqa: PLC0415  (only for a page)
+    from lightning_forge_profiling.report.report_page import record_of, report_page, timelines_of  # noqa: PLC0415
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = ReportPaths(folder / SUMMARY_JSON, folder / SUMMARY_MARKDOWN, folder / REPORT_HTML)
+    record: Any = None
     if timelines is None:
-        timelines = timelines_of(read_regular(paths.html).decode()) if paths.html.is_file() else ()
+        timelines = ()
+        if paths.html.is_file():
+            page = read_regular(paths.html).decode()
+            timelines, record = timelines_of(page), record_of(page)
     write_whole(paths.summary_json, summary_json(analysis))
     write_whole(paths.summary_markdown, markdown(analysis).encode(errors="replace"))
-    write_whole(paths.html, html_report(analysis, timelines).encode(errors="replace"))
+    write_whole(paths.html, report_page(analysis, timelines, record).encode(errors="replace"))
     return paths
 
 

@@ -1,10 +1,22 @@
-"""Assets, templates and content security policies of the package's web pages."""
+"""Web pages: one file each, which loads nothing, made from the templates, scripts and style sheets in `assets/`."""
 
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FOR_READERS: Final = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
+"""Lines of comments, and indentation: for whoever changes a script. Each page would have 16 kB of them."""
+
+# In JSON these are in strings only, where an escape means the same. Without them no name can end the block.
+_ESCAPED: Final = "<>&\u2028\u2029"
 
 
 def asset(name: str) -> str:
@@ -12,18 +24,52 @@ def asset(name: str) -> str:
     return files("lightning_forge_profiling.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """A whole page. Its content security policy blocks every request, and any other style or script."""
-    style = asset("report.css") + style
-    scripts = f"script-src {_source(script)}; " if script else ""
-    values = {
-        "policy": f"default-src 'none'; {scripts}style-src {_source(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'",
-        "title": title,
-        "style": style,
-        "body": body,
-    }
-    return filled(asset("page.html"), values)
+def rendered(template: str, **values: Any) -> str:
+    """Render a template of `assets/`; values are escaped."""
+    return _environment().get_template(template).render(values)
+
+
+def web_page(template: str, *, styles: tuple[str, ...] = (), scripts: tuple[str, ...] = (), **values: Any) -> str:
+    """Render a template that extends `page.html`.
+
+    The content security policy blocks every request, and any style and script but the page's own, named by their hash:
+    a name in a trace could not run even if it got into the page as markup.
+    """
+    style = "".join(asset(f"{name}.css") for name in ("report", *styles))
+    script = "\n".join(["'use strict';", *(_FOR_READERS.sub("", asset(f"{name}.js")) for name in scripts)])
+    sources = f"script-src {_source(script)}; " if scripts else ""
+    policy = (
+        f"default-src 'none'; {sources}style-src {_source(style)}; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return rendered(template, style=style, script=script, policy=policy, **values)
+
+
+def embedded(content: Any) -> str:
+    """JSON that can stand in a `<script>` element."""
+    text = msgspec.json.encode(content, enc_hook=dict).decode()  # the hook is for mappings that are no dict
+    for character in _ESCAPED:
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # noqa: PLC0415  (only where HTML is made)
+
+    from lightning_forge_profiling.plain_text import plain  # noqa: PLC0415
+
+    def finalize(value: Any) -> Any:
+        return plain(value) if type(value) is str else value  # Markup is ours
+
+    return Environment(
+        loader=FunctionLoader(asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
 
 
 def _source(text: str) -> str:
@@ -34,18 +80,3 @@ def _source(text: str) -> str:
         "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
     """
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def scrolling_table(head: str, rows: str) -> str:
-    """A table that scrolls where the screen is too narrow for it, from the cells of its head and its rows."""
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-
-
-def filled(template: str, values: Mapping[str, str]) -> str:
-    """A template with each `{{name}}` replaced by its value; values are not searched for names.
-
-    Example:
-        >>> filled("<p>{{text}}</p>", {"text": "{{text}}"})
-        '<p>{{text}}</p>'
-    """
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)

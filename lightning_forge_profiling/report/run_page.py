@@ -1,245 +1,319 @@
-"""A run as one web page, from its record: verdict, split of step and run, curves, ranks, events."""
+"""The page of a run, from its record and the reports of its recorded window."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.record.lines import EventLine
-from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.charts import Mark, Placing, TimeAxis, axis_row, chart_row, mark_row
-from lightning_forge_profiling.report.curves import curves, points
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
+from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State
+from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run
+from lightning_forge_profiling.report.files import read_summary
 from lightning_forge_profiling.report.live_view import regions_table, setting_words
-from lightning_forge_profiling.report.page import asset, filled, page, scrolling_table
+from lightning_forge_profiling.report.report_page import report_page, timelines_of
 from lightning_forge_profiling.report.run_status import (
+    Outcome,
     RankPace,
-    RunStatus,
     counted,
     duration,
     rank_paces,
     run_status,
     split,
+    spread_of,
     totals,
 )
-from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
-from lightning_forge_profiling.report.run_wording import ledger_rows
-from lightning_forge_profiling.report.text import escaped
-from lightning_forge_profiling.report.wording import share_of
-from lightning_forge_profiling.results.analysis import Analysis, RunLedger
+from lightning_forge_profiling.report.run_table import RunTable, run_table
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.results.timeline import Timeline
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.safe_files import read_regular, write_whole
 
 _PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation"})
-_SHOWN_EVENTS: Final = 100
-_COLOURED: Final = 6
-_WORTH_A_NAME_PCT: Final = 7.0
+_MOST_EVENTS: Final = 2000
+_MOST_POINTS: Final = 500
+_MOST_RANKS_READ: Final = 64
+"""At the end of a fit with more ranks the page has the record of the first alone: each is up to a megabyte."""
+
+_METRICS: Final = (
+    ("Samples", "per second", per_second("samples"), 1.0),
+    ("Tokens", "per second", per_second("tokens"), 1.0),
+    ("MFU", "%", MFU, 100.0),
+    ("TFLOP/s", "per device", TFLOPS, 1.0),
+)
+_GPU_METRICS: Final = (
+    ("GPU utilization", "%", "gpu/utilization_pct", 1.0),
+    ("GPU memory", "GiB", "gpu/memory_used_gib", 1.0),
+    ("GPU power", "W", "gpu/power_w", 1.0),
+    ("GPU clock", "MHz", "gpu/sm_mhz", 1.0),
+    ("GPU temperature", "°C", "gpu/temperature_c", 1.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A quantity over the run.
+
+    Attributes:
+        title: the quantity.
+        unit: unit of the values.
+        name: name of the line.
+        values: value of each point; None for a missing one.
+        highs: upper edge of a band above the line; () for none.
+    """
+
+    title: str
+    unit: str
+    name: str
+    values: Sequence[float | None]
+    highs: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of the run; times are in seconds since the run began.
+
+    Attributes:
+        start_s: its beginning.
+        end_s: its end.
+        step: the step at its end.
+        kind: `validation`, `checkpoint`, ...
+        text: one sentence.
+        is_problem: whether it is highlighted.
+    """
+
+    start_s: float
+    end_s: float
+    step: int
+    kind: str
+    text: str
+    is_problem: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What a page shows of a run's record.
+
+    Attributes:
+        outcome: status of the run.
+        status: the status in words.
+        folder: folder of the record.
+        facts: name and value of what the page shows first.
+        step: the split of the step, the rates and where the files are.
+        length_s: length of the run so far.
+        seconds: times of the points of the curves, in seconds since the run began.
+        curves: the curves.
+        curves_of: the rank that the curves are of.
+        lost_steps: number of first steps whose intervals were deleted.
+        events: the latest events, newest last; one of several ranks once.
+        events_left_out: number of earlier ones.
+        ranks: the pace of each rank.
+        setting: name and value of the run's settings.
+    """
+
+    outcome: Outcome
+    status: str
+    folder: str
+    facts: tuple[tuple[str, str], ...]
+    step: RunTable
+    length_s: float
+    seconds: tuple[float, ...]
+    curves: tuple[Curve, ...]
+    curves_of: int
+    lost_steps: int
+    events: tuple[Event, ...]
+    events_left_out: int
+    ranks: tuple[RankPace, ...]
+    setting: tuple[tuple[str, str], ...]
 
 
 def run_page(record: RunRecord, now: float) -> str:
-    """Render a run as a web page.
+    """The page of a run: what its record says, and the recorded window if its reports can be found."""
+    _, state = totals(record)
+    if state is None:
+        nothing = Analysis(
+            source=str(record.folder), verdict="no verdict yet", verdict_text="No verdict yet.", findings=()
+        )
+        return report_page(nothing, (), run_view(record, now))
+    report = state.report
+    window = _window_folder(record.folder, report.trace)
+    analysis = _analysis(report, window)
+    return report_page(analysis, _timelines(window), run_view(record, now, has_sensors=_has_sensors(analysis)))
 
-    The page is one file without scripts. Its content security policy blocks every request.
+
+def write_run_page(folder: Path, report: RunReport, end: End) -> None:
+    """Add a run that ends to the page of its window. May raise OSError, ValueError or RecordError.
+
+    Args:
+        folder: folder of the run's record.
+        report: the report on the run, with the analysis of the window.
+        end: how it ends, which the record does not have yet.
     """
+    trace, analysis = report.trace, report.analysis
+    if trace is None or trace.report_path is None or analysis is None:
+        return
+    record = read_run(folder, first_only=report.replicas > _MOST_RANKS_READ)
+    first, *others = record.ranks
+    state = State(at=end.at, step=end.step, report=report, metrics={})
+    first = replace(first, lines=(*first.lines, state, end))
+    view = run_view(replace(record, ranks=(first, *others)), end.at, has_sensors=_has_sensors(analysis))
+    timelines = timelines_of(read_regular(trace.report_path).decode())
+    write_whole(trace.report_path, report_page(analysis, timelines, view).encode(errors="replace"))
+
+
+# -- the recorded window ---------------------------------------------------------------------------------------------
+
+
+def _window_folder(record: Path, trace: TraceReport | None) -> Path | None:
+    """Where the reports of the window are, also where the folder of the run has been moved."""
+    if trace is None or trace.report_path is None:
+        return None
+    written = trace.report_path.parent
+    moved = record.parent.joinpath(*written.parts[-2:])
+    return next((folder for folder in (written, moved) if (folder / REPORT_HTML).is_file()), None)
+
+
+def _timelines(window: Path | None) -> tuple[Timeline, ...]:
+    with suppress(OSError, ValueError):
+        return () if window is None else timelines_of(read_regular(window / REPORT_HTML).decode())
+    return ()
+
+
+def _analysis(report: RunReport, window: Path | None) -> Analysis:
+    """The analysis of window and run; a run that was killed has not combined them."""
+    of_run = report.analysis or Analysis(
+        source="", verdict="no verdict yet", verdict_text="No verdict yet.", findings=()
+    )
+    if window is None:
+        return of_run
+    try:
+        recorded = read_summary(window / SUMMARY_JSON)
+    except (OSError, ValueError):
+        return of_run
+    if recorded.run is not None or of_run.run is None:
+        return recorded
+    return replace(combine(recorded, of_run.run), tracked=of_run.tracked)
+
+
+def _has_sensors(analysis: Analysis) -> bool:
+    """Whether the page has curves of the GPU's sensors already."""
+    run = analysis.run
+    return run is not None and run.telemetry is not None and bool(run.telemetry.series.seconds)
+
+
+# -- the record ------------------------------------------------------------------------------------------------------
+
+
+def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> RunView:
+    """What a page shows of a record; without curves of the GPU where the page has them."""
     status, (first, state) = run_status(record, now), totals(record)
-    analysis = None if state is None else state.report.analysis
-    ledger = analysis.run.ledger if analysis is not None and analysis.run is not None else None
-    table = _pace_table(first) if state is None else run_table(state.report)
-    placing = Placing()
-    sections = [
-        _verdict(status, first, analysis),
-        _step(table, placing),
-        _ledger(ledger, placing),
-        _over_time(record, first, status, placing),
-        _ranks(rank_paces(record, now)),
-        _findings(analysis),
-        _events(record, status),
-        _setting(first, record.problems),
-    ]
-    values = {"source": escaped(str(record.folder)), "sections": "\n".join(filter(None, sections))}
-    title = escaped(f"{status.outcome} · {record.folder}")
-    return page(title, filled(asset("run.html"), values), style=asset("run.css") + placing.rules())
-
-
-def _pace_table(first: RankRecord) -> RunTable:
-    """Split of the step before the first totals."""
-    by_region = split(counted(first))
-    return regions_table(by_region, beside_run=True) if by_region else RunTable((), "")
-
-
-# -- sections --------------------------------------------------------------------------------------------------------
-
-
-def _section(name: str, heading: str, *parts: str) -> str:
-    title = f"<h2>{heading}</h2>" if heading else ""
-    return f'<section id="{name}">{title}{"".join(parts)}</section>' if any(parts) else ""
-
-
-def _verdict(status: RunStatus, first: RankRecord, analysis: Analysis | None) -> str:
-    found = next((one for one in analysis.findings if one.code == analysis.verdict), None) if analysis else None
-    code = analysis.verdict if analysis else "no verdict yet"
-    title = found.title if found is not None else code
-    advice = f'<p class="advice">{escaped(found.remedy)}</p>' if found is not None else ""
-    begin = first.begin
-    facts = {
-        "Device": begin.device,
-        "Host": begin.host,
-        "Ranks": f"{begin.world_size:,}",
-        "Steps": f"{status.step:,}",
-        "Time": duration(status.at - status.began),
-    }
-    shown = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts.items())
-    badges = f'<span class="badge">{escaped(code)}</span><span class="badge quiet">{status.outcome}</span>'
-    return _section(
-        "verdict",
-        "",
-        f'<div class="badges">{badges}<span class="muted">{escaped(status.text)}</span></div>',
-        f"<h1>{escaped(title)}</h1>{advice}",
-        f'<dl class="facts">{shown}</dl>',
+    began, begin = status.began, first.begin
+    intervals = counted(first)
+    points = points_of(intervals, began)
+    events = _events(record, began)
+    by_region = split(intervals)
+    if state is not None:
+        step = replace(run_table(state.report), verdict=())
+    else:
+        step = regions_table(by_region, beside_run=True) if by_region else RunTable((), "")
+    lost = intervals[0] if intervals else None
+    return RunView(
+        outcome=status.outcome,
+        status=status.text,
+        folder=str(record.folder),
+        facts=(
+            ("Device", begin.device),
+            ("Host", begin.host),
+            ("Ranks", f"{begin.world_size:,}"),
+            ("Steps", f"{status.step:,}"),
+            ("Time", duration(status.at - began)),
+        ),
+        step=step,
+        length_s=max(status.at - began, 0.1),
+        seconds=tuple(point.second for point in points),
+        curves=tuple(_curves(points, has_sensors=has_sensors)),
+        curves_of=begin.rank,
+        lost_steps=lost.step if lost is not None and lost.step > 2 * lost.counted + 1000 else 0,
+        events=events[-_MOST_EVENTS:],
+        events_left_out=max(0, len(events) - _MOST_EVENTS),
+        ranks=tuple(rank_paces(record, now)) if len(record.ranks) > 1 else (),
+        setting=tuple(_setting(first, record.problems)),
     )
 
 
-def _step(table: RunTable, placing: Placing) -> str:
-    if not table.rows:
-        return _section("step", "Where a step goes", '<p class="empty">No step was timed.</p>')
-    first, *others = table.headings
-    head = f"<th>{escaped(first)}</th>{_heads(others)}"
-    parts = [(row.name, row.pct, f"region-{row.name}") for row in table.rows if row.pct and row.name in REGIONS]
-    rows = "".join(_row(row, placing) for row in table.rows)
-    return _section(
-        "step",
-        escaped(table.title or "Where a step goes"),
-        _bar(parts, placing),
-        scrolling_table(head, rows),
-        _lines(table.lines),
-    )
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Consecutive intervals, merged.
+
+    Attributes:
+        second: end of the last interval, in seconds since the run began.
+        median_ms: median of the step times.
+        p95_ms: 95th percentile likewise.
+        metrics: means of the logged metrics, weighted by steps.
+    """
+
+    second: float
+    median_ms: float
+    p95_ms: float
+    metrics: Mapping[str, float]
 
 
-def _row(row: Row, placing: Placing) -> str:
-    style = ' class="whole"' if row.pct is None else ""
-    pct = row.pct or 0.0
-    share = "" if row.pct is None else f"{pct:.1f} %"
-    times = "".join(map(_number, row.times))
-    bar = f"number bar {placing.at('--part', pct)}"
-    return f'<tr{style}><th scope="row">{escaped(row.name)}</th><td class="{bar}">{share}</td>{times}</tr>'
+def points_of(intervals: Sequence[IntervalLine], began: float, most: int = _MOST_POINTS) -> list[Point]:
+    """Merge intervals into at most `most` points."""
+    each = max(1, -(-len(intervals) // most))
+    points = []
+    for start in range(0, len(intervals), each):
+        part = intervals[start : start + each]
+        spread = spread_of(part)
+        points.append(Point(part[-1].at - began, spread.p50 or 0.0, spread.p95 or spread.p50 or 0.0, _means(part)))
+    return points
 
 
-def _bar(parts: Sequence[tuple[str, float, str]], placing: Placing) -> str:
-    """Stacked bar of parts: name, share in percent, class of the colour."""
-    said = ", ".join(f"{name} {pct:.0f} %" for name, pct, _ in parts)
-    segments = "".join(
-        f'<div class="segment {colour} {placing.at("--part", pct)}" title="{escaped(name)} {pct:.1f} %">'
-        f"<span>{escaped(name) if pct >= _WORTH_A_NAME_PCT else ''}</span></div>"
-        for name, pct, colour in parts
-    )
-    return f'<div class="stack" role="img" aria-label="{escaped(said)}">{segments}</div>' if parts else ""
+def _means(intervals: Sequence[IntervalLine]) -> dict[str, float]:
+    sums: dict[str, tuple[float, int]] = {}
+    for interval in intervals:
+        for name, value in interval.metrics.items():
+            total, steps = sums.get(name, (0.0, 0))
+            sums[name] = (total + value * interval.counted, steps + interval.counted)
+    return {name: total / steps for name, (total, steps) in sums.items()}
 
 
-def _lines(lines: Iterable[Line]) -> str:
-    rows = "".join(f"<dt>{escaped(line.name)}</dt><dd>{escaped(line.text.text)}</dd>" for line in lines)
-    return f'<dl class="lines">{rows}</dl>' if rows else ""
+def _curves(points: Sequence[Point], *, has_sensors: bool) -> Iterator[Curve]:
+    """Curves of the step time, then of the rates and, unless the page has them, of the sensors."""
+    if not points:
+        return
+    medians = [_rounded(point.median_ms) for point in points]
+    yield Curve("Step time", "ms", "median", medians, [_rounded(point.p95_ms) for point in points])
+    for title, unit, name, factor in (*_METRICS, *(() if has_sensors else _GPU_METRICS)):
+        values = [_rounded(factor * point.metrics[name]) if name in point.metrics else None for point in points]
+        if any(value is not None for value in values):
+            yield Curve(title, unit, "mean", values)
 
 
-def _ledger(ledger: RunLedger | None, placing: Placing) -> str:
-    if ledger is None or ledger.wall_s <= 0:
-        return ""
-    rows = [(name, s, count) for name, s, count in ledger_rows(ledger) if s > 0]
-    shares = [100 * s / ledger.wall_s for _, s, _ in rows]
-    colours = [f"part-{place}" if place < _COLOURED else "part-rest" for place in range(len(rows))]
-    parts = [(name, pct, colour) for (name, _, _), pct, colour in zip(rows, shares, colours, strict=True)]
-    cells = "".join(
-        f'<tr><th scope="row"><span class="part"><span class="swatch {colour}"></span>{escaped(name)}</span></th>'
-        f'<td class="number bar {placing.at("--part", pct)}">{pct:.1f} %</td>'
-        f"{_number(f'{seconds:,.2f}')}{_number('' if count is None else f'{count:,}')}</tr>"
-        for (name, seconds, count), pct, colour in zip(rows, shares, colours, strict=True)
-    )
-    head = f"<th>part</th>{_heads(('% of the run', 'seconds', 'times'))}"
-    return _section("ledger", "Where the run went", _bar(parts, placing), scrolling_table(head, cells))
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
-def _over_time(record: RunRecord, first: RankRecord, status: RunStatus, placing: Placing) -> str:
-    found = points(counted(first), status.began)
-    if not found:
-        return ""
-    axis = TimeAxis(status.at - status.began)
-    marks = [_mark(event, status.began) for event in _seen_once(record)]
-    rows = [axis_row(axis, placing), *(chart_row(chart, axis, marks, placing) for chart in curves(found))]
-    kinds = dict.fromkeys(mark.kind for mark in marks)
-    rows += [mark_row(kind, [mark for mark in marks if mark.kind == kind], axis) for kind in kinds]
-    notes = [
-        "Each point covers the steps since the previous one. The band reaches from the median to the 95th percentile."
-    ]
-    notes += [f"Curves are of rank {first.begin.rank}."] if len(record.ranks) > 1 else []
-    lost = counted(first)[0]
-    if lost.step > 2 * lost.counted + 1000:
-        notes.append(f"The record keeps only its newest part: intervals before step {lost.step:,} were deleted.")
-    if marks:
-        notes.append("Grey and tinted bars are events, as in the lanes below.")
-    return _section(
-        "over-time", "Over the run", f'<div class="telemetry">{"".join(rows)}</div>',
-        f'<p id="telemetry-text" class="muted">{" ".join(notes)}</p>',
+def _events(record: RunRecord, began: float) -> tuple[Event, ...]:
+    """All events by time. An event of several ranks is listed once."""
+    once: dict[tuple[int, str, str], EventLine] = {}
+    for rank in record.ranks:
+        for event in rank.events:
+            once.setdefault((event.step, event.kind, event.text), event)
+    return tuple(
+        Event(
+            event.at - event.seconds - began, event.at - began, event.step, event.kind, event.text,
+            is_problem=event.kind in _PROBLEMS,
+        )
+        for event in sorted(once.values(), key=lambda event: event.at)
     )  # fmt: skip
 
 
-def _mark(event: EventLine, began: float) -> Mark:
-    """Mark of an event, whose time is that of its end."""
-    return Mark(event.at - event.seconds - began, event.seconds, event.kind, is_problem=event.kind in _PROBLEMS)
-
-
-def _ranks(paces: Sequence[RankPace]) -> str:
-    if len(paces) < 2:  # noqa: PLR2004
-        return ""
-    head = f"<th>rank</th><th>host</th>{_heads(('step', 'step ms', 'own work, ms', 'waits, ms', ''))}"
-    rows = ""
-    for pace in paces:
-        numbers = (pace.step_ms, pace.own_ms, pace.waits_ms)
-        texts = (f"{pace.step:,}", *("" if ms is None else f"{ms:.2f}" for ms in numbers), pace.outcome)
-        cells = f"<td>{escaped(pace.host)}</td>{''.join(map(_number, texts))}"
-        style = ' class="late"' if pace.late else ""
-        rows += f'<tr{style}><th scope="row">{pace.rank}</th>{cells}</tr>'
-    note = (
-        "Own work and waiting for other ranks per step, over the run. "
-        "The rank with most own work is late, and the others wait for it."
-    )
-    return _section("ranks", "Ranks", scrolling_table(head, rows), f'<p class="muted">{note}</p>')
-
-
-def _findings(analysis: Analysis | None) -> str:
-    said = (
-        ""
-        if analysis is None
-        else "".join(
-            f'<div class="finding"><div class="badges"><span class="badge quiet">{escaped(found.code)}</span>'
-            f'<span class="muted">{found.share_pct:.0f} % {share_of(analysis, found)}</span></div>'
-            f'<h3>{escaped(found.title)}</h3><p class="advice">{escaped(found.remedy)}</p></div>'
-            for found in analysis.findings
-            if found.code != analysis.verdict
-        )
-    )
-    hints = "".join(f"<li>{escaped(hint.text)}</li>" for hint in analysis.hints) if analysis else ""
-    return _section("findings", "Other findings", said, f'<ul class="hints">{hints}</ul>' if hints else "")
-
-
-def _seen_once(record: RunRecord) -> Iterator[EventLine]:
-    """All events by time. An event of several ranks is listed once."""
-    found: dict[tuple[int, str, str], EventLine] = {}
-    for rank in record.ranks:
-        for event in rank.events:
-            found.setdefault((event.step, event.kind, event.text), event)
-    yield from sorted(found.values(), key=lambda event: event.at)
-
-
-def _events(record: RunRecord, status: RunStatus) -> str:
-    events = list(_seen_once(record))
-    rows = "".join(
-        f"<tr>{_number(duration(event.at - status.began))}{_number(f'{event.step:,}')}<td>{escaped(event.kind)}</td>"
-        f"{_number(f'{event.seconds:.2f}' if event.seconds else '')}<td>{escaped(event.text)}</td></tr>"
-        for event in reversed(events[-_SHOWN_EVENTS:])
-    )
-    head = f"{_heads(('after', 'step'))}<th>event</th>{_heads(['seconds'])}<th></th>"
-    more = f'<p class="muted">The newest {_SHOWN_EVENTS} of {len(events):,}.</p>' if len(events) > _SHOWN_EVENTS else ""
-    return _section("events", "Events", scrolling_table(head, rows) if rows else "", more)
-
-
-def _setting(first: RankRecord, problems: Sequence[str]) -> str:
+def _setting(first: RankRecord, problems: Sequence[str]) -> Iterator[tuple[str, str]]:
     begin = first.begin
-    rows = {
+    setting = {
         "Trainer": setting_words(first),
         "Versions": ", ".join(f"{name} {version}" for name, version in begin.versions.items()),
         "Command": " ".join(begin.argv),
@@ -248,14 +322,4 @@ def _setting(first: RankRecord, problems: Sequence[str]) -> str:
         "Continues": begin.continues,
         "Could not be read": "; ".join(problems),
     }
-    said = "".join(f"<dt>{name}</dt><dd>{escaped(value)}</dd>" for name, value in rows.items() if value)
-    return _section("setting", "The run", f"<dl>{said}</dl>")
-
-
-def _heads(names: Iterable[str]) -> str:
-    """Head cells of columns of numbers."""
-    return "".join(f'<th class="number">{escaped(name)}</th>' for name in names)
-
-
-def _number(text: str) -> str:
-    return f'<td class="number">{text}</td>'
+    return ((name, value) for name, value in setting.items() if value)

@@ -55,7 +55,8 @@ function themeButton(onChange) {
   return toggle;
 }
 
-function build(summary, timelines) {
+// The run before the window that was recorded in it; a page of a trace alone begins with the window.
+function build(summary, record, timelines) {
   const { ranks, findings, hints, collectives, rank_waits: waits, run } = summary;
   const details = element("div", { id: "details" });
   const detailRanks = rankSelect(ranks.map((rank) => rank.rank), "Rank of the details", (rank) => choose(rank));
@@ -76,29 +77,40 @@ function build(summary, timelines) {
 
   const several = ranks.length > 1;
   const breakdown = breakdownSection(ranks, summary.words);
-  const sections = [
-    section("verdict", "", verdictSection(summary)),
+  const verdict = section("verdict", "", verdictSection(summary, record));
+  const found = findings.length > 0 && section("findings", "Findings", findingsSection(findings, summary.words));
+  const course = [
+    run?.ledger && section("course", "Where the run's time went", courseSection(run, summary.words)),
+    record && record.seconds.length > 0 && section("over-time", "Over the run", curvesSection(record)),
+    run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run, record)),
+  ];
+  const window = [
     timeline && section("timeline", "Step timeline", timeline.element),
     breakdown.length > 0 && section("breakdown", "Breakdown of the step", [...breakdown, steps]),
-    findings.length > 0 && section("findings", "Findings", findingsSection(findings, summary.words)),
-    run?.ledger && section("course", "Where the run's time went", courseSection(run, summary.words)),
-    run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run)),
+  ];
+  const ofRanks = [
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
     (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
-    run && section("run", "The whole run", runSection(run, summary.words)),
-    hints.length > 0 && section("hints", "Hints", hintsSection(hints, several)),
-  ].filter(Boolean);
+  ];
+  const whole = run && section("run", "The whole run", runSection(run, summary.words));
+  const advice = hints.length > 0 && section("hints", "Hints", hintsSection(hints, several));
+  const sections = (record ? [
+    verdict, section("step", record.step.title || "Where a step goes", stepSection(record)), found, ...course,
+    record.ranks.length > 0 && section("ranks", "Ranks", rankPaces(record.ranks)),
+    ranks.length > 0 && element("div", { class: "heading details", id: "window" }, element("h2", null, "The recorded window")), ...window, ...ofRanks,
+    whole, record.events.length > 0 && section("events", "Events", eventsSection(record)), advice, section("setting", "Setting", settingSection(record)),
+  ] : [verdict, ...window, found, ...course, ...ofRanks, whole, advice]).filter(Boolean);
   const page = document.getElementById("page");
   page.append(
     element("header", null,
-      element("div", null, element("span", { class: "product" }, "forge-profiling"), " ", element("span", { class: "source" }, summary.source)),
+      element("div", null, element("span", { class: "product" }, "forge-profiling"), " ", element("span", { class: "source" }, record ? record.folder : summary.source)),
       themeButton(() => timeline?.recolour())),
     element("main", null, sections), footer(summary));
-  document.title = visible(`${summary.verdict} \u00b7 ${summary.source}`);
+  document.title = visible([record?.outcome, summary.verdict, record ? record.folder : summary.source].filter(Boolean).join(" \u00b7 "));
   if (ranks.length) choose(findings[0]?.rank ?? ranks[0].rank);
   timeline?.layout();
 }
 
 const block = (id) => JSON.parse(document.getElementById(id).textContent);
 const { analysis, words } = block("forge-summary");
-build({ ...analysis, words }, block("forge-timeline"));
+build({ ...analysis, words }, block("forge-record"), block("forge-timeline"));

@@ -52,22 +52,32 @@ class RunTime extends TimeAxis {
   }
 }
 
+// A line of a chart: values, and the edges of the band around them.
+function lineOf(name, style, means, lows, highs) {
+  const all = means.filter(isNumber);
+  return {
+    name, style, means, lows, highs, steady: false, mean: all.reduce((sum, value) => sum + value, 0) / all.length,
+    least: Math.min(...lows.filter(isNumber)), most: Math.max(...highs.filter(isNumber)),
+  };
+}
+
+// A chart with the range and the grid of its lines.
+function chartOf(kind, lines, limit = null) {
+  return { ...kind, lines, ...scaleOf(kind, lines, limit) };
+}
+
 // The charts that have readings.
 function chartsOf(telemetry) {
   const { values, lowest = {}, highest = {} } = telemetry.series;
-  return READINGS.flatMap((sort) => {
-    const known = sort.lines.filter(([, key]) => values[key]?.some(isNumber));
+  return READINGS.flatMap((kind) => {
+    const known = kind.lines.filter(([, key]) => values[key]?.some(isNumber));
     const lines = known.map(([name, key]) => {
-      const means = values[key];
-      const [lows, highs] = [lowest[key] ?? means, highest[key] ?? means];
-      const [least, most] = [Math.min(...lows.filter(isNumber)), Math.max(...highs.filter(isNumber))];
-      const all = means.filter(isNumber);
-      const mean = all.reduce((sum, value) => sum + value, 0) / all.length;
-      const style = "abc"[sort.lines.findIndex(([, other]) => other === key)];
-      return { name, means, lows, highs, least, most, mean, style, steady: sort.aside === key && least === most && known.length > 1 };
+      const style = "abc"[kind.lines.findIndex(([, other]) => other === key)];
+      const line = lineOf(name, style, values[key], lowest[key] ?? values[key], highest[key] ?? values[key]);
+      return { ...line, steady: kind.aside === key && line.least === line.most && known.length > 1 };
     });
-    const used = lines.length > 0 && (!sort.whereUsed || lines.some((line) => line.most > 0));
-    return used ? [{ ...sort, lines, ...scaleOf(sort, lines, telemetry[sort.limit]) }] : [];
+    const used = lines.length > 0 && (!kind.whereUsed || lines.some((line) => line.most > 0));
+    return used ? [chartOf(kind, lines, telemetry[kind.limit])] : [];
   });
 }
 
@@ -86,8 +96,8 @@ function scaleOf({ top, fromLeast }, lines, limit) {
   return { bottom, high, marks: marks.map((value) => ({ value, text: number(value, digits) })), limitValue: isNumber(limit) ? limit : null, near };
 }
 
-// A value with as many digits as its sensor has.
-const reading = (chart, value) => number(value, chart.unit === "GiB" ? (chart.high < 20 ? 2 : 1) : 0);
+// A value with as many digits as its sensor has, or as the chart's own.
+const reading = (chart, value) => number(value, chart.digits ?? (chart.unit === "GiB" ? (chart.high < 20 ? 2 : 1) : 0));
 
 function rangeText(chart, { least, most }) {
   const [from, to] = [reading(chart, least), reading(chart, most)];
@@ -108,17 +118,21 @@ function chartText(chart, time) {
   return `${chart.title} over ${time.write(time.length, 1)}. ${lines.join("; ")}${limit}.`;
 }
 
-// States that hold in parts of the run, each with its share of every point.
-function statesOf({ throttled_by_pct: throttled = {}, counted_pct: counted = [] }) {
-  const reasons = Object.entries(throttled).map(([reason, shares]) => ({ name: `throttled: ${reason}`, shares, style: "throttled" }));
-  const leftOut = { name: LEFT_OUT, shares: counted.map((share) => 100 - share), style: "left-out" };
-  return [...reasons, leftOut].filter((state) => state.shares.some((share) => share > 0));
-}
-
-// Over the whole run.
-function shareOf({ shares }) {
-  const known = shares.filter(isNumber);
-  return known.reduce((sum, share) => sum + share, 0) / known.length;
+// What holds in parts of the run, as the lanes below the charts show it: where, how much of the run, and at a point.
+function statesOf({ throttled_by_pct: throttled = {}, counted_pct: counted = [] }, time) {
+  const state = (name, style, shares) => {
+    const known = shares.filter(isNumber);
+    const total = percent(known.reduce((sum, share) => sum + share, 0) / known.length);
+    const at = (index) => {
+      const share = shares[index];
+      if (!isNumber(share)) return "\u2013";
+      return share > 0 && share < 100 ? percent(share) : share > 0 ? "yes" : "no";
+    };
+    return { name, style, shares, total, label: `${name}: ${total} of the run`, spans: spansOf(shares, time), at, holds: (index) => shares[index] > 0 };
+  };
+  const reasons = Object.entries(throttled).map(([reason, shares]) => state(`throttled: ${reason}`, "throttled", shares));
+  const leftOut = state(LEFT_OUT, "left-out", counted.map((share) => 100 - share));
+  return [...reasons, leftOut].filter(({ shares }) => shares.some((share) => share > 0));
 }
 
 // Points of the same share that follow each other, as one.

@@ -33,11 +33,6 @@ function partColours(names) {
   }));
 }
 
-// A name that may break after a slash or a dot.
-function breakable(name) {
-  return name.split(/(?<=[/.])(?=[a-z_])/i).flatMap((piece, index) => (index ? [element("wbr"), piece] : [piece]));
-}
-
 const inSeconds = (value) => `${short(value)} s`;
 
 // The bar's parts: the large ones of the ledger, the rest together, and what is in none.

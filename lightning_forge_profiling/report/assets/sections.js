@@ -1,6 +1,6 @@
 // Sections of facts and tables.
 
-function verdictSection(summary) {
+function verdictSection(summary, record) {
   const first = summary.findings[0];
   const named = first !== undefined && first.code === summary.verdict;
   const plain = summary.verdict_text.replace(`${summary.verdict}: `, "");
@@ -8,12 +8,14 @@ function verdictSection(summary) {
   const beside = plain.startsWith(said) ? plain.slice(said.length).trim() : "";
   return [
     element("p", { class: "badges" }, element("span", { class: "badge", id: "verdict-code" }, summary.verdict),
-      named && element("span", { class: "muted" }, `${percent(first.share_pct)} ${summary.words.shares[0]}${ofRank(first.rank)}`)),
+      record && element("span", { class: "badge quiet", id: "outcome" }, record.outcome),
+      named && element("span", { class: "muted" }, `${percent(first.share_pct)} ${summary.words.shares[0]}${ofRank(first.rank)}`),
+      record && element("span", { class: "muted", id: "status" }, record.status)),
     element("h1", { id: "verdict-text" }, named ? first.title : plain),
     named && element("p", { class: "advice" }, remedy(first)),
     beside && element("p", { id: "verdict-beside" }, beside),
     summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
-    facts(overview(summary)),
+    facts(record ? [...record.facts, ...(summary.ranks.length ? overview(summary).slice(2) : [])] : overview(summary)),
     notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks, new Set(summary.warnings))]),
     notes("The trace and the whole run differ", summary.differences),
   ];
@@ -267,8 +269,8 @@ function runSection(run, words) {
 function footer(summary) {
   const files = summary.ranks.map((rank) => rank.file).filter(Boolean);
   return element("footer", null,
-    element("h2", null, "View the trace"),
-    element("ul", null,
+    summary.ranks.length > 0 && element("h2", null, "View the trace"),
+    summary.ranks.length > 0 && element("ul", null,
       element("li", null, "Perfetto: open ", element("a", { href: "https://ui.perfetto.dev", target: "_blank", rel: "noopener noreferrer" }, "ui.perfetto.dev"),
         " and drop the file on it, or run ", element("code", null, "forge-profiling view --perfetto PATH"), "."),
       element("li", null, "TensorBoard: ", element("code", null, "forge-profiling tensorboard PATH --out DIR"), ", then ",

@@ -112,6 +112,11 @@ function smallTable(label, columns, rows) {
   return table;
 }
 
+// A name that may break after a slash or a dot.
+function breakable(name) {
+  return name.split(/(?<=[/.])(?=[a-z_])/i).flatMap((piece, index) => (index ? [element("wbr"), piece] : [piece]));
+}
+
 // A kernel's base name stands out.
 function nameText(name, isKernel) {
   const [begin, end] = isKernel ? baseName(name) : [0, name.length];

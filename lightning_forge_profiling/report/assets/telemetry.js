@@ -1,4 +1,4 @@
-// The GPU over the run: small charts one above the other over one axis of time, and a cursor that reads all of them.
+// Small charts one above the other over one axis of time, and a cursor that reads all of them: the GPU over the run.
 //
 // Each chart is drawn once and stretched to its place, so that neither a narrow window nor a print needs it redrawn.
 
@@ -58,11 +58,9 @@ function chartPlot(chart, time, states) {
   return made;
 }
 
-class TelemetryView {
-  constructor(telemetry, axis) {
-    this.time = new RunTime(telemetry.series, axis);
-    this.charts = chartsOf(telemetry);
-    this.states = statesOf(telemetry.series).map((state) => ({ ...state, spans: spansOf(state.shares, this.time) }));
+class ChartsView {
+  constructor(time, charts, states) {
+    Object.assign(this, { time, charts, states });
     this.heading = element("span", { class: "muted reading" });
     this.moment = element("span", { class: "moment", hidden: true, "aria-hidden": "true" });
     this.cursor = element("span", { class: "cursor", hidden: true });
@@ -76,8 +74,8 @@ class TelemetryView {
         spoken: (index) => `${chart.title}, ${line.name}: ${isNumber(line.means[index]) ? `${valueText(chart, line, index)} ${chart.unit}` : "no reading"}`, of: line,
       }))),
       ...this.states.map((state) => ({
-        cell: element("span", { class: "reading" }), range: percent(shareOf(state)), of: state, at: (index) => this.stateAt(state, index),
-        spoken: (index) => `${state.name}: ${this.stateAt(state, index)}`,
+        cell: element("span", { class: "reading" }), range: state.total, of: state, at: state.at,
+        spoken: (index) => `${state.name}: ${state.at(index)}`,
       })),
     ];
     this.element = element("div", { class: "telemetry" }, this.axis(), this.charts.map((chart) => this.chart(chart)),
@@ -88,12 +86,6 @@ class TelemetryView {
 
   cell(of) {
     return this.rows.find((row) => row.of === of).cell;
-  }
-
-  stateAt({ shares }, index) {
-    const share = shares[index];
-    if (!isNumber(share)) return "\u2013";
-    return share > 0 && share < 100 ? percent(share) : share > 0 ? "yes" : "no";
   }
 
   axis() {
@@ -112,7 +104,7 @@ class TelemetryView {
   state(state) {
     const label = element("div", { class: "chart-line" },
       element("span", { class: `stroke ${state.style}`, "aria-hidden": "true" }), element("span", null, state.name), this.cell(state));
-    const lane = plot("state-lane", `${state.name}: ${percent(shareOf(state))} of the run`, spanRects(state.spans, state.style));
+    const lane = plot("state-lane", state.label, spanRects(state.spans, state.style));
     return element("div", { class: "chart-row state" }, element("div", { class: "chart-label" }, label), element("div", { class: "chart-plot" }, lane));
   }
 
@@ -127,7 +119,7 @@ class TelemetryView {
       mark.hidden = !shown;
       placed(mark, { left });
     }
-    const throttles = shown ? this.states.filter((state) => state.style === "throttled" && state.shares[index] > 0) : [];
+    const throttles = shown ? this.states.filter((state) => state.style === "throttled" && state.holds(index)) : [];
     this.moment.textContent = shown ? visible([this.time.write(this.time.seconds[index]), ...throttles.map((state) => state.name)].join(" \u00b7 ")) : "";
     this.moment.classList.toggle("late", left > 60);
     for (const [dot, line, chart] of this.charts.flatMap((chart) => chart.dots)) {
@@ -182,10 +174,15 @@ function telemetryFacts(telemetry) {
 }
 
 // What the charts are of, and what they lack.
-function telemetryNotes(telemetry, run, view) {
+function telemetryNotes(telemetry, run, view, record) {
   const { time, charts, states } = view;
   const missing = READINGS.filter((each) => !each.whereUsed && !charts.some((chart) => chart.title === each.title)).map((each) => each.title.toLowerCase());
   const broken = charts.some((chart) => chart.lines.some((line) => !line.means.every(isNumber))) || time.seconds.some((_, index) => index > 0 && !time.follows(index));
+  const ofRank = [
+    run.world_size === 2 && "This is rank 0's GPU; that of the other rank is not read.",
+    run.world_size > 2 && `This is rank 0's GPU; those of the other ${number(run.world_size - 1)} ranks are not read.`,
+  ];
+  if (!charts.length && record) return ofRank.filter(Boolean).join(" ");
   return [
     time.averaged
       ? `Each point is the mean of ${number(time.samples)} readings, over ${time.each}; the pale band reaches from the lowest to the highest of them.`
@@ -196,8 +193,7 @@ function telemetryNotes(telemetry, run, view) {
     broken && "A line is broken where there was no reading.",
     missing.length > 0 && `Not reported by the driver: ${missing.join(", ")}.`,
     telemetry.is_mig && "This is a slice of a GPU (MIG): power, temperature, clocks and throttling are the whole GPU's.",
-    run.world_size === 2 && "This is rank 0's GPU; that of the other rank is not read.",
-    run.world_size > 2 && `This is rank 0's GPU; those of the other ${number(run.world_size - 1)} ranks are not read.`,
+    ...ofRank,
   ].filter(Boolean).join(" ");
 }
 
@@ -212,9 +208,10 @@ function telemetryTable({ time, charts, states }) {
   return new DataTable({ label: "Readings", columns, rows: [...time.seconds.keys()], limit: 20 }).element;
 }
 
-function telemetrySection(telemetry, run) {
-  const view = new TelemetryView(telemetry, run.ledger ? runAxis(run) : null);
+function telemetrySection(telemetry, run, record) {
+  const time = new RunTime(telemetry.series, run.ledger ? runAxis(run) : null);
+  const view = new ChartsView(time, chartsOf(telemetry), statesOf(telemetry.series, time));
   const table = element("details", null, element("summary", null, "The readings as a table"));
   table.addEventListener("toggle", () => table.append(telemetryTable(view)), { once: true });
-  return [telemetryFacts(telemetry), view.charts.length > 0 && view.element, element("p", { id: "telemetry-text", class: "muted" }, telemetryNotes(telemetry, run, view)), view.charts.length > 0 && table];
+  return [telemetryFacts(telemetry), view.charts.length > 0 && view.element, element("p", { class: "charts-text muted" }, telemetryNotes(telemetry, run, view, record)), view.charts.length > 0 && table];
 }

@@ -1,0 +1,101 @@
+// What the record of a run adds to its page: the split of its step, its curves and events, its ranks, its settings.
+
+const EVENTS_SHOWN = 20;
+const FROM_LEAST = "\u00b0C"; // a scale in this unit does not begin at 0
+const LARGE_UNITS = [[1e9, "billion "], [1e6, "million "], [1e4, "thousand "]];
+
+// "12.34" as the number that it is, "" as none.
+const figure = (text) => (text === "" || text === undefined ? null : Number(text.replaceAll(",", "")));
+
+function stepSection({ step: { headings, rows, lines } }) {
+  if (!rows.length) return element("p", { class: "empty" }, "No step was timed.");
+  const [first, share, ...others] = headings;
+  const parts = rows.filter((row) => row.pct > 0 && REGION_COLOURS.has(row.name)).map((row) => ({
+    name: row.name, pct: row.pct, colour: regionColour(row.name), idle: false, title: `${row.name} ${percent(row.pct)}`,
+  }));
+  const columns = [
+    column.text(first || "Region", (row) => row.name, (name, row) => element(row.pct === null ? "b" : "span", null, name)),
+    { ...column.bar(share, (row) => row.pct), write: (pct) => (pct === null ? "" : percent(pct)) },
+    ...others.map((heading, index) => ({
+      label: heading, numeric: true, value: (row) => figure(row.times[index]), write: (_, row) => row.times[index],
+    })),
+  ];
+  return [
+    parts.length > 0 && stackedBar(parts, "The step"),
+    smallTable("The step by region", columns, rows),
+    lines.length > 0 && element("dl", { class: "lines" }, lines.flatMap(({ name, text }) => [element("dt", null, name), element("dd", null, text.text)])),
+  ];
+}
+
+function curveChart({ title, unit, name, values, highs }) {
+  const most = Math.max(...values.filter(isNumber), ...highs);
+  const [factor, large] = LARGE_UNITS.find(([from]) => most >= from) ?? [1, ""];
+  const divisor = factor === 1e4 ? 1e3 : factor;
+  const scaled = (all) => all.map((value) => (isNumber(value) ? value / divisor : null));
+  const [means, tops] = [scaled(values), highs.length ? scaled(highs) : null];
+  const kind = {
+    title, unit: `${large}${unit}`, top: unit === "%" && most > 50 && most <= 100 ? 100 : undefined, fromLeast: unit === FROM_LEAST,
+    digits: Math.min(3, Math.max(0, 2 - Math.floor(Math.log10(Math.max(most / divisor, 1e-3))))),
+  };
+  return chartOf(kind, [lineOf(name, "a", means, means, tops ?? means)]);
+}
+
+// The events of one kind, as a lane below the charts.
+function eventState(kind, events, time) {
+  const spans = events.map((event) => ({
+    begin: time.part(event.start_s), end: Math.max(time.part(event.end_s), time.part(event.start_s) + 0.0015), share: 100,
+  }));
+  const holds = (index) => events.some((event) => event.start_s <= time.seconds[index] && event.end_s >= (time.seconds[index - 1] ?? 0));
+  const total = `${number(events.length)} \u00d7`;
+  return { name: kind, style: events.some((event) => event.is_problem) ? "throttled" : "left-out", spans, total, label: `${kind}: ${total}`, holds, at: (index) => (holds(index) ? "yes" : "no") };
+}
+
+function curvesSection(record) {
+  const { seconds, curves, events, length_s: length } = record;
+  const time = new RunTime({ seconds, samples_per_point: 1 }, { training: 0, length });
+  const kinds = [...new Set(events.map((event) => event.kind))];
+  const states = kinds.map((kind) => eventState(kind, events.filter((event) => event.kind === kind), time));
+  const view = new ChartsView(time, curves.map(curveChart), states);
+  const notes = [
+    "Each point covers the steps since the previous one. The band reaches from the median to the 95th percentile.",
+    record.ranks.length > 1 && `Curves are of rank ${record.curves_of}.`,
+    record.lost_steps > 0 && `The record keeps only its newest part: intervals before step ${number(record.lost_steps)} were deleted.`,
+    states.length > 0 && "Grey and tinted bars are events, as in the lanes below.",
+  ];
+  return [view.element, element("p", { class: "charts-text muted" }, notes.filter(Boolean).join(" "))];
+}
+
+function rankPaces(ranks) {
+  const outstanding = (text, rank) => (rank.late || rank.outcome === "failed" || rank.outcome === "silent" ? element("b", null, text) : text);
+  return [
+    smallTable("Ranks of the run", [
+      column.text("Rank", (rank) => rank.rank, (number, rank) => outstanding(String(number), rank)),
+      column.text("Host", (rank) => rank.host),
+      column.count("step", (rank) => rank.step),
+      column.number("step ms", (rank) => rank.step_ms, 2),
+      column.number("own work, ms", (rank) => rank.own_ms, 2),
+      column.number("waits, ms", (rank) => rank.waits_ms, 2),
+      column.text("Status", (rank) => (rank.late ? `${rank.outcome}, late` : rank.outcome), outstanding),
+    ], ranks),
+    element("p", { class: "muted" }, "Own work and waiting for other ranks per step, over the run. The rank with most own work is late, and the others wait for it."),
+  ];
+}
+
+function eventsSection({ events, events_left_out: leftOut }) {
+  return [
+    new DataTable({
+      label: "Events", rows: [...events].reverse(), limit: EVENTS_SHOWN, columns: [
+        column.text("Event", (event) => event.kind),
+        column.count("step", (event) => event.step),
+        column.number("after, s", (event) => event.end_s, 1, "since the run began"),
+        column.number("seconds", (event) => (event.end_s > event.start_s ? event.end_s - event.start_s : null), 2),
+        column.text("What", (event) => event.text, (text) => element("span", null, breakable(text))),
+      ],
+    }).element,
+    leftOut > 0 && element("p", { class: "muted" }, `${number(leftOut)} earlier events are left out.`),
+  ];
+}
+
+function settingSection({ setting }) {
+  return element("dl", { class: "lines" }, setting.flatMap(([name, value]) => [element("dt", null, name), element("dd", null, value)]));
+}

@@ -19,6 +19,7 @@ from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import find_device
 from lightning_forge_profiling.gpu.telemetry import GpuReader, GpuSample
+from lightning_forge_profiling.names import BEFORE_FIT
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
@@ -212,7 +213,7 @@ def report(make_trainer, monkeypatch, tmp_path):
 def part_of_axis(ledger, series, second):
     """Where a second of the telemetry, which begins with training, lies on the axis of the run."""
     # the run of a process that had another fit before begins with the fit
-    fit_s = next((span["end_s"] for span in ledger["spans"] if span["part"] == "startup/process"), 0.0)
+    fit_s = max((span["end_s"] for span in ledger["spans"] if span["part"] in BEFORE_FIT), default=0.0)
     training_s = next(span["start_s"] for span in ledger["spans"] if span["part"] == "steps") - fit_s
     return (training_s + second) / max(ledger["wall_s"] - fit_s, training_s + series["seconds"][-1])
 

@@ -15,8 +15,7 @@ from lightning_forge_profiling.errors import ConfigurationError, TimerNotStarted
 
 __all__ = ["SynchronizedWallClockTimer", "ThroughputTimer", "print_rank_0"]
 
-_TRIMMED = 0.1
-"""The share of the intervals that `mean()` leaves out at either end, as DeepSpeed does."""
+_TRIMMED = 0.1  # of the intervals, at either end of `mean()`, as in DeepSpeed
 
 
 def synchronize() -> None:
@@ -59,19 +58,7 @@ class SynchronizedWallClockTimer:
     """
 
     class Timer:
-        """One named timer, on its own or made by `timers(name)`.
-
-        Args:
-            name: the name in error messages.
-            clock: the clock, in seconds; for tests.
-
-        Example:
-            >>> timer = SynchronizedWallClockTimer.Timer("forward")
-            >>> timer.start()
-            >>> timer.stop()
-            >>> timer.elapsed() > 0
-            True
-        """
+        """One named timer, on its own or made by `timers(name)`."""
 
         def __init__(self, name: str, clock: Callable[[], float] = perf_counter) -> None:
             self._name = name
@@ -176,8 +163,9 @@ class SynchronizedWallClockTimer:
         """
         _refuse_normalizer(normalizer)
         line = "time (ms)"
-        for name, timer in self._known(names).items():
-            line += f" | {name}: {timer.elapsed(reset=reset) * 1e3 / normalizer:.2f}"
+        for name in names:
+            if name in self.timers:
+                line += f" | {name}: {self.timers[name].elapsed(reset=reset) * 1e3 / normalizer:.2f}"
         _print_on(ranks or (0,), line + (self.memory_usage() if memory_breakdown else ""))
 
     def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:  # noqa: ARG002  (DeepSpeed's signature)
@@ -192,7 +180,7 @@ class SynchronizedWallClockTimer:
             ValueError: `normalizer` is not positive.
         """
         _refuse_normalizer(normalizer)
-        return {name: timer.mean() * 1e3 / normalizer for name, timer in self._known(names).items()}
+        return {name: self.timers[name].mean() * 1e3 / normalizer for name in names if name in self.timers}
 
     @staticmethod
     def memory_usage() -> str:
@@ -204,9 +192,6 @@ class SynchronizedWallClockTimer:
             "max_cache_allocated": torch.cuda.max_memory_reserved(),
         }
         return "".join(f" | {name}: {used / 2**30:.4f} GB" for name, used in figures.items())
-
-    def _known(self, names: Iterable[str]) -> dict[str, Timer]:
-        return {name: self.timers[name] for name in names if name in self.timers}
 
 
 def _refuse_normalizer(normalizer: float) -> None:
@@ -254,8 +239,7 @@ class ThroughputTimer:
         4.0
     """
 
-    LOG_EVERY = 1000
-    """`print_elapsed_time` prints at multiples of this many steps."""
+    LOG_EVERY = 1000  # steps, of `print_elapsed_time`
 
     @overload
     def __init__(
@@ -282,13 +266,15 @@ class ThroughputTimer:
     ) -> None: ...
 
     def __init__(self, *args: Any, clock: Callable[[], float] = perf_counter, **options: Any) -> None:
-        self.global_step_count = 0
-        self.micro_step_count = 0
-        self.epoch_count = 0
-        self.total_elapsed_time = 0.0
-        self._step_time = 0.0
+        self.global_step_count = self.micro_step_count = self.epoch_count = 0
+        self.total_elapsed_time = self._step_time = 0.0
         self._clock = clock
         self._started_at: float | None = None
+        self.config: ThroughputTimerConfig | None = None
+        self.name: str | None = None
+        self.num_workers = 1
+        self.steps_per_output: int | None = None
+        self._log: Callable[[str], object] = print_rank_0
         if "config" in options or (args and not isinstance(args[0], str | None)):
             self._set_up_with_config(*args, **options)
         else:
@@ -297,14 +283,11 @@ class ThroughputTimer:
     def _set_up_early(
         self, name: str | None = None, batch_size: int = 1, num_workers: int = 1, start_step: int = 2
     ) -> None:
-        self.config: ThroughputTimerConfig | None = None
         self.name = name
         self.batch_size = batch_size
         self.num_workers = num_workers
         self._untimed = max(start_step - 1, 0)
         self._fewest_steps, self._too_few = 3, -999.0
-        self.steps_per_output: int | None = None
-        self._log: Callable[[str], object] = print_rank_0
 
     def _set_up_with_config(  # noqa: PLR0917  (DeepSpeed's signature)
         self,
@@ -325,13 +308,11 @@ class ThroughputTimer:
         if steps_per_output is not None and steps_per_output <= 0:
             raise ConfigurationError(f"steps_per_output must be positive or None, got {steps_per_output}.")
         self.config = config
-        self.name = None
         self.batch_size = 1 if batch_size is None else batch_size
-        self.num_workers = 1
         self._untimed = start_step
         self._fewest_steps, self._too_few = 1, float("-inf")
         self.steps_per_output = steps_per_output
-        self._log = print_rank_0 if logging_fn is None else logging_fn
+        self._log = self._log if logging_fn is None else logging_fn
 
     def update_epoch_count(self) -> None:
         """Begin the next epoch: micro-steps in the logged line are counted from 0 again."""

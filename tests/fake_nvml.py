@@ -1,4 +1,4 @@
-"""An NVML of paper: boards whose readings are set by hand, and a count of what was asked."""
+"""A simulated NVML: boards whose readings are set by hand, and a count of what was asked."""
 
 # ruff: noqa: N802  (the names are NVML's)
 

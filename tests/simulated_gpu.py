@@ -1,4 +1,4 @@
-"""A GPU and its host of paper, with a clock that only they move: launches take the host time, kernels the GPU.
+"""A simulated GPU and its host, with a clock that only they move: launches take the host time, kernels the GPU.
 
 The figures are about an H200's: 5 us of host time a launch, 0.9 us between kernels of a stream, 0.1 in a graph.
 """

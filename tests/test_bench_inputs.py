@@ -194,9 +194,9 @@ def test_kernels_behind_tensors_on_the_cpu_are_found(simulated_gpu, used, method
         simulated_gpu.kernel(20_000)
         simulated_gpu.allocate(1024, keep=False)
 
-    found = benchmark(Engine(model).step, VECTOR, watch_clock=False, max_time=0.05, method=method)
-    assert (found.method, found.device) == ("kernels", simulated_gpu.name)
-    assert found.median_us == pytest.approx(20)
+    measured = benchmark(Engine(model).step, VECTOR, watch_clock=False, max_time=0.05, method=method)
+    assert (measured.method, measured.device) == ("kernels", simulated_gpu.name)
+    assert measured.median_us == pytest.approx(20)
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -205,18 +205,18 @@ def test_a_function_of_the_cpu_is_timed_there_beside_a_gpu(simulated_gpu, used):
         simulated_gpu.kernel(1000)
     before = simulated_gpu.kernels
     for options in ({}, {"method": "wall"}, {"device": "cpu"}):
-        found = benchmark(torch.add, VECTOR, 1, watch_clock=False, max_time=0.1, max_noise=1, **options)
-        assert (found.method, found.device, found.clock) == ("cpu", "cpu", None)
-        assert found.threads == torch.get_num_threads()
-        assert not any("GPU" in warning or "CUDA" in warning for warning in found.warnings)
+        measured = benchmark(torch.add, VECTOR, 1, watch_clock=False, max_time=0.1, max_noise=1, **options)
+        assert (measured.method, measured.device, measured.clock) == ("cpu", "cpu", None)
+        assert measured.threads == torch.get_num_threads()
+        assert not any("GPU" in warning or "CUDA" in warning for warning in measured.warnings)
     with pytest.raises(ConfigurationError, match="the function seems to run on the CPU"):
         benchmark(torch.add, VECTOR, 1, watch_clock=False, method="graph")
     assert simulated_gpu.kernels == before, "the GPU is left alone"
 
 
 def test_a_function_without_tensors_starts_no_gpu(simulated_gpu):
-    found = benchmark(sorted, [3, 1, 2], watch_clock=False, max_time=0.05)
-    assert (found.method, found.device, simulated_gpu.kernels) == ("cpu", "cpu", 0)
+    measured = benchmark(sorted, [3, 1, 2], watch_clock=False, max_time=0.05)
+    assert (measured.method, measured.device, simulated_gpu.kernels) == ("cpu", "cpu", 0)
 
 
 def test_while_a_graph_is_captured_a_function_that_may_be_the_gpus_is_not_called(simulated_gpu):
@@ -358,17 +358,17 @@ def test_a_backward_pass_can_be_timed_again_and_again():
 
 
 def test_it_runs_in_a_thread_and_in_several_at_once():
-    found = []
+    names = []
 
     def work():
-        found.append(benchmark(torch.add, VECTOR, 1, **QUICK).name)
+        names.append(benchmark(torch.add, VECTOR, 1, **QUICK).name)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == ["add(float32[8], 1)"] * 3
+    assert names == ["add(float32[8], 1)"] * 3
     assert gc.isenabled()
 
 

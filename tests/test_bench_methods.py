@@ -82,9 +82,9 @@ def test_a_graph_that_cuda_breaks_off_is_one_sentence(gpu):
     gpu.capture = broken_off
     with pytest.raises(
         ForgeProfilingError, match=r"cannot be used: CUDA aborted .* not permitted\. Leave method out"
-    ) as found:
+    ) as raised:
         timed(gpu, add(gpu), options("graph"))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
     gpu.profiler_error = ForgeProfilingError("no")
     assert timed(gpu, add(gpu)).method == "saturated"
 
@@ -294,19 +294,19 @@ def test_a_method_asked_for_by_name_fails_rather_than_becoming_another(gpu, meth
 
 def test_a_method_that_fails_says_what_to_choose_instead(gpu):
     gpu.profiler_error = ForgeProfilingError("another torch profiler is active in this process")
-    with pytest.raises(ForgeProfilingError) as found:
+    with pytest.raises(ForgeProfilingError) as raised:
         timed(gpu, add(gpu), options("kernels"))
     said = "another torch profiler is active in this process. Leave method out, or take 'graph' or 'saturated'"
-    assert said in str(found.value)
+    assert said in str(raised.value)
 
     def refuses():
         if gpu.captured is not None:
             raise RuntimeError("no capture")
         gpu.kernel(2000)
 
-    with pytest.raises(RuntimeError) as found:
+    with pytest.raises(RuntimeError) as raised:
         timed(gpu, refuses, options("graph"))
-    assert "'saturated'" in found.value.__notes__[0]
+    assert "'saturated'" in raised.value.__notes__[0]
 
 
 def test_the_hosts_part_alone_is_said_to_be_that(gpu):

@@ -23,11 +23,11 @@ def result(samples, name="f", **options):
 
 def test_the_figures_are_those_of_the_samples():
     samples = np.random.default_rng(0).gamma(3, 2, 1001)
-    found = result(samples)
-    assert found.median_us == np.median(samples)
-    assert found.mean_us == pytest.approx(samples.mean())
-    assert (found.min_us, found.p5_us, found.p95_us) == (samples.min(), *np.percentile(samples, [5, 95]))
-    assert found.iqr_us == pytest.approx(np.subtract(*np.percentile(samples, [75, 25])))
+    measured = result(samples)
+    assert measured.median_us == np.median(samples)
+    assert measured.mean_us == pytest.approx(samples.mean())
+    assert (measured.min_us, measured.p5_us, measured.p95_us) == (samples.min(), *np.percentile(samples, [5, 95]))
+    assert measured.iqr_us == pytest.approx(np.subtract(*np.percentile(samples, [75, 25])))
 
 
 def test_the_interval_of_the_median_holds_the_true_one_in_95_of_100_cases_by_the_exact_binomial():
@@ -60,11 +60,11 @@ def test_five_samples_say_nothing_about_how_well_the_median_is_known():
 
 
 def test_a_result_survives_json():
-    found = result(
+    measured = result(
         [2.0, 1.0, 3.0], clock=CLOCK, warnings=("it waits",), waits_for_gpu=True, enqueue_us=5.0, queued_us=2.5
     )
-    text = found.to_json(indent=1)
-    assert BenchmarkResult.from_json(text) == found
+    text = measured.to_json(indent=1)
+    assert BenchmarkResult.from_json(text) == measured
     assert json.loads(text)["median_us"] == 2.0
     assert json.loads(text)["noise"] is None  # three samples: unknown, and JSON has no infinity
     assert json.loads(text)["clock"]["reasons"] == ["power cap"]
@@ -148,15 +148,15 @@ def noisy(random, median, count=200, drift=0.0, noise=0.02):
 
 def test_a_real_difference_is_shown_with_an_interval_around_it():
     random = np.random.default_rng(3)
-    found = compare_benchmarks(
+    comparison = compare_benchmarks(
         [result(noisy(random, us), name) for _ in range(5) for us, name in ((10, "f"), (9, "g"))]
     )
-    (ratio,) = found.ratios
+    (ratio,) = comparison.ratios
     assert ratio.verdict == "faster"
     assert ratio.low < 0.9 < ratio.high
     assert ratio.high - ratio.low < 0.03
-    assert "faster" in str(found)
-    assert json.loads(found.to_json())["ratios"][0]["verdict"] == "faster"
+    assert "faster" in str(comparison)
+    assert json.loads(comparison.to_json())["ratios"][0]["verdict"] == "faster"
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.001])
@@ -201,10 +201,10 @@ def test_five_runs_that_differ_by_chance_alone_have_a_verdict_in_less_than_5_of_
 def test_a_call_of_which_a_run_has_few_samples_is_compared_by_its_runs(samples):
     random = np.random.default_rng(8)
     runs = [result(noisy(random, us, samples), name) for _ in range(5) for us, name in ((1e6, "f"), (3e6, "g"))]
-    found = compare_benchmarks(runs)
-    assert found.ratios[0].verdict == "slower"
-    assert 2.8 < found.ratios[0].low < found.ratios[0].ratio < found.ratios[0].high < 3.2
-    assert found.warnings == ()
+    comparison = compare_benchmarks(runs)
+    assert comparison.ratios[0].verdict == "slower"
+    assert 2.8 < comparison.ratios[0].low < comparison.ratios[0].ratio < comparison.ratios[0].high < 3.2
+    assert comparison.warnings == ()
     assert compare_benchmarks(runs[:-1]).ratios[0].verdict == "too few samples to tell"
 
 
@@ -226,28 +226,30 @@ def test_what_the_gpu_is_the_limit_of_is_compared_without_a_warning():
 def test_a_comparison_with_nothing_is_refused_and_one_of_nothing_is_not():
     with pytest.raises(ConfigurationError, match="median of f is 0"):
         compare_benchmarks([result([0.0] * 9, "f"), result([1.0] * 9, "g")])
-    found = compare_benchmarks([result([1.0] * 4 + [0.0] * 3, "f"), result([0.0] * 9, "g")] * 4)
-    assert found.ratios[0].ratio == 0
-    assert not any(text in str(found) for text in ("nan", "inf"))
-    json.loads(found.to_json(), parse_constant=pytest.fail)
+    comparison = compare_benchmarks([result([1.0] * 4 + [0.0] * 3, "f"), result([0.0] * 9, "g")] * 4)
+    assert comparison.ratios[0].ratio == 0
+    assert not any(text in str(comparison) for text in ("nan", "inf"))
+    json.loads(comparison.to_json(), parse_constant=pytest.fail)
 
 
 def test_too_few_samples_tell_nothing_however_far_apart():
-    found = compare_benchmarks([result([1.0] * 3, "f"), result([9.0] * 3, "g")])
-    assert found.ratios[0].verdict == "too few samples to tell"
-    assert "no difference shown" not in str(found)
-    assert any("gives no interval" in warning for warning in found.warnings)
-    ratio = json.loads(found.to_json(), parse_constant=pytest.fail)["ratios"][0]
+    comparison = compare_benchmarks([result([1.0] * 3, "f"), result([9.0] * 3, "g")])
+    assert comparison.ratios[0].verdict == "too few samples to tell"
+    assert "no difference shown" not in str(comparison)
+    assert any("gives no interval" in warning for warning in comparison.warnings)
+    ratio = json.loads(comparison.to_json(), parse_constant=pytest.fail)["ratios"][0]
     assert (ratio["low"], ratio["high"]) == (0, None)
-    assert "[unknown]" in str(found)
+    assert "[unknown]" in str(comparison)
 
 
 def test_results_that_were_measured_differently_are_compared_with_a_warning():
     slow = ClockSummary(1500.0, 1500, 1500, 1980, (), 0)
     fast = ClockSummary(1980.0, 1980, 1980, 1980, (), 0)
-    found = compare_benchmarks([result([1.0] * 9, "f", clock=slow, flush_l2=True), result([1.0] * 9, "g", clock=fast)])
-    assert "the results differ in whether the L2 cache was flushed" in found.warnings
-    assert any("1500 to 1980 MHz" in warning for warning in found.warnings)
+    comparison = compare_benchmarks(
+        [result([1.0] * 9, "f", clock=slow, flush_l2=True), result([1.0] * 9, "g", clock=fast)]
+    )
+    assert "the results differ in whether the L2 cache was flushed" in comparison.warnings
+    assert any("1500 to 1980 MHz" in warning for warning in comparison.warnings)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +264,8 @@ def test_results_of_other_threads_or_another_device_are_compared_with_a_warning(
     given = {"method": "cpu", "device": "a CPU", "threads": 4, "samples_us": (1.0,) * 9}
     first = BenchmarkResult(name="f", **given)
     assert compare_benchmarks([first, BenchmarkResult(name="g", **given)] * 5).warnings == ()
-    found = compare_benchmarks([first, BenchmarkResult(**({"name": "g"} | given | other))] * 5)
-    assert found.warnings == (f"the results differ in {differing}",)
+    comparison = compare_benchmarks([first, BenchmarkResult(**({"name": "g"} | given | other))] * 5)
+    assert comparison.warnings == (f"the results differ in {differing}",)
 
 
 def test_runs_of_one_name_that_are_clearly_of_different_functions_are_named():
@@ -294,12 +296,12 @@ def test_a_picture_of_any_name_is_xml(text):
 def test_no_name_reaches_the_terminal_as_an_escape_sequence_or_a_line(text):
     clock = ClockSummary(1900.0, 1700, 1980, 1980, (text,), 3)
     given = {"samples_us": (1.0,) * 9, "clock": clock, "warnings": (text,)}
-    found = BenchmarkResult(name=text, method=text, device=text, **given)
+    measured = BenchmarkResult(name=text, method=text, device=text, **given)
     bound = [result([1.0] * 9, name, enqueue_us=5.0) for name in (text, text + "x")]  # a warning names each of them
-    for shown, lines in ((str(found), 5), (str(compare_benchmarks(bound * 5)), 4)):
+    for shown, lines in ((str(measured), 5), (str(compare_benchmarks(bound * 5)), 4)):
         assert len(shown.splitlines()) == lines
         assert all(character.isprintable() for character in shown.replace("\n", ""))
-    assert BenchmarkResult.from_json(found.to_json()) == found
+    assert BenchmarkResult.from_json(measured.to_json()) == measured
 
 
 def test_what_a_terminal_cannot_show_is_escaped_so_that_names_stay_apart():
@@ -343,5 +345,5 @@ def test_json_with_a_field_of_the_wrong_kind_is_refused(wrong):
 
 
 def test_samples_of_a_numpy_type_become_json():
-    found = result(np.float32([1.5, 2.5]))
-    assert BenchmarkResult.from_json(found.to_json()) == found
+    measured = result(np.float32([1.5, 2.5]))
+    assert BenchmarkResult.from_json(measured.to_json()) == measured

@@ -1,4 +1,4 @@
-"""Watching and locking a GPU's clock, against an NVML of paper. No real clock is ever changed here."""
+"""Watching and locking a GPU's clock, against a simulated NVML. No real clock is ever changed here."""
 
 import signal
 import subprocess
@@ -99,7 +99,7 @@ def test_a_lock_that_fails_half_way_is_taken_back(nvml, reset):
     assert (changes(nvml), nvml.opened) == ((1, 1), 0)
 
 
-def test_a_gpu_whose_rated_clock_nobody_knows_needs_a_rate(nvml):
+def test_a_gpu_of_unknown_rated_clock_needs_a_rate(nvml):
     nvml.fails["nvmlDeviceGetDefaultApplicationsClock"] = NOT_SUPPORTED
     with pytest.raises(ClocksUnavailableError, match=r"locked_clocks\(sm_mhz"), locked_clocks(uuid=UUID, nvml=nvml):
         pytest.fail("the block must not run")
@@ -323,7 +323,7 @@ def test_the_clock_that_is_read_is_that_of_the_device_that_cuda_means(monkeypatc
     assert seen.limit_mhz == 1755
 
 
-def test_what_was_seen_of_the_clock(nvml):
+def test_the_summary_of_the_clock(nvml):
     now = [0]
     watch = ClockWatch(uuid=UUID, nvml=nvml, clock_ns=lambda: now[0])
     assert watch.summary(0) is None

@@ -45,9 +45,9 @@ CPU = curve("cpu", {64: 1.0, 128: 4.0, 256: 16.0, 512: 64.0})
 def test_curves_that_are_powers_of_the_size_cross_where_they_truly_do():
     cpu = curve("cpu", {size: 1e-5 * size**3 for size in (64, 256, 1024)})
     gpu = curve("stream", {size: 2.0 * size for size in (64, 256, 1024)})
-    found = find_crossover(cpu, gpu)
-    assert found.size == pytest.approx((2.0 / 1e-5) ** 0.5)
-    assert found.us == pytest.approx(2.0 * found.size)
+    crossover = find_crossover(cpu, gpu)
+    assert crossover.size == pytest.approx((2.0 / 1e-5) ** 0.5)
+    assert crossover.us == pytest.approx(2.0 * crossover.size)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_curves_that_are_powers_of_the_size_cross_where_they_truly_do():
     ],
 )
 def test_what_counts_is_from_where_on_it_is_faster_for_good(gpu, size, said):
-    found = find_crossover(CPU, curve("alone", gpu))
-    assert found.size == pytest.approx(size, abs=0.1)
-    assert describe(found) == said
+    crossover = find_crossover(CPU, curve("alone", gpu))
+    assert crossover.size == pytest.approx(size, abs=0.1)
+    assert describe(crossover) == said
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ class Machine:
 
 def test_every_operation_is_timed_at_every_size_in_every_way():
     machine, announced = Machine(cpu=lambda n: n * 1.0, alone=lambda _: 20.0), []
-    found = measure(
+    measured = measure(
         {"one": operation("first"), "two": operation("second")}, (8, 16), ("cpu", "alone"), machine,
         longest_us=1e6, progress=lambda name, size: announced.append((name, size)),
     )  # fmt: skip
     assert announced == [("one", 8), ("one", 16), ("two", 8), ("two", 16)]
-    assert [explored.name for explored in found] == ["one", "two"]
-    assert [explored.meaning for explored in found] == ["first", "second"]
-    for explored in found:
+    assert [explored.name for explored in measured] == ["one", "two"]
+    assert [explored.meaning for explored in measured] == ["first", "second"]
+    for explored in measured:
         assert explored.sizes == (8, 16)
         assert [point.us for point in explored.curve("cpu").points] == [8.0, 16.0]
         assert explored.crossovers[0].way == "alone"
@@ -143,11 +143,11 @@ def test_every_operation_is_timed_at_every_size_in_every_way():
 
 def test_a_curve_ends_before_a_call_that_would_take_too_long_and_the_others_go_on():
     machine = Machine(cpu=lambda n: n**3.0, alone=lambda _: 20.0)
-    [found] = measure({"one": operation()}, (10, 20, 40, 80, 160), ("cpu", "alone"), machine, longest_us=100_000)
-    assert [point.size for point in found.curve("cpu").points] == [10, 20, 40]
-    assert found.curve("cpu").ended == "a call at 80 would take about 512 ms"
-    assert [point.size for point in found.curve("alone").points] == [10, 20, 40, 80, 160]
-    assert found.curve("alone").ended == ""
+    [measured] = measure({"one": operation()}, (10, 20, 40, 80, 160), ("cpu", "alone"), machine, longest_us=100_000)
+    assert [point.size for point in measured.curve("cpu").points] == [10, 20, 40]
+    assert measured.curve("cpu").ended == "a call at 80 would take about 512 ms"
+    assert [point.size for point in measured.curve("alone").points] == [10, 20, 40, 80, 160]
+    assert measured.curve("alone").ended == ""
     assert [us for _, _, way, us in machine.asked if way == "cpu"] == [None, None, pytest.approx(64_000)]
 
 
@@ -155,21 +155,21 @@ def test_the_end_of_a_cache_ends_no_curve():
     """An addition as measured: from 2048 to 4096 it takes 55 times as long, for four times the work."""
     times = {1024: 200.0, 2048: 850.0, 4096: 46_600.0, 8192: 160_000.0, 16384: 640_000.0}
     machine = Machine(cpu=times.__getitem__)
-    [found] = measure({"add": operation(exponent=2)}, (*times, 32768), ("cpu",), machine, longest_us=1e6)
-    assert [point.size for point in found.curve("cpu").points] == [*times]
+    [measured] = measure({"add": operation(exponent=2)}, (*times, 32768), ("cpu",), machine, longest_us=1e6)
+    assert [point.size for point in measured.curve("cpu").points] == [*times]
     assert [us for *_, us in machine.asked][3] == pytest.approx(4 * 46_600)
-    assert found.curve("cpu").ended == "a call at 32768 would take about 2.56 s"
+    assert measured.curve("cpu").ended == "a call at 32768 would take about 2.56 s"
 
 
 def test_a_call_that_turns_out_longer_than_the_limit_is_kept_and_the_curve_ends_there():
     """Nothing is known about the first two calls of a curve."""
     machine = Machine(cpu={2048: 0.2e6, 4096: 1.5e6}.__getitem__)
-    [found] = measure({"matmul": operation()}, (2048, 4096), ("cpu",), machine, longest_us=0.05e6)
-    assert [point.size for point in found.curve("cpu").points] == [2048]
-    assert found.curve("cpu").ended == "a call at 2048 took 200 ms"
-    [found] = measure({"matmul": operation()}, (2048, 4096), ("cpu",), machine, longest_us=0.3e6)
-    assert [point.size for point in found.curve("cpu").points] == [2048, 4096]
-    assert found.curve("cpu").ended == ""
+    [measured] = measure({"matmul": operation()}, (2048, 4096), ("cpu",), machine, longest_us=0.05e6)
+    assert [point.size for point in measured.curve("cpu").points] == [2048]
+    assert measured.curve("cpu").ended == "a call at 2048 took 200 ms"
+    [measured] = measure({"matmul": operation()}, (2048, 4096), ("cpu",), machine, longest_us=0.3e6)
+    assert [point.size for point in measured.curve("cpu").points] == [2048, 4096]
+    assert measured.curve("cpu").ended == ""
 
 
 def test_a_curve_of_the_gpu_goes_on_as_long_as_it_may_win():
@@ -177,10 +177,10 @@ def test_a_curve_of_the_gpu_goes_on_as_long_as_it_may_win():
     cpu = {2048: 53e3, 4096: 210e3, 8192: 6.9e6}
     copies = {2048: 159e3, 4096: 634e3, 8192: 2.5e6}
     machine = Machine(cpu=cpu.__getitem__, copies=copies.__getitem__)
-    [found] = measure({"conv2d": operation(exponent=2)}, (*cpu, 16384), ("cpu", "copies"), machine, longest_us=1e6)
-    assert [point.size for point in found.curve("copies").points] == [*cpu]
-    assert describe(found.crossovers[0]) == "faster from about 5900 on"
-    assert [found.curve(way).ended for way in ("cpu", "copies")] == [
+    [measured] = measure({"conv2d": operation(exponent=2)}, (*cpu, 16384), ("cpu", "copies"), machine, longest_us=1e6)
+    assert [point.size for point in measured.curve("copies").points] == [*cpu]
+    assert describe(measured.crossovers[0]) == "faster from about 5900 on"
+    assert [measured.curve(way).ended for way in ("cpu", "copies")] == [
         "a call at 8192 took 6.90 s",
         "a call at 8192 took 2.50 s",
     ]
@@ -188,8 +188,8 @@ def test_a_curve_of_the_gpu_goes_on_as_long_as_it_may_win():
 
 def test_a_curve_of_the_gpu_ends_where_it_is_expected_to_lose_and_takes_too_long():
     machine = Machine(cpu={8: 1e3, 16: 4e3, 32: 2e6}.__getitem__, alone={8: 0.2e6, 16: 0.8e6}.__getitem__)
-    [found] = measure({"one": operation(exponent=2)}, (8, 16, 32), ("cpu", "alone"), machine, longest_us=1e6)
-    assert found.curve("alone").ended == "a call at 32 would take about 3.20 s"
+    [measured] = measure({"one": operation(exponent=2)}, (8, 16, 32), ("cpu", "alone"), machine, longest_us=1e6)
+    assert measured.curve("alone").ended == "a call at 32 would take about 3.20 s"
 
 
 def test_a_call_of_a_larger_size_is_not_expected_to_take_less():
@@ -200,12 +200,12 @@ def test_a_call_of_a_larger_size_is_not_expected_to_take_less():
 
 def test_a_curve_ends_where_it_cannot_go_on_and_says_why():
     machine = Machine(cpu=float, alone=lambda n: 20.0 if n < 40 else "no memory")
-    [found] = measure({"one": operation()}, (10, 20, 40, 80), ("cpu", "alone"), machine, longest_us=1e6)
-    assert [point.size for point in found.curve("cpu").points] == [10, 20, 40, 80]
-    assert [point.size for point in found.curve("alone").points] == [10, 20]
-    assert found.curve("alone").ended == "40: no memory"
+    [measured] = measure({"one": operation()}, (10, 20, 40, 80), ("cpu", "alone"), machine, longest_us=1e6)
+    assert [point.size for point in measured.curve("cpu").points] == [10, 20, 40, 80]
+    assert [point.size for point in measured.curve("alone").points] == [10, 20]
+    assert measured.curve("alone").ended == "40: no memory"
     assert sum(way == "alone" for _, _, way, _ in machine.asked) == 3
-    assert describe(found.crossovers[0]) == "not faster at any size, 10 to 20"
+    assert describe(measured.crossovers[0]) == "not faster at any size, 10 to 20"
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -280,8 +280,8 @@ QS, KS = [2, 128, 8, 64], [2, 256, 2, 64]
 def test_a_call_recorded_on_a_gpu_counts(name, arguments, expected):
     dims = [argument if isinstance(argument, list) else [] for argument in arguments]
     concrete = [argument if isinstance(argument, str) else "" for argument in arguments]
-    found = operator_flops(f"aten::{name}", dims, ["c10::Half"] * len(dims), concrete)
-    assert found == (None if expected is None else OperatorFlops(expected, "fp16"))
+    counted = operator_flops(f"aten::{name}", dims, ["c10::Half"] * len(dims), concrete)
+    assert counted == (None if expected is None else OperatorFlops(expected, "fp16"))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_a_call_recorded_on_a_gpu_counts(name, arguments, expected):
     ],
 )
 def test_the_type_is_that_of_the_operands(spelling, dtype):
-    found = operator_flops("aten::mm", [[4, 8], [8, 2]], [spelling] * 2, ["", ""])
-    assert found == (OperatorFlops(128, dtype) if dtype else None)
+    counted = operator_flops("aten::mm", [[4, 8], [8, 2]], [spelling] * 2, ["", ""])
+    assert counted == (OperatorFlops(128, dtype) if dtype else None)
 
 
 CONVOLUTION = [[2, 4, 9, 9], [6, 4, 3, 3], [6], [], [], [], [], [], []]
@@ -358,5 +358,5 @@ texts = st.sampled_from(["", "1", "True", "False", "[True, True, False]", "[1, 1
     halved=st.booleans(),
 )
 def test_nonsense_is_counted_or_not_but_never_raises(name, dims, types, concrete, halved):
-    found = operator_flops(name, dims, types, concrete, causal_halved=halved)
-    assert found is None or (found.flops >= 0 and float(found.flops) < float("inf"))
+    counted = operator_flops(name, dims, types, concrete, causal_halved=halved)
+    assert counted is None or (counted.flops >= 0 and float(counted.flops) < float("inf"))

@@ -124,8 +124,8 @@ def print_crossover(result: CrossoverResult, screen: Screen | None = None) -> No
             screen.line(line)
     screen.line()
     _print_summary(result, screen)
-    if found := warnings(result):
-        screen.line(f"warnings about single points: {len(found)}, listed by --json and --html")
+    if point_warnings := warnings(result):
+        screen.line(f"warnings about single points: {len(point_warnings)}, listed by --json and --html")
 
 
 def _table(operation: OperationCurves) -> Table:

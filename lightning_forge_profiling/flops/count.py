@@ -129,15 +129,15 @@ def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> Flop
         except ConfigurationError:
             raise
         except Exception as exc:
-            _tell_of_leftovers(name, mode, failed=True)
+            _warn_of_leftovers(name, mode, failed=True)
             raise ConfigurationError(
                 f"{name} cannot be counted on shapes alone ({type(exc).__name__}: {exc}).{_advice(module, exc)}"
             ) from exc
-        _tell_of_leftovers(name, mode, failed=False)
+        _warn_of_leftovers(name, mode, failed=False)
     return counted
 
 
-def _tell_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None:
+def _warn_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None:
     caches, shapes = left_behind(mode)
     if caches:
         _log.warning(
@@ -166,8 +166,8 @@ _FROM_EARLIER: Final = (
 
 def _advice(module: nn.Module, exc: Exception) -> str:
     """Advice for an error of the step."""
-    said = str(exc)
-    values = isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or ".numpy() is not" in said
+    message = str(exc)
+    values = isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or ".numpy() is not" in message
     nested = any(
         frame.f_globals.get("__name__", "").startswith("torch.nested") for frame, _ in walk_tb(exc.__traceback__)
     )
@@ -177,11 +177,11 @@ def _advice(module: nn.Module, exc: Exception) -> str:
         (is_wrapped(module), "Count it before it is wrapped or sharded."),
         (nested, NESTED),
         (values, f"Its step reads values, and the copy has none: {inside}"),
-        ("not attached to a `Trainer`" in said, f"Its step uses its Trainer, and has none here: {inside}"),
+        ("not attached to a `Trainer`" in message, f"Its step uses its Trainer, and has none here: {inside}"),
         (of_none, f"If that is its logger or something else of its Trainer, {inside}"),
-        ("flexattention" in said.lower().replace("_", ""), _FLEX),
-        ("convert all Tensors to FakeTensors" in said, _FROM_ELSEWHERE),
-        ("Mixing fake modes" in said, _FROM_EARLIER),
+        ("flexattention" in message.lower().replace("_", ""), _FLEX),
+        ("convert all Tensors to FakeTensors" in message, _FROM_ELSEWHERE),
+        ("Mixing fake modes" in message, _FROM_EARLIER),
     )
     return next((f" {text}" for applies, text in advice if applies), "")
 

@@ -22,13 +22,10 @@ _DTYPES: Final = {
     "tf32": torch.float32,
     "fp64": torch.float64,
 }
+# Of square products. Smaller ones do not fill a GPU; the largest draws the most power, and is not always the fastest.
 _SIZES: Final = {"cuda": (4096, 8192, 16384), "cpu": (512, 1024)}
-"""Sizes of square products. Smaller ones do not fill a GPU, and the largest is not always the fastest: it draws the
-most power."""
-_GROUPS: Final = 10
-"""Number of equal groups of products, timed back to back; the median is over all but the first."""
-_FEWEST_GROUPS: Final = 3
-"""Number of groups if a single product takes longer than the given time."""
+_GROUPS: Final = 10  # of products back to back; the median is over all but the first
+_FEWEST_GROUPS: Final = 3  # if a single product takes longer than the given time
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +145,24 @@ def _measure(size: int, dtype: torch.dtype, device: torch.device, seconds: float
     def product() -> None:
         torch.mm(left, right, out=result)
 
-    on_gpu = device.type == "cuda"
-    time_groups = _time_groups_on_gpu if on_gpu else _time_groups_on_cpu
     product()  # the library chooses its kernel
-    [once], _ = time_groups(product, 1, 3 if on_gpu else 1, device)
+    [once], _ = _time_groups(product, 1, 3 if device.type == "cuda" else 1, device)
     groups = min(_GROUPS, max(_FEWEST_GROUPS, int(seconds / once)))
-    times, clock_mhz = time_groups(product, groups, max(1, ceil(seconds / groups / once)), device)
+    times, clock_mhz = _time_groups(product, groups, max(1, ceil(seconds / groups / once)), device)
     return median(times[1:]), clock_mhz
 
 
-def _time_groups_on_gpu(
+def _time_groups(
     product: Callable[[], None], groups: int, calls: int, device: torch.device
 ) -> tuple[list[float], int | None]:
-    """Seconds per product in each group, by events on the GPU's timeline."""
+    """Seconds per product in each group, on a GPU by events on its timeline, and the SM clock meanwhile."""
+    if device.type == "cpu":
+        ends = [perf_counter()]
+        for _ in range(groups):
+            for _ in range(calls):
+                product()
+            ends.append(perf_counter())
+        return [(end - start) / calls for start, end in pairwise(ends)], None
     with torch.cuda.device(device):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(groups + 1)]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -173,21 +175,6 @@ def _time_groups_on_gpu(
         clock_mhz = _clock_mhz(device)
         torch.cuda.synchronize()
         return [a.elapsed_time(b) / 1e3 / calls for a, b in pairwise(marks)], clock_mhz
-
-
-def _time_groups_on_cpu(
-    product: Callable[[], None],
-    groups: int,
-    calls: int,
-    device: torch.device,  # noqa: ARG001  (as on a GPU)
-) -> tuple[list[float], None]:
-    times = []
-    for _ in range(groups):
-        began = perf_counter()
-        for _ in range(calls):
-            product()
-        times.append((perf_counter() - began) / calls)
-    return times, None
 
 
 def _clock_mhz(device: torch.device) -> int | None:

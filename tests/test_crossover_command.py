@@ -7,13 +7,16 @@ import re
 import signal
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lightning_forge_profiling.cli import crossover as command
+from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.crossover import sweep as operations
 from lightning_forge_profiling.crossover.curves import crossover_json, read_crossover
 from lightning_forge_profiling.errors import ConfigurationError
@@ -24,6 +27,18 @@ H200 = Path(__file__).parent / "data" / "crossover_h200.json"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 QUICK = ("--max-time", "0.05")
 ONE_POINT = ("--ops", "add", "--sizes", "8", *QUICK)
+
+
+@pytest.fixture
+def crossover(capsys):
+    """The command in this process."""
+
+    def run(*arguments):
+        code = main(["crossover", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return run
 
 
 def test_the_names_of_choices_are_those_of_the_operations():
@@ -58,9 +73,9 @@ def test_json_can_be_alone_on_stdout():
     assert json.loads(done.stdout)["operations"][0]["curves"][0]["way"] == "cpu"
 
 
-def test_what_was_measured_elsewhere_is_shown_from_its_file(tmp_path):
+def test_what_was_measured_elsewhere_is_shown_from_its_file(crossover, tmp_path):
     copy = tmp_path / "copy.json"
-    done = forge("crossover", "--from", H200, "--json", copy)
+    done = crossover("--from", H200, "--json", copy)
     assert done.returncode == 0, done.stderr
     assert "NVIDIA H200" in done.stdout
     assert "16 threads" in done.stdout
@@ -74,22 +89,23 @@ def test_what_was_measured_elsewhere_is_shown_from_its_file(tmp_path):
     assert copy.read_bytes() == crossover_json(h200)
 
 
-def test_a_pipe_is_read_as_a_file_is():
+def test_a_pipe_is_read_as_a_file_is(crossover, monkeypatch):
     done = forge("crossover", "--from", "-", input=H200.read_text(encoding="utf-8"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == forge("crossover", "--from", H200).stdout
-    assert fails(forge("crossover", "--from", "-", input="{}"), "standard input: not what crossover --json wrote")
+    assert done.stdout == crossover("--from", H200).stdout
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"{}")))
+    assert fails(crossover("--from", "-"), "standard input: not what crossover --json wrote")
 
 
-def test_a_noisy_time_and_a_single_sample_are_marked_in_the_table(tmp_path):
-    found = json.loads(H200.read_text(encoding="utf-8"))
-    points = found["operations"][0]["curves"][1]["points"]
+def test_a_noisy_time_and_a_single_sample_are_marked_in_the_table(crossover, tmp_path):
+    content = json.loads(H200.read_text(encoding="utf-8"))
+    points = content["operations"][0]["curves"][1]["points"]
     points[3].update(us=1630.0, low_us=1500.0, high_us=3300.0)
     points[4].update(us=1000.0, low_us=910.0, high_us=1090.0)
     points[5].update(us=2000.0, low_us=2000.0, high_us=2000.0, samples=1)
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(found), encoding="utf-8")
-    done = forge("crossover", "--from", path)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    done = crossover("--from", path)
     rows = dict(re.findall(r"^ *(\d+) +[\d.]+ [mµ]s +(\S+ [mµ]s)", done.stdout.split("add:")[0], re.MULTILINE))
     assert (rows["512"], rows["1024"], rows["2048"]) == ("~1.63 ms", "1.00 ms", "~2.00 ms")
     assert done.stdout.count("~ known to no better than 10 %, or a single sample\n") == 1
@@ -134,35 +150,35 @@ def test_neither_torch_nor_matplotlib_is_loaded_where_it_is_not_needed(tmp_path)
         (["--from", ""], "argument --from: the name of a file is missing"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_with_what_can(arguments, complaint):
-    done = forge("crossover", *arguments)
+def test_arguments_that_cannot_work_are_refused_with_what_can(crossover, arguments, complaint):
+    done = crossover(*arguments)
     assert done.returncode == 2
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_what_would_fail_after_the_measuring_is_refused_before(tmp_path):
-    assert fails(forge("crossover", "--html", tmp_path / "none" / "c.html"), "there is no folder")
-    assert fails(forge("crossover", "--png", tmp_path), "is a folder")
-    assert fails(forge("crossover", "--html", "/proc/c.html"), "cannot create a file in /proc")
-    assert fails(forge("crossover", "--from", H200, "--sizes", "64"), "--from measures nothing")
+def test_what_would_fail_after_the_measuring_is_refused_before(crossover, tmp_path):
+    assert fails(crossover("--html", tmp_path / "none" / "c.html"), "there is no folder")
+    assert fails(crossover("--png", tmp_path), "is a folder")
+    assert fails(crossover("--html", "/proc/c.html"), "cannot create a file in /proc")
+    assert fails(crossover("--from", H200, "--sizes", "64"), "--from measures nothing")
 
 
-def test_a_file_that_another_would_overwrite_is_refused(tmp_path):
+def test_a_file_that_another_would_overwrite_is_refused(crossover, tmp_path, monkeypatch):
     copy, link = tmp_path / "c.json", tmp_path / "link"
     copy.write_bytes(H200.read_bytes())
     link.symlink_to(copy)
-    here = {"cwd": tmp_path}
-    assert fails(forge("crossover", "--json", "a", "--html", "./a", **here), "--json and --html both name a: one would")
-    assert fails(forge("crossover", "--png", "a", "--svg", tmp_path / "a", **here), "--png and --svg both name a")
-    assert fails(forge("crossover", "--from", copy, "--html", link), "--from and --html both name")
+    monkeypatch.chdir(tmp_path)
+    assert fails(crossover("--json", "a", "--html", "./a"), "--json and --html both name a: one would")
+    assert fails(crossover("--png", "a", "--svg", tmp_path / "a"), "--png and --svg both name a")
+    assert fails(crossover("--from", copy, "--html", link), "--from and --html both name")
     assert copy.read_bytes() == H200.read_bytes()
-    assert forge("crossover", "--from", copy, "--png", "/dev/null", "--svg", "/dev/null").returncode == 0
+    assert crossover("--from", copy, "--png", "/dev/null", "--svg", "/dev/null").returncode == 0
 
 
-def test_two_files_of_which_one_has_the_others_name_and_an_ending_are_both_written(tmp_path):
+def test_two_files_of_which_one_has_the_others_name_and_an_ending_are_both_written(crossover, tmp_path):
     page, numbers = tmp_path / "b", tmp_path / "b.tmp"
-    done = forge("crossover", "--from", H200, "--html", page, "--json", numbers)
+    done = crossover("--from", H200, "--html", page, "--json", numbers)
     assert done.returncode == 0, done.stderr
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert read_crossover(numbers) == read_crossover(H200)
@@ -209,15 +225,18 @@ def test_whoever_stops_reading_the_table_still_gets_the_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("kind", "content", "complaint"),
     [
-        (None, "drawing needs matplotlib, which is not installed: pip install"),
-        ("raise ImportError('numpy.core.multiarray failed to import')", "which fails here (ImportError: numpy.core"),
-        ("raise AttributeError('_ARRAY_API not found')", "which fails here (AttributeError: _ARRAY_API"),
+        ("html", None, "drawing needs matplotlib, which is not installed: pip install"),
+        (
+            "png",
+            "raise ImportError('numpy.core.multiarray failed to import')",
+            "which fails here (ImportError: numpy.core",
+        ),
+        ("svg", "raise AttributeError('_ARRAY_API not found')", "which fails here (AttributeError: _ARRAY_API"),
     ],
 )
-@pytest.mark.parametrize("kind", ["html", "png", "svg"])
-def test_a_matplotlib_that_cannot_draw_is_found_before_the_measuring(content, complaint, kind, tmp_path):
+def test_a_matplotlib_that_cannot_draw_is_found_before_the_measuring(kind, content, complaint, tmp_path):
     broken = tmp_path / "site" / "matplotlib"
     broken.mkdir(parents=True)
     content = content or "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
@@ -257,10 +276,10 @@ def test_a_file_that_is_something_else_is_refused(change, tmp_path):
         read_crossover(path)
 
 
-def test_a_file_that_is_missing_or_no_json_is_one_line(tmp_path):
-    assert fails(forge("crossover", "--from", tmp_path / "none.json"), "none.json")
+def test_a_file_that_is_missing_or_no_json_is_one_line(crossover, tmp_path):
+    assert fails(crossover("--from", tmp_path / "none.json"), "none.json")
     (tmp_path / "c.json").write_bytes(b"\xff\xfe")
-    assert fails(forge("crossover", "--from", tmp_path / "c.json"), "not what crossover --json wrote")
+    assert fails(crossover("--from", tmp_path / "c.json"), "not what crossover --json wrote")
 
 
 @pytest.mark.usefixtures("_signals_act")

@@ -16,7 +16,7 @@ from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks import fit_monitor
 from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.diagnosis.loader_advice import LoaderWait, loader_advice
+from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice
 from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger, RunRegion

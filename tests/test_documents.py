@@ -12,11 +12,9 @@ import pytest
 
 import lightning_forge_profiling
 from lightning_forge_profiling import bench, compat, errors, flops, gpu, profiler, report, result_types
-from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
+from lightning_forge_profiling.diagnosis.findings import CPU_RULES, RUN_RULES, TRACE_RULES
 from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
-from lightning_forge_profiling.diagnosis.run_rules import RUN_RULES
-from lightning_forge_profiling.diagnosis.trace_rules import TRACE_RULES
 
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(CHECKOUT.glob("*.md")), *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -84,14 +82,14 @@ def test_every_finding_has_its_page_with_an_example():
     codes = {*(rule.code for rule in (*TRACE_RULES, *CPU_RULES, *RUN_RULES)), "straggler", *MACHINE}
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
     outside = pages.pop("outside-the-step")
-    assert [rule.code for rule in LEDGER_RULES if f"| `{rule.code}` |" not in outside] == []
+    assert [rule.code for rule in LEDGER_RULES.values() if f"| `{rule.code}` |" not in outside] == []
     page_of = {code: "blocked" if code.startswith("blocked-") else code for code in codes}
     page_of |= dict.fromkeys(MACHINE, "busy-machine")
     assert pages.keys() == {*page_of.values()}
     assert [code for code, page in page_of.items() if f"\n{code}: " not in pages[page]] == []
     index = (CHECKOUT / "docs" / "findings.md").read_text(encoding="utf-8")
     assert [code for code, page in page_of.items() if f"| [`{code}`](findings/{page}.md) |" not in index] == []
-    rows = [f"| [`{rule.code}`](findings/outside-the-step.md) |" for rule in LEDGER_RULES]
+    rows = [f"| [`{rule.code}`](findings/outside-the-step.md) |" for rule in LEDGER_RULES.values()]
     assert [row for row in rows if row not in index] == []
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.diagnosis.loader_advice import LoaderWait, loader_advice, only_bounded, pin_memory_advice
+from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice, only_bounded, pin_memory_advice
 from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.run import LoaderSettings

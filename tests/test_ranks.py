@@ -10,7 +10,8 @@ from time import monotonic
 import pytest
 
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.diagnosis.combine import combine, work_ms
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.live_step import work_ms
 from lightning_forge_profiling.diagnosis.ranks import rank_work, straggler, with_waits
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.ranks import read_works
@@ -144,8 +145,7 @@ def evidence_of(works, *, number=0, on_device=False):
 
 
 def found_in(*works, on_device=False):
-    compared = {work.rank: work for work in with_waits(works)}
-    return straggler(compared, evidence_of(works, on_device=on_device))
+    return straggler(replace(evidence_of(works, on_device=on_device), ranks=with_waits(works)))
 
 
 def test_a_gpu_that_takes_longer_in_forward_is_named():
@@ -194,7 +194,7 @@ def test_waiting_for_what_a_rank_does_between_steps_is_of_the_fit():
     works = with_waits([rank(0, other=30), validates])
     parts = {"steps": 4.0, "validation": 0.1}
     ledger = RunLedger(wall_s=4.1, parts=parts, unexplained_s=0.0, counts={"validation": 10})
-    found = straggler({work.rank: work for work in works}, replace(evidence_of(works), ledger=ledger))
+    found = straggler(replace(evidence_of(works), ledger=ledger))
     assert (found.rank, found.of, found.evidence["leaf"]) == (1, "run", "validation")
     assert found.title == (
         "the other ranks wait 3.0 s of the fit's 4.1 s for rank 1: its validation takes 3.0 s, the others' 0.00 ms"

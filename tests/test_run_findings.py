@@ -12,8 +12,9 @@ from lightning_forge_profiling.callbacks.run_analysis import run_evidence
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.findings import run_findings
 from lightning_forge_profiling.diagnosis.hints import run_hints
-from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS, run_findings
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, RunEvidence, RunRegion, WorkerRestarts
 from lightning_forge_profiling.results.rank import Distribution

@@ -1,26 +1,79 @@
-"""The rules applied to every rank of a trace, and the ranks compared."""
+"""The rules, applied to every rank of a trace and to a whole run.
+
+The regions of a run show neither what the GPU does while it works nor what the host does between launches. So its rules
+name fewer causes than those of a trace, and say which ones they cannot distinguish.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.cpu_rules import CPU_RULES
-from lightning_forge_profiling.diagnosis.ranks import compare_advice
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Rule, RuleContext, finding, in_ms, located, saving
-from lightning_forge_profiling.diagnosis.trace_rules import INPUT_BOUND, TRACE_RULES
-from lightning_forge_profiling.results.analysis import Finding, RankWait
+from lightning_forge_profiling.diagnosis.compute import (
+    COMMUNICATION,
+    CPU_WORK_IN_RUN,
+    GPU_COMPUTE,
+    GPU_WORK_IN_RUN,
+    MEMORY_BANDWIDTH,
+    OPERATORS,
+)
+from lightning_forge_profiling.diagnosis.host_rules import (
+    ALLOCATOR,
+    BETWEEN_REGIONS,
+    BLOCKED,
+    LAUNCHING,
+    LAUNCHING_IN_RUN,
+    PYTHON,
+    SLOW_LAUNCHES,
+    SYNC,
+    largest_idle,
+)
+from lightning_forge_profiling.diagnosis.ledger_costs import self_times
+from lightning_forge_profiling.diagnosis.loader import (
+    INPUT_IN_RUN,
+    INPUT_IN_TRACE,
+    TRANSFER_IN_RUN,
+    TRANSFER_IN_TRACE,
+    WORKER_RESTARTS,
+)
+from lightning_forge_profiling.diagnosis.optimizer import CPU_UPDATE, GPU_UPDATE, UPDATE_IN_RUN
+from lightning_forge_profiling.diagnosis.ranks import part_of, trace_straggler
+from lightning_forge_profiling.diagnosis.rule import (
+    MIN_STEPS,
+    NAMED_FROM_PCT,
+    REGION_OF,
+    Rule,
+    RuleContext,
+    as_finding,
+    in_ms,
+    in_s,
+)
+from lightning_forge_profiling.diagnosis.where import located
+from lightning_forge_profiling.results.analysis import Finding, RankWait, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 
-HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
-"""What keeps the GPU waiting for the host, the data loader apart."""
+_GPU_RULES: Final = (
+    INPUT_IN_TRACE,
+    TRANSFER_IN_TRACE,
+    SYNC,
+    ALLOCATOR,
+    SLOW_LAUNCHES,
+    GPU_UPDATE,
+    LAUNCHING,
+    COMMUNICATION,
+    GPU_COMPUTE,
+    MEMORY_BANDWIDTH,
+)
+TRACE_RULES: Final = (*_GPU_RULES, largest_idle(_GPU_RULES))
+"""For a rank with GPU work. A straggler takes all ranks together: `ranks.py`."""
 
-_PAIR: Final = 2
+CPU_RULES: Final = (CPU_UPDATE, OPERATORS, PYTHON)
+"""For a rank without GPU work, beside `INPUT_IN_TRACE`: each part of its step belongs to one of them."""
+
+_CPU_RUN_RULES: Final = (INPUT_IN_RUN, WORKER_RESTARTS, UPDATE_IN_RUN, BETWEEN_REGIONS, *BLOCKED)
+RUN_RULES: Final = (*_CPU_RUN_RULES, TRANSFER_IN_RUN, LAUNCHING_IN_RUN, GPU_WORK_IN_RUN)
+
 _RANKS_DIFFER_PCT: Final = 1.0
 """From here on a finding's sentence says the share of both, the rank that it is of and the mean."""
-_STRAGGLES_BELOW: Final = 0.25
-"""The rank that others wait for waits itself less than this part of what they do; ranks that wait for each other by
-turns do not differ so much."""
 
 
 def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:
@@ -30,16 +83,16 @@ def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
     finding names it.
     """
     findings = rank_causes(ranks, waits)
-    straggler = _straggler(_contexts(ranks, waits))
-    return findings if straggler is None else [*(part_of(straggler, found) for found in findings), straggler]
+    straggler = trace_straggler(_contexts(ranks, waits))
+    return findings if straggler is None else [*(part_of(straggler, finding) for finding in findings), straggler]
 
 
 def rank_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:
     """`find_causes` without a straggler."""
     contexts = _contexts(ranks, waits)
     on_gpu = any(context.on_gpu for context in contexts)
-    rules = TRACE_RULES if on_gpu else (*CPU_RULES, INPUT_BOUND)
-    return [found for rule in rules if (found := _apply(rule, contexts, on_gpu=on_gpu)) is not None]
+    rules = TRACE_RULES if on_gpu else (*CPU_RULES, INPUT_IN_TRACE)
+    return [finding for rule in rules if (finding := _worst(rule, contexts, on_gpu=on_gpu)) is not None]
 
 
 def _contexts(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> list[RuleContext]:
@@ -48,72 +101,66 @@ def _contexts(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> list[R
     return [RuleContext(rank, wait_ms.get(rank.rank), least_ms) for rank in ranks]
 
 
-def _apply(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: bool) -> Finding | None:
+def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: bool) -> Finding | None:
+    """A rule's finding, in the words of the rank that it costs most."""
     # beside ranks that use a GPU, one without has nothing that waits, except for data
-    applies = [context.on_gpu == on_gpu or rule is INPUT_BOUND for context in contexts]
     costs = [
-        context.pct(rule.cost(context)) if applied else 0.0 for context, applied in zip(contexts, applies, strict=True)
+        context.pct(rule.cost(context)) if context.on_gpu == on_gpu or rule is INPUT_IN_TRACE else 0.0
+        for context in contexts
     ]
     over = sum(cost >= NAMED_FROM_PCT for cost in costs)
     if not over:
         return None
     worst_pct, mean_pct = max(costs), sum(costs) / len(costs)
-    worst = contexts[costs.index(worst_pct)]
-    alone, number = over == 1 < len(contexts), worst.rank.rank
-    found = finding(
+    context = contexts[costs.index(worst_pct)]
+    rank, alone = context.rank, over == 1 < len(contexts)
+    finding = as_finding(
         rule,
-        worst,
-        step_ms=worst.rank.step_ms.mean,
+        context,
+        step_ms=rank.step_ms.mean,
         share_pct=mean_pct,
         source="trace",
-        rank=number if alone else None,
+        rank=rank.rank if alone else None,
     )
-    found = located(found, worst.rank)
-    where = "" if alone or len(contexts) == 1 else f"on rank {number} "
+    finding = located(finding, rank)
+    where = "" if alone or len(contexts) == 1 else f"on rank {rank.rank} "
     differ = ""
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
         differ = f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % averaged over all {len(costs)} ranks"
-    return replace(found, title=f"{where}{found.title}{differ}")
+    return replace(finding, title=f"{where}{finding.title}{differ}")
 
 
-def _straggler(contexts: Sequence[RuleContext]) -> Finding | None:
-    """The rank that the others wait for, of those whose collectives could be matched."""
-    waited = sorted(((one.wait_ms, one) for one in contexts if one.wait_ms is not None), key=itemgetter(0))
-    if len(waited) < _PAIR:
-        return None
-    (own_wait, last), *others_waited = waited
-    others = [one for _, one in others_waited]
-    waits = sum(wait for wait, _ in others_waited) / len(others)
-    cost = sum(one.exposed_wait_ms for one in others) / len(others)
-    step = sum(one.rank.step_ms.mean for _, one in waited) / len(waited)
-    if 100 * cost < NAMED_FROM_PCT * step or own_wait > _STRAGGLES_BELOW * waits:
-        return None
-    rank = last.rank.rank
-    others_compute = sum(one.compute_ms for one in others) / len(others)
-    late = last.compute_ms - others_compute <= cost / 2
-    return Finding(
-        code="straggler",
-        share_pct=100 * cost / step,
-        rank=rank,
-        source="trace",
-        title=f"the other ranks' GPUs do nothing but wait for rank {rank} for {in_ms(cost)} of each {in_ms(step)} "
-        f"step: {'its host is late' if late else 'its GPU computes longer'}",
-        evidence={
-            "late": "host" if late else "gpu",
-            "others_wait_exposed_ms_per_step": cost,
-            "others_wait_ms_per_step": waits,
-            "own_wait_ms_per_step": own_wait,
-            "own_compute_ms_per_step": last.compute_ms,
-            "others_compute_ms_per_step": others_compute,
-        },
-        advice=compare_advice(rank),
-        saves=saving(cost, step, at_most=False),
-    )
+def run_findings(run: RunEvidence) -> tuple[Finding, ...]:
+    """What costs at least `NAMED_FROM_PCT` of a step. No two findings count the same time, those of hooks included."""
+    return _of_run(RUN_RULES if run.on_device else _CPU_RUN_RULES, run)
 
 
-def part_of(straggler: Finding, found: Finding) -> Finding:
-    """A late rank's own waits for its host are what the others wait for, and no second thing to fix."""
-    if found.rank != straggler.rank or found.code not in HOST_WAITS or straggler.evidence.get("late") == "gpu":
-        return found
-    advice = f"This makes rank {found.rank} late: see straggler, whose fix saves this time."
-    return replace(found, advice=advice, saves=None)
+def cpu_work(run: RunEvidence) -> tuple[Finding, ...]:
+    """What a step on the CPU computes, as a finding beside others: without the waits, and without what those name."""
+    return () if run.on_device else _of_run((CPU_WORK_IN_RUN,), run)
+
+
+def _of_run(rules: Sequence[Rule[RunEvidence]], run: RunEvidence) -> tuple[Finding, ...]:
+    step_ms = run.step_ms.mean
+    if run.steps < MIN_STEPS or step_ms <= 0:
+        return ()
+    run = self_times(run)
+    costs = [(rule, 100 * rule.cost(run) / step_ms) for rule in rules]
+    return tuple(_run_finding(rule, run, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)
+
+
+def _run_finding(rule: Rule[RunEvidence], run: RunEvidence, share_pct: float) -> Finding:
+    step, rank = run.step_ms, run.rank if run.world_size > 1 else None
+    finding = as_finding(rule, run, step_ms=step.mean, share_pct=share_pct, source="run", rank=rank)
+    numbers = {**finding.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": run.steps}
+    if run.drained_pct is not None:
+        numbers["drained_pct"] = run.drained_pct
+    if rule is WORKER_RESTARTS and finding.saves is not None:  # which do not come in each step
+        saved, steps = (in_s(ms * run.steps / 1e3) for ms in (finding.saves.ms_per_step, step.mean))
+        text = f"That saves about {saved} of the {steps} that the steps take ({finding.saves.pct:.0f} %)."
+        finding = replace(finding, saves=replace(finding.saves, text=text))
+    times = run.regions.get(REGION_OF.get(finding.code, ""))
+    if times is not None and times.p50_ms is not None and times.p50_ms < times.device_ms / 2:
+        finding = replace(finding, title=f"{finding.title}; {in_ms(times.p50_ms)} in the median step")
+    rounded = {name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()}
+    return replace(finding, evidence=rounded)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import Explanation, Rule, backward_is_heavy, in_ms, region
-from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, Explanation, Rule, backward_is_heavy, in_ms, region
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.run import Switches

@@ -1,22 +1,25 @@
 """Costs of the parts of a run's ledger: without one-time work in short runs, and of hooks what the GPU waits for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from lightning_forge_profiling.diagnosis.rule import in_ms
+from lightning_forge_profiling.diagnosis.rule import Evidence, in_ms, in_s, of_step
 from lightning_forge_profiling.names import (
     BEFORE_FIT,
     CHECKPOINT_WRITE,
     EPOCH_METRICS,
+    FIRST_STEP,
     GC_FULL,
     GC_YOUNG,
     PROFILER,
     REGIONS,
+    STEPS,
     hook_region,
     part_kind,
 )
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger
+from lightning_forge_profiling.results.run import CpuUse
 
 _LONG_RUN_S: Final = 600.0
 """From this length on, one-time work such as startup is a cause. A shorter run is taken for a trial of a longer one, in
@@ -170,7 +173,7 @@ class LedgerCosts:
         is_other = first_s > max(_UNLIKE * later_s / (count - 1), _MATTERS * seconds)
         return (later_s, count - 1) if is_other else (seconds, count)
 
-    def times(self, part: str) -> dict[str, float | str]:
+    def times(self, part: str) -> Evidence:
         """Evidence of a part: its name and how often it was entered."""
         return {"part": part, "times": self.count(part)}
 
@@ -180,7 +183,7 @@ class LedgerCosts:
         exposed_s = self.seconds(part)
         if self.of == "step":
             each_ms, exposed_ms = 1e3 * seconds / self.steps, 1e3 * exposed_s / self.steps
-            took, waits = f"takes {in_ms(each_ms)} of each {in_ms(self.evidence.step_ms.mean)} step", in_ms(exposed_ms)
+            took, waits = f"takes {of_step(each_ms, self.evidence.step_ms.mean)}", in_ms(exposed_ms)
         else:
             took, waits = f"takes {in_s(seconds)} of the fit's {in_s(self.whole_s)}", in_s(exposed_s)
             if count > 1:
@@ -191,13 +194,61 @@ class LedgerCosts:
         return took if exposed_s >= _HIDDEN * seconds else f"{took}, of which the GPU waits {waits}"
 
 
-def in_s(seconds: float) -> str:
-    """A time as text with two or three digits.
+def in_steps_pct(evidence: RunEvidence) -> float:
+    """Share of the fit that its steps take, in percent, to convert shares of the step; 100 if unknown."""
+    if evidence.ledger is None:
+        return 100.0
+    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean
+    if run.whole_s <= 0:
+        return 100.0
+    steps_s, own_ms = step_ms * run.steps / 1e3, step_ms - run.apart_ms
+    if own_ms > 0 and not evidence.on_device and STEPS in run.ledger.parts:
+        # the regions' own time in all steps is known exactly; in a trial the first step is startup
+        loop_s = run.ledger.parts[STEPS] + (0.0 if run.is_trial else run.ledger.parts.get(FIRST_STEP, 0.0))
+        steps_s = loop_s * step_ms / own_ms
+    return min(100 * steps_s / run.whole_s, 100.0)
 
-    Example:
-        >>> in_s(130.2), in_s(7.61), in_s(0.38), in_s(0.00094)
-        ('130 s', '7.6 s', '380 ms', '0.94 ms')
+
+def self_times(evidence: RunEvidence) -> RunEvidence:
+    """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice.
+
+    Hooks and garbage collections are measured in every step, regions are estimated from the split ones. So on a CPU
+    what those leave of the mean step is the most that the regions have together.
     """
-    if seconds >= 1:
-        return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s"  # noqa: PLR2004
-    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else in_ms(1e3 * seconds)  # noqa: PLR2004
+    if evidence.ledger is None:
+        return evidence
+    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean
+    hooks_ms = {name: run.inside_ms(name) for name in REGIONS}
+    timed = {name: region for name, region in evidence.regions.items() if name in REGIONS}
+    own_ms = {name: max(region.device_ms - hooks_ms[name], 0.0) for name, region in timed.items()}
+    left_ms, sum_ms = max(step_ms - run.apart_ms, 0.0), sum(own_ms.values())
+    scale = 1.0 if evidence.on_device or sum_ms <= left_ms else left_ms / sum_ms
+    regions = dict(evidence.regions)
+    for name, ms in own_ms.items():
+        host_ms = max(regions[name].host_ms - hooks_ms[name], 0.0) * scale
+        regions[name] = replace(regions[name], device_ms=ms * scale, host_ms=host_ms)
+    own = replace(evidence, regions=regions)
+    return own if own.cpu is None else replace(own, cpu=_own_waits(own.cpu, evidence, own, hooks_ms))
+
+
+def _own_waits(cpu: CpuUse, evidence: RunEvidence, own: RunEvidence, hooks_ms: Mapping[str, float]) -> CpuUse:
+    """The use of the cores with waits in the regions' own times, if hooks only wait; no more than no core was used."""
+    waits_ms = {}
+    for name in ("forward", "backward"):
+        region, own_ms = evidence.regions.get(name), own.regions[name].device_ms if name in own.regions else 0.0
+        if region is not None and own_ms:
+            waits_ms[name] = min(max(region.device_ms * cpu.blocked_pct(name) / 100 - hooks_ms[name], 0.0), own_ms)
+    most_ms, sum_ms = evidence.step_ms.mean * max(1 - cpu.used, 0.0), sum(waits_ms.values())
+    scale = min(most_ms / sum_ms, 1.0) if sum_ms else 0.0
+    blocked = {
+        name: replace(region, blocked_pct=100 * scale * waits_ms[name] / own.regions[name].device_ms)
+        if name in waits_ms
+        else region
+        for name, region in cpu.regions.items()
+    }
+    return replace(cpu, regions=blocked)
+
+
+def hooks_ms(evidence: RunEvidence, *regions: str) -> float:
+    """Milliseconds per step of hooks and loggers in some regions."""
+    return 0.0 if evidence.ledger is None else sum(map(LedgerCosts(evidence, evidence.ledger).inside_ms, regions))

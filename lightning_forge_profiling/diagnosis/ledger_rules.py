@@ -1,31 +1,34 @@
 """Causes of lost time outside the step, from the ledger of the run: checkpoints, validation, hooks, loggers, ..."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_s
-from lightning_forge_profiling.diagnosis.rule import MEASURE, NAMED_FROM_PCT, Explanation, saving
+from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
+from lightning_forge_profiling.diagnosis.rule import (
+    MEASURE,
+    NAMED_FROM_PCT,
+    Evidence,
+    Explanation,
+    in_s,
+    saving,
+    saving_of_fit,
+)
 from lightning_forge_profiling.names import (
     BEFORE_FIT,
     CHECKPOINT_WRITE,
     COUNTING,
     EPOCH_METRICS,
     FIRST_STEP,
-    REGIONS,
     SELF_LOG,
     STARTUP_IMPORTS,
     STARTUP_PROCESS,
     STARTUP_SCRIPT,
     STARTUP_TRAINER,
-    STEPS,
     function_part,
+    part_kind,
 )
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, Saving
-from lightning_forge_profiling.results.run import CpuUse
-
-STARTUP_BOUND: Final = "startup-bound"
 
 _SHORT_VALIDATION_S: Final = 10.0
 """Starting and ending one to four forked workers took 30 to 60 ms on two free cores, 220 to 480 ms on busy ones (torch
@@ -34,16 +37,9 @@ _SHORT_VALIDATION_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LedgerRule:
-    """What is said of one kind of leaf of the ledger.
-
-    Attributes:
-        code: the code of its finding.
-        kind: the kind of leaf, or the leaf.
-        explain: the words for a leaf.
-    """
+    """What is said of one kind of leaf: the code of its finding, and the words for a leaf."""
 
     code: str
-    kind: str
     explain: Callable[[LedgerCosts, str], Explanation]
 
 
@@ -181,25 +177,23 @@ _FUNCTION: Final = (
     "the DataLoader; flops_per_batch may be a number."
 )
 
-LEDGER_RULES: Final = (
-    LedgerRule("checkpoint-bound", "checkpoint", _checkpoint),
-    LedgerRule("validation-bound", "validation", _validation),
-    *(LedgerRule("slow-hook", function_part(name), _takes("{}", "calls", _FUNCTION)) for name in COUNTING),
-    LedgerRule("slow-callback", "callback", _takes("callback {}", "calls", _HOOK)),
-    LedgerRule(
+LEDGER_RULES: Final = {
+    "checkpoint": LedgerRule("checkpoint-bound", _checkpoint),
+    "validation": LedgerRule("validation-bound", _validation),
+    **{function_part(name): LedgerRule("slow-hook", _takes("{}", "calls", _FUNCTION)) for name in COUNTING},
+    "callback": LedgerRule("slow-callback", _takes("callback {}", "calls", _HOOK)),
+    "module/lr_scheduler_step": LedgerRule(
         "slow-hook",
-        "module/lr_scheduler_step",
         _takes(
             "the learning-rate scheduler's step (lr_scheduler_step)",
             "calls",
             "Make the scheduler's step() cheaper, or call it less often (interval, frequency in configure_optimizers).",
         ),
     ),
-    LedgerRule("slow-hook", "module", _takes("the module's {}", "calls", _HOOK)),
-    LedgerRule("slow-hook", "datamodule", _takes("the data module's {}", "calls", _HOOK)),
-    LedgerRule(
+    "module": LedgerRule("slow-hook", _takes("the module's {}", "calls", _HOOK)),
+    "datamodule": LedgerRule("slow-hook", _takes("the data module's {}", "calls", _HOOK)),
+    SELF_LOG: LedgerRule(
         "slow-logger",
-        SELF_LOG,
         _takes(
             "self.log",
             "values",
@@ -207,9 +201,8 @@ LEDGER_RULES: Final = (
             "Collect values in a tensor and log them with on_step=False, on_epoch=True at the end of an epoch.",
         ),
     ),
-    LedgerRule(
+    EPOCH_METRICS: LedgerRule(
         "slow-logger",
-        EPOCH_METRICS,
         _takes(
             "computing the logged metrics at an epoch's end",
             "times",
@@ -217,11 +210,10 @@ LEDGER_RULES: Final = (
             "them every few epochs.",
         ),
     ),
-    LedgerRule("slow-logger", "logger", _logger),
-    LedgerRule("loader-startup", "data_loader", _loader),
-    LedgerRule(
+    "logger": LedgerRule("slow-logger", _logger),
+    "data_loader": LedgerRule("loader-startup", _loader),
+    "compile": LedgerRule(
         "compile-bound",
-        "compile",
         _takes(
             "torch.compile",
             "compilations",
@@ -229,48 +221,37 @@ LEDGER_RULES: Final = (
             "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
         ),
     ),
-    LedgerRule("gc-bound", "gc", _garbage),
-    LedgerRule(STARTUP_BOUND, "startup", _startup),
-)
-"""What is said of each kind of leaf; the first that fits a leaf is its rule."""
+    "gc": LedgerRule("gc-bound", _garbage),
+    "startup": LedgerRule("startup-bound", _startup),
+}
+"""What is said of a leaf, by itself or else by its kind."""
 
 
 def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
-    """Findings that cost at least `NAMED_FROM_PCT` of the fit: outside the steps, or in a hook inside them.
-
-    Example:
-        >>> from lightning_forge_profiling.results.analysis import RunLedger
-        >>> from lightning_forge_profiling.results.rank import Distribution
-        >>> ledger = RunLedger(
-        ...     wall_s=10.0, parts={"checkpoint": 7.6, "steps": 2.4}, unexplained_s=0.0, counts={"checkpoint": 20}
-        ... )
-        >>> steps = Distribution(mean=24.0, p50=24.0, min=24.0, max=24.0)
-        >>> [found] = ledger_findings(RunEvidence(steps=100, on_device=True, step_ms=steps, regions={}, ledger=ledger))
-        >>> found.title
-        "saving checkpoints takes 7.6 s of the fit's 10.0 s (20 times, 380 ms each)"
-    """
+    """Findings that cost at least `NAMED_FROM_PCT` of the fit: outside the steps, or in a hook inside them."""
     if evidence.ledger is None:
         return ()
-    bases = [LedgerCosts(evidence, evidence.ledger, of) for of in ("run", "step")]
-    found = []
-    for rule in LEDGER_RULES:
-        for part in ["startup"] if rule.kind == "startup" else filter(partial(_is_of, rule), bases[0].leaves()):
-            named = [base for base in bases if 100 * _cost_s(base, part) >= NAMED_FROM_PCT * _whole(base, part)[1] > 0]
-            found += [_finding(rule, base, part) for base in named[:1]]
-    return tuple(found)
+    of_fit, of_step = (LedgerCosts(evidence, evidence.ledger, of) for of in ("run", "step"))
+    parts = ["startup", *(part for part in of_fit.leaves() if part_kind(part) != "startup")]
+    named = ((_rule_of(part), _first_named(part, of_fit, of_step), part) for part in parts)
+    return tuple(_finding(rule, costs, part) for rule, costs, part in named if rule and costs)
 
 
 def ledger_advice(part: str, evidence: RunEvidence) -> str:
     """What to do about a leaf of the ledger; "" if no rule is of it."""
-    rule = next((rule for rule in LEDGER_RULES if _is_of(rule, part)), None)
+    rule = _rule_of(part)
     if rule is None or evidence.ledger is None:
         return ""
     return rule.explain(LedgerCosts(evidence, evidence.ledger), part).advice
 
 
-def _is_of(rule: LedgerRule, part: str) -> bool:
-    kinds = (part, part.partition("/")[0])
-    return rule is next((known for known in LEDGER_RULES if known.kind in kinds), None)
+def _rule_of(part: str) -> LedgerRule | None:
+    return LEDGER_RULES.get(part) or LEDGER_RULES.get(part.partition("/")[0])
+
+
+def _first_named(part: str, *bases: LedgerCosts) -> LedgerCosts | None:
+    """The first basis on which a leaf costs enough."""
+    return next((run for run in bases if 100 * _cost_s(run, part) >= NAMED_FROM_PCT * _whole(run, part)[1] > 0), None)
 
 
 def _cost_s(run: LedgerCosts, part: str) -> float:
@@ -285,20 +266,19 @@ def _whole(run: LedgerCosts, part: str) -> tuple[str, float]:
 def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
     seconds, explained, evidence = _cost_s(run, part), rule.explain(run, part), run.evidence
     whole, whole_s = _whole(run, part)
-    pct, ms_per_step = 100 * seconds / whole_s, 1e3 * seconds / run.steps
-    at_most = rule.code != "slow-logger"  # a row less also saves Lightning's and the callbacks' work for it
+    at_most = rule.code != "slow-logger"  # a log entry less also saves Lightning's and the callbacks' work for it
+    numbers: Evidence
+    saves: Saving | None
     if run.of == "step":
-        step_ms = evidence.step_ms.mean
-        numbers = {"ms_per_step": round(ms_per_step, 3), "step_ms": round(step_ms, 3)}
-        saves = saving(ms_per_step, step_ms, at_most=at_most)
+        ms, step_ms = 1e3 * seconds / run.steps, evidence.step_ms.mean
+        numbers = {"ms_per_step": round(ms, 3), "step_ms": round(step_ms, 3)}
+        saves = saving(ms, step_ms, at_most=at_most)
     else:
         numbers = {"seconds": round(seconds, 3), f"{whole}_s": round(whole_s, 3)}
-        bound = "at most" if at_most else "about"
-        text = f"That saves {bound} {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %)."
-        saves = Saving(ms_per_step=ms_per_step, pct=pct, at_most=at_most, text=text)
+        saves = saving_of_fit(seconds, whole_s, run.steps, at_most=at_most, whole=whole)
     return Finding(
         code=rule.code,
-        share_pct=pct,
+        share_pct=100 * seconds / whole_s,
         of=run.of,
         rank=evidence.rank if evidence.world_size > 1 else None,
         source="run",
@@ -307,82 +287,3 @@ def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
         advice=explained.advice,
         saves=saves,
     )
-
-
-def in_steps_pct(evidence: RunEvidence | None) -> float:
-    """Share of the fit that its steps take, in percent, to convert shares of the step; 100 if unknown."""
-    if evidence is None or evidence.ledger is None:
-        return 100.0
-    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean
-    if run.whole_s <= 0:
-        return 100.0
-    steps_s, own_ms = step_ms * run.steps / 1e3, step_ms - run.apart_ms
-    if own_ms > 0 and not evidence.on_device and STEPS in run.ledger.parts:
-        # the regions' own time in all steps is known exactly; in a trial the first step is startup
-        loop_s = run.ledger.parts[STEPS] + (0.0 if run.is_trial else run.ledger.parts.get(FIRST_STEP, 0.0))
-        steps_s = loop_s * step_ms / own_ms
-    return min(100 * steps_s / run.whole_s, 100.0)
-
-
-def self_times(evidence: RunEvidence) -> RunEvidence:
-    """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice.
-
-    Hooks and garbage collections are measured in every step, regions are estimated from the split ones. So on a CPU
-    what those leave of the mean step is the most that the regions have together.
-    """
-    if evidence.ledger is None:
-        return evidence
-    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean
-    hooks_ms = {name: run.inside_ms(name) for name in REGIONS}
-    timed = {name: region for name, region in evidence.regions.items() if name in REGIONS}
-    own_ms = {name: max(region.device_ms - hooks_ms[name], 0.0) for name, region in timed.items()}
-    left_ms, sum_ms = max(step_ms - run.apart_ms, 0.0), sum(own_ms.values())
-    scale = 1.0 if evidence.on_device or sum_ms <= left_ms else left_ms / sum_ms
-    regions = dict(evidence.regions)
-    for name, ms in own_ms.items():
-        host_ms = max(regions[name].host_ms - hooks_ms[name], 0.0) * scale
-        regions[name] = replace(regions[name], device_ms=ms * scale, host_ms=host_ms)
-    own = replace(evidence, regions=regions)
-    return own if own.cpu is None else replace(own, cpu=_own_waits(own.cpu, evidence, own, hooks_ms))
-
-
-def _own_waits(cpu: CpuUse, evidence: RunEvidence, own: RunEvidence, hooks_ms: Mapping[str, float]) -> CpuUse:
-    """The use of the cores with waits in the regions' own times, if hooks only wait; no more than no core was used."""
-    waits_ms = {}
-    for name in ("forward", "backward"):
-        region, own_ms = evidence.regions.get(name), own.regions[name].device_ms if name in own.regions else 0.0
-        if region is not None and own_ms:
-            waits_ms[name] = min(max(region.device_ms * cpu.blocked_pct(name) / 100 - hooks_ms[name], 0.0), own_ms)
-    most_ms, sum_ms = evidence.step_ms.mean * max(1 - cpu.used, 0.0), sum(waits_ms.values())
-    scale = min(most_ms / sum_ms, 1.0) if sum_ms else 0.0
-    blocked = {
-        name: replace(region, blocked_pct=100 * scale * waits_ms[name] / own.regions[name].device_ms)
-        if name in waits_ms
-        else region
-        for name, region in cpu.regions.items()
-    }
-    return replace(cpu, regions=blocked)
-
-
-def hooks_pct(evidence: RunEvidence, *regions: str) -> float:
-    """Time of regions in hooks and loggers, in percent of the mean step."""
-    if evidence.ledger is None or evidence.step_ms.mean <= 0:
-        return 0.0
-    run = LedgerCosts(evidence, evidence.ledger)
-    return 100 * sum(map(run.inside_ms, regions)) / evidence.step_ms.mean
-
-
-def together(findings: Sequence[Finding], outside: Sequence[Finding], evidence: RunEvidence) -> list[Finding]:
-    """Merge findings of the step and of the ledger, without those whose time another one explains better."""
-    hidden = set()
-    collecting_ms = sum(found.saves.ms_per_step for found in outside if found.code == "gc-bound" and found.saves)
-    between_pct = max((found.share_pct for found in findings if found.code == "between-regions"), default=0.0)
-    if collecting_ms > evidence.step_ms.mean * between_pct / 100 / 2:  # which region it was in is not known
-        hidden.add("between-regions")
-    if any(found.code == "worker-restarts" for found in findings):
-        hidden.add("loader-startup")
-    in_update = hooks_pct(evidence, "optimizer")
-    of_trace = [found for found in findings if found.code == "slow-optimizer" and found.source == "trace"]
-    if any(found.share_pct < 2 * in_update for found in of_trace):  # its region contains the hooks
-        hidden.add("slow-optimizer")
-    return [found for found in (*findings, *outside) if found.code not in hidden]

@@ -45,16 +45,7 @@ def before_all(analysis: Analysis, evidence: RunEvidence) -> Analysis:
 
 
 def machine_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
-    """What the machine does to the run, the costliest first.
-
-    Example:
-        >>> from lightning_forge_profiling.results.rank import Distribution
-        >>> step = Distribution(mean=30.0, p50=28.0, min=20.0, max=90.0)
-        >>> cpu = CpuUse(cores=2, used=0.6, idle=0.0, waits_pct=40.0)
-        >>> [found] = machine_findings(RunEvidence(steps=90, on_device=False, step_ms=step, regions={}, cpu=cpu))
-        >>> found.title
-        'training waits 12.0 ms of each 30.0 ms step for a core; other processes use 1.4 of the 2 usable cores'
-    """
+    """What the machine does to the run, the costliest first."""
     cpu = evidence.cpu
     if cpu is None or evidence.step_ms.mean <= 0:
         return ()

@@ -7,20 +7,41 @@ is work, and the opposite difference in the collective that follows is waiting. 
 clock.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import fmean, median
-from typing import Final
+from typing import Final, Literal
 
-from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, in_s
-from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice, self_times
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms, saving
-from lightning_forge_profiling.diagnosis.run_rules import leaf_of, region_advice
-from lightning_forge_profiling.diagnosis.sampled_lines import LEAST_PCT
+from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, self_times
+from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
+from lightning_forge_profiling.diagnosis.loader import explain_run_transfer, explain_run_wait
+from lightning_forge_profiling.diagnosis.optimizer import explain_run_update
+from lightning_forge_profiling.diagnosis.rule import (
+    NAMED_FROM_PCT,
+    REGION_OF,
+    RuleContext,
+    in_ms,
+    in_s,
+    of_step,
+    saving,
+    saving_of_fit,
+    shorter,
+)
+from lightning_forge_profiling.diagnosis.where import LEAST_PCT
 from lightning_forge_profiling.names import REGIONS, STEPS, part_kind
 from lightning_forge_profiling.results.analysis import Finding, RankWork, RunEvidence, RunRegion, Saving
 
 STRAGGLER: Final = "straggler"
+
+HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
+"""What keeps the GPU waiting for the host, the data loader apart."""
+
+_PAIR: Final = 2
+
+_STRAGGLES_BELOW: Final = 0.25
+"""The rank that others wait for waits itself less than this part of what they do; ranks that wait for each other by
+turns do not differ so much."""
 
 _AFTER_BACKWARD: Final = ("optimizer", "hooks", "other", "data", "transfer", "forward", "backward")
 _AFTER_OTHER: Final = ("data", "transfer", "forward", "backward", "optimizer", "hooks", "other")
@@ -35,11 +56,9 @@ _AS_LATE: Final = 0.5
 _MOST_OF_IT: Final = 0.5
 """A leaf with a smaller part of a rank's excess is not its cause."""
 
-Works = Mapping[int, RankWork]
-
 
 def rank_work(evidence: RunEvidence, *, host: str) -> RankWork:
-    """What a rank reports of itself for `straggler`."""
+    """What a rank reports of itself to be compared with the others."""
     own = self_times(evidence)
     outside: dict[str, float] = {}
     leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
@@ -70,7 +89,7 @@ def rank_work(evidence: RunEvidence, *, host: str) -> RankWork:
 def with_waits(works: Iterable[RankWork]) -> tuple[RankWork, ...]:
     """The ranks in order, each with the part of its time in which it waits for others."""
     ranks = {work.rank: work for work in sorted(works, key=lambda work: work.rank)}
-    if len(ranks) < 2:  # noqa: PLR2004
+    if len(ranks) < _PAIR:
         return tuple(ranks.values())
     before, after = (_waits(ranks, order) for order in (_AFTER_BACKWARD, _AFTER_OTHER))
     # which of two differences comes first is unknown where both are in collectives, and neither is taken for work
@@ -84,7 +103,7 @@ def with_waits(works: Iterable[RankWork]) -> tuple[RankWork, ...]:
     )
 
 
-def _waits(ranks: Works, order: Sequence[str]) -> dict[int, dict[str, float]]:
+def _waits(ranks: Mapping[int, RankWork], order: Sequence[str]) -> dict[int, dict[str, float]]:
     """How long each rank waits in each region: what it takes longer there than another, at most as it was early."""
     clock_ms = dict.fromkeys(ranks, 0.0)
     waits: dict[int, dict[str, float]] = {rank: {} for rank in ranks}
@@ -114,95 +133,126 @@ def _computed_ms(work: RankWork, leaf: str) -> float:
     return ms * max(1 - work.cpu.blocked_pct(leaf) / 100, 0.0) if known and work.cpu is not None else 0.0
 
 
-def straggler(works: Works, run: RunEvidence) -> Finding | None:
-    """The rank that the others wait for, with the part of its step in which it takes longer."""
-    if len(works) < 2:  # noqa: PLR2004
-        return None
-    last = max(works.values(), key=RankWork.own_ms)
-    others = [work for work in works.values() if work is not last]
-    typical_ms, step_ms = median(work.own_ms() for work in others), fmean(work.step_ms for work in works.values())
-    late_ms = last.own_ms() - typical_ms
-    error_ms = (last.error_ms**2 + median(work.error_ms for work in others) ** 2) ** 0.5
-    waits_ms = min(late_ms, median(sum(work.waits_ms.values()) for work in others))
-    leaf, leaf_ms, others_ms = _largest_excess(last, others)
-    steps, of_fit = max(run.all_steps or run.steps, 1), leaf in last.outside and run.ledger is not None
-    whole_ms = 1e3 * LedgerCosts(run, run.ledger).whole_s / steps if of_fit and run.ledger is not None else step_ms
-    if whole_ms <= 0 or 100 * waits_ms < NAMED_FROM_PCT * whole_ms or waits_ms <= error_ms:
-        return None
-    late = [work.rank for work in others if work.own_ms() - typical_ms >= _AS_LATE * late_ms]
-    who = f"ranks {', '.join(map(str, sorted([*late, last.rank])))}" if late else f"rank {last.rank}"
-    several_hosts = len({work.host for work in works.values()}) > 1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Excess:
+    """What the last rank takes longer than the others, and the whole that it is a part of, in milliseconds per step."""
 
-    def in_words(ms: float) -> str:
-        return in_s(ms * steps / 1e3) if of_fit else in_ms(ms)
+    own_ms: float
+    others_own_ms: float
+    waits_ms: float
+    leaf: str
+    leaf_ms: float
+    others_leaf_ms: float
+    of: Literal["step", "run"]
+    whole_ms: float
+    steps: int
 
-    what, own_ms, their_ms = f"its {leaf}", leaf_ms, others_ms
-    if leaf_ms - others_ms < _MOST_OF_IT * late_ms:
-        what, own_ms, their_ms = f"its own work, most of it in {leaf},", last.own_ms(), typical_ms
-    each = f"of the fit's {in_words(whole_ms)}" if of_fit else f"of each {in_words(whole_ms)} step"
-    return Finding(
-        code=STRAGGLER,
-        share_pct=min(100 * waits_ms / whole_ms, 100.0),
-        of="run" if of_fit else "step",
-        rank=last.rank,
-        source="run",
-        title=f"the other ranks wait {in_words(waits_ms)} {each} for {who}"
-        f"{f' on {last.host}' if several_hosts else ''}: {what} takes {in_words(own_ms)}{'' if of_fit else ' a step'}, "
-        f"the others' {in_words(their_ms)}{_line(last, leaf)}",
-        evidence={
-            "leaf": leaf,
-            "leaf_ms_per_step": round(leaf_ms, 3),
-            "others_leaf_ms_per_step": round(others_ms, 3),
-            "own_ms_per_step": round(last.own_ms(), 3),
-            "others_own_ms_per_step": round(typical_ms, 3),
-            "others_wait_ms_per_step": round(waits_ms, 3),
-            "step_ms": round(step_ms, 3),
-            **({"host": last.host} if several_hosts else {}),
-        },
-        advice=_advice(leaf, last, run),
-        low_pct=max(100 * (waits_ms - error_ms) / whole_ms, 0.0) if error_ms else None,
-        high_pct=min(100 * (waits_ms + error_ms) / whole_ms, 100.0) if error_ms else None,
-        saves=_saves(waits_ms, whole_ms, in_words, of_fit=of_fit, at_most=bool(late)),
+    def words(self, ms: float) -> str:
+        """Milliseconds per step as a time of the step, or of the whole fit."""
+        return in_s(ms * self.steps / 1e3) if self.of == "run" else in_ms(ms)
+
+
+def _excess(last: RankWork, others: Sequence[RankWork], run: RunEvidence) -> _Excess:
+    leaves = dict.fromkeys(leaf for work in (last, *others) for leaf in work.leaves_ms)
+    each = [(leaf, last.own_ms(leaf), median(work.own_ms(leaf) for work in others)) for leaf in leaves]
+    leaf, leaf_ms, others_leaf_ms = max(each, key=lambda times: times[1] - times[2])
+    own_ms, others_own_ms = last.own_ms(), median(work.own_ms() for work in others)
+    waits_ms = min(own_ms - others_own_ms, median(sum(work.waits_ms.values()) for work in others))
+    steps, whole_ms = max(run.all_steps or run.steps, 1), fmean(work.step_ms for work in run.ranks)
+    of: Literal["step", "run"] = "step"
+    if leaf in last.outside and run.ledger is not None:
+        of, whole_ms = "run", 1e3 * LedgerCosts(run, run.ledger).whole_s / steps
+    return _Excess(
+        own_ms=own_ms,
+        others_own_ms=others_own_ms,
+        waits_ms=waits_ms,
+        leaf=leaf,
+        leaf_ms=leaf_ms,
+        others_leaf_ms=others_leaf_ms,
+        of=of,
+        whole_ms=whole_ms,
+        steps=steps,
     )
 
 
-def _line(last: RankWork, leaf: str) -> str:
-    """The line of the user's code that most of the leaf is in on that rank; "" if it is unknown."""
-    line = next(iter(last.lines.get(leaf, ())), None)
+def straggler(run: RunEvidence) -> Finding | None:
+    """The rank that the others wait for, with the part of its step in which it takes longer."""
+    if len(run.ranks) < _PAIR:
+        return None
+    last = max(run.ranks, key=RankWork.own_ms)
+    others = [work for work in run.ranks if work is not last]
+    error_ms = (last.error_ms**2 + median(work.error_ms for work in others) ** 2) ** 0.5
+    excess = _excess(last, others, run)
+    waits_ms, whole_ms = excess.waits_ms, excess.whole_ms
+    if whole_ms <= 0 or 100 * waits_ms < NAMED_FROM_PCT * whole_ms or waits_ms <= error_ms:
+        return None
+    late_ms = excess.own_ms - excess.others_own_ms
+    late = [work.rank for work in others if work.own_ms() - excess.others_own_ms >= _AS_LATE * late_ms]
+    saves: Saving | None
+    if excess.of == "run":
+        seconds, whole_s = (ms * excess.steps / 1e3 for ms in (waits_ms, whole_ms))
+        saves = saving_of_fit(seconds, whole_s, excess.steps, at_most=bool(late))
+    else:
+        saves = saving(waits_ms, whole_ms, at_most=bool(late))
+    host = {"host": last.host} if len({work.host for work in run.ranks}) > 1 else {}
+    return Finding(
+        code=STRAGGLER,
+        share_pct=min(100 * waits_ms / whole_ms, 100.0),
+        of=excess.of,
+        rank=last.rank,
+        source="run",
+        title=_title(last, late, excess, host.get("host", "")),
+        evidence={
+            "leaf": excess.leaf,
+            "leaf_ms_per_step": round(excess.leaf_ms, 3),
+            "others_leaf_ms_per_step": round(excess.others_leaf_ms, 3),
+            "own_ms_per_step": round(excess.own_ms, 3),
+            "others_own_ms_per_step": round(excess.others_own_ms, 3),
+            "others_wait_ms_per_step": round(waits_ms, 3),
+            "step_ms": round(fmean(work.step_ms for work in run.ranks), 3),
+            **host,
+        },
+        advice=_advice(excess.leaf, last, run),
+        low_pct=max(100 * (waits_ms - error_ms) / whole_ms, 0.0) if error_ms else None,
+        high_pct=min(100 * (waits_ms + error_ms) / whole_ms, 100.0) if error_ms else None,
+        saves=saves,
+    )
+
+
+def _title(last: RankWork, late: Sequence[int], excess: _Excess, host: str) -> str:
+    words = excess.words
+    who = f"ranks {', '.join(map(str, sorted([*late, last.rank])))}" if late else f"rank {last.rank}"
+    whole, a_step = f"of each {words(excess.whole_ms)} step", " a step"
+    if excess.of == "run":
+        whole, a_step = f"of the fit's {words(excess.whole_ms)}", ""
+    what, own_ms, others_ms = f"its {excess.leaf}", excess.leaf_ms, excess.others_leaf_ms
+    if own_ms - others_ms < _MOST_OF_IT * (excess.own_ms - excess.others_own_ms):
+        what, own_ms, others_ms = f"its own work, most of it in {excess.leaf},", excess.own_ms, excess.others_own_ms
+    title = (
+        f"the other ranks wait {words(excess.waits_ms)} {whole} for {who}{f' on {host}' if host else ''}: {what} takes "
+        f"{words(own_ms)}{a_step}, the others' {words(others_ms)}"
+    )
+    line = next(iter(last.lines.get(excess.leaf, ())), None)
     if line is None or line.pct < LEAST_PCT:
-        return ""
-    return f"; {line.pct:.0f} % of that in {line.file}:{line.line} {line.function}"
-
-
-def _largest_excess(last: RankWork, others: Sequence[RankWork]) -> tuple[str, float, float]:
-    """The leaf in which a rank takes most longer than the others, its time there and theirs."""
-    leaves = dict.fromkeys(leaf for work in (last, *others) for leaf in work.leaves_ms)
-    each = [(leaf, last.own_ms(leaf), median(work.own_ms(leaf) for work in others)) for leaf in leaves]
-    return max(each, key=lambda found: found[1] - found[2])
-
-
-def _saves(
-    ms: float, whole_ms: float, in_words: Callable[[float], str], *, of_fit: bool, at_most: bool
-) -> Saving | None:
-    if not of_fit:
-        return saving(ms, whole_ms, at_most=at_most)
-    pct, bound = 100 * ms / whole_ms, "at most" if at_most else "about"
-    text = f"That saves {bound} {in_words(ms)} of the fit's {in_words(whole_ms)} ({pct:.0f} %)."
-    return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
+        return title
+    return f"{title}; {line.pct:.0f} % of that in {line.file}:{line.line} {line.function}"
 
 
 def _advice(leaf: str, last: RankWork, run: RunEvidence) -> str:
     """What to do about the leaf: the advice of its own rule where it has one."""
-    waits_pct = 0.0 if last.cpu is None else last.cpu.waits_pct or 0.0
-    starved = (
-        f"Rank {last.rank} waited for a core in {waits_pct:.0f} % of its time, which lengthens any part of a step. "
-    )
-    before = starved if waits_pct >= NAMED_FROM_PCT else ""
+    waits_pct, starved = 0.0 if last.cpu is None else last.cpu.waits_pct or 0.0, ""
+    if waits_pct >= NAMED_FROM_PCT:
+        starved = (
+            f"Rank {last.rank} waited for a core in {waits_pct:.0f} % of its time, which lengthens any part of a step. "
+        )
     if leaf not in REGIONS:
-        return f"{before}{ledger_advice(leaf, run)}"
+        return f"{starved}{ledger_advice(leaf, run)}"
+    explain = {"data": explain_run_wait, "optimizer": explain_run_update, "transfer": explain_run_transfer}.get(leaf)
+    if explain is None or (leaf == "transfer" and not run.on_device):
+        return f"{starved}{compare_advice(last.rank)}"
     regions = {name: RunRegion(device_ms=last.own_ms(name), host_ms=last.own_ms(name)) for name in REGIONS}
-    of_leaf = region_advice(leaf, replace(run, regions=regions, cpu=last.cpu, rank=last.rank))
-    return f"{before}{compare_advice(last.rank)} {of_leaf}".rstrip()
+    of_last = replace(run, regions=regions, cpu=last.cpu, rank=last.rank)
+    return f"{starved}{compare_advice(last.rank)} {explain(of_last).advice}"
 
 
 def compare_advice(rank: int) -> str:
@@ -213,7 +263,7 @@ def compare_advice(rank: int) -> str:
     )
 
 
-def own_times(run: RunEvidence, found: Finding | None) -> RunEvidence:
+def own_times(run: RunEvidence, late: Finding | None) -> RunEvidence:
     """A rank's regions without its waiting for others, and without what it takes longer if others wait for it.
 
     Both are the straggler's finding, and no other one.
@@ -222,39 +272,82 @@ def own_times(run: RunEvidence, found: Finding | None) -> RunEvidence:
     if work is None:
         return run
     less_ms = dict(work.waits_ms)
-    if found is not None and _is_late(work, found):
-        leaf = str(found.evidence["leaf"])
-        excess_ms = work.own_ms(leaf) - float(found.evidence["others_leaf_ms_per_step"])
+    if late is not None and _is_late(work, late):
+        leaf = str(late.evidence["leaf"])
+        excess_ms = work.own_ms(leaf) - float(late.evidence["others_leaf_ms_per_step"])
         less_ms[leaf] = less_ms.get(leaf, 0.0) + max(excess_ms, 0.0)
-    regions = {name: _shorter(region, less_ms.get(name, 0.0)) for name, region in run.regions.items()}
-    return replace(run, regions=regions)
-
-
-def _shorter(region: RunRegion, ms: float) -> RunRegion:
-    p50_ms = None if region.p50_ms is None else max(region.p50_ms - ms, 0.0)
     return replace(
-        region, device_ms=max(region.device_ms - ms, 0.0), host_ms=max(region.host_ms - ms, 0.0), p50_ms=p50_ms
+        run,
+        regions={
+            name: shorter(times, ms := less_ms.get(name, 0.0), ms, p50_ms=ms) for name, times in run.regions.items()
+        },
     )
 
 
-def _is_late(work: RankWork, found: Finding) -> bool:
-    own_ms, others_ms = (float(found.evidence[name]) for name in ("own_ms_per_step", "others_own_ms_per_step"))
+def _is_late(work: RankWork, late: Finding) -> bool:
+    own_ms, others_ms = (float(late.evidence[name]) for name in ("own_ms_per_step", "others_own_ms_per_step"))
     return work.own_ms() - others_ms >= _AS_LATE * (own_ms - others_ms)
 
 
-def beside_straggler(findings: Iterable[Finding], run: RunEvidence, found: Finding | None) -> list[Finding]:
+def beside_straggler(findings: Iterable[Finding], run: RunEvidence, late: Finding | None) -> list[Finding]:
     """Findings on one rank without those that are the straggler's, and of all ranks if each of them has as much."""
     mine = next((work for work in run.ranks if work.rank == run.rank), None)
     if mine is None:
         return list(findings)
     kept = []
-    for each in findings:
-        leaf = leaf_of(each)
-        if found is not None and leaf not in REGIONS and leaf == found.evidence["leaf"]:
+    for finding in findings:
+        leaf = REGION_OF.get(finding.code) or str(finding.evidence.get("part", ""))
+        if late is not None and leaf not in REGIONS and leaf == late.evidence["leaf"]:
             continue  # a hook's times, which are still in the ledger
-        if found is not None and not run.on_device and each.rank == found.rank != run.rank:
+        if late is not None and not run.on_device and finding.rank == late.rank != run.rank:
             continue  # a trace's
         least_ms = min(work.own_ms(leaf) for work in run.ranks)
         of_all = len(run.ranks) == run.world_size > 1 and least_ms >= mine.own_ms(leaf) / 2 > 0
-        kept.append(replace(each, rank=None) if of_all and each.source == "run" else each)
+        kept.append(replace(finding, rank=None) if of_all and finding.source == "run" else finding)
     return kept
+
+
+# -- in a trace -------------------------------------------------------------------------------------------------------
+
+
+def trace_straggler(contexts: Sequence[RuleContext]) -> Finding | None:
+    """The rank that the others wait for, of those whose collectives could be matched."""
+    waited = [(context.wait_ms, context) for context in contexts if context.wait_ms is not None]
+    waited.sort(key=itemgetter(0))
+    if len(waited) < _PAIR:
+        return None
+    (own_wait_ms, last), *others_waited = waited
+    others = [context for _, context in others_waited]
+    waits_ms = fmean(wait_ms for wait_ms, _ in others_waited)
+    cost_ms = fmean(context.exposed_wait_ms for context in others)
+    step_ms = fmean(context.rank.step_ms.mean for _, context in waited)
+    if 100 * cost_ms < NAMED_FROM_PCT * step_ms or own_wait_ms > _STRAGGLES_BELOW * waits_ms:
+        return None
+    rank, others_compute_ms = last.rank.rank, fmean(context.compute_ms for context in others)
+    host_is_late = last.compute_ms - others_compute_ms <= cost_ms / 2
+    return Finding(
+        code=STRAGGLER,
+        share_pct=100 * cost_ms / step_ms,
+        rank=rank,
+        source="trace",
+        title=f"the other ranks' GPUs do nothing but wait for rank {rank} for {of_step(cost_ms, step_ms)}: "
+        f"{'its host is late' if host_is_late else 'its GPU computes longer'}",
+        evidence={
+            "late": "host" if host_is_late else "gpu",
+            "others_wait_exposed_ms_per_step": cost_ms,
+            "others_wait_ms_per_step": waits_ms,
+            "own_wait_ms_per_step": own_wait_ms,
+            "own_compute_ms_per_step": last.compute_ms,
+            "others_compute_ms_per_step": others_compute_ms,
+        },
+        advice=compare_advice(rank),
+        saves=saving(cost_ms, step_ms, at_most=False),
+    )
+
+
+def part_of(straggler: Finding, finding: Finding) -> Finding:
+    """A late rank's own waits for its host are what the others wait for, and no second thing to fix."""
+    if finding.rank != straggler.rank or finding.code not in HOST_WAITS or straggler.evidence.get("late") == "gpu":
+        return finding
+    advice = f"This makes rank {finding.rank} late: see straggler, whose fix saves this time."
+    return replace(finding, advice=advice, saves=None)

@@ -1,8 +1,7 @@
 """What a rule is, and how it becomes a finding: the one model for causes in traces, in runs, and for hints.
 
-To add one, write a function for its cost and one for its words, and add a `Rule` of both to the tuple at the end of
-`trace_rules.py` (a rank of a trace), `cpu_rules.py` (a rank without a GPU), `run_rules.py` (a whole run) or `hints.py`
-(a rank; less than a cause).
+To add one, write a function for its cost and one for its words into the file of its subject (`loader`, `optimizer`,
+`host_rules`, `compute`), and add a `Rule` of both to a tuple of `findings.py`; less than a cause goes to `hints.py`.
 """
 
 from collections.abc import Callable
@@ -11,15 +10,41 @@ from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion, Saving
-from lightning_forge_profiling.results.rank import RankSummary, SpentIn
+from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.results.run import CpuTime
 
 NAMED_FROM_PCT: Final = 5.0
 """What costs less of a step is not named: run-to-run variation is of that size."""
 
-_BEYOND: Final = 1.2
-"""From this multiple of the cause's cost on, a saving needs an explanation."""
+NAMED_FROM: Final = MappingProxyType({("slow-optimizer", "run"): 20.0, ("between-regions", "run"): 10.0})
+"""The share from which a finding is named where it is not `NAMED_FROM_PCT`, by its code and source.
 
-_ONE_DECIMAL_FROM_MS: Final = 10
+A fused update of a model that is trained with a sensible batch takes 1 to 10 % of the step. Lightning's own loop with
+its default callbacks takes some 0.3 ms a step.
+"""
+
+MIN_STEPS: Final = 5
+"""Fewest steps of a run to diagnose: one odd step in fewer would decide over the mean."""
+
+COMPUTE: Final = ("forward", "backward", "optimizer")
+
+REGION_OF: Final = MappingProxyType(
+    {
+        "input-bound": "data",
+        "transfer-bound": "transfer",
+        "slow-optimizer": "optimizer",
+        "between-regions": "other",
+        "blocked-forward": "forward",
+        "blocked-backward": "backward",
+    }
+)
+"""By code the one region that a finding's time is in."""
+
+MEASURE: Final = "forge-profiling run --no-window train.py with each, then forge-profiling compare A B"
+"""How to measure a setting where there is no evidence that it gains."""
+
+RECORD_STACKS: Final = "forge-profiling run --stacks, or ForgeProfilerCallback(with_stack=True),"
+"""What to do where Python functions were not recorded."""
 
 Evidence = dict[str, float | str]
 Context = TypeVar("Context")
@@ -27,13 +52,7 @@ Context = TypeVar("Context")
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a rule says about one case.
-
-    Attributes:
-        title: one sentence with the numbers that matter.
-        evidence: the numbers, each named with its unit.
-        advice: what to change, naming the setting.
-    """
+    """What a rule says about one case: a sentence, the numbers with their units, what to change."""
 
     title: str
     evidence: Evidence = field(default_factory=dict)
@@ -62,15 +81,11 @@ class Rule(Generic[Context]):
     above: float = 0.0
 
 
-MEASURE: Final = "forge-profiling run --no-window train.py with each, then forge-profiling compare A B"
-"""How to measure a setting where there is no evidence that it gains."""
-
-
 def unpredicted(_: object) -> None:
     """For `Rule.saves_ms`: there is no fix, or nothing bounds what it saves."""
 
 
-def finding(
+def as_finding(
     rule: Rule[Context],
     context: Context,
     *,
@@ -79,8 +94,9 @@ def finding(
     source: Literal["trace", "run"],
     rank: int | None = None,
 ) -> Finding:
-    """A rule that applies, as a finding."""
+    """The finding of a rule that applies."""
     cost_ms, explained = rule.cost(context), rule.explain(context)
+    saves_ms = cost_ms if rule.saves_ms is None else rule.saves_ms(context)
     return Finding(
         code=rule.code,
         share_pct=share_pct,
@@ -89,22 +105,16 @@ def finding(
         title=explained.title,
         evidence=explained.evidence,
         advice=explained.advice,
-        saves=saving(
-            cost_ms if rule.saves_ms is None else rule.saves_ms(context),
-            step_ms,
-            at_most=rule.at_most(context),
-            cost_ms=cost_ms,
-        ),
+        saves=saving(saves_ms, step_ms, at_most=rule.at_most(context), cost_ms=cost_ms),
     )
 
 
-def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
-    """A predicted saving.
+_BEYOND: Final = 1.2
+"""From this multiple of the cause's cost on, a saving needs an explanation."""
 
-    Example:
-        >>> saving(29.5, 38.3, at_most=False).text
-        'That saves about 29.5 ms a step (77 %).'
-    """
+
+def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
+    """A predicted saving of so much of each step."""
     if ms is None or ms <= 0 or step_ms <= 0:
         return None
     ms = min(ms, step_ms)
@@ -115,34 +125,45 @@ def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | 
     return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
 
 
+def saving_of_fit(seconds: float, whole_s: float, steps: int, *, at_most: bool, whole: str = "fit") -> Saving:
+    """A predicted saving of the fit's wall time, or of the run's, which begins before it."""
+    pct, bound = 100 * seconds / whole_s, "at most" if at_most else "about"
+    text = f"That saves {bound} {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %)."
+    return Saving(ms_per_step=1e3 * seconds / steps, pct=pct, at_most=at_most, text=text)
+
+
 def in_ms(value: float) -> str:
-    """A time with three digits.
-
-    Example:
-        >>> in_ms(53.27), in_ms(9.14), in_ms(0.386)
-        ('53.3 ms', '9.14 ms', '0.39 ms')
-    """
-    return f"{value:.{1 if value >= _ONE_DECIMAL_FROM_MS else 2}f} ms"
+    """A time with three digits: 53.3 ms, 9.14 ms, 0.39 ms."""
+    return f"{value:.{1 if value >= 10 else 2}f} ms"  # noqa: PLR2004
 
 
-_MATH: Final = frozenset({"matmul", "convolution", "attention"})
-"""Kinds of kernels that multiply matrices, in one way or another."""
-NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}
-"""Kinds that memory bandwidth does not limit, or of which that is unknown."""
+def in_s(seconds: float) -> str:
+    """A time with two or three digits: 130 s, 7.6 s, 380 ms, 0.94 ms."""
+    if seconds >= 1:
+        return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s"  # noqa: PLR2004
+    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else in_ms(1e3 * seconds)  # noqa: PLR2004
 
-RECORD_STACKS: Final = "forge-profiling run --stacks, or ForgeProfilerCallback(with_stack=True),"
-"""What to do where Python functions were not recorded."""
 
-_SPENT: Final = MappingProxyType(
-    {
-        "python-bound": "python",
-        "input-bound": "data",
-        "launch-bound": "launching",
-        "blocked-forward": "forward",
-        "blocked-backward": "backward",
-    }
+def of_step(ms: float, step_ms: float) -> str:
+    """A time beside the step's, as `2.70 ms of each 3.25 ms step`."""
+    return f"{in_ms(ms)} of each {in_ms(step_ms)} step"
+
+
+# -- the figures of a rank -------------------------------------------------------------------------------------------
+
+_NO_CPU_TIME: Final = CpuTime(
+    data_ms_per_step=0.0,
+    optimizer_ms_per_step=0.0,
+    operators_ms_per_step=0.0,
+    python_ms_per_step=0.0,
+    costliest_ms_per_step={},
+    optimizer="",
+    update="",
+    update_calls_per_step=0.0,
+    operator_threads=0,
+    intra_op_threads=None,
+    usable_cores=None,
 )
-"""By code the kind of its time in `PythonFunctions.spent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +185,11 @@ class RuleContext:
     run: RunEvidence | None = None
 
     @property
+    def cpu(self) -> CpuTime:
+        """Where the step goes on the CPU; nowhere on a rank that uses a GPU."""
+        return self.rank.cpu or _NO_CPU_TIME
+
+    @property
     def on_gpu(self) -> bool:
         """Whether GPU work was recorded."""
         return self.rank.gpu.busy_ms_per_step > 0
@@ -183,9 +209,9 @@ class RuleContext:
         return max(in_turns_ms, min(comm.exposed_ms_per_step - least_ms, self.wait_ms))
 
     @property
-    def has_stacks(self) -> bool:
-        """Whether Python functions were recorded."""
-        return self.rank.python is not None
+    def more_with_stacks(self) -> str:
+        """What recording stacks would show besides; "" where they were recorded."""
+        return "" if self.rank.python is not None else f" {RECORD_STACKS}"
 
     def pct(self, ms_per_step: float) -> float:
         """A time per step as a share of the step."""
@@ -197,19 +223,11 @@ class RuleContext:
         return f"{most}{in_ms(ms_per_step)} of each {in_ms(self.rank.step_ms.mean)} {'live ' if self.live else ''}step"
 
     @property
-    def math_ms(self) -> float:
-        """Kernels that multiply matrices, in one way or another."""
-        return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name in _MATH)
-
-    @property
-    def bandwidth_ms(self) -> float:
-        """Kernels that read and write memory and compute little: element-wise, copies, normalization, ..."""
-        return sum(kind.ms_per_step for name, kind in self.rank.kinds.items() if name not in NO_BANDWIDTH)
-
-    @property
-    def host_idle_ms(self) -> float:
-        """Idle time for which the host is the cause, the data loader apart: none is left once it runs ahead."""
-        return sum(share.ms_per_step for cause, share in self.rank.idle.items() if cause not in {"data", "gpu"})
+    def late_host_ms(self) -> float:
+        """Idle time that goes once the host gets ahead: not the loader's, nor that in calls which take long anyway."""
+        return sum(
+            share.ms_per_step for cause, share in self.rank.idle.items() if cause not in {"data", "gpu", "launch"}
+        )
 
     @property
     def compute_ms(self) -> float:
@@ -217,26 +235,7 @@ class RuleContext:
         return sum(self.rank.categories[category].ms_per_step for category in ("matmul", "other"))
 
 
-def in_function(rank: RankSummary | None, code: str) -> SpentIn | None:
-    """The user's function that holds most of a finding's time; None if it is unknown, as without stacks."""
-    python = None if rank is None else rank.python
-    return None if python is None else python.spent.get(_SPENT.get(code, ""))
-
-
-def located(found: Finding, rank: RankSummary | None) -> Finding:
-    """The finding with the user's function that holds most of its time, if stacks show it and samples do not."""
-    held = in_function(rank, found.code)
-    if held is None or {"where", "line"} & found.evidence.keys():
-        return found
-    ms, of = in_ms(held.ms_per_step), in_ms(held.of_ms_per_step)
-    return replace(
-        found,
-        title=f"{found.title}; recorded with stacks, {ms} of {of} are in {held.where}",
-        evidence={**found.evidence, "where": held.where, "recorded_there_ms_per_step": held.ms_per_step},
-    )
-
-
-COMPUTE: Final = ("forward", "backward", "optimizer")
+# -- the regions of a run --------------------------------------------------------------------------------------------
 
 _NO_REGION: Final = RunRegion(device_ms=0.0, host_ms=0.0)
 
@@ -245,28 +244,31 @@ _BACKWARD_TO_FORWARD: Final = 3.0
 several processes is likely communication, or waiting for the others."""
 
 
-def region(evidence: RunEvidence, name: str) -> RunRegion:
+def region(run: RunEvidence, name: str) -> RunRegion:
     """A region's times per step. Worker restarts are no part of `data` here."""
-    found, restarts = evidence.regions.get(name, _NO_REGION), evidence.worker_restarts
-    if name != "data" or name not in evidence.regions or restarts is None:
-        return found
-    return RunRegion(
-        device_ms=max(found.device_ms - restarts.device_ms, 0.0), host_ms=max(found.host_ms - restarts.host_ms, 0.0)
+    times, restarts = run.regions.get(name, _NO_REGION), run.worker_restarts
+    if name != "data" or restarts is None:
+        return times
+    return shorter(times, restarts.device_ms, restarts.host_ms)
+
+
+def shorter(times: RunRegion, device_ms: float, host_ms: float, p50_ms: float = 0.0) -> RunRegion:
+    """A region without a part of its times."""
+    return replace(
+        times,
+        device_ms=max(times.device_ms - device_ms, 0.0),
+        host_ms=max(times.host_ms - host_ms, 0.0),
+        p50_ms=None if times.p50_ms is None else max(times.p50_ms - p50_ms, 0.0),
     )
 
 
-def share_pct(evidence: RunEvidence, *regions: str) -> float:
+def share_pct(run: RunEvidence, *regions: str) -> float:
     """What the device times of some regions are of the step, in percent."""
-    total = sum(region(evidence, name).device_ms for name in regions)
-    return 100 * total / evidence.step_ms.mean if evidence.step_ms.mean > 0 else 0.0
+    total = sum(region(run, name).device_ms for name in regions)
+    return 100 * total / run.step_ms.mean if run.step_ms.mean > 0 else 0.0
 
 
-def all_told_apart(evidence: RunEvidence) -> bool:
-    """Whether each region was timed; where forward, say, was not, it is in `other`."""
-    return evidence.regions.keys() >= {"data", "transfer", *COMPUTE}
-
-
-def backward_is_heavy(evidence: RunEvidence) -> bool:
+def backward_is_heavy(run: RunEvidence) -> bool:
     """Whether backward in several processes takes more than its computation explains."""
-    forward, backward = (region(evidence, name).device_ms for name in ("forward", "backward"))
-    return evidence.on_device and evidence.world_size > 1 and backward > _BACKWARD_TO_FORWARD * forward
+    forward, backward = (region(run, name).device_ms for name in ("forward", "backward"))
+    return run.on_device and run.world_size > 1 and backward > _BACKWARD_TO_FORWARD * forward

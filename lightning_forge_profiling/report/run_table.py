@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
-from lightning_forge_profiling.diagnosis.run_rules import MIN_STEPS
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import BEFORE_FIT, STEPS
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,

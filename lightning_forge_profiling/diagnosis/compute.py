@@ -1,0 +1,268 @@
+"""The GPU or the CPU is at work: `compute-bound`, `memory-bandwidth-bound`, and `communication-bound`."""
+
+from math import ceil
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.host_rules import blocked_ms, has_own_finding, waits_are_known
+from lightning_forge_profiling.diagnosis.loader import accumulating
+from lightning_forge_profiling.diagnosis.rule import (
+    COMPUTE,
+    Evidence,
+    Explanation,
+    Rule,
+    RuleContext,
+    backward_is_heavy,
+    in_ms,
+    of_step,
+    region,
+    unpredicted,
+)
+from lightning_forge_profiling.flops.peaks import find_peak
+from lightning_forge_profiling.results.analysis import RunEvidence
+from lightning_forge_profiling.results.run import OTHERS, CpuTime, CpuUse
+
+# -- recorded communication ------------------------------------------------------------------------------------------
+
+
+def _communication_ms(context: RuleContext) -> float:
+    return context.rank.comm.exposed_ms_per_step - context.exposed_wait_ms
+
+
+def _explain_communication(context: RuleContext) -> Explanation:
+    comm = context.rank.comm
+    waiting = (
+        "including any waits for other ranks, which were not recorded or could not be matched"
+        if context.wait_ms is None
+        else "waits for other ranks not counted"
+    )
+    title = (
+        f"communication takes {context.of_step(comm.ms_per_step)}, {comm.hidden_pct:.0f} % of it "
+        f"hidden; {in_ms(_communication_ms(context))} are exposed ({waiting})"
+    )
+    evidence: Evidence = {
+        "comm_ms_per_step": comm.ms_per_step,
+        "exposed_ms_per_step": comm.exposed_ms_per_step,
+        "hidden_pct": comm.hidden_pct,
+    }
+    if context.wait_ms is not None:
+        evidence["waiting_for_ranks_ms_per_step"] = context.wait_ms
+    advice = (
+        f"Communicate less often or less: a larger accumulate_grad_batches{accumulating(context.rank.loader)}, of "
+        "which DDP exchanges the last batch's alone; a larger batch per GPU, bf16 gradients (DDP's "
+        "bf16_compress_hook), a larger bucket_cap_mb; with FSDP, prefetching."
+    )
+    return Explanation(title, evidence, advice)
+
+
+COMMUNICATION: Final = Rule("communication-bound", _communication_ms, _explain_communication)
+
+# -- recorded kernels ------------------------------------------------------------------------------------------------
+
+_MATH: Final = frozenset({"matmul", "convolution", "attention"})
+_NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}
+"""Kinds of kernels that memory bandwidth does not limit, or of which that is unknown."""
+
+_GPU_BOUND_PCT: Final = 85.0
+"""The GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest."""
+
+_BANDWIDTH_TO_MATH: Final = 2.0
+"""Memory traffic is the limit where kernels that hardly compute run twice as long as those that do."""
+_BANDWIDTH_PCT: Final = 40.0
+
+_ROUNDS_TO_ONE_PCT: Final = 0.5
+
+
+def _math_ms(context: RuleContext) -> float:
+    return sum(kind.ms_per_step for name, kind in context.rank.kinds.items() if name in _MATH)
+
+
+def _memory_ms(context: RuleContext) -> float:
+    """Kernels that read and write memory and compute little: element-wise, copies, normalization, ..."""
+    return sum(kind.ms_per_step for name, kind in context.rank.kinds.items() if name not in _NO_BANDWIDTH)
+
+
+def _gpu_bound(context: RuleContext) -> bool:
+    return context.pct(context.compute_ms) >= _GPU_BOUND_PCT
+
+
+def _bandwidth_ms(context: RuleContext) -> float:
+    memory_ms = _memory_ms(context)
+    return memory_ms if _gpu_bound(context) and context.pct(memory_ms) >= _BANDWIDTH_PCT else 0.0
+
+
+def _explain_bandwidth(context: RuleContext) -> Explanation:
+    kinds = sorted(
+        ((name, kind) for name, kind in context.rank.kinds.items() if name not in _NO_BANDWIDTH),
+        key=lambda item: -item[1].ms_per_step,
+    )
+    named = ", ".join(f"{name} {kind.pct:.0f} %" for name, kind in kinds[:3] if kind.pct >= _ROUNDS_TO_ONE_PCT)
+    return Explanation(
+        f"kernels that move memory rather than compute take {context.of_step(_memory_ms(context))} ({named})",
+        {f"{name}_ms_per_step": kind.ms_per_step for name, kind in kinds[:5]},
+        "Fuse them with torch.compile, keep activations in bf16, use fused layers and losses "
+        "(scaled_dot_product_attention, fused cross entropy), avoid copies between types and layouts.",
+    )
+
+
+def _gpu_compute_ms(context: RuleContext) -> float:
+    limited_by_math = _memory_ms(context) <= _BANDWIDTH_TO_MATH * _math_ms(context)
+    return context.compute_ms if _gpu_bound(context) and limited_by_math else 0.0
+
+
+def _explain_gpu_compute(context: RuleContext) -> Explanation:
+    rank, flops, math_ms, memory_ms = context.rank, context.rank.flops, _math_ms(context), _memory_ms(context)
+    title = (
+        f"the GPU computes for {context.of_step(context.compute_ms)}, "
+        f"{in_ms(math_ms)} of it matrix products, convolutions and attention"
+    )
+    evidence: Evidence = {"compute_ms_per_step": context.compute_ms, "math_ms_per_step": math_ms}
+    if flops:
+        title += f" at {flops.matmul_tflops:.0f} TFLOP/s"
+        evidence |= {"matmul_tflops": flops.matmul_tflops, "dtype": flops.dtype}
+        if flops.matmul_pct_of_peak is not None:
+            title += f" ({flops.matmul_pct_of_peak:.0f} % of the {flops.dtype} peak)"
+            evidence["matmul_pct_of_peak"] = flops.matmul_pct_of_peak
+    if flops and flops.dtype in {"fp32", "fp64"}:
+        advice = (
+            f'It computes in {flops.dtype}: Trainer(precision="bf16-mixed") or '
+            'torch.set_float32_matmul_precision("high") uses the tensor cores.'
+        )
+    elif memory_ms > math_ms:
+        advice = f"The GPU is busy, but {in_ms(memory_ms)} are kernels that move memory: torch.compile fuses them."
+    else:
+        compiled = any(kernel.name.startswith("triton_") for kernel in rank.top_kernels)
+        left = "a lower precision, more GPUs" if compiled else "a lower precision, torch.compile, more GPUs"
+        advice = f"The GPU is well used. What remains: {left}."
+    return Explanation(title, evidence, advice)
+
+
+def _gpu_saving(context: RuleContext) -> float | None:
+    """Down to what the counted operations take at the peak of 16-bit floats, or that of a lower precision in use."""
+    flops, device = context.rank.flops, find_peak(context.rank.device)
+    if flops is None or flops.peak_tflops is None:
+        return None
+    others = [device.flops[dtype] / 1e12 for dtype in ("bf16", "fp16") if dtype in device.flops] if device else []
+    return context.compute_ms - (flops.model_per_step or flops.per_step) / max(flops.peak_tflops, *others, 0.0) / 1e9
+
+
+GPU_COMPUTE: Final = Rule("compute-bound", _gpu_compute_ms, _explain_gpu_compute, _gpu_saving)
+MEMORY_BANDWIDTH: Final = Rule("memory-bandwidth-bound", _bandwidth_ms, _explain_bandwidth)
+
+# -- recorded operators on a CPU -------------------------------------------------------------------------------------
+
+
+def _explain_operators(context: RuleContext) -> Explanation:
+    cpu = context.cpu
+    costliest = ", ".join(f"{name} {context.pct(ms):.0f} %" for name, ms in cpu.costliest_ms_per_step.items())
+    title = (
+        "operators outside data loader and optimizer take "
+        f"{context.of_step(cpu.operators_ms_per_step, bound=True)} on the CPU; largest self times: {costliest} of "
+        "the step"
+    )
+    evidence: Evidence = {
+        "operators_ms_per_step": cpu.operators_ms_per_step,
+        "own_time_per_step": ", ".join(f"{name} {in_ms(ms)}" for name, ms in cpu.costliest_ms_per_step.items()),
+        "threads_that_run_operators": cpu.operator_threads,
+    }
+    if cpu.intra_op_threads is not None:
+        evidence["intra_op_threads"] = cpu.intra_op_threads
+    if cpu.usable_cores is not None:
+        evidence["usable_cores"] = cpu.usable_cores
+    threads = _threads(cpu, None if context.run is None else context.run.cpu)
+    advice = f"{threads}Cheaper: torch.compile, a smaller model, or a GPU if its operations are large."
+    return Explanation(title, evidence, advice)
+
+
+def _threads(cpu: CpuTime, use: CpuUse | None) -> str:
+    """What to do about the number of threads: more of them only where cores were idle."""
+    threads, cores = cpu.intra_op_threads, cpu.usable_cores if use is None else max(int(use.cores), 1)
+    if threads is None:
+        return f"The number of threads is unknown: {_measured('1 2 4')}. "
+    if cores is None:
+        return ""
+    up_to = f"An operator uses up to {threads} "
+    if threads > cores:
+        fewer = f"OMP_NUM_THREADS={cores} or torch.set_num_threads({cores})"
+        return f"{up_to}threads where there are {cores} usable cores: set {fewer}. "
+    if use is not None and use.idle is not None:
+        return _threads_by_use(threads, cores, use.idle, use.used)
+    unknown = f"{up_to}of {cores} usable cores, and whether the others are free is unknown: "
+    return f"{unknown}{_measured(f'{threads} {cores}')}. " if threads < cores else ""
+
+
+def _threads_by_use(threads: int, cores: int, idle: float, used: float) -> str:
+    more, others = min(threads + int(idle + OTHERS), cores), cores - used - idle
+    if others <= OTHERS and more > threads:
+        free = f"{idle:.1f} of the {cores} usable cores were free"
+        more_of = f"try OMP_NUM_THREADS={more}, which gains for large operators alone: {_measured(f'{threads} {more}')}"
+        return f"An operator uses up to {threads} threads, and {free}: {more_of}. "
+    if others > OTHERS and threads > 1:
+        return (
+            f"Other processes, loader workers included, used {others:.1f} of the {cores} usable cores, and a thread "
+            f"without a core holds up the others: {_measured(f'{max(threads - ceil(others), 1)} {threads}')}. "
+        )
+    return ""
+
+
+def _measured(numbers: str) -> str:
+    return (
+        f"measure for n in {numbers}; do OMP_NUM_THREADS=$n forge-profiling run --no-window train.py; done, then "
+        "forge-profiling compare A B"
+    )
+
+
+OPERATORS: Final = Rule(
+    "compute-bound", lambda context: context.cpu.operators_ms_per_step, _explain_operators, unpredicted
+)
+
+# -- the regions of a run --------------------------------------------------------------------------------------------
+
+_RARELY_PCT: Final = 20.0
+"""The GPU sets the pace when it had caught up at few batch ends. Between this limit and that of `launch-bound`, neither
+is claimed for a whole step."""
+
+
+def _work_ms(run: RunEvidence) -> dict[str, float]:
+    """By region without a finding of its own what it computes: all of it but known waits."""
+    return {
+        name: max(region(run, name).device_ms - blocked_ms(run, name), 0.0)
+        for name in COMPUTE
+        if not has_own_finding(run, name)
+    }
+
+
+def _gpu_work_ms(run: RunEvidence) -> float:
+    starved_pct, gpu = run.drained_pct, run.telemetry
+    # where every step calls cudaMalloc, the GPU may have waited for it; only a trace shows how long
+    allocates = gpu is not None and (gpu.device_allocs_per_step or 0.0) >= 1
+    if starved_pct is None or starved_pct > _RARELY_PCT or backward_is_heavy(run) or allocates:
+        return 0.0
+    return sum(_work_ms(run).values())
+
+
+def _explain_gpu_work(run: RunEvidence) -> Explanation:
+    work_ms, regions = _gpu_work_ms(run), ", ".join(_work_ms(run))
+    communication = f" (communication of the {run.world_size} processes included)" if run.world_size > 1 else ""
+    return Explanation(
+        f"the run is GPU-bound: {of_step(work_ms, run.step_ms.mean)} are work that the host had queued ahead in "
+        f"{regions}{communication}; the GPU had caught up with it at {run.drained_pct:.0f} % of the batch ends",
+        {"gpu_paced_ms_per_step": work_ms},
+        'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. A recorded '
+        "window (ForgeProfilerCallback) shows which kernels take the time.",
+    )
+
+
+def _explain_cpu_work(run: RunEvidence) -> Explanation:
+    by_region = _work_ms(run)
+    each = ", ".join(f"{name} {in_ms(ms)}" for name, ms in by_region.items())
+    what = "computing" if waits_are_known(run) else "computing, or waiting in it,"
+    return Explanation(
+        f"{what} takes {of_step(sum(by_region.values()), run.step_ms.mean)} on the CPU: {each}",
+        {f"{name}_computes_ms_per_step": ms for name, ms in by_region.items()},
+        "A recorded window (ForgeProfilerCallback) shows which operators take it. Cheaper: torch.compile, a smaller "
+        "model, or a GPU if its operations are large.",
+    )
+
+
+GPU_WORK_IN_RUN: Final = Rule("compute-bound", _gpu_work_ms, _explain_gpu_work, unpredicted)
+CPU_WORK_IN_RUN: Final = Rule("compute-bound", lambda run: sum(_work_ms(run).values()), _explain_cpu_work, unpredicted)

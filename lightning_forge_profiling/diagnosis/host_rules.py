@@ -1,0 +1,403 @@
+"""The host holds training up.
+
+On a GPU `launch-bound`, `sync-bound`, `allocator-churn`, `slow-launches` and `gpu-idle`, without one `python-bound` and
+`blocked-*`, on either `between-regions`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from lightning_forge_profiling.analysis.kernels import base_name
+from lightning_forge_profiling.diagnosis.optimizer import slow_update_ms, update_is_slow
+from lightning_forge_profiling.diagnosis.rule import (
+    COMPUTE,
+    NAMED_FROM,
+    NAMED_FROM_PCT,
+    Evidence,
+    Explanation,
+    Rule,
+    RuleContext,
+    in_ms,
+    of_step,
+    region,
+    unpredicted,
+)
+from lightning_forge_profiling.diagnosis.where import in_function
+from lightning_forge_profiling.results.analysis import RunEvidence
+from lightning_forge_profiling.results.rank import IdlePart
+
+# -- recorded calls that hold the host up ----------------------------------------------------------------------------
+
+
+def _explain_slow_launches(context: RuleContext) -> Explanation:
+    part = next((part for part in context.rank.idle_parts if not part.launched and "Launch" in part.activity), None)
+    waits_ms = context.rank.idle["launch"].ms_per_step
+    where = f", {in_ms(min(part.ms_per_step, waits_ms))} of it in {_activity(part)}" if part else ""
+    title = f"the GPU waits {context.of_step(waits_ms)} inside launch calls of 0.1 ms or more{where}"
+    evidence: Evidence = {"idle_in_launches_ms_per_step": waits_ms, **(_evidence(part) if part else {})}
+    advice = (
+        "The first launch of a kernel loads its module: record later steps (a larger start_step), or load all modules "
+        "at the start (CUDA_MODULE_LOADING=EAGER, on AMD HIP_ENABLE_DEFERRED_LOADING=0). If later steps show it too, "
+        "new kernels keep being loaded: keep shapes constant, look for recompilations (TORCH_LOGS=recompiles)."
+    )
+    return Explanation(title, evidence, advice)
+
+
+def _sync_ms(context: RuleContext) -> float:
+    host = context.rank.host
+    return host.idle_after_sync_ms_per_step if host.device_syncs_per_step else 0.0
+
+
+def _explain_sync(context: RuleContext) -> Explanation:
+    host, cost_ms = context.rank.host, _sync_ms(context)
+    first = next(cause for cause in host.syncs if not cause.lightning)
+    where = f" from {first.where}" if first.where else ""
+    title = (
+        f"the host waits for the GPU {host.device_syncs_per_step:.0f} times a step, mostly in {first.cause}{where}: "
+        f"the queue runs dry, and the GPU idles {context.of_step(cost_ms)}"
+    )
+    evidence: Evidence = {
+        "idle_after_sync_ms_per_step": cost_ms,
+        "device_syncs_per_step": host.device_syncs_per_step,
+        "lightning_syncs_per_step": host.lightning_syncs_per_step,
+        "cause": first.cause,
+    }
+    if first.where:
+        evidence["where"] = first.where
+    more = f"{context.more_with_stacks} shows the functions that call them." if context.more_with_stacks else ""
+    advice = (
+        "Keep values on the GPU: detach() instead of item(), log every n steps, no if on a tensor, non_blocking copies."
+    )
+    return Explanation(title, evidence, advice + more)
+
+
+def _allocator_ms(context: RuleContext) -> float:
+    return context.rank.host.idle_after_allocator_ms_per_step
+
+
+def _explain_allocator(context: RuleContext) -> Explanation:
+    host, cost_ms = context.rank.host, _allocator_ms(context)
+    title = (
+        f"{host.cuda_mallocs_per_step:.1f} cudaMalloc and {host.cuda_frees_per_step:.1f} cudaFree a step keep the GPU "
+        f"waiting {context.of_step(cost_ms)}"
+    )
+    evidence: Evidence = {
+        "idle_after_allocator_ms_per_step": cost_ms,
+        "cuda_mallocs_per_step": host.cuda_mallocs_per_step,
+        "cuda_frees_per_step": host.cuda_frees_per_step,
+    }
+    advice = (
+        "Remove torch.cuda.empty_cache() from the loop; keep batch shapes constant or pad them to a few sizes; set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; leave some memory free."
+    )
+    if context.rank.steps == 1:  # which may be the first of the run
+        advice = (
+            "The allocator grows in the first steps of a run, and a single recorded step does not show whether "
+            f"later ones do too: record several steps after the warm-up. If they show it too: {advice[0].lower()}"
+            f"{advice[1:]}"
+        )
+    return Explanation(title, evidence, advice)
+
+
+def _held_up(context: RuleContext, cost_ms: float) -> float:
+    """What a step is shorter once calls no longer hold the host up.
+
+    The host gains what it waited in them: while the GPU was busy, so no longer than that, and while it was idle. With
+    that lead it can close other gaps too, but its own work between the launches stays.
+    """
+    return min(context.late_host_ms, context.rank.gpu.busy_ms_per_step + cost_ms)
+
+
+SLOW_LAUNCHES: Final = Rule(
+    "slow-launches", lambda context: context.rank.idle["launch"].ms_per_step, _explain_slow_launches
+)
+SYNC: Final = Rule("sync-bound", _sync_ms, _explain_sync, lambda context: _held_up(context, _sync_ms(context)))
+ALLOCATOR: Final = Rule(
+    "allocator-churn", _allocator_ms, _explain_allocator, lambda context: _held_up(context, _allocator_ms(context))
+)
+
+# -- recorded gaps between launches ----------------------------------------------------------------------------------
+
+
+def _launching_ms(context: RuleContext) -> float:
+    cost_ms = context.rank.host.idle_launching_ms_per_step
+    if update_is_slow(context):
+        cost_ms -= sum(part.idle_ms_per_step for part in context.rank.regions if part.name == "optimizer")
+    return max(cost_ms, 0.0)
+
+
+def _explain_launching(context: RuleContext) -> Explanation:
+    rank, host, cost_ms = context.rank, context.rank.host, _launching_ms(context)
+    others = {"data", "optimizer"} if update_is_slow(context) else {"data"}
+    built_in = [part for part in rank.regions if not part.user and part.name not in others]
+    where = max(built_in, key=lambda part: part.idle_ms_per_step)
+    kernel_us = rank.gpu.busy_ms_per_step * 1e3 / max(rank.gpu.kernels_per_step, 1)
+    inside = f", most of it in {where.name}" if where.name != "other" else ""  # which names no place
+    title = (
+        f"the GPU waits {context.of_step(cost_ms)} for Python between its {host.launches_per_step:.0f} launches"
+        f"{inside}; the mean kernel runs {kernel_us:.1f} µs"
+    )
+    evidence: Evidence = {
+        "idle_launching_ms_per_step": cost_ms,
+        "launches_per_step": host.launches_per_step,
+        "mean_kernel_us": kernel_us,
+        "most_in_region": where.name,
+    }
+    if host.graph_launches_per_step:
+        evidence["graph_launches_per_step"] = host.graph_launches_per_step
+    advice = _launch_less(host.graph_launches_per_step, host.launches_per_step - host.graph_launches_per_step)
+    if context.pct(_sync_ms(context)) >= NAMED_FROM_PCT:
+        advice += " First fix sync-bound: a CUDA graph cannot contain calls that wait for the GPU."
+    held = in_function(rank, "launch-bound")
+    first = "" if held is None else f"Look at {held.where} first, which holds most of that time. "
+    return Explanation(title, evidence, first + advice)
+
+
+def _launch_less(graphs: float, single: float) -> str:
+    if not graphs:
+        return 'Launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a larger batch, fused modules.'
+    if single >= 1:
+        return (
+            f"CUDA graphs are replayed {graphs:.0f} times a step beside {single:.0f} single launches: capture what is "
+            "still outside of them (the optimizer too), or make the batch larger."
+        )
+    return (
+        f"All work is launched as CUDA graphs, {graphs:.0f} a step: capture more in each of them, make the batch "
+        "larger, or do less in Python between the replays."
+    )
+
+
+LAUNCHING: Final = Rule("launch-bound", _launching_ms, _explain_launching)
+
+# -- the largest part of the recorded idle time, where no other rule explains it -------------------------------------
+
+_EXPLAINED_BY: Final = MappingProxyType(
+    {
+        "data": {"input-bound"},
+        "launch": {"slow-launches"},
+        "allocator": {"allocator-churn"},
+        "sync": {"sync-bound"},
+        "copy": {"transfer-bound"},
+        "python": {"launch-bound", "slow-optimizer", "sync-bound", "allocator-churn"},
+        "gpu": set(),
+    }
+)
+"""By idle cause the findings of which it is a part."""
+
+
+def largest_idle(rules: Sequence[Rule[RuleContext]]) -> Rule[RuleContext]:
+    """The rule for the largest part of the idle time, where none of the others explains it."""
+
+    def cost(context: RuleContext) -> float:
+        cause = _largest(context)
+        explaining = [rule for rule in rules if rule.code in _EXPLAINED_BY[cause]]
+        if any(context.pct(rule.cost(context)) >= NAMED_FROM_PCT for rule in explaining):
+            return 0.0
+        return context.rank.idle[cause].ms_per_step
+
+    return Rule("gpu-idle", cost, _explain_idle, unpredicted)
+
+
+def _largest(context: RuleContext) -> str:
+    return max(context.rank.idle, key=lambda cause: context.rank.idle[cause].ms_per_step)
+
+
+def _explain_idle(context: RuleContext) -> Explanation:
+    cause = _largest(context)
+    launched, idle_ms = cause == "gpu", context.rank.idle[cause].ms_per_step
+    part = next((part for part in context.rank.idle_parts if part.launched == launched), None)
+    title = f"the GPU idles {context.of_step(idle_ms)}"
+    title += " although its next work has been launched" if launched else " and waits for the host"
+    evidence: Evidence = {"idle_ms_per_step": idle_ms}
+    if part:
+        title += f", mostly before {_short(part.following)}" if launched and part.following else ""
+        if part.activity or not launched:
+            title += f"; for {in_ms(min(part.ms_per_step, idle_ms))} of it the host is in {_activity(part)}"
+        evidence |= _evidence(part)
+    if launched:
+        advice = (
+            "The GPU waits for something on its own side: another stream's event, a dependency inside a CUDA graph, "
+            "another process on this GPU. The timeline shows what runs on the other streams just before the gap ends."
+        )
+    else:
+        more = context.more_with_stacks
+        shows = f"{more} shows" if more else " The Python functions in the report show"
+        advice = f"No fix is known.{shows} what the host is in."
+    return Explanation(title, evidence, advice)
+
+
+def _activity(part: IdlePart) -> str:
+    """What the host was in, in words."""
+    if not part.activity:
+        return f"Python outside of all operators (thread {part.thread})" if part.thread else "no recorded activity"
+    around = f" of {part.operator}" if part.operator else ""
+    return f"{part.activity}{around} (thread {part.thread})"
+
+
+def _short(kernel: str) -> str:
+    return base_name(kernel).rpartition("::")[2]
+
+
+def _evidence(part: IdlePart) -> Evidence:
+    return {
+        "longest_ms_per_step": part.ms_per_step,
+        "activity": part.activity,
+        "operator": part.operator,
+        "thread": part.thread,
+        "before": _short(part.following),
+    }
+
+
+# -- recorded Python without a GPU -----------------------------------------------------------------------------------
+
+
+def _explain_python(context: RuleContext) -> Explanation:
+    cpu = context.cpu
+    title = (
+        f"{context.of_step(cpu.python_ms_per_step, bound=True)} are spent outside operators, data loader and "
+        f"optimizer: in Python, the training loop and callbacks{'' if context.live else ' (recording adds to it)'}"
+    )
+    evidence: Evidence = {
+        "outside_of_operators_ms_per_step": cpu.python_ms_per_step,
+        "operators_ms_per_step": cpu.operators_ms_per_step,
+    }
+    held = in_function(context.rank, "python-bound")
+    advice = "Do more in each call: a larger batch, torch.compile, fewer and larger modules."
+    if held is not None:
+        advice = f"Look at {held.where} first: what it waits for, or computes in Python."
+    elif context.more_with_stacks:
+        advice += f"{context.more_with_stacks} names the Python functions."
+    return Explanation(title, evidence, advice)
+
+
+PYTHON: Final = Rule("python-bound", lambda context: context.cpu.python_ms_per_step, _explain_python)
+
+# -- the host sets the pace of a run ---------------------------------------------------------------------------------
+
+_MOSTLY_PCT: Final = 50.0
+"""The GPU waits for the host when it had caught up at most batch ends. On an H200 this was 92 to 100 % wherever Python,
+synchronizations or cudaMalloc set the pace, and 0 % in every run whose GPU did; what lies between is seldom met."""
+
+_FELL_BEHIND: Final = 1.05
+_LAST_KERNELS_MS: Final = 0.02
+"""Where the GPU waits for the host, both finish a region at the same time: on an H200 within 0.1 %, and the length of
+the last kernels. Where the GPU takes longer, the host has queued work ahead."""
+
+
+def _host_paced(run: RunEvidence) -> list[str]:
+    """The regions that the GPU finished about when the host did."""
+    paced = []
+    for name in (*COMPUTE, "other"):
+        times = region(run, name)
+        if times.device_ms <= _FELL_BEHIND * times.host_ms + _LAST_KERNELS_MS and not has_own_finding(run, name):
+            paced.append(name)
+    return paced
+
+
+def _host_paced_ms(run: RunEvidence) -> float:
+    return sum(region(run, name).device_ms for name in _host_paced(run))
+
+
+def _launching_in_run_ms(run: RunEvidence) -> float:
+    starved_pct = run.drained_pct
+    return 0.0 if starved_pct is None or starved_pct < _MOSTLY_PCT else _host_paced_ms(run) * starved_pct / 100
+
+
+def _explain_launching_in_run(run: RunEvidence) -> Explanation:
+    paced, paced_ms = _host_paced(run), _host_paced_ms(run)
+    return Explanation(
+        f"the host sets the pace in {of_step(paced_ms, run.step_ms.mean)} ({', '.join(paced)}): the GPU had caught up "
+        f"with it at {run.drained_pct:.0f} % of the batch ends",
+        {
+            "host_paced_ms_per_step": paced_ms,
+            **{f"{name}_host_ms_per_step": region(run, name).host_ms for name in paced},
+        },
+        'Launch less: a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs, if the model has none yet. '
+        "Calls that wait for the GPU (.item(), .cpu(), printing a tensor) and cudaMalloc look the same here; a "
+        "recorded window (ForgeProfilerCallback) distinguishes them and shows how long the GPU idles.",
+    )
+
+
+LAUNCHING_IN_RUN: Final = Rule("launch-bound", _launching_in_run_ms, _explain_launching_in_run, _host_paced_ms)
+
+
+def has_own_finding(run: RunEvidence, name: str) -> bool:
+    """Whether a region has a finding of its own, and so no part in the others."""
+    cost = {"other": _between_regions_ms, "optimizer": slow_update_ms}.get(name)
+    return cost is not None and cost(run) > 0
+
+
+# -- callbacks and Lightning's loop in a run -------------------------------------------------------------------------
+
+
+def _outside_regions_ms(run: RunEvidence) -> float:
+    """Time between regions without what timing takes, which costs a GPU that is behind nothing."""
+    hidden = run.on_device and (run.drained_pct or 0.0) < _MOSTLY_PCT
+    timing_ms = 0.0 if hidden or run.overhead_us is None else run.overhead_us / 1e3
+    return max(region(run, "other").device_ms - timing_ms, 0.0)
+
+
+def _between_regions_ms(run: RunEvidence) -> float:
+    """The same where it is a cause: what was not timed by itself, as forward may be, is in `other` too."""
+    all_regions_timed = run.regions.keys() >= {"data", "transfer", *COMPUTE}
+    ms = _outside_regions_ms(run)
+    return ms if all_regions_timed and 100 * ms >= NAMED_FROM["between-regions", "run"] * run.step_ms.mean else 0.0
+
+
+def _explain_between_regions(run: RunEvidence) -> Explanation:
+    ms, host_ms = _outside_regions_ms(run), region(run, "other").host_ms
+    on_host = f" ({in_ms(host_ms)} on the host)" if run.on_device else ""
+    return Explanation(
+        f"{of_step(ms, run.step_ms.mean)}{on_host} are spent outside data, transfer, forward, backward and optimizer: "
+        "in callbacks, loggers, the progress bar, learning-rate schedulers and Lightning's loop",
+        {"between_regions_ms_per_step": ms, "between_regions_host_ms_per_step": host_ms},
+        "The ledger of the run shows the time of each hook: make the longest cheaper, or call it every few steps. For "
+        "loggers that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch "
+        "shrinks its share: this time does not grow with it.",
+    )
+
+
+BETWEEN_REGIONS: Final = Rule("between-regions", _between_regions_ms, _explain_between_regions)
+"""Only the run shows it: a trace has no mark for callbacks and loggers."""
+
+# -- the module's code waits in a run --------------------------------------------------------------------------------
+
+
+def waits_are_known(run: RunEvidence) -> bool:
+    """Whether a wait in the module's code is known from its time without a core.
+
+    Where another thread of the process waits for a core, no thread may use one; several ranks wait for each other, and
+    on a GPU the training thread waits for autograd's.
+    """
+    cpu = run.cpu
+    if cpu is None or run.on_device or run.world_size > 1:
+        return False
+    return cpu.contended is False or cpu.threads == 1
+
+
+def blocked_ms(run: RunEvidence, *regions: str) -> float:
+    """Milliseconds per step in which the module's own code waits, of evidence as `self_times` gives it."""
+    if run.cpu is None or not waits_are_known(run):
+        return 0.0
+    return sum(run.cpu.blocked_pct(name) * region(run, name).device_ms / 100 for name in regions)
+
+
+def _blocked_ms(name: str, run: RunEvidence) -> float:
+    return blocked_ms(run, name)
+
+
+def _explain_blocked(name: str, run: RunEvidence) -> Explanation:
+    waits_ms, what = blocked_ms(run, name), {"forward": "the module's training_step"}.get(name, name)
+    return Explanation(
+        f"{what} waits {of_step(waits_ms, run.step_ms.mean)} without using a core",
+        {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(run, name).device_ms},
+        "Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep().",
+    )
+
+
+BLOCKED: Final = tuple(
+    Rule(f"blocked-{name}", partial(_blocked_ms, name), partial(_explain_blocked, name))
+    for name in ("forward", "backward")
+)

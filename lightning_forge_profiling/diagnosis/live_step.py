@@ -1,0 +1,360 @@
+"""Findings of a trace as shares of the live step.
+
+Recording slows the host, and a window may lack what happens only in some steps. So shares of recorded steps are
+converted to the step that the run took without recording, and where the run measures a wait by itself, it decides.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.findings import CPU_RULES
+from lightning_forge_profiling.diagnosis.host_rules import blocked_ms
+from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
+from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS
+from lightning_forge_profiling.diagnosis.rule import (
+    NAMED_FROM_PCT,
+    REGION_OF,
+    RuleContext,
+    as_finding,
+    of_step,
+    saving,
+    share_pct,
+)
+from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
+from lightning_forge_profiling.results.rank import RankSummary
+
+SLOWED_FROM: Final = 1.1
+"""From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
+
+DIFFER_BY_PCT: Final = 5.0
+"""Percentage points from which shares of a step are reported as different. A window of few steps varies by less."""
+
+_WAITS: Final = ("input-bound", "transfer-bound")
+"""What the run measures by itself."""
+
+_QUEUED_PCT: Final = 50.0
+_ROUNDING: Final = 1 + 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSteps:
+    """The recorded steps of the lowest rank beside the live steps of the run, in milliseconds.
+
+    Attributes:
+        rank: the figures of that rank.
+        run: the run's own times.
+        busy_ms: how much of the mean recorded step the GPU was busy, the mean over the ranks.
+        work_ms: the same without waiting for other ranks, which depends on the hosts.
+        late_ms: how long ranks wait for a late one in a live step.
+        ranks_ms: what the run's own times lack of the live step: this rank waits for others, or they for it.
+    """
+
+    rank: RankSummary
+    run: RunEvidence
+    busy_ms: float
+    work_ms: float
+    late_ms: float
+    ranks_ms: float
+
+    @property
+    def slowed(self) -> bool:
+        """Whether recorded steps are longer, by mean and median: a loader that stalls now and then moves only one."""
+        recorded, live = self.rank.step_ms, self.run.step_ms
+        return recorded.mean > SLOWED_FROM * live.mean and recorded.p50 > SLOWED_FROM * live.p50
+
+    @property
+    def shortened(self) -> bool:
+        """Whether recorded steps are shorter: the window lacks what happens only in some steps."""
+        return self.rank.step_ms.mean * SLOWED_FROM < self.run.step_ms.mean
+
+    @property
+    def difference(self) -> list[str]:
+        """The sentence on step times that differ; none otherwise."""
+        recorded_ms, live_ms = self.rank.step_ms.mean, self.run.step_ms.mean
+        took = f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms"
+        if self.slowed:
+            more = f"{100 * (recorded_ms / live_ms - 1):+.0f} %"
+            return [f"{took} ({more}): recording slows the host; shares are of live steps"]
+        if self.shortened:
+            return [f"{took}: the window lacks what happens only in some steps; shares are of live steps"]
+        return []
+
+    @property
+    def averaged(self) -> str:
+        """What to say of a figure that is no single rank's."""
+        return " on the mean of the ranks" if self.run.world_size > 1 else ""
+
+    def own(self, findings: Sequence[Finding], code: str) -> list[Finding]:
+        """The findings with this code on the rank that the run's figures are of."""
+        return [finding for finding in findings if finding.code == code and finding.rank in {None, self.rank.rank}]
+
+    def disagreement(self, code: str, recorded: Sequence[Finding], converted_pct: float | None = None) -> str:
+        """Sentence on a share that differs between trace and run."""
+        run, region = self.run, REGION_OF[code]
+        pct = f"{recorded[0].share_pct:.0f}" if recorded else f"under {NAMED_FROM_PCT:.0f}"
+        of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
+        averaged = " (mean of the ranks)" if run.world_size > 1 and recorded else ""
+        of_first = " on rank 0" if run.world_size > 1 else ""
+        return (
+            f"{code}: {pct} % of the recorded steps{averaged}{of_live}, "
+            f"{share_pct(run, region):.0f} % of the run's {run.steps} steps{of_first}"
+        )
+
+
+def recorded_steps(analysis: Analysis, run: RunEvidence, *, late_ms: float, ranks_ms: float) -> RecordedSteps:
+    """The recorded steps of an analysis of at least one rank."""
+    return RecordedSteps(
+        min(analysis.ranks, key=lambda rank: rank.rank),
+        run,
+        busy_ms=fmean(rank.gpu.busy_ms_per_step for rank in analysis.ranks),
+        work_ms=fmean(work_ms(analysis).values()),
+        late_ms=late_ms,
+        ranks_ms=ranks_ms,
+    )
+
+
+def work_ms(analysis: Analysis) -> dict[int, float]:
+    """By rank, how long its GPU works on a recorded step, waiting for other ranks not counted.
+
+    Exposed communication of the rank that has least of it is the communication; what others have more is waiting.
+    """
+    comm_ms = {rank.rank: rank.categories["comm"].ms_per_step for rank in analysis.ranks}
+    least_ms = min(comm_ms.values())
+    return {rank.rank: rank.gpu.busy_ms_per_step - comm_ms[rank.rank] + least_ms for rank in analysis.ranks}
+
+
+# -- with a GPU ------------------------------------------------------------------------------------------------------
+
+
+def gpu_findings(
+    recorded: Sequence[Finding], live: Mapping[str, Finding], steps: RecordedSteps
+) -> tuple[list[Finding], list[str]]:
+    """The trace's causes at their share of the live step, with those that only the run shows; where the two differ."""
+    differences, traced = steps.difference, list(recorded)
+    if differences or steps.late_ms:  # a late host's own GPU is idle too, which is no second cause
+        converted = [_of_live_step(finding, steps) for finding in recorded]
+        traced = [finding for finding in converted if finding.share_pct >= NAMED_FROM_PCT]
+        differences += [
+            f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
+            "live ones, below the threshold of a finding"
+            for before, after in zip(recorded, converted, strict=True)
+            if after.share_pct < NAMED_FROM_PCT
+        ]
+    findings = [
+        _bounded_by_region(finding, steps)
+        for finding in traced
+        if finding.code not in {"input-bound", "transfer-bound"}
+    ]
+    if "worker-restarts" in live:
+        findings.append(live["worker-restarts"])
+    # which would be a part of launch-bound
+    if "between-regions" in live and all(finding.code != "launch-bound" for finding in findings):
+        findings.append(live["between-regions"])
+    for code in _WAITS:
+        measured, difference = _measured(code, recorded, traced, live, steps)
+        findings += measured
+        differences += difference
+    return findings, differences + _contradictions(findings, live, steps)
+
+
+def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:
+    """A trace's finding as a share of the live step."""
+    recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.step_ms.mean
+    share = finding.share_pct * recorded_ms / live_ms
+    saves_ms = finding.saves.ms_per_step if finding.saves else 0.0
+    if finding.code in HOST_WAITS and not steps.shortened:
+        share, words, saves_ms = _live_wait(finding, share, saves_ms, steps)
+        title = f"{words}. Recorded, which slows the host: {finding.title}"
+    else:
+        title = f"{finding.title}; of a live step it is {min(share, 100.0):.0f} %{steps.averaged}"
+    saves = finding.saves and saving(saves_ms, live_ms, at_most=finding.saves.at_most, cost_ms=share * live_ms / 100)
+    return replace(
+        finding,
+        share_pct=min(share, 100.0),
+        title=title,
+        evidence={**finding.evidence, "share_of_recorded_step_pct": round(finding.share_pct, 3)},
+        saves=saves,
+    )
+
+
+def _live_wait(finding: Finding, share: float, saves_ms: float, steps: RecordedSteps) -> tuple[float, str, float]:
+    """Share, words and saving of a wait for the host, without what recording added to it."""
+    recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.step_ms.mean
+    idle_recorded_ms, idle_live_ms = recorded_ms - steps.busy_ms, max(live_ms - steps.work_ms - steps.late_ms, 0.0)
+    if finding.code == "slow-optimizer" and "optimizer" in steps.run.regions:  # which the run has timed
+        share = share_pct(steps.run, "optimizer")
+        words = f"the optimizer takes {of_step(share * live_ms / 100, live_ms)}"
+    else:
+        share = min(share * idle_live_ms / idle_recorded_ms if idle_recorded_ms > 0 else 0.0, share)
+        words = f"the GPU waits up to {of_step(share * live_ms / 100, live_ms)} for the host{steps.averaged}"
+    gpu_ms = _gpu_work_ms(finding)
+    # no more of the waits than there are in a live step; the GPU's own work stays
+    if gpu_ms or saves_ms > _ROUNDING * finding.share_pct * recorded_ms / 100:
+        return share, words, min(saves_ms - gpu_ms, idle_live_ms) + gpu_ms
+    return share, words, share * live_ms / 100  # its own waits alone
+
+
+def _gpu_work_ms(finding: Finding) -> float:
+    """The GPU's own work in an optimizer's update; 0 for other findings, whose fixes only end waits."""
+    return float(finding.evidence["gpu_busy_ms_per_step"]) if finding.code == "slow-optimizer" else 0.0
+
+
+def _bounded_by_region(finding: Finding, steps: RecordedSteps) -> Finding:
+    """The optimizer's fix takes away no more than the GPU's work in it and the time that the host spends in it.
+
+    The step is a chain of work on host and GPU. Without the update the chain still has all of its other links, so it
+    gets shorter by no more than those of the update, on either side. The run timed the host's without recording.
+    """
+    region, saves, live_ms = steps.run.regions.get("optimizer"), finding.saves, steps.run.step_ms.mean
+    if finding.code != "slow-optimizer" or region is None or saves is None:
+        return finding
+    most_ms = max(region.host_ms, region.device_ms) + _gpu_work_ms(finding)
+    if saves.ms_per_step <= most_ms:
+        return finding
+    return replace(finding, saves=saving(most_ms, live_ms, at_most=True, cost_ms=finding.share_pct * live_ms / 100))
+
+
+def _measured(
+    code: str,
+    recorded: Sequence[Finding],
+    traced: Sequence[Finding],
+    live: Mapping[str, Finding],
+    steps: RecordedSteps,
+) -> tuple[list[Finding], list[str]]:
+    """The trace's findings, or the run's, of a wait that both measure; and where they differ."""
+    of_trace = [finding for finding in traced if finding.code == code]
+    if REGION_OF[code] not in steps.run.regions:  # the region was not timed
+        return of_trace, []
+    # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
+    shares = [finding.share_pct for finding in steps.own(traced, code)]
+    in_trace, in_run = max(shares, default=NAMED_FROM_PCT), share_pct(steps.run, REGION_OF[code])
+    more = in_run > in_trace + DIFFER_BY_PCT
+    # copies outside of the region are in the trace alone, and no sign that the two differ
+    less = in_run < in_trace - DIFFER_BY_PCT and code == "input-bound"
+    differences = []
+    if more or less:
+        converted_pct = in_trace if steps.slowed and shares else None
+        differences = [steps.disagreement(code, steps.own(recorded, code), converted_pct)]
+    # a window may contain the restart of workers, which then is no part of this finding
+    if not of_trace or more or (less and (steps.slowed or "worker-restarts" in live)):
+        return [live[code]] if code in live else [], differences
+    return [_bounded_by_run(finding, live.get(code), steps.run) for finding in of_trace], differences
+
+
+def _bounded_by_run(finding: Finding, of_run: Finding | None, run: RunEvidence) -> Finding:
+    """A bound on what the fix saves holds for all steps of the run, not only for the recorded ones."""
+    if of_run is None:
+        return finding
+    if finding.code == "input-bound" and run.loader is not None:  # the run's advice knows the use of the cores
+        finding = replace(finding, advice=of_run.advice)
+    recorded, live = finding.saves, of_run.saves
+    if recorded is None or live is None or not recorded.at_most or live.ms_per_step <= recorded.ms_per_step:
+        return finding
+    return replace(finding, saves=saving(live.ms_per_step, run.step_ms.mean, at_most=True))
+
+
+def _contradictions(findings: Sequence[Finding], live: Mapping[str, Finding], steps: RecordedSteps) -> list[str]:
+    """Where trace and run disagree on whether host or GPU is ahead. The trace, which has both, decides."""
+    by_code, launching = {finding.code: finding for finding in findings}, "launch-bound"
+    if launching in live and not HOST_WAITS & by_code.keys():
+        in_run, idle_pct = live[launching].share_pct, steps.rank.gpu.idle_pct
+        text = f"by the whole run's regions the host sets the pace in {in_run:.0f} % of a step, "
+        return [f"{text}in the recorded steps the GPU was idle for {idle_pct:.0f} %"]
+    queued_pct = 100 - (100.0 if steps.run.drained_pct is None else steps.run.drained_pct)
+    if launching in by_code and launching not in live and queued_pct > _QUEUED_PCT:
+        finding = by_code[launching]
+        recorded_pct = finding.evidence.get("share_of_recorded_step_pct", finding.share_pct)
+        text = f"launch-bound took {recorded_pct:.0f} % of the recorded steps, but in the whole run the GPU still had "
+        return [f"{text}work queued at {queued_pct:.0f} % of the batch ends"]
+    return []
+
+
+# -- without a GPU ---------------------------------------------------------------------------------------------------
+
+
+def cpu_findings(
+    recorded: Sequence[Finding], live: Mapping[str, Finding], steps: RecordedSteps
+) -> tuple[list[Finding], list[str]]:
+    """The run's causes with the trace's on operators and Python: of waits, the trace knows no more than the run."""
+    run = steps.run
+    others = [
+        finding for finding in recorded if finding.code not in live and finding.rank not in {None, steps.rank.rank}
+    ]
+    waits = steps.own(recorded, "input-bound")
+    computing, differences = _operators_and_python(recorded, steps)
+    of_trace, of_run = {finding.code: finding for finding in computing}, dict(live)
+    if "python-bound" in of_trace and "between-regions" in of_run:  # they overlap: keep the one that explains more
+        if of_run["between-regions"].share_pct > of_trace["python-bound"].share_pct / 2:
+            del of_trace["python-bound"]
+        else:
+            del of_run["between-regions"]
+    others += of_trace.values()
+    of_run = {code: finding for code, finding in of_run.items() if code not in of_trace}
+    if "data" not in run.regions:  # the region was not timed
+        return [*waits, *others, *of_run.values()], differences
+    if waits and "input-bound" in of_run and not run.on_device and run.loader is None:
+        # the trace's advice knows the loader
+        of_run["input-bound"] = replace(of_run["input-bound"], advice=waits[0].advice)
+    in_trace = max((finding.share_pct for finding in waits), default=NAMED_FROM_PCT)
+    if abs(share_pct(run, "data") - in_trace) > DIFFER_BY_PCT:
+        differences = [*differences, steps.disagreement("input-bound", waits)]
+    return [*of_run.values(), *others], differences
+
+
+def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> tuple[list[Finding], list[str]]:
+    """The trace's findings of the CPU's work, converted to the live step where recording or hooks made a difference."""
+    rank, run = steps.rank, steps.run
+    if rank.cpu is None or run.on_device:
+        return [], []
+    mine = {rule.code: finding for rule in CPU_RULES for finding in steps.own(recorded, rule.code)}
+    update, own, live_ms = mine.get("slow-optimizer"), self_times(run), run.step_ms.mean
+    update_differs = (
+        update is not None
+        and "optimizer" in run.regions
+        and abs(update.share_pct - share_pct(run, "optimizer")) > DIFFER_BY_PCT
+    )
+    # what is no operator's and not Python's between them: hooks, known waits, waits for other ranks
+    apart_ms = (
+        hooks_ms(run, "transfer", "forward", "backward", "optimizer", "other")
+        + blocked_ms(own, "forward", "backward")
+        + steps.ranks_ms
+    )
+    if not steps.difference and not update_differs and 100 * apart_ms < NAMED_FROM_PCT * live_ms:
+        known = RuleContext(rank, run=run)
+        advice = {rule.code: rule.explain(known).advice for rule in CPU_RULES if rule.code in mine}
+        return [replace(finding, advice=advice[code]) for code, finding in mine.items()], []
+    context, findings = _live_cpu(rank, own, apart_ms), []
+    for rule in CPU_RULES:
+        pct = context.pct(rule.cost(context))
+        if rule.code in mine and pct >= NAMED_FROM_PCT:
+            number = rank.rank if run.world_size > 1 else mine[rule.code].rank
+            finding = as_finding(rule, context, step_ms=live_ms, share_pct=pct, source="trace", rank=number)
+            recorded_pct = round(mine[rule.code].share_pct, 3)
+            findings.append(replace(finding, evidence={**finding.evidence, "share_of_recorded_step_pct": recorded_pct}))
+    if steps.difference or update is None or not update_differs:
+        return findings, steps.difference
+    return findings, [steps.disagreement("slow-optimizer", [update])]
+
+
+def _live_cpu(rank: RankSummary, own: RunEvidence, apart_ms: float) -> RuleContext:
+    """CPU times of a live step: loader and update as in the run, the rest bounds the others."""
+    cpu, live_ms = RuleContext(rank).cpu, own.step_ms.mean
+    regions_ms = {name: region.device_ms for name, region in own.regions.items()}
+    data_ms = regions_ms.get("data", cpu.data_ms_per_step)
+    update_ms = regions_ms.get("optimizer", cpu.optimizer_ms_per_step)
+    added_ms = max(rank.step_ms.mean - live_ms, 0.0)
+    python_ms = max(cpu.python_ms_per_step - added_ms - apart_ms, 0.0)  # assumes that recording slows only Python
+    operators_ms = live_ms - apart_ms - data_ms - update_ms - max(python_ms, regions_ms.get("other", 0.0))
+    operators_ms = min(cpu.operators_ms_per_step, max(operators_ms, 0.0))
+    scale = operators_ms / cpu.operators_ms_per_step if cpu.operators_ms_per_step else 0.0
+    live = replace(
+        cpu,
+        data_ms_per_step=data_ms,
+        optimizer_ms_per_step=min(update_ms, live_ms),
+        operators_ms_per_step=operators_ms,
+        python_ms_per_step=min(python_ms, live_ms),
+        costliest_ms_per_step={name: ms * scale for name, ms in cpu.costliest_ms_per_step.items()},
+    )
+    return RuleContext(replace(rank, step_ms=own.step_ms, cpu=live), live=True, run=own)

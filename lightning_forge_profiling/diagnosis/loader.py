@@ -1,0 +1,374 @@
+"""Training waits for its next batch: `input-bound`, `worker-restarts` and `transfer-bound`."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.rule import (
+    MEASURE,
+    Evidence,
+    Explanation,
+    Rule,
+    RuleContext,
+    in_ms,
+    in_s,
+    of_step,
+    region,
+)
+from lightning_forge_profiling.results.analysis import RunEvidence
+from lightning_forge_profiling.results.run import OTHERS, CpuUse, LoaderSettings
+
+_HANDED_OVER_MS: Final = 1.0
+"""A DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13,
+two cores, `python -m benchmarks.handover`): where a batch takes little longer to make, workers gain little."""
+
+_MOST_TRIED: Final = 16
+"""More workers than this are rarely the answer to a loader that loads in the training process."""
+
+_WAITS_BELOW_PCT: Final = 50.0
+"""A loader that keeps a core busy for less of its time mostly waits, and its workers may outnumber the cores: with a
+dataset that waits, steps got faster with up to four on two cores (`python -m docs.measure_fixes --cpu workers`)."""
+
+_FOUND: Final = 0.25
+"""Cores that workers get even where none is free, since the scheduler prefers processes that mostly wait. Not so beside
+a training thread that waits for further threads: with two threads steps took 1.5 times as long there."""
+
+_SINGLE_PROCESS: Final = "_SingleProcessDataLoaderIter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderWait:
+    """How long training waits for its loader.
+
+    Attributes:
+        host_ms: what the host waits per step.
+        exposed_ms: the part of it for which the GPU waits too; all of it without a GPU.
+        step_ms: the mean step.
+        on_gpu: whether training is on a GPU, to which batches are copied.
+        in_process: whether the loader is known to work in the training process; None if unknown.
+        pinned: whether batches are known to be in pinned memory.
+        cpu: use of the cores; None if unknown, as from a trace alone.
+    """
+
+    host_ms: float
+    exposed_ms: float
+    step_ms: float
+    on_gpu: bool
+    in_process: bool | None = None
+    pinned: bool = False
+    cpu: CpuUse | None = None
+
+    def workers_to_keep_up(self, workers: int) -> int:
+        """How many workers keep up with the rest of the step.
+
+        Without workers a batch is made in the wait; else each of them takes up to as many steps for one as there are.
+        """
+        batch_ms = workers * self.step_ms if workers else self.host_ms
+        return max(ceil(batch_ms / max(self.step_ms - self.exposed_ms, 1e-6)), 1)
+
+    def suggest_workers(self) -> int:
+        """What to try where there are none: as many as keep up, and as many again."""
+        return min(2 * self.workers_to_keep_up(0), _MOST_TRIED)
+
+    @property
+    def cheaper(self) -> str:
+        """How to make a sample cheaper."""
+        on_gpu = "ahead of time, or on the GPU" if self.on_gpu else "or ahead of time"
+        return f"make a sample cheaper (decode and augment less, {on_gpu})"
+
+
+# -- the rules -------------------------------------------------------------------------------------------------------
+
+
+def _traced_wait(context: RuleContext) -> LoaderWait:
+    rank, wait_ms = context.rank, context.rank.host.data_wait_ms_per_step
+    return LoaderWait(
+        host_ms=wait_ms,
+        exposed_ms=rank.idle["data"].ms_per_step if context.on_gpu else wait_ms,  # without a GPU nothing hides the wait
+        step_ms=rank.step_ms.mean,
+        on_gpu=context.on_gpu,
+        in_process=rank.host.data_loader == _SINGLE_PROCESS,
+        pinned=any(copy.direction == "HtoD" and copy.memory == "pinned" for copy in rank.copies),
+    )
+
+
+def _run_wait(run: RunEvidence) -> LoaderWait:
+    data = region(run, "data")
+    return LoaderWait(
+        host_ms=data.host_ms,
+        exposed_ms=data.device_ms,
+        step_ms=run.step_ms.mean,
+        on_gpu=run.on_device,
+        cpu=run.cpu,
+    )
+
+
+def _explain_traced_wait(context: RuleContext) -> Explanation:
+    wait = _traced_wait(context)
+    hidden_pct = 100 * max(1 - wait.exposed_ms / max(wait.host_ms, wait.exposed_ms), 0)
+    return _explain_wait(wait, f"{hidden_pct:.0f} %", context.rank.loader)
+
+
+def explain_run_wait(run: RunEvidence) -> Explanation:
+    """The words for a run that waits for its loader."""
+    wait = _run_wait(run)
+    return _explain_wait(wait, in_ms(max(wait.host_ms - wait.exposed_ms, 0.0)), run.loader)
+
+
+def _explain_wait(wait: LoaderWait, hidden: str, settings: LoaderSettings | None) -> Explanation:
+    takes = f"waits {of_step(wait.exposed_ms, wait.step_ms)} for the data loader"
+    title = f"training {takes}"
+    if wait.on_gpu:
+        title = f"the GPU {takes} (host wait {in_ms(wait.host_ms)}, {hidden} of it hidden)"
+    evidence: Evidence = {"exposed_wait_ms_per_step": wait.exposed_ms, "host_wait_ms_per_step": wait.host_ms}
+    return Explanation(title, evidence | loader_evidence(settings), loader_advice(wait, settings))
+
+
+def _restarts_ms(run: RunEvidence) -> float:
+    return 0.0 if run.worker_restarts is None else run.worker_restarts.device_ms
+
+
+def _explain_restarts(run: RunEvidence) -> Explanation:
+    restarts = run.worker_restarts
+    if restarts is None:
+        raise ValueError("a run without restarts")
+    each_ms = restarts.host_ms * run.steps / restarts.count
+    exposed, steps = (in_s(ms * run.steps / 1e3) for ms in (restarts.device_ms, run.step_ms.mean))
+    workers, new = (f"{restarts.workers} workers", "new ones") if restarts.workers > 1 else ("worker", "a new one")
+    return Explanation(
+        f"the DataLoader ends its {workers} and starts {new} each epoch: {in_ms(each_ms)} each time until the first "
+        f"batch, {exposed} of the {steps} that {run.steps} steps take",
+        {
+            "restarts": restarts.count,
+            "workers": restarts.workers,
+            "restart_ms": each_ms,
+            "exposed_wait_ms_per_step": restarts.device_ms,
+            "host_wait_ms_per_step": restarts.host_ms,
+        },
+        "Set persistent_workers=True in the DataLoader: its workers then stay from epoch to epoch. With "
+        "Trainer(reload_dataloaders_every_n_epochs=...) they cannot: reload less often, or make epochs longer.",
+    )
+
+
+def _traced_copies_ms(context: RuleContext) -> float:
+    to_device = sum(copy.exposed_ms_per_step for copy in context.rank.copies if copy.direction == "HtoD")
+    return to_device + context.rank.idle["copy"].ms_per_step
+
+
+def _explain_traced_copies(context: RuleContext) -> Explanation:
+    copies = [copy for copy in context.rank.copies if copy.direction == "HtoD"]
+    main = max(copies, key=lambda copy: copy.exposed_ms_per_step, default=None)
+    size = sum(copy.bytes_per_step for copy in copies)
+    memory = f"{main.memory} memory" if main and main.memory else "the host"
+    rate = main.gb_per_s if main else 0.0
+    title = (
+        f"copies to the GPU take {context.of_step(_traced_copies_ms(context))} "
+        f"({size / 1e6:.1f} MB, mostly from {memory} at {rate:.1f} GB/s)"
+    )
+    less = "copy less (uint8 or bf16 with the conversion on the GPU), or copy the next batch while this one is computed"
+    advice = f"{less[0].upper()}{less[1:]}."
+    if main and main.memory == "pageable":
+        advice = f"{pin_memory_advice(context.rank.loader)}; {less}."
+    evidence: Evidence = {
+        "exposed_copy_ms_per_step": sum(copy.exposed_ms_per_step for copy in copies),
+        "copied_bytes_per_step": size,
+        "bandwidth_gb_per_s": rate,
+        "from": main.memory if main else "",
+        **loader_evidence(context.rank.loader),
+    }
+    return Explanation(title, evidence, advice)
+
+
+def explain_run_transfer(run: RunEvidence) -> Explanation:
+    """The words for a run that moves its batches slowly."""
+    transfer = region(run, "transfer")
+    if transfer.host_ms < transfer.device_ms / 2:
+        how = "non-blocking, as from pinned memory"
+        advice = "Copy less: uint8 or bf16 instead of float32 with the conversion on the GPU, no unused fields."
+    else:
+        how = "blocking, as from pageable memory"
+        advice = (
+            f"{pin_memory_advice(run.loader)}, and copy less: uint8 or bf16 instead of float32 with the conversion on "
+            "the GPU."
+        )
+    evidence: Evidence = {"transfer_ms_per_step": transfer.device_ms, "transfer_host_ms_per_step": transfer.host_ms}
+    return Explanation(
+        f"moving the batch to the GPU takes {of_step(transfer.device_ms, run.step_ms.mean)} "
+        f"({in_ms(transfer.host_ms)} on the host: {how})",
+        evidence | loader_evidence(run.loader),
+        advice,
+    )
+
+
+INPUT_IN_TRACE: Final = Rule(
+    "input-bound",
+    lambda context: _traced_wait(context).exposed_ms,
+    _explain_traced_wait,
+    at_most=lambda context: only_bounded(_traced_wait(context), context.rank.loader),
+)
+INPUT_IN_RUN: Final = Rule(
+    "input-bound",
+    lambda run: _run_wait(run).exposed_ms,
+    explain_run_wait,
+    at_most=lambda run: only_bounded(_run_wait(run), run.loader),
+)
+WORKER_RESTARTS: Final = Rule("worker-restarts", _restarts_ms, _explain_restarts, at_most=lambda _: False)
+"""Only the run shows it: epochs end in few windows, and one restart there would count too much."""
+TRANSFER_IN_TRACE: Final = Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies)
+TRANSFER_IN_RUN: Final = Rule("transfer-bound", lambda run: region(run, "transfer").device_ms, explain_run_transfer)
+
+
+# -- advice by the loader's settings and the machine's cores ---------------------------------------------------------
+
+
+def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
+    """What to change so that training waits less for its loader: nothing that is set already."""
+    if wait.host_ms < _HANDED_OVER_MS:
+        return _small_batches(wait, settings)
+    if settings is None:
+        return _without_settings(wait)
+    if settings.num_workers is None:
+        return (
+            f"The loader is of type {settings.kind}, not a torch.utils.data.DataLoader: {wait.cheaper}, or measure a "
+            f"DataLoader with workers, or batches that a thread fetches ahead: {MEASURE}."
+        )
+    return _workers(wait, settings, settings.num_workers)
+
+
+def only_bounded(wait: LoaderWait, settings: LoaderSettings | None) -> bool:
+    """Whether workers may leave a part of the wait: on a CPU, whose cores they take, and where they cannot keep up."""
+    if not wait.on_gpu or wait.host_ms < _HANDED_OVER_MS:
+        return True
+    if settings is None:
+        return False
+    return settings.num_workers is None or wait.workers_to_keep_up(settings.num_workers) > settings.most_workers
+
+
+def loader_evidence(settings: LoaderSettings | None) -> Evidence:
+    """The settings as a finding's evidence; empty where they are not known."""
+    if settings is None:
+        return {}
+    evidence: Evidence = {"loader": settings.kind}
+    if settings.num_workers is not None:
+        evidence |= {
+            "num_workers": settings.num_workers,
+            "persistent_workers": str(settings.persistent_workers),
+            "pin_memory": str(settings.pin_memory),
+            "prefetch_factor": "None" if settings.prefetch_factor is None else settings.prefetch_factor,
+            "batch_size": "None" if settings.batch_size is None else settings.batch_size,
+            "sampler": settings.sampler,
+        }
+    return evidence | {
+        "usable_cores": settings.cores,
+        "ranks_on_host": settings.ranks_on_host,
+        "accumulate_grad_batches": settings.accumulate_grad_batches,
+    }
+
+
+def pin_memory_advice(settings: LoaderSettings | None) -> str:
+    """What to do about copies from pageable memory: a sentence without its end."""
+    if settings is None or not settings.pin_memory:
+        return "Set pin_memory=True in the DataLoader (only from pinned memory is a copy asynchronous)"
+    return (
+        "The DataLoader has pin_memory=True: look for what is still copied from pageable memory, as a batch "
+        "class without a method pin_memory(), or tensors made in on_before_batch_transfer or transfer_batch_to_device"
+    )
+
+
+def accumulating(settings: LoaderSettings | None) -> str:
+    """What to add to advice to accumulate gradients: how many batches they are accumulated over today."""
+    return "" if settings is None else f" (now {settings.accumulate_grad_batches})"
+
+
+def _small_batches(wait: LoaderWait, settings: LoaderSettings | None) -> str:
+    advice = (
+        f"A batch is ready after {in_ms(wait.host_ms)}, and a worker needs about 0.5 ms to hand one over, so workers "
+        "gain little: make batches larger or cheaper (index whole tensors instead of collating samples)."
+    )
+    if settings is not None and settings.accumulate_grad_batches > 1:
+        advice += (
+            f" Larger batches and a smaller value than accumulate_grad_batches={settings.accumulate_grad_batches} keep "
+            "the optimizer step the same."
+        )
+    return advice
+
+
+def _without_settings(wait: LoaderWait) -> str:
+    """Words that are right whatever the loader's settings are."""
+    also = ["persistent_workers=True", *([] if wait.pinned or not wait.on_gpu else ["pin_memory=True"])]
+    if wait.in_process:
+        settings = _listed([f"num_workers={wait.suggest_workers()}", *also])
+        tried = f"The DataLoader loads in the training process: measure {settings}"
+    else:
+        tried = f"Measure the DataLoader with more num_workers than now, with {_listed(also)}"
+    return (
+        f"{tried} ({MEASURE}), or {wait.cheaper}. Workers that compute gain up to one for each core that training "
+        "leaves free, all ranks on the host counted; those that wait for a disk or a network may be more."
+    )
+
+
+def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
+    """What the number of workers should be, by how busy they keep the cores."""
+    cpu, cheaper, most = wait.cpu, wait.cheaper, settings.most_workers
+    keeps_up = wait.workers_to_keep_up(now)
+    wanted = max(keeps_up, now + 1) if now else wait.suggest_workers()
+    state, also = _state(settings, now), [] if now else ["persistent_workers=True"]
+    pin = wait.on_gpu and not settings.pin_memory
+    if pin:
+        also.append("pin_memory=True")
+    splits = ""
+    if settings.iterable:
+        splits = " An IterableDataset must split its samples among the workers (torch.utils.data.get_worker_info)."
+    affordable = None if cpu is None else _affordable(cpu, now)
+    if cpu is None or cpu.idle is None or cpu.loader_busy_pct is None or affordable is None:
+        more = min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
+        return (
+            f"{state} on {_cores(settings)}. Workers gain where a core is free, or where they wait for a disk or a "
+            f"network: measure {_listed([f'num_workers={more}', *also])} ({MEASURE}), or {cheaper}.{splits}"
+        )
+    waits = cpu.loader_busy_pct < _WAITS_BELOW_PCT
+    tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if waits else most)
+    busy = f"{'A worker' if now else 'Loading'} keeps a core busy for {cpu.loader_busy_pct:.0f} % of the time"
+    free = f"and {cpu.idle:.1f} of {_cores(settings)} are free"
+    if tried <= now:
+        pinned = " Set pin_memory=True." if pin else ""
+        return (
+            f"{state}. {busy}, {free}: more workers would compete for them. {cheaper[0].upper()}{cheaper[1:]}.{pinned}"
+        )
+    why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
+    advice = f"{state}. {busy} {why}" if waits else f"{state}. {busy}, {free}"
+    advice += f": try {_listed([f'num_workers={tried}', *also])}."
+    if now:
+        advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
+    if keeps_up > tried:
+        advice += f" {keeps_up} would keep up; so also {cheaper}."
+    return advice + splits
+
+
+def _affordable(cpu: CpuUse, now: int) -> int | None:
+    """How many workers find cores; None if that is unknown, as it is for workers that wait where no core is free."""
+    if cpu.idle is None or cpu.loader_busy_pct is None:
+        return None
+    waits = cpu.loader_busy_pct < _WAITS_BELOW_PCT
+    left = max(cpu.idle, _FOUND) if waits and cpu.threads == 1 else cpu.idle
+    affordable = now + int(left * 100 / max(cpu.loader_busy_pct, 1.0) + OTHERS) if left > OTHERS else now
+    return None if waits and affordable == now else affordable
+
+
+def _cores(settings: LoaderSettings) -> str:
+    if settings.ranks_on_host > 1:
+        return f"this rank's {settings.most_workers} of {settings.cores} usable cores"
+    return "the one usable core" if settings.cores <= 1 else f"the {settings.cores} usable cores"
+
+
+def _state(settings: LoaderSettings, now: int) -> str:
+    """The number of workers now, as the beginning of a sentence."""
+    if settings.loaders == 1:
+        what, loads, has = f"The {settings.kind}", "loads", "has"
+    else:
+        what, loads, has = f"The {settings.loaders} loaders", "work", "together have"
+    return f"{what} {has} num_workers={now}" if now else f"{what} {loads} in the training process (num_workers=0)"
+
+
+def _listed(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

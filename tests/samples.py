@@ -56,6 +56,7 @@ KINDS = (
 COMM = ("comm", "comm", 0.09, 3, ALLREDUCE)
 IDLE = {
     "data": 0.16,
+    "launch": 0.0,
     "sync": 0.05,
     "allocator": 0.0,
     "copy": 0.02,

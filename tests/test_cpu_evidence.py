@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks import fit_monitor
+from lightning_forge_profiling.callbacks import host_readings
 from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice
@@ -140,7 +140,7 @@ def test_a_loader_that_waits_may_have_more_workers_than_cores(make_trainer, monk
         others = {pid: (used, 0.0) for pid, (used, _) in found.processes_s.items()}
         return found._replace(idle_s=found.at_s, thread_s=(found.thread_s[0], 0.0), processes_s=others)
 
-    monkeypatch.setattr(fit_monitor, "CpuAccount", partial(CpuAccount, read=read))
+    monkeypatch.setattr(host_readings, "CpuAccount", partial(CpuAccount, read=read))
     callback = every_step(2)
     make_trainer(callback, logger=False).fit(Classifier(), DataLoader(Waits(), 4, num_workers=workers))
     advice = found(callback.analysis())["input-bound"].advice

@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
-from lightning_forge_profiling.callbacks.loader import BatchSource, batch_source
+from lightning_forge_profiling.callbacks.lightning_api import BatchSource, LightningModule, Trainer, batch_source
 from lightning_forge_profiling.names import function_part
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.ledger import LedgerClock

@@ -11,7 +11,7 @@ import torch
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
-from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
+from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecorder, claim_place
@@ -72,7 +72,7 @@ class LoggedFit(Protocol):
         """Those that take part."""
 
 
-class FitLog:
+class FitLog(Guarded):
     """Logs rows, reads the GPU's sensors, finds the device's peak and keeps the record of one fit.
 
     Making it is a collective: all ranks agree on a folder for the record.
@@ -83,7 +83,7 @@ class FitLog:
     def __init__(self, trainer: Trainer, settings: LogSettings, monitor: LoggedFit) -> None:
         self._settings, self._monitor = settings, monitor
         self._step_timer, self._ledger = monitor.step_timer, monitor.ledger
-        self._failed = self._sought_peak = self._logged_peak = self._advised = False
+        self._sought_peak = self._logged_peak = self._advised = False
         self._replicas = lightning_api.replicas(trainer)
         self._devices_per_batch = lightning_api.devices_per_batch(trainer)
         self._counter: WorkCounter | None = None

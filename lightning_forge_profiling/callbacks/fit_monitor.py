@@ -11,18 +11,22 @@ from typing import Any, Final, Protocol
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import FlopsPerBatch, WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import ProfilerProxy
-from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S, AUTOGRAD, CpuAccount
+from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.guard import guarded, guarded_end, note_failure
+from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
+from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
-from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
-from lightning_forge_profiling.callbacks.loader import has_exhausted_loader, has_unsized_loader, worker_processes
+from lightning_forge_profiling.callbacks.lightning_api import (
+    LightningModule,
+    StepProgress,
+    Trainer,
+    has_exhausted_loader,
+    has_unsized_loader,
+)
 from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
 from lightning_forge_profiling.callbacks.run_report import OtherRanks, further_findings, run_report, with_ledger
-from lightning_forge_profiling.callbacks.stack_sampler import StackSampler, WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.switches import look_up
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
@@ -30,7 +34,6 @@ from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.run import Switches
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
@@ -86,14 +89,14 @@ class Settings(Protocol):
         """Called last: keep the results, and nothing else of the fit."""
 
 
-class FitMonitor:
+class FitMonitor(Guarded):
     """Owns what watches a fit: step timer, profiler proxy, ledger, window, rows, record; and ends all of it.
 
     Each method may be called by every callback of the Trainer for the same event; the first call acts. No method raises
     into the training: a failure is logged once.
     """
 
-    called: Final = "The profiling of this fit"
+    called = "The profiling of this fit"
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Settings], ledger: LedgerClock | None = None) -> None:
         self.callbacks = callbacks
@@ -110,7 +113,7 @@ class FitMonitor:
             ledger=self.ledger,
             bucket=bucket if any(callback.record for callback in callbacks) else None,
         )
-        self._failed = self._ended = self._closed = self._concluded = self._checking = False
+        self._ended = self._closed = self._concluded = self._checking = False
         self._progress: StepProgress | None = None
         self._awaited = list(callbacks)
         self._watched = (
@@ -125,10 +128,7 @@ class FitMonitor:
         self._previous_sink: RegionSink | None = None
         self._counter: WorkCounter | None = None
         self._ledger_parts: LedgerParts | None = None
-        self._cpu: CpuAccount | None = None
-        self._stacks: StackSampler | None = None
-        self._worker_stacks = WorkerStacks()
-        self._switches: Switches | None = None
+        self.readings = HostReadings(self.step_timer, self.ledger)
         self._continues_from = 0
         self._ended_batch = -1
         self._kind_of_step = (False, True)
@@ -150,7 +150,7 @@ class FitMonitor:
     @guarded
     def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
         self._set_up = SetUpParts(self.ledger, trainer, module, self.callbacks)
-        self._worker_stacks.watch()
+        self.readings.workers.watch()
 
     @guarded
     def begin(self, trainer: Trainer, module: LightningModule) -> None:
@@ -163,10 +163,7 @@ class FitMonitor:
         self._automatic = module.automatic_optimization
         self._counter = self._work_counter(module, progress)
         self._leave_set_up(trainer)
-        of_step = AUTOGRAD if self.step_timer.timers.on_device else ""
-        self._cpu = cpu = CpuAccount(partial(worker_processes, trainer), threads=of_step)
-        cpu.watch_thread()
-        self.step_timer.region_ends = cpu.turn
+        self.readings.begin(trainer)
         actions = lightning_api.actions(trainer, module)._replace(fetched=partial(self._fetch_ends, trainer))
         self.step_timer.each_fetch = has_unsized_loader(trainer)
         self._proxy = ProfilerProxy(self.step_timer, actions, hook_parts(trainer, module, self.callbacks))
@@ -224,11 +221,11 @@ class FitMonitor:
         if progress is None or progress.batches.total.ready == self._ended_batch:
             return
         self._ended_batch = progress.batches.total.ready
-        if not self._failed:
+        if not self.failed:
             try:
                 self._end_step(trainer, batch, progress, now_ns)
             except Exception as exc:
-                note_failure(self, exc)
+                self.note_failure(exc)
         if window is not None:
             window.end_step(trainer)
         kind = window is not None and window.running, self.step_timer.step < self.step_timer.warmup_steps
@@ -259,9 +256,7 @@ class FitMonitor:
     @guarded
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
         """Do what comes seldom: a row, a line of the record, a reading of CPU times, steps of another kind."""
-        if self._switches is None:  # first after the first step: the user's hooks may set them before it
-            with self.step_timer.own_work():
-                self._switches = look_up(trainer, recording=self.recording)
+        self.readings.look_up_switches(trainer, recording=self.recording)
         if self.rows is not None and now_s >= self.rows.due_s:
             self.rows.end_step(trainer)
         counts = not any(kind)
@@ -270,23 +265,11 @@ class FitMonitor:
             self.ledger.count_steps(on=counts)
             if self.rows is not None:
                 self.rows.other_steps_come(recording=kind[0], trace=self.trace())
-        if self._stacks is not None:
-            self._stacks.counts = counts
-        if self._cpu is not None and self._cpu.due(now_s, counts=counts):
-            if self._stacks is None and counts and not self.step_timer.host_is_ahead:
-                self._stacks = StackSampler(self.ledger.innermost, self._cpu.clock)
-                self._stacks.start()
-            self._account(counts=counts)
+        self.readings.between_steps(now_s, counts=counts)
         self._due_s = min(inf if self.rows is None else self.rows.due_s, now_s + ACCOUNT_PERIOD_S)
 
     def _warming_up(self) -> bool:
         return self.step_timer.step < self.step_timer.warmup_steps
-
-    @guarded
-    def _account(self, *, counts: bool) -> None:
-        if self._cpu is not None:
-            with self.step_timer.own_work():
-                self._cpu.read(counts=counts)
 
     # -- between steps -------------------------------------------------------------------------------------------
 
@@ -294,20 +277,23 @@ class FitMonitor:
         """Enter the sanity check in the ledger."""
         if not self._checking:
             self._checking = True
-            self._worker_stacks.release()
+            self.readings.workers.release()
             self.ledger.enter("sanity_check")
 
     def exit_sanity_check(self) -> None:
         """Leave it."""
         if self._checking:
             self._checking = False
-            self._worker_stacks.watch()
+            self.readings.workers.watch()
             self.ledger.exit("sanity_check")
 
     def _enter_validation(self) -> None:
-        if self._cpu is not None and self._cpu.due(0.0, counts=False):
-            self._account(counts=False)
+        self._pause_readings()
         self.step_timer.enter_validation()
+
+    @guarded
+    def _pause_readings(self) -> None:
+        self.readings.pause()
 
     @guarded
     def validation_starts(self, trainer: Trainer) -> None:
@@ -356,7 +342,7 @@ class FitMonitor:
 
     def _leave_set_up(self, trainer: Trainer) -> None:
         """Restore what was replaced in `setup`; by the time that training begins its loader's workers are there."""
-        self._worker_stacks.release()
+        self.readings.workers.release()
         watching, self._set_up = self._set_up, None
         if watching is not None:
             watching.close(trainer)
@@ -390,14 +376,7 @@ class FitMonitor:
 
     @guarded_end
     def _end_readings(self) -> None:
-        if self._stacks is not None:
-            self._stacks.stop()
-        if self._cpu is not None:
-            self.step_timer.region_ends = None
-            try:
-                self._cpu.read(counts=False)
-            finally:
-                self._cpu.close()
+        self.readings.end()
 
     def abandon(self, trainer: Trainer) -> None:
         """Close a fit that ended without calling any hook."""
@@ -464,7 +443,7 @@ class FitMonitor:
                 if self.rows is not None:
                     self.rows.conclude(trainer, report, interrupted=interrupted)
             finally:
-                self._worker_stacks.close()
+                self.readings.workers.close()
                 self._keep(report, ledger, trainer)
                 for callback in self.callbacks:
                     callback.fit_is_over()
@@ -526,11 +505,8 @@ class FitMonitor:
             compute=() if rows is None else rows.compute(trainer, run, trace, recorded),
             ledger=self.ledger.read(),
             continues_from=self._continues_from,
-            cpu=self._cpu,
-            stacks=self._stacks,
-            worker_lines=self._worker_stacks.lines(),
+            readings=self.readings,
             blocks=self.step_timer.totals.blocks.read(self.ledger.marks()),
-            switches=self._switches,
             loops=() if rows is None else rows.loops,
         )
 

@@ -21,9 +21,9 @@ from lightning_forge_profiling.callbacks.folders import (
     run_folder,
     upload,
 )
-from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
+from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.loader import loader_settings
+from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemorySnapshot
@@ -50,7 +50,7 @@ class WindowSettings(Protocol):
     added: bool
 
 
-class FitWindow:
+class FitWindow(Guarded):
     """Records the window, if this rank is to: starts and stops the profiler between steps, and waits for its reports.
 
     Making it is a collective: all ranks agree on a folder.
@@ -60,7 +60,7 @@ class FitWindow:
 
     def __init__(self, trainer: Trainer, settings: WindowSettings, step_timer: StepTimer, ledger: LedgerClock) -> None:
         self._settings, self._step_timer, self._ledger = settings, step_timer, ledger
-        self._failed = self._deferred = False
+        self._deferred = False
         self._session: TraceSession | None = None
         self._memory: MemorySnapshot | None = None
         self._skipped: TraceReport | None = None

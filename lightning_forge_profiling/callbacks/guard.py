@@ -2,55 +2,49 @@
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from lightning_forge_profiling.plain_text import plain_logger
 
 _log = plain_logger(__name__)
 
 
-class Guarded(Protocol):
-    """A part of a fit's monitor whose methods must not fail."""
+class Guarded:
+    """A part of what watches a fit, whose methods do not raise: its first failure is logged and switches it off."""
 
-    _failed: bool
+    called: str
+    failed = False
+
+    def note_failure(self, exc: Exception) -> None:
+        """Switch this part off, and log why if it is its first failure."""
+        if not self.failed:
+            self.failed = True
+            _log.warning("%s failed and is switched off: %s: %s", self.called, type(exc).__name__, exc)
+            _log.debug("", exc_info=exc)
 
 
 P = ParamSpec("P")
-Self_ = TypeVar("Self_", bound=Guarded)
+Part = TypeVar("Part", bound=Guarded)
+Method = Callable[Concatenate[Part, P], None]
 
 
-def guarded(method: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
-    """Log the first failure of a method, and from then on call only what is `guarded_end`."""
-
+def _guard(method: Method[Part, P], *, always: bool) -> Method[Part, P]:
     @functools.wraps(method)
-    def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self._failed:
-            return
-        try:
-            method(self, *args, **kwargs)
-        except Exception as exc:
-            note_failure(self, exc)
+    def run(self: Part, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if always or not self.failed:
+            try:
+                method(self, *args, **kwargs)
+            except Exception as exc:
+                self.note_failure(exc)
 
     return run
 
 
-def guarded_end(method: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
-    """Log the failure of a method that closes something, and so is called after failures, too."""
-
-    @functools.wraps(method)
-    def run(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            method(self, *args, **kwargs)
-        except Exception as exc:
-            note_failure(self, exc)
-
-    return run
+def guarded(method: Method[Part, P]) -> Method[Part, P]:
+    """A method that a failure switches off."""
+    return _guard(method, always=False)
 
 
-def note_failure(part: Guarded, exc: Exception) -> None:
-    """Switch a part off, and log why if it is its first failure."""
-    if not part._failed:  # noqa: SLF001  (what the protocol is)
-        part._failed = True  # noqa: SLF001
-        name = getattr(part, "called", type(part).__name__)
-        _log.warning("%s failed and is switched off: %s: %s", name, type(exc).__name__, exc)
-        _log.debug("", exc_info=exc)
+def guarded_end(method: Method[Part, P]) -> Method[Part, P]:
+    """A method that closes something, and so is called after failures, too."""
+    return _guard(method, always=True)

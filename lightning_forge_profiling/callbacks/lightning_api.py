@@ -1,7 +1,7 @@
 """What the callbacks use of Lightning's Trainer and module beyond its documented interface."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -231,3 +231,69 @@ def device_name(trainer: Trainer) -> str:
     if device.type != "cuda":
         return str(device)
     return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def has_unsized_loader(trainer: Trainer) -> bool:
+    """Whether only a fetch finds out that the training loader has no more batches."""
+    fetcher = trainer.fit_loop._data_fetcher  # noqa: SLF001
+    return fetcher is not None and fetcher.length is None
+
+
+def has_exhausted_loader(trainer: Trainer) -> bool:
+    """Whether the fetch that is about to end has found that."""
+    return has_unsized_loader(trainer) and trainer.fit_loop._data_fetcher.done  # noqa: SLF001
+
+
+class BatchSource(NamedTuple):
+    """The loaders that a training batch comes from."""
+
+    loaders: Sequence[Any]
+    """All training loaders, mostly one DataLoader."""
+    ends_epoch: bool = False
+    """Whether the batch is the last of its epoch."""
+    fetched_by_module: bool = False
+    """Whether `training_step` fetches by itself from a `dataloader_iter`."""
+    one_a_step: bool = True
+    """Whether it is all that its step fetched, as always where Lightning does the fetching."""
+
+
+def batch_source(trainer: Trainer) -> BatchSource:
+    """The loaders that the batch that has just ended comes from."""
+    loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
+    fetcher = loop._data_fetcher  # noqa: SLF001
+    own = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
+    return BatchSource(
+        loop._combined_loader.flattened,  # noqa: SLF001
+        bool(progress.is_last_batch),
+        own,
+        not own or fetcher.fetched == progress.current.ready,
+    )
+
+
+def evaluation_source(trainer: Trainer, batch_idx: int, dataloader_idx: int) -> BatchSource:
+    """The loaders that a batch of validation, test or prediction comes from."""
+    loop = trainer._active_loop  # noqa: SLF001
+    loaders, fetcher = loop._combined_loader.flattened, loop._data_fetcher  # noqa: SLF001
+    if loop._combined_loader._mode == "sequential":  # noqa: SLF001
+        loaders = loaders[dataloader_idx : dataloader_idx + 1]
+    own = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
+    one_a_step = not own or fetcher.fetched == loop.batch_progress.current.ready
+    return BatchSource(loaders, batch_idx + 1 >= loop.max_batches[dataloader_idx], own, one_a_step)
+
+
+def training_loaders(trainer: Trainer) -> list[Any]:
+    """The training loaders of this fit, mostly one DataLoader; empty before the training loop has set them up."""
+    combined = trainer.fit_loop._combined_loader  # noqa: SLF001
+    return [] if combined is None else list(combined.flattened)
+
+
+def validation_loaders(trainer: Trainer) -> list[Any]:
+    """The validation loaders of this fit; empty before the first validation has set them up."""
+    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader  # noqa: SLF001
+    return [] if combined is None else list(combined.flattened)
+
+
+def worker_processes(trainer: Trainer) -> list[int]:
+    """Process ids of the training loaders' workers that are running."""
+    iterators = getattr(getattr(trainer.fit_loop._combined_loader, "_iterator", None), "iterators", ())  # noqa: SLF001
+    return [worker.pid for iterator in iterators for worker in getattr(iterator, "_workers", ()) if worker.pid]

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import run_folder
-from lightning_forge_profiling.callbacks.guard import guarded
+from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.loader import loader_settings
+from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import RECORD_FOLDER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
@@ -183,8 +183,10 @@ _LONGEST_TEXT: Final = 2000
 _EVENTS: Final = ("validation", "checkpoint")
 
 
-class RunRecorder:
+class RunRecorder(Guarded):
     """The record of one fit on this rank. No method raises: a failure is logged once and ends the record."""
+
+    called = "RunRecorder"
 
     def __init__(
         self,
@@ -196,7 +198,6 @@ class RunRecorder:
         metrics: Callable[[], Mapping[str, float]],
         ledger: LedgerClock,
     ) -> None:
-        self._failed = False
         self._step_timer = step_timer
         self._report, self._metrics, self._ledger = report, metrics, ledger
         self._logged: Mapping[str, float] = {}
@@ -228,12 +229,12 @@ class RunRecorder:
 
     def interval_due(self) -> bool:
         """Whether `row` would write a line."""
-        return not self._failed and perf_counter() >= self._next_interval_s and self._writer.takes
+        return not self.failed and perf_counter() >= self._next_interval_s and self._writer.takes
 
     @property
     def state_due_s(self) -> float:
         """When the totals are due, by `time.perf_counter`."""
-        return inf if self._failed else self._next_state_s
+        return inf if self.failed else self._next_state_s
 
     @guarded
     def state(self) -> None:

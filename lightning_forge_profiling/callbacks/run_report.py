@@ -12,10 +12,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
+from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.loader import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.callbacks.run_analysis import (
     analysis_of,
     run_compute,
@@ -23,7 +22,7 @@ from lightning_forge_profiling.callbacks.run_analysis import (
     run_ledger,
     share_intervals,
 )
-from lightning_forge_profiling.callbacks.stack_sampler import StackSampler
+from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import PROFILER, REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
@@ -34,7 +33,6 @@ from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.markdown_tables import table
 from lightning_forge_profiling.report.text import code_cell
 from lightning_forge_profiling.results.analysis import Analysis, RankWork, RunLedger
-from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, SampledLine, Switches
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -174,11 +172,8 @@ def run_report(
     compute: Sequence[Compute],
     ledger: Ledger,
     continues_from: int,
-    cpu: CpuAccount | None,
-    stacks: StackSampler | None = None,
-    worker_lines: tuple[SampledLine, ...] = (),
+    readings: HostReadings,
     blocks: Sequence[StepBlock] = (),
-    switches: Switches | None = None,
     loops: tuple[LoopRates, ...] = (),
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten."""
@@ -200,12 +195,9 @@ def run_report(
             validation_loader=loader_settings(trainer, validation=True),
             optimizer=optimizer_settings(trainer),
             intervals=share_intervals(blocks),
-            lines={
-                **({} if stacks is None else stacks.lines()),
-                **({WORKER_LINES: worker_lines} if worker_lines else {}),
-            },
-            cpu=_cpu_use(cpu, stacks, max(int(trainer.num_devices), 1)),
-            switches=switches,
+            lines=readings.lines(),
+            cpu=readings.cpu_use(max(int(trainer.num_devices), 1)),
+            switches=readings.switches,
             rank=trainer.global_rank,
         )
         if trainer.world_size > 1:
@@ -224,14 +216,6 @@ def run_report(
         gpu=gpu,
         loops=loops,
     )
-
-
-def _cpu_use(cpu: CpuAccount | None, stacks: StackSampler | None, ranks: int) -> CpuUse | None:
-    use = None if cpu is None else cpu.use(ranks)
-    if use is None or stacks is None:
-        return use
-    gil, thread = stacks.gil()
-    return replace(use, gil=gil, gil_thread=thread)
 
 
 def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) -> RunReport:

@@ -12,9 +12,8 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import BatchCounter
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_monitor import DEFAULT_WARMUP_STEPS, FitMonitor
-from lightning_forge_profiling.callbacks.guard import guarded, guarded_end
-from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
-from lightning_forge_profiling.callbacks.loader import evaluation_source
+from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
 from lightning_forge_profiling.errors import ConfigurationError
@@ -63,7 +62,7 @@ def refuse_unless_operations(name: str, value: object) -> None:
         raise ConfigurationError(f"{name} is in {unit}; got {value!r}.")
 
 
-class EvaluationLoops:
+class EvaluationLoops(Guarded):
     """Counts what such loops of a Trainer do, from its set-up to its teardown. Reads the host's clock only."""
 
     called = "Timing validation, test and prediction"
@@ -74,7 +73,6 @@ class EvaluationLoops:
         tokens_fn: Callable[[Any], float] | None,
         ledger: LedgerClock | None = None,
     ) -> None:
-        self._failed = False
         self._counter_of = partial(BatchCounter, batch_size_fn, tokens_fn, ledger)
         self._counters: dict[tuple[str, int], BatchCounter] = {}
         self._run: LoopRates | None = None

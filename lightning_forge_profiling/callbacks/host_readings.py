@@ -1,0 +1,80 @@
+"""What is read of the host while a fit trains: CPU times, stacks of the training thread and of a worker, switches."""
+
+from dataclasses import replace
+from functools import partial
+
+from lightning_forge_profiling.callbacks.cpu_account import AUTOGRAD, CpuAccount
+from lightning_forge_profiling.callbacks.lightning_api import Trainer, worker_processes
+from lightning_forge_profiling.callbacks.run_settings import find_switches
+from lightning_forge_profiling.callbacks.stack_sampler import StackSampler, WorkerStacks
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, SampledLine, Switches
+from lightning_forge_profiling.timing.ledger import LedgerClock
+
+
+class HostReadings:
+    """Reads the host between steps, and hands over what it found."""
+
+    def __init__(self, step_timer: StepTimer, ledger: LedgerClock) -> None:
+        self._step_timer, self._ledger = step_timer, ledger
+        self._cpu: CpuAccount | None = None
+        self._stacks: StackSampler | None = None
+        self.workers = WorkerStacks()
+        self.switches: Switches | None = None
+
+    def begin(self, trainer: Trainer) -> None:
+        """Training begins."""
+        of_step = AUTOGRAD if self._step_timer.timers.on_device else ""
+        self._cpu = cpu = CpuAccount(partial(worker_processes, trainer), threads=of_step)
+        cpu.watch_thread()
+        self._step_timer.region_ends = cpu.turn
+
+    def look_up_switches(self, trainer: Trainer, *, recording: bool) -> None:
+        """Find them, once: after the first step, as the user's hooks may set them before it."""
+        if self.switches is None:
+            with self._step_timer.own_work():
+                self.switches = find_switches(trainer, recording=recording)
+
+    def between_steps(self, now_s: float, *, counts: bool) -> None:
+        """Read what is due by `time.perf_counter`; `counts` is of the step that comes."""
+        cpu = self._cpu
+        if self._stacks is not None:
+            self._stacks.counts = counts
+        if cpu is None or not cpu.due(now_s, counts=counts):
+            return
+        if self._stacks is None and counts and not self._step_timer.host_is_ahead:
+            self._stacks = StackSampler(self._ledger.innermost, cpu.clock)
+            self._stacks.start()
+        with self._step_timer.own_work():
+            cpu.read(counts=counts)
+
+    def pause(self) -> None:
+        """Validation begins, whose CPU time is not the steps'."""
+        if self._cpu is not None and self._cpu.due(0.0, counts=False):
+            with self._step_timer.own_work():
+                self._cpu.read(counts=False)
+
+    def end(self) -> None:
+        """Training has ended."""
+        if self._stacks is not None:
+            self._stacks.stop()
+        if self._cpu is not None:
+            self._step_timer.region_ends = None
+            try:
+                self._cpu.read(counts=False)
+            finally:
+                self._cpu.close()
+
+    def lines(self) -> dict[str, tuple[SampledLine, ...]]:
+        """The lines of the user's code in which most samples of each part are."""
+        lines = {} if self._stacks is None else self._stacks.lines()
+        of_workers = self.workers.lines()
+        return {**lines, WORKER_LINES: of_workers} if of_workers else lines
+
+    def cpu_use(self, ranks: int) -> CpuUse | None:
+        """The mean use of the cores, on which there are so many ranks, over the steps that counted; None if unknown."""
+        use = None if self._cpu is None else self._cpu.use(ranks)
+        if use is None or self._stacks is None:
+            return use
+        gil, thread = self._stacks.gil()
+        return replace(use, gil=gil, gil_thread=thread)

@@ -1,0 +1,142 @@
+"""Settings that an analysis gives advice on: of the loaders, of the optimizer, and switches that slow a run down."""
+
+import os
+import sys
+from math import isfinite
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from lightning_forge_profiling.callbacks.lightning_api import (
+    Trainer,
+    compute_dtype,
+    training_loaders,
+    uses_pytorch_profiler,
+    validation_loaders,
+)
+from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
+from lightning_forge_profiling.host import usable_cores
+from lightning_forge_profiling.profiler.other_profilers import active_profiler
+from lightning_forge_profiling.results.run import LoaderSettings, OptimizerSettings, Switches
+
+
+def restarted_workers(trainer: Trainer) -> int:
+    """How many worker processes the training loaders stop and start between epochs."""
+    loaders = [each for each in training_loaders(trainer) if isinstance(each, DataLoader)]
+    return sum(loader.num_workers for loader in loaders if not loader.persistent_workers)
+
+
+def optimizer_settings(trainer: Trainer) -> OptimizerSettings | None:
+    """The first optimizer of a fit; None without one."""
+    optimizer = next((getattr(each, "optimizer", each) for each in trainer.optimizers), None)
+    groups = getattr(optimizer, "param_groups", ())
+    sizes = [tensor.numel() for group in groups for tensor in group["params"]]
+    if not sizes:
+        return None
+    return OptimizerSettings(
+        kind=type(optimizer).__name__,
+        fused=all(bool(group.get("fused")) for group in groups),
+        tensors=len(sizes),
+        elements=sum(sizes),
+        median_elements=int(median(sizes)),
+    )
+
+
+def loader_settings(trainer: Trainer, *, validation: bool = False) -> LoaderSettings | None:
+    """The settings of the training loaders as Lightning set them up, with this rank's sampler."""
+    loaders = (validation_loaders if validation else training_loaders)(trainer)
+    if not loaders:
+        return None
+    of_fit: dict[str, Any] = {
+        "kind": type(loaders[0]).__name__,
+        "loaders": len(loaders),
+        "cores": usable_cores(),
+        "ranks_on_host": max(int(trainer.num_devices), 1),
+        "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
+        "batches": _validation_batches(trainer) if validation else None,
+    }
+    known = [each for each in loaders if isinstance(each, DataLoader)]
+    if len(known) < len(loaders):
+        return LoaderSettings(**of_fit)
+    first, with_workers = known[0], [each for each in known if each.num_workers]
+    return LoaderSettings(
+        **of_fit,
+        num_workers=sum(int(each.num_workers) for each in known),  # which may be NumPy's
+        persistent_workers=bool(with_workers) and all(each.persistent_workers for each in with_workers),
+        pin_memory=all(each.pin_memory for each in known),
+        prefetch_factor=min((int(each.prefetch_factor or 0) for each in with_workers), default=None),
+        batch_size=_batch_size(first),
+        sampler=_sampler(first),
+        iterable=any(isinstance(each.dataset, IterableDataset) for each in known),
+    )
+
+
+def _validation_batches(trainer: Trainer) -> int | None:
+    """Batches of a validation, as limited by the Trainer; None if unknown."""
+    number = sum(trainer.num_val_batches)
+    return int(number) if isfinite(number) else None
+
+
+def _batch_size(loader: DataLoader[Any]) -> int | None:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _sampler(loader: DataLoader[Any]) -> str:
+    """The class that chooses the samples: the user's own batch sampler, else the loader's sampler."""
+    own = loader.batch_sampler is not None and not isinstance(loader.batch_sampler, BatchSampler)
+    return type(loader.batch_sampler if own else loader.sampler).__name__
+
+
+def find_switches(trainer: Trainer, *, recording: bool) -> Switches:
+    """The switches as they are now. Call it on the training thread."""
+    device, loader = trainer.strategy.root_device, loader_settings(trainer)
+    return Switches(
+        anomaly_detection=torch.is_anomaly_enabled(),
+        launch_blocking=device.type == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in {"", "0"},
+        tracer="" if recording else _tracer(),
+        profiler=not recording and (bool(active_profiler()) or uses_pytorch_profiler(trainer)),
+        deterministic=_deterministic(device),
+        distributed_debug=_distributed_debug(trainer),
+        float64_pct=_float64_pct(trainer),
+        tf32_off=_tf32_off(trainer, device),
+        pin_memory_unused=loader is not None and loader.pin_memory and not torch.accelerator.is_available(),
+    )
+
+
+def _tracer() -> str:
+    """What Python calls on this thread for each line or call; "" for nothing."""
+    for tracer in (sys.gettrace(), sys.getprofile()):
+        if tracer is not None:
+            kind = tracer if hasattr(tracer, "__qualname__") else type(tracer)
+            return f"{kind.__module__}.{kind.__qualname__}"
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    tools = () if monitoring is None else map(monitoring.get_tool, range(6))
+    return next((str(tool) for tool in tools if tool), "")
+
+
+def _deterministic(device: torch.device) -> Literal["", "algorithms", "cudnn"]:
+    if torch.are_deterministic_algorithms_enabled():
+        return "algorithms"
+    cudnn = torch.backends.cudnn
+    return "cudnn" if device.type == "cuda" and cudnn.deterministic and not cudnn.benchmark else ""
+
+
+def _distributed_debug(trainer: Trainer) -> str:
+    if trainer.world_size == 1 or not torch.distributed.is_available():
+        return ""
+    level = torch.distributed.get_debug_level().name  # type: ignore[attr-defined]
+    return "" if level == "OFF" else str(level)
+
+
+def _float64_pct(trainer: Trainer) -> float:
+    trained = [parameter for parameter in trainer.lightning_module.parameters() if parameter.requires_grad]
+    doubles = sum(parameter.numel() for parameter in trained if parameter.dtype == torch.float64)
+    return 100 * doubles / sum(parameter.numel() for parameter in trained) if doubles else 0.0
+
+
+def _tf32_off(trainer: Trainer, device: torch.device) -> bool:
+    fp32 = has_tf32(device) and compute_dtype(trainer) == "fp32"
+    return fp32 and not fp32_runs_as_tf32(trainer.strategy.model)

@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import run_record
+from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecorder
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
@@ -398,7 +399,8 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     ledger = LedgerClock(time.perf_counter_ns())
 
     def report():
-        nothing = {"trace": None, "recorded": None, "gpu": None, "cpu": None, "others": None, "compute": ()}
+        nothing = {"trace": None, "recorded": None, "gpu": None, "others": None, "compute": ()}
+        nothing["readings"] = HostReadings(timer, ledger)
         read = ledger.read()
         return run_report(trainer, timer.summary(), on_device=False, ledger=read, continues_from=0, **nothing)
 

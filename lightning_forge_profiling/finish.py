@@ -1,8 +1,8 @@
 """The child process of a recorded window: compresses the trace, copies it for TensorBoard and analyses it.
 
-One process per rank, without torch. It starts with the profiler and waits for a line on standard input, which says
-whether the raw trace has been exported. While training goes on it works at the lowest priority, and only if a core is
-free, otherwise once training is over. It may outlive the training, which does not wait for it after an exception.
+One process per rank, without torch, started once the raw trace has been exported. While training goes on it works at
+the lowest priority, and only if a core is free, otherwise once training is over: there is then something to read on its
+standard input, or its parent is gone. It may outlive the training, which does not wait for it after an exception.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from multiprocessing import connection, get_context
 from pathlib import Path
 
 from lightning_forge_profiling.host import cpu_times, free_cores
@@ -46,58 +47,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("raw", type=Path)
     parser.add_argument("final", type=Path)
-    parser.add_argument("--training", type=int, required=True)
+    parser.add_argument("--training", type=int, help="the process that trains; without, none does any more")
     parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
     parser.add_argument("--plugin", type=Path)
     parser.add_argument("--analyze", action="store_true")
     args = parser.parse_args(argv)
-    order = _word(args.training)
-    if order not in {"go", "alone"}:  # nothing was recorded, or the training process is gone
-        discard_with_folders(args.raw)
-        return 0
-    if order == "go" and (code := beside_training(lambda: _finish(args, inf), args.training)) is not None:
-        return code
-    return _finish(args, 0.0 if order == "alone" else OTHERS_WAIT_S)
+    if args.training is None:
+        return _finish(args, 0.0)
+    code = beside_training(lambda: _finish(args, inf), args.training)
+    return _finish(args, OTHERS_WAIT_S) if code is None else code
 
 
 def beside_training(work: Callable[[], int], training: int) -> int | None:
-    """Do the work at the lowest priority, once a core is free for it."""
+    """Do the work at the lowest priority, once a core is free for it; None if it is still to be done after training.
+
+    A process cannot raise its priority again, so another one works.
+    """
     if not _core_is_free(training):
         return None
-    ends, held = os.pipe()  # can be read once the worker, which holds the other end, is gone
-    worker = os.fork()
-    if not worker:
-        code = INTERRUPTED
-        try:
-            os.close(ends)
-            code = _at_lowest_priority(work)
-        finally:
-            os._exit(code)
-    os.close(held)
+    worker = get_context("fork").Process(target=_at_lowest_priority, args=(work,))
+    worker.start()
     over = False
     while True:
-        before_s = _cpu_s(worker)
-        readable = select.select([ends] if over else [ends, sys.stdin], [], [], LOOK_S)[0]
-        if ends in readable:
+        before_s = _cpu_s(worker.pid)
+        ready = connection.wait([worker.sentinel] if over else [worker.sentinel, sys.stdin.fileno()], LOOK_S)
+        if worker.sentinel in ready:
             break
-        if over and _cpu_s(worker) - before_s < STARVES_BELOW * LOOK_S:
-            os.kill(worker, signal.SIGTERM)
-            if not select.select([ends], [], [], LOOK_S)[0]:
-                os.kill(worker, signal.SIGKILL)
+        if over and _cpu_s(worker.pid) - before_s < STARVES_BELOW * LOOK_S:
+            worker.terminate()
+            worker.join(LOOK_S)
+            worker.kill()
             break
-        over = over or bool(readable) or os.getppid() != training
-    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-    if 0 <= code != INTERRUPTED:
-        return code
+        over = over or bool(ready) or os.getppid() != training
+    worker.join()
+    if worker.exitcode is not None and 0 <= worker.exitcode != INTERRUPTED:
+        return worker.exitcode
     if not over:  # it was killed, as where memory ran out
-        _word(training)
+        _is_over(training, inf)
     return None
 
 
 def _core_is_free(training: int) -> bool:
     """Wait until a core is free; False once training is over."""
     look_s, before = SHORTEST_LOOK_S, cpu_times()
-    while not _word(training, look_s):
+    while not _is_over(training, look_s):
         now = cpu_times()
         if free_cores(before, now) >= FREE_CORES:
             return True
@@ -105,20 +98,29 @@ def _core_is_free(training: int) -> bool:
     return False
 
 
-def _cpu_s(process: int) -> float:
-    return cpu_times((process,)).processes_s.get(process, (0.0, 0.0))[0]
+def _is_over(training: int, wait_s: float) -> bool:
+    """Whether training is over, or will be within some seconds."""
+    deadline = time.monotonic() + wait_s
+    while os.getppid() == training:
+        left_s = deadline - time.monotonic()
+        if select.select([sys.stdin], [], [], min(LOOK_S, max(left_s, 0.0)))[0]:
+            return True
+        if left_s <= 0:
+            return False
+    return True
 
 
-def _at_lowest_priority(work: Callable[[], int]) -> int:
+def _cpu_s(process: int | None) -> float:
+    return cpu_times((process or 0,)).processes_s.get(process or 0, (0.0, 0.0))[0]
+
+
+def _at_lowest_priority(work: Callable[[], int]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # an exception, so that temporary files go
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    try:
-        return work()
-    except SystemExit:
-        return INTERRUPTED
+    sys.exit(work())
 
 
 def _finish(args: argparse.Namespace, wait_s: float) -> int:
@@ -148,20 +150,6 @@ def _trace_files(args: argparse.Namespace, wait_s: float) -> None:
     if args.plugin is not None:
         _copy_for_plugin(args.raw, args.plugin)
         publish(args.plugin, args.ranks, wait_s)
-
-
-def _word(training: int, wait_s: float = inf) -> str:
-    """The next line from the training process, which is the parent."""
-    deadline = time.monotonic() + wait_s
-    while not select.select([sys.stdin], [], [], min(LOOK_S, max(deadline - time.monotonic(), 0.0)))[0]:
-        if os.getppid() != training:
-            return "over"
-        if time.monotonic() >= deadline:
-            return ""
-    word = b""
-    while not word.endswith(b"\n") and (byte := os.read(sys.stdin.fileno(), 1)):  # select() does not look into a buffer
-        word += byte
-    return word.decode().strip() or "over"
 
 
 def _say(problem: str) -> None:

@@ -1,7 +1,6 @@
-"""Starts and ends the child process that compresses, copies and analyses a trace beside the training."""
+"""Starts the child process that compresses, copies and analyses a trace beside the training, and waits for it."""
 
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -72,20 +71,11 @@ def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> li
     return list(found)
 
 
-_PACKAGES = ("numpy", "msgspec", __name__.partition(".")[0])
-"""What the child process imports besides the standard library."""
-
 _PROGRAM: Final = "lightning_forge_profiling.finish"
-"""The program of the child process. Not imported: it runs in a separate process without torch."""
+"""Not imported here: it runs in a process without torch."""
 
-_CODE = (
-    "import sys; end = 2 + int(sys.argv[1]); sys.path += sys.argv[2:end]; del sys.argv[1:end]; "
-    f"from {_PROGRAM} import main; sys.exit(main())"
-)
-
-
-_LEAST_S = 0.1
-"""It takes a look to learn whether a process has ended, and less is too short for that."""
+_SHORTEST_WAIT_S: Final = 0.1
+"""Shorter is too short to learn that the process has ended."""
 
 
 class _Process(subprocess.Popen[bytes]):
@@ -98,22 +88,27 @@ class _Process(subprocess.Popen[bytes]):
 class FinishingChild:
     """A process without torch that compresses a raw trace, writes the copy for TensorBoard and analyses the trace.
 
-    It starts together with the profiler, so that the end of the window does not wait for its start.
+    Args:
+        raw: the exported trace, in the folder that `paths.claim` has made.
+        rank: this process's rank.
+        ranks: the ranks that record; the first analyses the traces of all.
+        tensorboard: whether to write the copy.
+        analyze: whether to analyse.
+        alone: the training failed: begin at once, and wait for no other rank.
     """
 
-    def __init__(self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool) -> None:
-        folders = list(dict.fromkeys(_folders(_PACKAGES)))
-        # Isolated and without `site`: neither the working directory nor the environment nor site-packages' .pth files
-        # put anything before the standard library, and the packages are found where this process found them.
-        command = [sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
-        command += ["-c", _CODE, str(len(folders)), *folders]
+    def __init__(
+        self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool, alone: bool = False
+    ) -> None:
+        # It finds modules where this process does. The package's own folder comes last, for import hooks that found it.
+        path = [*map(os.path.abspath, sys.path), str(Path(__file__).absolute().parents[2])]
+        code = f"import sys; sys.path[:] = {path!r}; from {_PROGRAM} import main; sys.exit(main())"
         folder = window_folder(raw)
-        command += [str(raw), str(trace_path(folder, rank)), "--training", str(os.getpid())]
-        command += ["--ranks", ",".join(map(str, ranks))]
-        if tensorboard:
-            command += ["--plugin", str(plugin_path(folder, rank))]
-        if analyze and rank == ranks[0]:
-            command.append("--analyze")
+        command = [sys.executable, "-I", *(["-B"] if sys.dont_write_bytecode else []), "-c", code]
+        command += [str(raw), str(trace_path(folder, rank)), "--ranks", ",".join(map(str, ranks))]
+        command += ["--plugin", str(plugin_path(folder, rank))] if tensorboard else []
+        command += ["--analyze"] if analyze and rank == ranks[0] else []
+        command += [] if alone else ["--training", str(os.getpid())]
         # a separate session: Ctrl-C ends the training, not the writing of its trace
         self._process = _Process(
             command,
@@ -128,16 +123,12 @@ class FinishingChild:
         """Its process id."""
         return self._process.pid
 
-    def go(self, *, alone: bool = False) -> None:
-        """Let it process the raw trace, which is complete."""
-        self._tell(b"alone\n" if alone else b"go\n")
-
-    def dismiss(self) -> None:
-        """Let it end: there will be no trace."""
-        self._tell(b"dismiss\n")
-
     def wait(self, timeout_s: float) -> str:
-        """Tell it that the training is over, and wait until it has ended. Ctrl-C leaves it alone with its work."""
+        """Tell it that training is over, and wait for its end. Ctrl-C leaves it alone with its work.
+
+        Returns:
+            What went wrong; "" if nothing did.
+        """
         try:
             return self._problem(timeout_s)
         except subprocess.TimeoutExpired:
@@ -145,42 +136,30 @@ class FinishingChild:
             self._process.communicate()
             return f"finishing the trace took longer than {timeout_s:.0f} s"
         except KeyboardInterrupt:
-            self._let_go()
+            self._detach()
             raise
 
-    def leave(self, exit_timeout_s: float) -> str | None:
-        """Wait for a limited time, which Ctrl-C ends, and then let it continue alone."""
+    def wait_or_detach(self, timeout_s: float) -> str | None:
+        """Wait for a limited time, which Ctrl-C ends; None if it then goes on alone."""
         with ctrl_c_ends(), contextlib.suppress(subprocess.TimeoutExpired):
-            return self._problem(max(exit_timeout_s, _LEAST_S))
-        self._let_go()
+            return self._problem(max(timeout_s, _SHORTEST_WAIT_S))
+        self._detach()
         return None
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         for pipe in (self._process.stdin, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
     def _problem(self, timeout_s: float) -> str:
-        self._tell(b"over\n")
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
+            with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
+                # closing the pipe is not enough: workers of a DataLoader that were forked meanwhile hold it open
+                stdin.write(b"over")
+                stdin.flush()
         _, stderr = self._process.communicate(timeout=timeout_s)
         if not self._process.returncode:
             return ""
         return stderr.decode(errors="replace").strip() or f"the process ended with code {self._process.returncode}"
-
-    def _tell(self, word: bytes) -> None:
-        stdin = self._process.stdin
-        if stdin is not None and not stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
-                stdin.write(word)
-                stdin.flush()
-
-
-def _folders(packages: Sequence[str]) -> Iterator[str]:
-    """The folders, or archives, that this process imported the packages from."""
-    for name in packages:
-        spec = importlib.util.find_spec(name)
-        if spec is None or not spec.submodule_search_locations:
-            raise ModuleNotFoundError(f"{name} is not installed", name=name)
-        # not resolved: a link to a package may lead to a folder with another name
-        yield str(Path(spec.submodule_search_locations[0]).absolute().parent)

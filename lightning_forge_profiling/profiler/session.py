@@ -171,7 +171,6 @@ class TraceSession:
         self._profiler: _KinetoProfile | None = None
         self._claimed = self._begun = False
         self._annotation: record_function | None = None
-        self._raw: Path | None = None
         self._child: FinishingChild | None = None
         self._report = TraceReport()
         self.about: Mapping[str, object] = {}  # what else the trace says of itself, as JSON
@@ -232,7 +231,6 @@ class TraceSession:
                 if other:  # which attaches CUPTI itself: detaching it now could take its kernels away
                     self._profiler.stop_trace()
                     self._release()
-                    self._discard_raw()
                     self._skip(other)
             if phase is Phase.RECORD and self._profiler is not None:
                 self._annotate(step)
@@ -277,7 +275,7 @@ class TraceSession:
         if child is None:
             return self._report
         report, self._report = self._report, handed_over(self._report)
-        problem = child.leave(exit_timeout_s(self._world_size)) if interrupted else child.wait(timeout_s)
+        problem = child.wait_or_detach(exit_timeout_s(self._world_size)) if interrupted else child.wait(timeout_s)
         if problem:
             _log.warning("%s", problem)
         if problem is not None:
@@ -307,10 +305,6 @@ class TraceSession:
             return
         began = perf_counter()
         config = self._config
-        self._raw = claim(self._folders, self._rank)
-        self._child = FinishingChild(
-            self._raw, self._rank, ranks=self._expected_ranks, tensorboard=config.tensorboard, analyze=self._analyzes
-        )
         # not `profile`, which refers to itself: a collection in a later step would free all that it has recorded
         self._profiler = _KinetoProfile(
             activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
@@ -351,9 +345,8 @@ class TraceSession:
 
     def _end_window(self, *, alone: bool = False) -> None:
         began = perf_counter()
-        profiler, raw = self._profiler, self._raw
+        profiler, config = self._profiler, self._config
         assert profiler is not None  # noqa: S101
-        assert raw is not None  # noqa: S101
         self._close_annotation()
         if self._phase is Phase.RECORD and not self._begun:  # it was announced, and the run ended there
             self._report = replace(self._report, steps=self._report.steps[:-1])
@@ -361,32 +354,36 @@ class TraceSession:
             if self._phase is Phase.WARMUP:
                 profiler.start_trace()
             self._stop_profiler(profiler)
-            self._discard_raw()
             self._report = replace(
                 self._report, status="not reached", message=f"the run ended right before {self._window}"
             )
             return
-        more = {**self.about, "libraries": installed_packages()} if self._config.with_stack else self.about
+        more = {**self.about, "libraries": installed_packages()} if config.with_stack else self.about
         about = trace_metadata(self._rank, self._world_size, self._window, self._report.steps, more)
         for key, value in about.items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)
-        export_trace(profiler, raw)
-        assert self._child is not None  # noqa: S101
-        self._child.go(alone=alone)
+        raw = claim(self._folders, self._rank)
+        try:
+            export_trace(profiler, raw)
+            self._child = FinishingChild(
+                raw,
+                self._rank,
+                ranks=self._expected_ranks,
+                tensorboard=config.tensorboard,
+                analyze=self._analyzes,
+                alone=alone,
+            )
+        except BaseException:
+            discard_with_folders(raw)
+            raise
         self._report = replace(
             self._report,
             status="written",
             path=trace_path(window_folder(raw), self._rank),
-            plugin_path=plugin_path(window_folder(raw), self._rank) if self._config.tensorboard else None,
+            plugin_path=plugin_path(window_folder(raw), self._rank) if config.tensorboard else None,
             stall_ms=(perf_counter() - began) * 1e3,
         )
-
-    def _discard_raw(self) -> None:
-        if self._child is not None:
-            self._child.dismiss()
-        if self._raw is not None:
-            discard_with_folders(self._raw)
 
     def _skip(self, reason: str) -> None:
         self._report = replace(self._report, status="skipped", message=reason)
@@ -399,7 +396,6 @@ class TraceSession:
                 with suppress(Exception):  # it may have been what failed
                     self._stop_profiler(profiler)
             self._release()
-        self._discard_raw()
         self._report = replace(self._report, status="failed", message=f"{type(exc).__name__}: {exc}", path=None)
         _log.warning("Recording failed, training goes on without a trace: %s: %s", type(exc).__name__, exc)
 

@@ -1,6 +1,6 @@
 """Draw the diagrams of docs/reading-the-report.md: how a step, a gap and an overlap are counted.
 
-    python docs/make_diagrams.py
+    python docs/make_diagrams.py        # writes them; tests/test_documents.py compares
 
 The diagrams are made up, to show a rule each. Times are in arbitrary units along the x-axis.
 """
@@ -87,23 +87,21 @@ class Diagram:
         self.text(16, self.y + 6, text, bold=True)
         self.y += 22
 
-    def save(self, name: str) -> None:
-        """Write it."""
+    def svg(self) -> str:
+        """The whole file."""
         height = self.y + 4
-        IMAGES.mkdir(exist_ok=True)
         drawn = "\n".join(self.parts)
-        (IMAGES / name).write_text(
+        return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" font-size="13" '
             'font-family="system-ui, sans-serif" role="img">\n'
             f"<title>{escape(self.title)}</title>\n"
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
             'orient="auto"><path d="M0 0L8 4L0 8z" fill="#59636e"/></marker></defs>\n'
-            f'<rect width="{WIDTH}" height="{height:g}" rx="8" fill="#ffffff"/>\n{drawn}\n</svg>\n',
-            encoding="utf-8",
+            f'<rect width="{WIDTH}" height="{height:g}" rx="8" fill="#ffffff"/>\n{drawn}\n</svg>\n'
         )
 
 
-def step_window() -> None:
+def step_window() -> Diagram:
     """The host runs ahead: a step's window on the GPU is not its span on the host."""
     five, six, seven = STEPS
     drawing = Diagram("The windows of steps on the GPU against their spans on the host")
@@ -125,10 +123,10 @@ def step_window() -> None:
     drawing.span(33, 62, "window of step 6")
     drawing.span(62, 92, "window of step 7")
     drawing.y += 30
-    drawing.save("step-window.svg")
+    return drawing
 
 
-def overlap() -> None:
+def overlap() -> Diagram:
     """An instant counts once, communication last."""
     drawing = Diagram("How overlapping GPU work is counted")
     top = drawing.y
@@ -149,10 +147,10 @@ def overlap() -> None:
     drawing.y += 36
     drawing.span(28, 66, "communication in full")
     drawing.y += 30
-    drawing.save("overlap.svg")
+    return drawing
 
 
-def idle() -> None:
+def idle() -> Diagram:
     """Two gaps: what the idle table says of them, and what the findings do."""
     drawing = Diagram("The causes of the GPU's idle time in two gaps")
     drawing.heading("A gap that ends with a launch")
@@ -186,10 +184,15 @@ def idle() -> None:
     )
     for at in (18, 68):
         drawing.line(at, host, row + BOX)
-    drawing.save("idle-causes.svg")
+    return drawing
+
+
+def drawn() -> dict[Path, str]:
+    """Each diagram's file, as it should be."""
+    diagrams = {"step-window": step_window(), "overlap": overlap(), "idle-causes": idle()}
+    return {IMAGES / f"{name}.svg": diagram.svg() for name, diagram in diagrams.items()}
 
 
 if __name__ == "__main__":
-    step_window()
-    overlap()
-    idle()
+    for file, svg in drawn().items():
+        file.write_text(svg, encoding="utf-8")

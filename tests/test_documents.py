@@ -3,9 +3,11 @@
 import doctest
 import importlib
 import inspect
+import json
 import re
 import runpy
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,12 +61,21 @@ def test_its_make_targets_exist(document):
     assert named <= set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
 
 
-def test_pre_commit_runs_what_make_runs():
-    makefile = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
+def test_pre_commit_runs_the_tools_that_make_runs():
     hooks = (CHECKOUT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
-    made = re.findall(r"^\t\$\(RUN\) (-m (?:ruff|mypy).*)$", makefile, re.MULTILINE)
-    assert len(made) == 3
-    assert re.findall(r"^ *entry: \.venv/bin/python (.*)$", hooks, re.MULTILINE) == made
+    pinned = (CHECKOUT / "constraints.txt").read_text(encoding="utf-8")
+    [ruff] = re.findall(r"/ruff-pre-commit\n *rev: v([\d.]+)", hooks)
+    assert f"\nruff=={ruff}\n" in pinned
+    makefile = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
+    [types] = re.findall(r"^ *entry: \.venv/bin/python (.*)$", hooks, re.MULTILINE)
+    assert f"\t$(RUN) {types}\n" in makefile
+
+
+def test_the_workflows_test_every_python_that_is_claimed():
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    claimed = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    workflow = (CHECKOUT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert re.search(r"python: (\[.*\])", workflow)[1] == json.dumps(claimed)
 
 
 def test_the_citation_names_this_version():
@@ -76,6 +87,12 @@ def test_what_is_quoted_of_the_package_is_what_it_prints():
     quotes = runpy.run_path(str(CHECKOUT / "docs" / "quotes.py"))
     outdated = [page.name for page, text in quotes["renewed"]().items() if page.read_text(encoding="utf-8") != text]
     assert outdated == [], "python docs/quotes.py renews them; read what they then say"
+
+
+def test_the_diagrams_are_what_their_script_draws():
+    drawn = runpy.run_path(str(CHECKOUT / "docs" / "make_diagrams.py"))["drawn"]()
+    outdated = [image.name for image, svg in drawn.items() if image.read_text(encoding="utf-8") != svg]
+    assert outdated == [], "python docs/make_diagrams.py draws them"
 
 
 def test_every_finding_has_its_page_with_an_example():

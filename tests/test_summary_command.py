@@ -10,6 +10,7 @@ import time
 import pytest
 
 from lightning_forge_profiling.record.lines import IntervalLine, encode_line
+from lightning_forge_profiling.record.reader import records_at
 from tests.outcomes import unwrapped
 from tests.record_builder import MadeRun
 from tests.terminals import CODES, terminal
@@ -124,6 +125,14 @@ def test_of_a_folder_with_several_records_the_newest_is_taken_and_said(tmp_path)
     assert summary(tmp_path).stdout.startswith(f"{record} (newest of 2 records): finished after ")
     assert summary_json(tmp_path / "version_0")["run"] == "version_0"
     assert summary_json(tmp_path / "version_0" / "forge_record" / "rank0.jsonl")["run"] == "version_0"
+
+
+def test_a_record_is_as_old_as_the_file_that_was_written_last(tmp_path):
+    for run, ages in (("long", (1, 4)), ("short", (2, 3))):
+        record = MadeRun(ranks=2, began=LONG_AGO, outcome="finished", run=run).write(tmp_path / run)
+        for rank, age in enumerate(ages):
+            os.utime(record / f"rank{rank}.jsonl", (LONG_AGO + age, LONG_AGO + age))
+    assert [folder.parent.name for folder in records_at(tmp_path)] == ["long", "short"]
 
 
 def test_the_ranks_of_one_node_are_a_record_without_rank_0(tmp_path):

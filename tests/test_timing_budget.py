@@ -54,8 +54,7 @@ def means(rate, steps, cycle):
     return rates, {name: rates.mean_ms(name) for name in ("step", *rates.regions)}
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.0625, 0.1, 0.25, 1 / 3, 0.5, 0.9])
-@pytest.mark.parametrize("cycle", [2, 3, 4, 5, 7, 8, 10, 13, 16, 21, 50])
+@pytest.mark.parametrize(("rate", "cycle"), [(0.02, 50), (0.1, 10), (0.25, 4), (1 / 3, 3), (0.5, 8), (0.9, 7)])
 def test_every_phase_of_a_cycle_is_chosen_alike(rate, cycle):
     budget, steps = fixed(rate), 2000
     chosen = [step for step in range(steps) if budget.splits(step)]

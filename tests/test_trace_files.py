@@ -93,6 +93,15 @@ def test_only_some_of_many_are_named(tmp_path):
     assert line.endswith(" and 4 more")
 
 
+def test_a_window_is_as_old_as_the_trace_that_was_written_last(tmp_path):
+    for window, ages in (("long", (1, 4)), ("short", (2, 3))):
+        for rank, age in enumerate(ages):
+            name = f"rank{rank}.trace.json"
+            os.utime(trace_in(tmp_path / window, name) / name, (1e9 + age, 1e9 + age))
+    files, _ = find_traces(tmp_path)
+    assert {file.parent.name for file in files} == {"long"}
+
+
 def test_a_name_that_is_no_text_is_one_in_the_reports(tmp_path):
     folder = trace_in(tmp_path / os.fsdecode(b"run\xff"))
     trace_in(tmp_path / "older", "rank0.trace.json")

@@ -135,8 +135,6 @@ def _one_trace(path: Path) -> Path:
 
 
 def _perfetto(trace: Path, port: int, *, browser: bool) -> int:
-    from lightning_forge_profiling.cli.view import TraceServer  # noqa: PLC0415  (start fast)
-
     with TraceServer(trace, port) as server, tempfile.TemporaryDirectory(prefix="forge-profiling-") as folder:
         say(f"serving {trace} on 127.0.0.1:{server.port} until it has been fetched; Ctrl-C stops")
         say(server.link)

@@ -46,7 +46,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def _run(args: argparse.Namespace) -> int:
     from lightning_forge_profiling.cli.files import warn_of_problems  # noqa: PLC0415  (loads msgspec)
 
-    follower, where = _found(args.run_path, args.every, waits=args.wait)
+    follower, where = _run_to_watch(args.run_path, args.every, waits=args.wait)
     if args.once:
         record = follower.look()
         sys.stdout.write(_frame(record, where))
@@ -58,12 +58,12 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _found(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower, str]":
+def _run_to_watch(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower, str]":
     """The run to watch, and its name. With `waits`, wait for one that has not ended."""
     from lightning_forge_profiling.cli.files import find_record  # noqa: PLC0415
     from lightning_forge_profiling.record.reader import Follower, RecordError  # noqa: PLC0415
 
-    said = False
+    announced = False
     while True:
         try:
             folder, where = find_record(path)
@@ -73,10 +73,10 @@ def _found(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower, str]"
         except RecordError:
             if not waits:
                 raise
-        if not said:
+        if not announced:
             say(f"waiting for a run in {path}")
             sys.stdout.flush()
-        said = True
+        announced = True
         time.sleep(every_s)
 
 
@@ -88,7 +88,6 @@ def _ended(record: "RunRecord") -> bool:
 
 def _live(follower: "Follower", where: str, every_s: float) -> "RunRecord":
     """Redraw the terminal until the run ends; then print its table."""
-    from lightning_forge_profiling.cli.watch import live_screen  # noqa: PLC0415  (signals)
     from lightning_forge_profiling.report.live_view import print_summary  # noqa: PLC0415
     from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 
@@ -134,7 +133,7 @@ def _frame(record: "RunRecord", where: str) -> str:
 
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, lines cut instead of wrapped
-_LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_RESTORE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ENDING: Final = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 _SLICE_S: Final = 0.1
 """Longest time until a resized terminal is redrawn."""
@@ -177,10 +176,10 @@ class LiveScreen:
         self._stream.write(_ENTER)
         self._stream.flush()
 
-    def leave(self) -> None:
+    def restore(self) -> None:
         """Switch back to the normal screen."""
         with suppress(OSError, ValueError):  # the terminal may be gone
-            self._stream.write(_LEAVE)
+            self._stream.write(_RESTORE)
             self._stream.flush()
 
 
@@ -193,7 +192,7 @@ def live_screen(stream: TextIO) -> Iterator[LiveScreen]:
         raise SystemExit(128 + number)
 
     def stop(_: int, __: FrameType | None) -> None:  # Ctrl-Z: restore the screen for the shell
-        screen.leave()
+        screen.restore()
         os.kill(os.getpid(), signal.SIGSTOP)
         screen.enter()
 
@@ -204,6 +203,6 @@ def live_screen(stream: TextIO) -> Iterator[LiveScreen]:
         screen.enter()
         yield screen
     finally:
-        screen.leave()
+        screen.restore()
         for number, handler in before.items():
             signal.signal(number, handler)

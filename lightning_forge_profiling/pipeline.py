@@ -23,7 +23,8 @@ from lightning_forge_profiling.diagnosis.hints import rules_of_thumb
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
-from lightning_forge_profiling.kineto.files import find_traces, join_traces, rank_in_name, windows_by_rank
+from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
+from lightning_forge_profiling.kineto.join import join_traces
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.plain_text import encodable

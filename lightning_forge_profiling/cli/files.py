@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from itertools import chain, combinations, product
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.record.reader import RunRecord, records_at
 from lightning_forge_profiling.safe_files import write_whole
+
+if TYPE_CHECKING:
+    from lightning_forge_profiling.record.reader import RunRecord
 
 
 def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tuple[str, Path]] = ()) -> None:
@@ -75,11 +78,13 @@ def _is_replaced(path: Path) -> bool:
 
 def find_record(path: Path) -> tuple[Path, str]:
     """Folder of the newest record at a path, and its name for messages."""
+    from lightning_forge_profiling.record.reader import records_at  # noqa: PLC0415  (loads msgspec)
+
     newest, *others = records_at(path)
     return newest, f"{newest} (newest of {len(others) + 1} records)" if others else str(newest)
 
 
-def warn_of_problems(record: RunRecord) -> None:
+def warn_of_problems(record: "RunRecord") -> None:
     """Print what could not be read, as one line on standard error."""
     if record.problems:
         warn("; ".join(record.problems))

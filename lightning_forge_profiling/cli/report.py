@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
+from lightning_forge_profiling.cli.files import find_record, refuse_bad_outputs, warn_of_problems, write_output
 from lightning_forge_profiling.cli.output import say
 
 _EXAMPLES = """\
@@ -29,7 +29,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.cli.files import find_record, warn_of_problems  # noqa: PLC0415  (loads msgspec)
     from lightning_forge_profiling.record.reader import read_run  # noqa: PLC0415
     from lightning_forge_profiling.report.run_page import run_page  # noqa: PLC0415
 

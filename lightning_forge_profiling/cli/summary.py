@@ -4,6 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
+from lightning_forge_profiling.cli.files import find_record, warn_of_problems
 from lightning_forge_profiling.cli.output import write_as_json
 
 _EXAMPLES = """\
@@ -27,7 +28,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.cli.files import find_record, warn_of_problems  # noqa: PLC0415  (loads msgspec)
     from lightning_forge_profiling.record.reader import read_run  # noqa: PLC0415
     from lightning_forge_profiling.report.live_view import print_summary, run_summary  # noqa: PLC0415
 

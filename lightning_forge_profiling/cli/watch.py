@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, TextIO
 
 from lightning_forge_profiling.cli.arguments import seconds
+from lightning_forge_profiling.cli.files import find_record, warn_of_problems
 from lightning_forge_profiling.cli.output import say
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.cli.files import warn_of_problems  # noqa: PLC0415  (loads msgspec)
 
     follower, where = _run_to_watch(args.run_path, args.every, waits=args.wait)
     if args.once:
@@ -60,7 +60,6 @@ def _run(args: argparse.Namespace) -> int:
 
 def _run_to_watch(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower, str]":
     """The run to watch, and its name. With `waits`, wait for one that has not ended."""
-    from lightning_forge_profiling.cli.files import find_record  # noqa: PLC0415
     from lightning_forge_profiling.record.reader import Follower, RecordError  # noqa: PLC0415
 
     announced = False

@@ -1,9 +1,8 @@
 """Watches the operators that run on fake tensors: those without a formula, and those that are recomputed."""
 
-import sys
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -34,21 +33,21 @@ def _sparse_product(_: Any, left: Sequence[int], right: Sequence[int], **__: Any
     return 2 * prod(left) * right[-1]
 
 
+# What PyTorch's counter lacks or has wrong: it does not count attention on a CPU, where a module usually is before
+# training, nor `torch.sparse.mm`, and it counts the weight gradient of a grouped convolution as if it were not grouped.
 FORMULAS: Final = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,  # noqa: SLF001  (that is its name)
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,  # noqa: SLF001
-    torch.ops.aten.convolution_backward: _convolution_backward,
-    torch.ops.aten._sparse_addmm: _sparse_product,  # noqa: SLF001
+    getattr(torch.ops.aten, name): formula
+    for name, formula in (
+        ("_scaled_dot_product_flash_attention_for_cpu", _attention),
+        ("_scaled_dot_product_flash_attention_for_cpu_backward", _attention_backward),
+        ("convolution_backward", _convolution_backward),
+        ("_sparse_addmm", _sparse_product),
+    )
 }
-"""Formulas that PyTorch's counter lacks or has wrong.
-
-It does not count attention on a CPU, where a module usually is before training, nor `torch.sparse.mm`, and it counts
-the weight gradient of a grouped convolution as if it were not grouped.
-"""
 
 
 class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches the operators of one step."""
+    """Watches the operators of one step; set `in_backward` when the backward pass starts."""
 
     supports_higher_order_operators = True
 
@@ -75,9 +74,11 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _computes_again() -> bool:
     """Whether an operator in the backward pass belongs to a recomputed forward pass."""
+    # Gradients are computed with grad mode off. A recomputed forward has it on, or is a custom operator that PyTorch's
+    # checkpoint calls.
     if torch.is_grad_enabled():
         return True
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (what inspect.currentframe is)
+    frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
         if code.co_filename == autograd_graph.__file__ and code.co_name == "_engine_run_backward":
@@ -89,6 +90,7 @@ def _computes_again() -> bool:
 
 
 _PYTORCHS_OWN: Final = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "inductor")
+# Prefixes of PyTorch's operators that multiply and are not in `COUNTED`.
 _ALSO_MULTIPLY: Final = (
     "linalg_", "_linalg_", "cholesky", "triangular_solve", "geqrf", "ormqr", "_fft_",
     "_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer",
@@ -100,10 +102,7 @@ _ALSO_MULTIPLY: Final = (
     "sspaddmm", "hspmm",
     "_cdist", "_pdist", "_trilinear",
 )  # fmt: skip
-"""Prefixes of PyTorch's operators that multiply and are not in `COUNTED`."""
-
-_NO_PRODUCTS: Final = ("linalg_vector_norm", "linalg_cross")
-"""Of those, operators with only a few operations per element."""
+_NO_PRODUCTS: Final = ("linalg_vector_norm", "linalg_cross")  # of those: a few operations per element
 
 
 def _may_multiply(operator: Any) -> bool:

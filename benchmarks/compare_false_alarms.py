@@ -1,18 +1,20 @@
-"""How often `forge-profiling compare` calls equal runs slower, and which slow-down it finds.
+"""How often `forge-profiling compare` calls equal runs slower, and how often it finds a slow-down.
 
     python -m benchmarks.compare_false_alarms                             # simulated, some minutes
     python -m benchmarks.compare_false_alarms --pairs 200 --keep FOLDER   # real processes in turns, an hour
 
-Simulated steps have noise that lasts for some twenty steps, slow drifts, spikes, and a pace that differs from process
-to process. Real runs are those of `benchmarks.short_run`, each a process of its own, on a machine as busy as it is;
-runs that FOLDER already has count.
+Simulated steps have noise that lasts for some steps, slow drifts, spikes, a pace that differs from process to process,
+and a machine whose pace wanders from run to run. Real runs are those of `benchmarks.short_run`, each a process of its
+own, on a machine as busy as it is; runs that FOLDER already has count. Slow-downs of real runs are made by multiplying
+the steps of one side.
 """
 
 import argparse
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,115 +22,100 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.fresh import module
-from lightning_forge_profiling.cli.compare import SCATTER_PCT
-from lightning_forge_profiling.diagnosis.block_bootstrap import BlockBootstrap
-from lightning_forge_profiling.diagnosis.log_ratio import ratio_of
-from lightning_forge_profiling.diagnosis.run_metrics import RunMetric, RunOutcome, run_metrics, run_outcome
+from lightning_forge_profiling.comparison.compare import compare
+from lightning_forge_profiling.comparison.ratio import Outcome
+from lightning_forge_profiling.comparison.source import Conditions, Source, record_source, unsteadiness
+from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate
 from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.record.reader import read_run
-from lightning_forge_profiling.record.run_samples import run_samples
-from lightning_forge_profiling.results.run_samples import Conditions, RunSamples
 
 LIMIT_PCT: Final = 5.0
-SCATTER: Final = SCATTER_PCT / 100
-"""What `compare` allows for with one run a side."""
-
 STEP_MS: Final = 10.0
-NOISE: Final = 0.05
-LASTS: Final = 0.9
-"""Correlation of a step with the next one."""
-DRIFT: Final = 0.02
+BLOCKS: Final = 55
+"""As a record's totals have them: 32 to 64."""
 SPIKES: Final = 0.005
 SPIKE_MS: Final = 20.0
+BETWEEN_RUNS_S: Final = 10.0
 
 Runs = npt.NDArray[np.float64]
 
 
-def simulated(random: np.random.Generator, runs: int, steps: int, scatter: float) -> Runs:
-    """The step times of equal runs, a row each."""
+@dataclass(frozen=True)
+class Machine:
+    """How equal runs differ on it, as standard deviations.
+
+    Attributes:
+        noise: of a step.
+        lasts: correlation of a step with the next one.
+        drift: from the first step of a run to its last.
+        scatter: between processes.
+        wanders: of the machine's pace, from one run to the next.
+    """
+
+    noise: float
+    lasts: float
+    drift: float
+    scatter: float
+    wanders: float
+
+
+MACHINES: Final = {
+    "idle": Machine(noise=0.03, lasts=0.5, drift=0.005, scatter=0.01, wanders=0.002),
+    "shared": Machine(noise=0.05, lasts=0.9, drift=0.02, scatter=0.02, wanders=0.04),
+    "busy": Machine(noise=0.2, lasts=0.95, drift=0.1, scatter=0.1, wanders=0.05),
+}
+
+
+def simulated(random: np.random.Generator, machine: Machine, runs: int, steps: int) -> Runs:
+    """The step times of equal runs one after the other, a row each."""
     times = random.normal(size=(runs, steps))
-    fresh = np.sqrt(1 - LASTS**2)
+    fresh = np.sqrt(1 - machine.lasts**2)
     for step in range(1, steps):
-        times[:, step] = LASTS * times[:, step - 1] + fresh * times[:, step]
-    drift = DRIFT * random.normal(size=(runs, 1)) * np.linspace(-0.5, 0.5, steps)
-    pace = np.exp(scatter * random.normal(size=(runs, 1)))
+        times[:, step] = machine.lasts * times[:, step - 1] + fresh * times[:, step]
+    drift = machine.drift * random.normal(size=(runs, 1)) * np.linspace(-0.5, 0.5, steps)
+    pace = machine.scatter * random.normal(size=(runs, 1)) + np.cumsum(
+        machine.wanders * random.normal(size=(runs, 1)), 0
+    )
     spikes = SPIKE_MS * (random.random((runs, steps)) < SPIKES)
-    return np.asarray(STEP_MS * pace * (1 + NOISE * times + drift) + spikes, dtype=float)
+    steady = np.maximum(1 + machine.noise * times + drift, 0.2)
+    return np.asarray(STEP_MS * np.exp(pace) * steady + spikes, dtype=float)
 
 
-def as_run(times_ms: Runs, every: int) -> RunSamples:
-    """A run with an interval each so many steps."""
-    sums = times_ms.reshape(-1, every).sum(axis=1)
-    return RunSamples(
-        source="",
-        run="",
+def as_source(times_ms: Runs, number: int) -> Source:
+    """A run as `compare` has it from a record."""
+    parts = np.array_split(times_ms, BLOCKS)
+    counted, sums = [len(part) for part in parts], [float(part.sum()) for part in parts]
+    step = BlockBootstrap(counted, sums).ratio(sums, counted)
+    median = Estimate(value=float(np.median(times_ms)))
+    return source(f"{number}", step or median, median, number * BETWEEN_RUNS_S, len(times_ms))
+
+
+def source(run: str, step: Estimate, median: Estimate, began_s: float, steps: int) -> Source:
+    """A run of which the step alone is compared."""
+    return Source(
+        source=run,
+        kind="record",
+        run=run,
         conditions=Conditions(device="", world_size=1),
-        steps=len(times_ms),
-        counted=(every,) * len(sums),
-        step_ms=tuple(map(float, sums)),
-        region_ms={},
+        steps=steps,
+        began_s=began_s,
+        ended_s=began_s + step.value * steps / 1e3,
+        metrics={"step": step},
+        unsteadiness=unsteadiness(step, median),
     )
 
 
-def groups(runs: Sequence[RunSamples], size: int) -> Iterator[tuple[Sequence[RunSamples], Sequence[RunSamples]]]:
-    """Two sides of so many runs each, in turns; every other comparison begins with the second side."""
+def outcomes(runs: Sequence[Source], size: int, slow_down: float = 1.0) -> Iterator[Outcome | None]:
+    """Of so many runs a side in turns, the second side slowed down; every other comparison begins with that side."""
     for number, first in enumerate(range(0, len(runs) - 2 * size + 1, 2 * size)):
         sides = [runs[first + turn : first + 2 * size : 2] for turn in (0, 1)]
-        yield (sides[1], sides[0]) if number % 2 else (sides[0], sides[1])
+        a, b = sides[:: -1 if number % 2 else 1]
+        slower = [replace(run, metrics={"step": _times(run.metrics["step"], slow_down)}) for run in b]
+        yield compare(a, slower, limit_pct=LIMIT_PCT).metrics["step"].outcome
 
 
-def compared(runs: Sequence[RunSamples], size: int, scatter: float = SCATTER) -> list[dict[str, RunMetric]]:
-    """The metrics of each comparison of so many runs a side."""
-    return [run_metrics(a, b, scatter=scatter, limit_pct=LIMIT_PCT) for a, b in groups(runs, size)]
-
-
-def outcomes(found: Iterable[Mapping[str, RunMetric]], name: str = "step") -> list[RunOutcome | None]:
-    """The outcomes of a metric."""
-    return [metrics[name].outcome for metrics in found]
-
-
-def shares(found: Iterable[RunOutcome | None]) -> tuple[str, ...]:
-    """Cells of a table: how many comparisons, and the share of each outcome."""
-    counts = Counter(found)
-    total = counts.total()
-    kinds: tuple[RunOutcome, ...] = ("slower", "faster", "same", "inconclusive")
-    return f"{total:,}", *(f"{100 * counts[kind] / total:.1f} %" for kind in kinds)
-
-
-def by_steps_alone(runs: Sequence[RunSamples]) -> Iterator[RunOutcome]:
-    """The outcome of each pair, without the allowance for processes."""
-    for sides in groups(runs, 1):
-        found = [BlockBootstrap(run.counted, run.step_ms).ratio(run.step_ms, run.counted) for [run] in sides]
-        a, b = (value for value in found if value is not None)
-        yield run_outcome(ratio_of([a], [b], scatter=0.0), LIMIT_PCT)
-
-
-def slow_down_found(found: Iterable[RunMetric]) -> str:
-    """The slow-down that is called slower in 80 % of cases, from comparisons of equal runs."""
-    needed = [(1 + LIMIT_PCT / 100) / metric.ratio.low for metric in found if metric.ratio and metric.ratio.low]
-    return f"{100 * (float(np.quantile(needed, 0.8)) - 1):.0f} %" if needed else "-"
-
-
-def resampled_runs_differ(runs: Sequence[RunSamples], size: int, random: np.random.Generator) -> float:
-    """The share of comparisons in which a bootstrap of runs, with the error of each, finds a difference."""
-    differ = []
-    for sides in groups(runs, size):
-        logs = []
-        for side in sides:
-            found = [BlockBootstrap(run.counted, run.step_ms).ratio(run.step_ms, run.counted) for run in side]
-            values = np.log([value.value for value in found if value is not None])
-            errors = np.array([value.log_error or 0.0 for value in found if value is not None])
-            drawn = random.integers(size, size=(1000, size))
-            logs.append((values[drawn] + errors[drawn] * random.normal(size=drawn.shape)).mean(axis=1))
-        low, high = np.percentile(logs[1] - logs[0], [2.5, 97.5])
-        differ.append(not low <= 0 <= high)
-    return float(np.mean(differ))
-
-
-def student_differs(runs: Sequence[RunSamples], size: int) -> float:
-    """The same of the interval that `compare` has."""
-    ratios = [metrics["step"].ratio for metrics in compared(runs, size)]
-    return float(np.mean([not ratio.low <= 1 <= ratio.high for ratio in ratios if ratio and ratio.low and ratio.high]))
+def _times(step: Estimate, factor: float) -> Estimate:
+    return replace(step, value=factor * step.value)
 
 
 def row(*cells: str) -> None:
@@ -136,35 +123,33 @@ def row(*cells: str) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
+def shares(counted: Iterator[Outcome | None]) -> tuple[str, ...]:
+    """Cells of a table: how many comparisons, and the share of each outcome."""
+    counts = Counter(counted)
+    total = counts.total()
+    kinds: tuple[Outcome, ...] = ("slower", "faster", "same", "too noisy", "too short")
+    return f"{total:,}", *(f"{100 * counts[kind] / total:.1f} %" for kind in kinds)
+
+
+def head(*first: str) -> None:
+    """Print the head of a table of outcomes."""
+    row(*first, "comparisons", "slower", "faster", "same", "too noisy", "too short")
+    row(*["---"] * (len(first) + 6))
+
+
 def simulate(comparisons: int) -> None:
-    """Print the false alarms of simulated runs, and the slow-downs that are found."""
+    """Print the outcomes of simulated runs, equal ones and slowed-down ones."""
     random = np.random.default_rng(0)
-    print(f"Equal simulated runs of 1,000 steps, limit {LIMIT_PCT:g} %\n")
-    row("processes scatter by", "runs a side", "comparisons", "slower", "faster", "same", "inconclusive")
-    row(*["---"] * 7)
-    for scatter in (0.01, 0.03, 0.10):
-        for size in (1, 2, 3, 5):
-            times = simulated(random, 2 * size * comparisons, 1000, scatter)
-            found = compared([as_run(run, 50) for run in times], size)
-            row(f"{100 * scatter:.0f} %", str(size), *shares(outcomes(found)))
-
-    print("\nSlow-down called slower in 80 % of cases, processes scatter by 1 %\n")
-    row("steps", "1 run a side", "1, `--scatter 1`", "2 a side", "3 a side", "5 a side")
-    row(*["---"] * 6)
-    for steps, every in ((200, 10), (1000, 50), (5000, 50)):
-        cells = []
-        for size, allowed in ((1, SCATTER), (1, 0.01), (2, 0.0), (3, 0.0), (5, 0.0)):
-            times = simulated(random, 2 * size * (comparisons // 5), steps, 0.01)
-            found = compared([as_run(run, every) for run in times], size, allowed)
-            cells.append(slow_down_found(metrics["step"] for metrics in found))
-        row(f"{steps:,}", *cells)
-
-    print("\nDifferences found in equal runs at a nominal 5 %, by resampling the runs, and by Student's interval\n")
-    for size in (2, 3, 5):
-        times = simulated(random, 2 * size * (comparisons // 5), 1000, 0.03)
-        runs = [as_run(run, 50) for run in times]
-        share, student = resampled_runs_differ(runs, size, random), student_differs(runs, size)
-        print(f"{size} runs a side: {100 * share:.0f} %, {100 * student:.0f} %")
+    print(f"Simulated runs made in turns, limit {LIMIT_PCT:g} %\n")
+    head("machine", "slow-down", "runs a side", "steps")
+    for name, machine in MACHINES.items():
+        for size, steps in ((1, 220), (1, 600), (2, 600), (3, 600), (5, 600)):
+            times = simulated(random, machine, 2 * size * comparisons, steps)
+            runs = [as_source(run, number) for number, run in enumerate(times)]
+            slow_downs = {1: (1.0, 1.25, 10.0)}.get(size, (1.0, 1.1, 1.25))
+            for slow_down in slow_downs:
+                change = f"+{100 * (slow_down - 1):.0f} %" if slow_down > 1 else "none"
+                row(name, change, str(size), str(steps), *shares(outcomes(runs, size, slow_down)))
 
 
 def measure(pairs: int, folder: Path) -> None:
@@ -174,23 +159,21 @@ def measure(pairs: int, folder: Path) -> None:
             command = module("benchmarks.short_run", str(folder / f"{number:03}"))
             subprocess.run(command, check=True, timeout=300)
             print(f"run {number + 1} of {2 * pairs}", file=sys.stderr, flush=True)
-    runs = [run_samples(read_run(folder / f"{number:03}" / RECORD_FOLDER)) for number in range(2 * pairs)]
-    means = np.log([sum(run.step_ms) / sum(run.counted) for run in runs])
-    print(f"Equal real runs of {sum(runs[0].counted):,} steps, limit {LIMIT_PCT:g} %.")
+    runs = [record_source(read_run(folder / f"{number:03}" / RECORD_FOLDER)) for number in range(2 * pairs)]
+    means = np.log([run.metrics["step"].value for run in runs])
+    print(f"Real runs of {runs[0].steps:,} steps, made in turns, limit {LIMIT_PCT:g} %.")
     print(f"Neighbouring runs scatter by {100 * np.diff(means).std() / 2**0.5:.1f} % (one standard deviation).\n")
-    row("metric", "runs a side", "comparisons", "slower", "faster", "same", "inconclusive")
-    row(*["---"] * 7)
+    head("slow-down", "runs a side")
     for size in (1, 2, 3, 5):
-        found = compared(runs, size)
-        for name in ("step", "median") if found else ():
-            row(name, str(size), *shares(outcomes(found, name)))
-    row("step, without the allowance for processes", "1", *shares(by_steps_alone(runs)))
+        for slow_down in (1.0, 1.1, 1.25) if len(runs) >= 2 * size else ():
+            change = f"+{100 * (slow_down - 1):.0f} %" if slow_down > 1 else "none"
+            row(change, str(size), *shares(outcomes(runs, size, slow_down)))
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comparisons", type=int, default=2000, help="simulated ones of each kind (2000)")
+    parser.add_argument("--comparisons", type=int, default=1000, help="simulated ones of each kind (1000)")
     parser.add_argument("--pairs", type=int, help="measure so many pairs of real runs instead")
     parser.add_argument("--keep", type=Path, help="the folder for the real runs")
     arguments = parser.parse_args()

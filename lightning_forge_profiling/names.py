@@ -41,6 +41,8 @@ SELF_LOG: Final = "logger/self.log"
 EPOCH_METRICS: Final = "logger/epoch_metrics"
 """The part of the ledger for computing what was logged in an epoch, metrics included, at its end."""
 
+STARTUP: Final = "startup"
+"""What the names of the parts of the ledger before the first step begin with."""
 STARTUP_IMPORTS: Final = "startup/imports"
 """The part of the ledger from the start of the process until the top of the script has imported this package, which
 imports torch and Lightning."""

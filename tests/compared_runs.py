@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.histogram import histogram
-from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, Line, State, encode_line
+from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence, RunLedger
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import LoaderSettings
@@ -44,14 +44,22 @@ def write_record(
     settings=(),
     host="node-1",
     commit="",
+    rank=0,
+    began=1000.0,
+    blocks=0,
+    events=(),
 ):
-    """Write a record and return its folder. `findings` are codes with their share, `ledger` parts in seconds."""
+    """Write a record and return its folder.
+
+    `findings` are codes with their share, `ledger` parts in seconds, `events` kinds with their seconds, `blocks` the
+    number of blocks in the totals.
+    """
     lines: list[Line] = [
         Begin(
             run=str(log_folder),
-            rank=0,
+            rank=rank,
             world_size=world_size,
-            at=1000.0,
+            at=began,
             versions={"torch": "2.13.0"},
             host=host,
             device=device,
@@ -60,29 +68,46 @@ def write_record(
             commit=commit,
         )
     ]
+    lines += [EventLine(at=began, step=0, kind=kind, seconds=seconds) for kind, seconds in events]
     for first in range(0, len(times_ms), PER_ROW):
         times = times_ms[first : first + PER_ROW]
         lines.append(
             IntervalLine(
-                at=1000.0 + first,
+                at=began + float(times_ms[: first + PER_ROW].sum()) / 1e3,
                 step=first + len(times),
                 logger_step=first + len(times) - 1,
-                counted=len(times),
-                samples=float(batch_size or 0) * len(times) if batch_size else None,
-                device_ms={region: share * float(times.sum()) for region, share in shares.items()},
-                steps_us=histogram(map(float, times)),
                 metrics=dict(metrics),
+                **_sums(times, batch_size, shares),
             )
         )
-    if ledger is not None:
-        report = _report(device, ledger, findings, float(times_ms.mean()), len(times_ms))
-        lines.append(State(at=2000.0, step=len(times_ms), report=report, metrics=dict(metrics)))
+    ended = began + float(times_ms.sum()) / 1e3
+    if ledger is not None or blocks:
+        report = _report(device, ledger or {"steps": 1.0}, findings, float(times_ms.mean()), len(times_ms))
+        parts = tuple(Block(**_sums(times, batch_size, shares)) for times in np.array_split(times_ms, blocks or 1))
+        lines.append(
+            State(
+                at=ended,
+                step=len(times_ms),
+                report=report,
+                metrics=dict(metrics),
+                blocks=parts if blocks else (),
+            )
+        )
     if end:
-        lines.append(End(at=2000.0, step=len(times_ms), outcome=end))
+        lines.append(End(at=ended, step=len(times_ms), outcome=end))
     folder = Path(log_folder) / RECORD_FOLDER
-    folder.mkdir(parents=True)
-    (folder / record_name(0)).write_bytes(b"".join(map(encode_line, lines)))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / record_name(rank)).write_bytes(b"".join(map(encode_line, lines)))
     return folder
+
+
+def _sums(times, batch_size, shares):
+    return {
+        "counted": len(times),
+        "samples": float(batch_size) * len(times) if batch_size else None,
+        "device_ms": {region: share * float(times.sum()) for region, share in shares.items()},
+        "steps_us": histogram(map(float, times)),
+    }
 
 
 def _report(device, ledger, findings, step_ms, steps):

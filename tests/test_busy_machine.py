@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.diagnosis.block_bootstrap import share_interval
+from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.host import cpu_times, waited_pct

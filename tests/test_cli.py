@@ -16,9 +16,9 @@ import jsonschema
 import pytest
 
 from lightning_forge_profiling.analysis import operators
-from lightning_forge_profiling.cli import analyze, compare, main
+from lightning_forge_profiling.bench.result import BenchmarkResult
+from lightning_forge_profiling.cli import analyze, main
 from lightning_forge_profiling.cli.output import Progress
-from lightning_forge_profiling.diagnosis.compare import METRICS
 from tests.outcomes import HANGS_S
 
 CHECKOUT = Path(__file__).parents[1]
@@ -139,7 +139,6 @@ def test_sort_and_top_order_and_cut_the_operators():
 
 def test_names_of_choices_are_those_of_the_analysis():
     assert set(analyze.SORTS) == set(operators.SORTS)
-    assert compare.METRICS == METRICS
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -299,24 +298,48 @@ def runs(tmp_path_factory):
 def test_compare_without_a_limit_only_shows(runs):
     done = forge("compare", runs / "base.json.gz", runs / "slow.json.gz")
     assert done.returncode == 0, done.stderr
-    assert "Median step" in done.stdout
-    assert "slower step" not in done.stdout
+    assert done.stdout.startswith("slower: step slower by 30 % (")
+    assert "limit" not in done.stdout.splitlines()[0]
 
 
 def test_a_slower_run_fails_the_gate_and_one_that_is_not_passes(runs):
     slower = forge("compare", runs / "base.json.gz", runs / "slow.json.gz", "--fail-over", "15")
     assert slower.returncode == 1, slower.stdout + slower.stderr
-    assert "slower step: median" in slower.stdout
+    assert slower.stdout.startswith("slower: step slower by ")
     alike = forge("compare", runs / "base.json.gz", runs / "same.json.gz", "--fail-over", "15%", "--metric", "busy")
     assert alike.returncode == 0, alike.stdout + alike.stderr
-    assert "same busy: median" in alike.stdout
+    assert alike.stdout.startswith("same: busy +1.0 % (")
 
 
 def test_three_steps_are_too_few_to_tell_which_has_an_exit_code_of_its_own():
-    done = forge("compare", INPUT_BOUND, TRACES / "launch_bound", "--fail-over", "5", "--metric", "busy")
+    done = forge("compare", INPUT_BOUND, INPUT_BOUND, "--fail-over", "5", "--metric", "busy")
     assert done.returncode == 3, done.stderr
-    assert "inconclusive busy: median" in done.stdout
-    assert "too few steps to decide: 2 before and 2 now" in done.stdout
+    assert done.stdout.startswith("too short: busy +0.0 %, no interval, limit 5 %\n")
+    assert "Too few steps for an interval: each side needs 5" in done.stdout
+
+
+def test_compare_writes_what_github_action_benchmark_reads(runs):
+    done = forge("compare", runs / "base.json.gz", runs / "slow.json.gz", "--format", "github", "--fail-over", "15")
+    assert done.returncode == 1, done.stderr
+    entries = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    assert {"step", "busy", "idle"} <= entries.keys()
+    assert all(entry.keys() <= {"name", "unit", "value", "range", "extra"} for entry in entries.values())
+    assert entries["step"]["unit"] == "ms"
+    assert entries["step"]["value"] > 0
+    assert entries["step"]["range"].startswith("± ")
+    assert entries["step"]["extra"].startswith("slower: step slower by ")
+
+
+def test_results_of_benchmark_are_compared(tmp_path):
+    for name, us in (("a", 10.0), ("b", 13.0)):
+        samples = tuple(us + 0.01 * (sample % 7) for sample in range(50))
+        result = BenchmarkResult(name="f", method="cpu", device="cpu", samples_us=samples)
+        (tmp_path / f"{name}.json").write_text(result.to_json())
+    done = forge("compare", tmp_path / "a.json", tmp_path / "b.json", "--fail-over", "5")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("slower: call slower by 30 % (")
+    done = forge("compare", tmp_path / "a.json", INPUT_BOUND)
+    assert fails(done, "is a result of benchmark()")
 
 
 def test_compare_as_json_holds_the_decision_and_all_kernels(runs):

@@ -9,18 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_forge_profiling.cli import compare
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.diagnosis.block_bootstrap import BlockBootstrap, block_length
-from lightning_forge_profiling.diagnosis.log_ratio import runs_needed, steps_needed, tolerable_scatter
-from lightning_forge_profiling.diagnosis.run_comparison import compare_runs
-from lightning_forge_profiling.diagnosis.run_metrics import RUN_METRICS, run_metrics
-from lightning_forge_profiling.record.histogram import histogram
+from lightning_forge_profiling.comparison.compare import SCATTER_APART_PCT, SCATTER_IN_TURNS_PCT, compare
+from lightning_forge_profiling.comparison.gate import percent
+from lightning_forge_profiling.comparison.ratio import Ratio, ratio_of, runs_needed, steps_needed, tolerable_scatter
+from lightning_forge_profiling.comparison.source import record_source
+from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate, block_length, resampled
+from lightning_forge_profiling.record.histogram import PRECISION, histogram
 from lightning_forge_profiling.record.reader import read_run
-from lightning_forge_profiling.record.run_samples import run_samples
 from tests.compared_runs import SHARES, step_times, write_record
 from tests.test_cli import INPUT_BOUND, fails
 from tests.test_cli import forge as process
+
+RATIO = (1 + PRECISION) / (1 - PRECISION)
 
 
 @pytest.fixture
@@ -61,19 +62,89 @@ def test_the_command_says_slower_and_exits_with_1(records):
     a, b = records("a"), records("b", 15.0, seed=1)
     done = process("compare", a, b, "--fail-over", "5")
     assert done.returncode == 1, done.stderr
-    assert done.stdout.startswith("slower: step +50.")
-    assert done.stdout.splitlines()[0].endswith(" %, limit 5 %")
+    assert re.match(r"slower: step slower by (49|50|51) % ", done.stdout)
+    assert done.stdout.splitlines()[0].endswith(" %), limit 5 %")
 
 
-def test_one_run_a_side_that_differs_little_is_inconclusive_and_it_is_said_what_would_tell(records, forge):
+def test_one_run_a_side_that_differs_little_is_too_noisy_and_it_is_said_what_would_tell(records, forge):
     a, b = records("a"), records("b", 10.2, seed=1)
     code, out, err = forge("compare", a, b, "--fail-over", "5")
     assert (code, err) == (3, "")
-    assert out.startswith("inconclusive: step +")
+    assert out.startswith("too noisy: step +")
     said = " ".join(out.split())
     assert "Repeat each side 3 times: that decides a limit of 5 % where equal runs differ by 1.6 % or less" in said
-    assert re.search(r"with 7.\d %, as assumed here, it needs (3[3-9]|4\d)", said)
-    assert "one run a side: its steps do not show how much equal runs differ" in said
+    assert re.search(r"with 4.\d %, as assumed here, it needs 1[2-9]", said)
+    assert "too few runs to show how much equal runs differ. Assumed: 4 % (one standard deviation; one run" in said
+
+
+def test_undecided_fails_if_asked_for(records, forge):
+    a, b = records("a"), records("b", 10.2, seed=1)
+    assert forge("compare", a, b, "--fail-over", "5", "--fail-undecided")[0] == 1
+    assert forge("compare", a, records("c", 7.0, seed=2), "--fail-over", "5", "--fail-undecided")[0] == 0
+    done = process("compare", a, b, "--fail-undecided")
+    assert done.returncode == 2
+    assert "--fail-undecided takes --fail-over" in done.stderr
+
+
+@pytest.mark.parametrize("blocks", [0, 55], ids=["intervals alone", "blocks"])
+@pytest.mark.parametrize(
+    ("mean_ms", "said"),
+    [
+        (12.5, r"step slower by 2[45] % \(\d\d to \d\d %\)"),
+        (100.0, r"step slower by (900|89\d|90\d) % \(\d\d\d to 999 or more %\)"),
+    ],
+)
+def test_two_single_runs_of_220_steps_are_decided(records, forge, blocks, mean_ms, said):
+    a, b = (
+        records(name, ms, steps=220, seed=seed, blocks=blocks)
+        for seed, (name, ms) in enumerate([("a", 10.0), ("b", mean_ms)])
+    )
+    code, out, _ = forge("compare", a, b, "--fail-over", "5")
+    assert code == 1
+    assert re.match(f"slower: {said}, limit 5 %\n", out), out
+    code, out, _ = forge("compare", b, a, "--fail-over", "5")
+    assert (code, out.partition(":")[0]) == (0, "faster")
+
+
+def test_ten_times_slower_is_slower_in_runs_of_any_length(records, forge):
+    a, b = records("a", steps=4), records("b", 100.0, seed=1, steps=4)
+    code, out, _ = forge("compare", a, b, "--fail-over", "5")
+    assert code == 1
+    assert re.match(r"slower: step slower by \d{3} %, more than equal runs differ, limit 5 %\n", out)
+    assert forge("compare", a, records("c", 12.5, steps=4, seed=2), "--fail-over", "5")[0] == 3
+
+
+def test_of_runs_that_did_not_follow_each_other_more_scatter_is_assumed(records):
+    a, soon, late = (
+        source(records(name, began=began)) for name, began in (("a", 0.0), ("soon", 900.0), ("late", 950.0))
+    )
+    assert a.ended_s == pytest.approx(10, abs=1)
+    assert compare([a], [soon]).assumed_scatter_pct == SCATTER_IN_TURNS_PCT
+    assert compare([a], [late]).assumed_scatter_pct == SCATTER_APART_PCT
+    assert compare([late], [soon]).assumed_scatter_pct == SCATTER_IN_TURNS_PCT
+    elsewhere = source(records("elsewhere", host="node-2"))
+    assert compare([a], [elsewhere]).assumed_scatter_pct == SCATTER_APART_PCT
+    assert compare([a], [soon], scatter_pct=1.0).assumed_scatter_pct == 1.0
+
+
+def test_runs_made_in_turns_are_paired_by_their_start(records, forge):
+    paces = (1.0, 1.1, 0.85, 1.2)  # of the machine, which changes meanwhile
+    a = [records(f"a{turn}", 10.0 * pace, seed=turn, began=100.0 * turn) for turn, pace in enumerate(paces)]
+    b = [records(f"b{turn}", 11.5 * pace, seed=9 + turn, began=100.0 * turn + 50) for turn, pace in enumerate(paces)]
+    code, out, _ = forge("compare", *a, "--against", *reversed(b), "--fail-over", "5")
+    assert (code, out.partition(":")[0]) == (1, "slower")
+    assert "from the differences between neighbours of runs made in turns" in " ".join(out.split())
+    later = [records(f"c{turn}", 11.5 * pace, seed=20 + turn, began=1000.0 + turn) for turn, pace in enumerate(paces)]
+    code, out, _ = forge("compare", *a, "--against", *later, "--fail-over", "5")
+    assert (code, out.partition(":")[0]) == (3, "too noisy")
+    assert "from the differences between the runs of a side: they scatter by 14.8 %" in " ".join(out.split())
+
+
+def test_runs_cannot_agree_better_than_their_own_steps_tell():
+    same = [Estimate(value=10.0, log_error=0.02, blocks=8)] * 3
+    ratio = ratio_of(same, same, 0.0, in_turns=True)
+    assert ratio.log_error == pytest.approx(0.02 * np.sqrt(2 / 3))
+    assert not ratio.paired
 
 
 def test_what_is_known_of_the_machine_decides_with_one_run_a_side(records, forge):
@@ -81,7 +152,14 @@ def test_what_is_known_of_the_machine_decides_with_one_run_a_side(records, forge
     assert forge("compare", a, b, "--fail-over", "5", "--scatter", "0.5")[0] == 0
     slower = records("c", 11.5, noise=0.005, seed=2)
     assert forge("compare", a, slower, "--fail-over", "5", "--scatter", "0.5")[0] == 1
-    assert forge("compare", a, slower, "--fail-over", "5")[0] == 3, "processes that scatter by 7 % may differ as much"
+    assert forge("compare", a, slower, "--fail-over", "5")[0] == 3, "processes that scatter by 4 % may differ as much"
+
+
+def test_a_machine_on_which_steps_are_unsteady_makes_runs_too_noisy(records, forge):
+    a, b = records("a", noise=0.6, blocks=50), records("b", 12.5, noise=0.6, seed=1, blocks=50)
+    code, out, _ = forge("compare", a, b, "--fail-over", "5")
+    assert (code, out.partition(":")[0]) == (3, "too noisy")
+    assert "with what changes within a run" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("words", [["--against"], ["against"]])
@@ -90,7 +168,7 @@ def test_repeats_measure_how_much_runs_differ(records, forge, words):
     a, b = repeats(records, "a", 10.0, paces), repeats(records, "b", 11.0, paces)
     code, out, _ = forge("compare", *a, *words, *b, "--fail-over", "5")
     assert code == 1
-    assert re.match(r"slower: step \+(9|10)\.\d %, 95 % interval \+[78]\.\d to \+1[1-3]\.\d %, limit 5 %\n", out)
+    assert re.match(r"slower: step slower by (9\.\d|10) % \([78]\.\d to 1[1-3] %\), limit 5 %\n", out)
     assert "3 runs, 1,000 + 1,000 + 1,000 steps on NVIDIA H200" in out
     assert "from the differences between the runs of a side" in " ".join(out.split())
     code, out, _ = forge("compare", *a, *words, *repeats(records, "c", 10.0, paces), "--fail-over", "5")
@@ -119,7 +197,7 @@ def test_several_baselines_and_one_new_run_are_enough_for_an_interval(records, f
 def test_without_a_limit_it_only_shows(records, forge):
     code, out, _ = forge("compare", records("a"), records("b", 20.0, seed=1))
     assert code == 0
-    assert re.match(r"slower: step \+\d+\.\d %, 95 % interval [+\d. to]+ %\n", out)
+    assert re.match(r"slower: step slower by \d+ % \(\d+ to \d+ %\)\n", out)
 
 
 def test_the_gate_can_be_on_a_rate_or_a_region_and_the_worst_decides(records, forge):
@@ -131,26 +209,44 @@ def test_the_gate_can_be_on_a_rate_or_a_region_and_the_worst_decides(records, fo
     code, out, _ = forge("compare", a, b, *gate, "--metric", "backward", "--metric", "samples")
     assert code == 1
     first, second, *_ = out.splitlines()
-    assert first.startswith("slower: samples/s -33.")
-    assert second.startswith("same: backward ms ")
+    assert first.startswith("slower: samples/s lower by 33 % (")
+    assert second.startswith("same: backward ")
     assert forge("compare", a, b, *gate, "--metric", "forward")[0] == 0
 
 
 def test_more_noise_in_the_steps_makes_a_wider_interval(records):
     def reach(noise):
-        a, b = (samples(records(f"{side}{noise}", noise=noise, seed=side)) for side in (0, 1))
-        ratio = compare_runs([a], [b], scatter_pct=0).metrics["step"].ratio
+        a, b = (source(records(f"{side}{noise}", noise=noise, seed=side)) for side in (0, 1))
+        ratio = compare([a], [b], scatter_pct=0).metrics["step"].ratio
         return ratio.high - ratio.low
 
     assert 3 < reach(0.1) / reach(0.02) < 8
 
 
-def test_a_run_of_four_intervals_is_too_short_alone_and_enough_beside_repeats(records, forge):
-    a, b = repeats(records, "a", 10.0, (1.0, 1.01), steps=200), repeats(records, "b", 13.0, (1.0, 1.01), steps=200)
+def test_a_run_of_few_steps_is_too_short_alone_and_enough_beside_repeats(records, forge):
+    a, b = repeats(records, "a", 10.0, (1.0, 1.01), steps=40), repeats(records, "b", 13.0, (1.0, 1.01), steps=40)
     code, out, _ = forge("compare", a[0], b[0], "--fail-over", "5")
     assert code == 3
-    assert "5 intervals a side are needed" in " ".join(out.split())
+    assert out.startswith("too short: step +")
+    assert "Too few steps for an interval" in " ".join(out.split())
     assert forge("compare", *a, "--against", *b, "--fail-over", "5")[0] == 1
+
+
+def test_a_region_that_got_slower_is_the_headline_where_the_step_is_undecided(records, forge):
+    paces = (0.985, 1.0, 1.015)
+    a = repeats(records, "a", 10.0, paces)
+    b = [
+        records(f"b{number}", 10.0 * pace * 1.04, seed=40 + number, shares={"forward": share, "other": 1 - share})
+        for number, (pace, share) in enumerate(zip(paces, (0.38, 0.37, 0.36), strict=True))
+    ]
+    code, out, _ = forge("compare", *a, "--against", *b, "--fail-over", "5")
+    assert code == 3
+    headline = " ".join(out.partition("\nbefore")[0].split())
+    assert re.fullmatch(
+        r"too noisy: forward slower by \d\d % \(\d\d to \d\d %\); the step is undecided: "
+        r"step \+[34]\.\d % \([-+\d. to]+ %\), limit 5 %",
+        headline,
+    ), headline
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
@@ -169,7 +265,7 @@ def test_everything_is_in_the_json(records, forge):
     assert step["b"] == pytest.approx(20, rel=0.02)
     assert {"samples", "median", "forward"} < found["comparison"]["metrics"].keys()
     assert found["comparison"]["a"]["commits"] == ["a" * 40]
-    assert found["comparison"]["assumed_scatter_pct"] == compare.SCATTER_PCT
+    assert found["comparison"]["assumed_scatter_pct"] == SCATTER_IN_TURNS_PCT
 
 
 def test_ledger_verdict_and_findings_are_compared(records, forge):
@@ -291,7 +387,7 @@ def test_a_run_is_no_repeat_of_itself(records, forge):
     assert "are the same run" in err
     code, out, _ = forge("compare", a, a)
     assert code == 0
-    assert out.startswith("inconclusive: step +0.0 %")
+    assert out.startswith("too noisy: step +0.0 %")
     assert "the same run is on both sides" in out
 
 
@@ -305,7 +401,7 @@ def test_a_folder_with_a_record_and_a_trace_is_compared_by_what_the_other_side_h
     a, b = records("a"), records("b", seed=1)
     (b / "profiler_traces").mkdir()
     shutil.copy(INPUT_BOUND, b / "profiler_traces")
-    assert "Median step" in forge("compare", INPUT_BOUND, b)[1]
+    assert "Kinds of kernels" in forge("compare", INPUT_BOUND, b)[1]
     assert "step, median ms" in forge("compare", a, b)[1]
 
 
@@ -323,12 +419,14 @@ def test_what_cannot_be_compared_is_bad_input(records, forge, tmp_path):
     assert forge("compare", a, broken)[0] == 2
     code, _, err = forge("compare", a, records("b"), "--fail-over", "5", "--metric", "busy")
     assert code == 2
-    assert "--metric busy is not one of records of runs, which have step, median" in err
+    assert "no values of 'busy' on both sides; available: step, median" in err
     code, _, err = forge("compare", INPUT_BOUND, INPUT_BOUND, "--fail-over", "5", "--metric", "samples")
     assert code == 2
-    assert "--metric samples is not one of traces, which have step, busy" in err
-    code, _, err = forge("compare", INPUT_BOUND, INPUT_BOUND, "--against", INPUT_BOUND)
-    assert (code, "traces cannot have repeats" in err) == (2, True)
+    assert "no values of 'samples' on both sides; available: step, busy" in err
+    code, _, err = forge("compare", a, records("single", steps=1))
+    assert (code, "a single counted step cannot be compared" in err) == (2, True)
+    (tmp_path / "empty").mkdir()
+    assert forge("compare", a, tmp_path / "empty")[0] == 2
 
 
 @pytest.mark.parametrize("paths", [["x", "y", "z"], ["against", "y", "z"], ["x", "y", "against"]])
@@ -339,15 +437,11 @@ def test_more_than_two_runs_without_the_other_side_is_a_usage_error(paths):
     assert "against" in done.stderr
 
 
-def test_the_metrics_of_the_command_are_those_of_the_comparison():
-    assert compare.RUN_METRICS == RUN_METRICS
-
-
 # --- statistics ------------------------------------------------------------------------------------------------------
 
 
-def samples(folder):
-    return run_samples(read_run(folder / "forge_record"))
+def source(folder):
+    return record_source(read_run(folder / "forge_record"))
 
 
 def test_noise_that_lasts_takes_longer_blocks():
@@ -368,27 +462,45 @@ def test_the_error_of_a_mean_is_that_of_simulated_runs():
     assert true > 2 * each_step_for_itself
 
 
-def test_the_median_of_a_histogram_is_that_of_the_steps(records):
+@pytest.mark.parametrize("quantile", [0.5, 0.95])
+def test_a_quantile_of_a_histogram_is_that_of_the_steps(quantile):
     times = step_times(10.0, noise=0.2)
     times[::3] *= 4
-    run = samples(records("a"))
     parts = [histogram(map(float, times[first : first + 50])) for first in range(0, 1000, 50)]
-    found = BlockBootstrap([50] * 20, [float(times[i : i + 50].sum()) for i in range(0, 1000, 50)]).median(
-        parts, run.bucket_ratio
-    )
-    assert found.value == pytest.approx(np.median(times), rel=0.01)
+    bootstrap = BlockBootstrap([50] * 20, [float(times[i : i + 50].sum()) for i in range(0, 1000, 50)])
+    estimate = bootstrap.quantile(parts, RATIO, quantile)
+    assert estimate.value == pytest.approx(np.quantile(times, quantile), rel=0.01)
+
+
+def test_the_error_of_a_quantile_is_that_of_the_resamples_and_of_a_bucket():
+    """Half of the pieces have their steps in bucket 400, half in 500: a resample's median is in one of the two."""
+    width = np.log(RATIO)
+    alone = BlockBootstrap([10] * 20, [10.0] * 20).quantile([{400: 10}] * 20, RATIO, 0.5)
+    assert alone.value == pytest.approx(np.exp(399.5 * width) / 1e3)
+    assert alone.log_error == pytest.approx(width / np.sqrt(12)), "no resample differs: the bucket's width alone"
+
+    slow = np.random.default_rng(0).permutation([False, True] * 10)
+    bootstrap = BlockBootstrap([10] * 20, list(10.0 * (1.0 + slow)))
+    draws = resampled(20, round(20 / bootstrap.blocks), 1000, np.random.default_rng(0))
+    high = 10 * slow[draws].sum(axis=1)
+    low = 200 - high
+    medians = width * np.where(low >= 100, 400 - (low - 100) / np.maximum(low, 1), 500 - 100 / np.maximum(high, 1))
+    variance = medians.var() * 20 / (20 - round(20 / bootstrap.blocks))
+    estimate = bootstrap.quantile([{500: 10} if is_slow else {400: 10} for is_slow in slow], RATIO, 0.5)
+    assert estimate.log_error == pytest.approx(np.sqrt(variance + width**2 / 12))
+    assert estimate.log_error > 10 * width
 
 
 def test_equal_runs_are_seldom_called_slower_however_much_processes_differ(records):
     """A nominal 2.5 % of 300 comparisons, and three standard deviations of chance; far fewer lie over the limit."""
     random = np.random.default_rng(0)
     paces = np.exp(0.03 * random.normal(size=60))
-    runs = [samples(records(f"run{number}", 10.0 * pace, seed=number)) for number, pace in enumerate(paces)]
-    runs = [replace(run, steps_us=(), region_ms={}, samples=None) for run in runs]
+    runs = [source(records(f"run{number}", 10.0 * pace, seed=number)) for number, pace in enumerate(paces)]
+    runs = [replace(run, metrics={"step": run.metrics["step"]}) for run in runs]
     slower = faster = 0
     for _ in range(300):
-        drawn = [runs[place] for place in random.permutation(60)[:6]]
-        outcome = run_metrics(drawn[:3], drawn[3:], scatter=0.07)["step"].outcome
+        drawn = [runs[index] for index in random.permutation(60)[:6]]
+        outcome = compare(drawn[:3], drawn[3:]).metrics["step"].outcome
         slower, faster = slower + (outcome == "slower"), faster + (outcome == "faster")
     assert slower <= 300 * 0.025 + 8
     assert faster <= 300 * 0.025 + 8
@@ -401,8 +513,13 @@ def test_what_would_tell_is_what_tells():
     assert runs_needed(0.5, 1) is None
 
 
-def test_more_steps_help_against_noise_and_not_against_differences_between_processes(records):
-    a, b = (samples(records(f"{seed}", noise=0.05, steps=300, seed=seed)) for seed in (0, 1))
-    found = compare_runs([a], [b], scatter_pct=1).metrics["step"].ratio
-    assert steps_needed(found, 300, 8) > 300
-    assert steps_needed(compare_runs([a], [b], scatter_pct=10).metrics["step"].ratio, 300, 8) is None
+def test_more_steps_help_against_noise_and_not_against_differences_between_processes():
+    for scatter, needed in ((0.01, 1674), (0.03, None)):
+        ratio = Ratio(ratio=1.0, low=0.9, high=1.1, log_error=np.hypot(0.024, scatter * np.sqrt(2)), scatter=scatter)
+        assert steps_needed(ratio, 300, 5) == (None if needed is None else pytest.approx(needed, rel=0.01))
+
+
+def test_a_change_has_at_most_three_digits():
+    assert [percent(ratio) for ratio in (0.5, 0.98, 1.0, 1.0312, 1.25, 10.0, 10.99, 11.0, 1e6)] == [
+        *("-50", "-2.0", "+0.0", "+3.1", "+25", "+900", "+999", "+999 or more", "+999 or more")
+    ]

@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "record": {"msgspec", "results"},
     "report": {"msgspec", "jinja2", "timing", "results", "diagnosis", "record"},
     "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu"},
+    "comparison": {"numpy", "results", "diagnosis", "record", "report", "bench"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
     "finish": {"host", "kineto", "pipeline", "report"},
     "profiler": {"torch", "results", "pipeline", "report", "finish"},
@@ -50,7 +51,7 @@ MAY_IMPORT = {
     "compat": {"torch", "timing"},
     "result_types": {"timing", "flops", "results", "pipeline", "report", "bench", "profiler"},
     "cli": {
-        "msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "crossover",
+        "msgspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "bench", "comparison", "crossover",
         "entry_point",
     },
     "__main__": {"cli"},

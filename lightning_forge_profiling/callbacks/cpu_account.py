@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from lightning_forge_profiling.diagnosis.block_bootstrap import share_interval
+from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.host import CpuTimes, ThreadClock, cpu_times, usable_cores, waited_s
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.run import CpuUse, RegionCpu, ShareInterval

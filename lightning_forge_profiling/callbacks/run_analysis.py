@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.block_bootstrap import FEWEST_INTERVALS, BlockBootstrap, share_interval
+from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.names import REGIONS
@@ -97,7 +97,7 @@ def run_evidence(
 
 def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
     """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %."""
-    if len(blocks) < FEWEST_INTERVALS:
+    if len(blocks) < FEWEST_PIECES:
         return {}
     names = dict.fromkeys(name for block in blocks for name in block.part_ms)
     found = _intervals(
@@ -121,7 +121,7 @@ def _intervals(
     parts: Mapping[str, Sequence[float]], whole: Sequence[float], steps: Sequence[int]
 ) -> dict[str, ShareInterval]:
     large = {name: part for name, part in parts.items() if sum(part) > _SMALL * sum(whole)}
-    if not large or len(whole) < FEWEST_INTERVALS:
+    if not large or len(whole) < FEWEST_PIECES:
         return {}
     bootstrap = BlockBootstrap(steps, whole)
     found = {name: share_interval(part, whole, steps, bootstrap) for name, part in large.items()}

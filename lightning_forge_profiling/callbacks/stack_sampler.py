@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data._utils import worker
 
-from lightning_forge_profiling.diagnosis.block_bootstrap import share_interval
+from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.plain_text import plain_logger

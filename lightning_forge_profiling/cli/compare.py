@@ -1,27 +1,27 @@
-"""`forge-profiling compare`: differences between two runs, and a gate for CI."""
+"""`forge-profiling compare`: differences between two sides of runs, and a gate for CI."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.arguments import percentage
-from lightning_forge_profiling.cli.compare_runs import compare_records, has_record, has_trace
 from lightning_forge_profiling.cli.output import Progress, write_as_json
-from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.safe_files import open_regular, read_regular
 
-METRICS = ("step", "busy", "idle", "matmul", "comm", "memory", "other")
-"""The metrics of `diagnosis.compare`, repeated so that `--help` does not import it."""
-
-RUN_METRICS = ("step", "median", "samples", "tokens", *REGIONS)
-"""The metrics of `diagnosis.run_metrics`, repeated likewise."""
+if TYPE_CHECKING:
+    from lightning_forge_profiling.comparison.source import Source
 
 _AGAINST = "against"
-SCATTER_PCT = 7.0
-"""With it, under 5 % of simulated comparisons of equal runs are `slower` at 5 %, up to a scatter of 10 %."""
+_EXIT_CODES: dict[str | None, int] = {"slower": 1, "too noisy": 3, "too short": 3}
+_MOST_RANKS = 64
+"""Of more ranks, only the first is read: a run of 1,000 ranks needs some 150 MB."""
 
-_EXIT_CODES: dict[str | None, int] = {"slower": 1, "inconclusive": 3}
+_START_BYTES = 4096
+_MOST_BYTES = 64 << 20
 
 _EXAMPLES = """\
 examples:
@@ -29,15 +29,19 @@ examples:
   forge-profiling compare main/ branch/ --fail-over 5
   forge-profiling compare a1 a2 a3 --against b1 b2 b3 --fail-over 5 --metric median
   forge-profiling compare main.json.gz branch.json.gz --fail-over 10 --metric comm --metric step
+  forge-profiling compare main/ branch/ --format github > benchmark.json
 
-exit codes of --fail-over: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 inconclusive
+exit codes of --fail-over: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 too noisy or too short to
+decide (1 with --fail-undecided)
+
+metrics of runs (default: step): step, median, p95, samples, tokens, a region (data, transfer, forward, backward,
+optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
+metrics of traces (default: step): step, busy, idle, matmul, comm, memory, other
+metric of results of benchmark(): call
 
 Runs are compared by all of their counted steps, read from the records that ThroughputCallback writes (the newest in a
-folder). With one run a side, the interval allows for differences between processes (--scatter); repeats measure them.
-
-Traces are compared by their recorded steps: inconclusive if the 95 % interval of the difference of medians contains
-the limit, or with fewer than five whole steps on a side. With step times that vary by 1 %, five steps a side detect a
-difference of 2.2 %, eight 1.8 %, twenty 1.1 %.
+folder). With one run a side, the scatter between equal runs is assumed (--scatter); repeats measure it, best in turns.
+Traces are compared by the medians of their whole steps, of which each side needs five.
 """
 
 
@@ -46,8 +50,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser = commands.add_parser(
         "compare",
         help="compare two runs, and fail if the second is slower",
-        description="Compare two runs by their records, or two traces: step, regions, wall time, findings; "
-        "of traces busy and idle time, kinds and kernels.",
+        description="Compare runs by their records, traces, or results of benchmark(): which is faster, and where.",
         epilog=_EXAMPLES,
     )
     parser.add_argument(
@@ -65,70 +68,62 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--fail-over",
         type=percentage,
         metavar="PCT",
-        help="exit with 1 if a metric is worse by more than PCT percent, with 3 if that is inconclusive",
+        help="exit with 1 if a metric is worse by more than PCT percent, with 3 if that is undecided",
     )
+    parser.add_argument("--fail-undecided", action="store_true", help="exit with 1 instead of 3 if that is undecided")
     parser.add_argument(
-        "--metric",
-        action="append",
-        choices=tuple(dict.fromkeys((*RUN_METRICS, *METRICS))),
-        help=f"metric of --fail-over (default: step); may be repeated. Of runs: {', '.join(RUN_METRICS)}; "
-        f"of traces: {', '.join(METRICS)}",
+        "--metric", action="append", metavar="NAME", help="metric of --fail-over; may be repeated; see below"
     )
     parser.add_argument(
         "--scatter",
         type=percentage,
-        default=SCATTER_PCT,
         metavar="PCT",
-        help="scatter between processes of equal runs to assume with one run a side, "
-        f"as a standard deviation in percent (default: {SCATTER_PCT:g})",
+        help="scatter between equal runs to assume where repeats do not measure it, as a standard deviation in percent "
+        "(default: 4 if one run followed the other, else 6; 0 for traces)",
     )
     parser.add_argument(
         "--anyway",
         action="store_true",
         help="compare runs of different hardware, batch size, precision or world size",
     )
-    parser.add_argument("--json", action="store_true", help="print the comparison as JSON and nothing else")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "github"),
+        default="text",
+        help="text, the comparison as JSON, or the second side's times as github-action-benchmark reads them "
+        "(customSmallerIsBetter)",
+    )
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
     parser.set_defaults(run=_run, usage_error=parser.error)
 
 
 def _run(args: argparse.Namespace) -> int:
-    before, after = _sides(args)
-    metrics = tuple(dict.fromkeys(args.metric or ["step"]))
-    if _of_runs((*before, *after)):
-        _refuse_metrics(metrics, RUN_METRICS, "records of runs")
-        outcome = compare_records(
-            before,
-            after,
-            fail_over=args.fail_over,
-            metrics=metrics,
-            scatter_pct=args.scatter,
-            anyway=args.anyway,
-            as_json=args.json,
-        )
+    from lightning_forge_profiling.comparison.compare import compare, differences  # noqa: PLC0415  (loads NumPy)
+    from lightning_forge_profiling.comparison.gate import gate, overall  # noqa: PLC0415
+
+    paths = _sides(args)
+    if args.fail_undecided and args.fail_over is None:
+        args.usage_error("--fail-undecided takes --fail-over PCT")
+    with Progress() as progress:
+        before, after = _sources(paths, progress)
+        differs = differences(before, after)
+        if differs and before[0].kind != "trace" and not args.anyway:
+            raise ConfigurationError(f"not comparable: {'; '.join(differs)} (--anyway compares them)")
+        comparison = compare(before, after, scatter_pct=args.scatter, limit_pct=args.fail_over)
+    asked = args.metric or ["call" if comparison.kind == "benchmark" else "step"]
+    gates = [gate(comparison, metric, args.fail_over) for metric in dict.fromkeys(asked)]
+    outcome = overall(gates)
+    if args.format == "json":
+        write_as_json({"outcome": outcome, "gates": gates, "comparison": comparison})
     else:
-        if len(before) > 1 or len(after) > 1:
-            raise ConfigurationError(
-                "traces cannot have repeats: compare one trace with one, or runs with a record each"
-            )
-        _refuse_metrics(metrics, METRICS, "traces")
-        outcome = _compare_traces(before[0], after[0], args.fail_over, metrics, as_json=args.json)
-    return _EXIT_CODES.get(outcome, 0)
+        from lightning_forge_profiling.comparison.table import github_benchmark, print_comparison  # noqa: PLC0415
 
-
-def _of_runs(paths: Sequence[Path]) -> bool:
-    """Whether to compare records: all paths have one. False if none has, or if those that have one also have traces."""
-    having = [path for path in paths if has_record(path)]
-    without = [path for path in paths if path not in having]
-    missing = next((path for path in without if not path.exists()), None)
-    if having and missing is not None:
-        raise ConfigurationError(f"{missing}: no such file or folder")
-    if having and without:
-        bare = next((path for path in having if not has_trace(path)), None)
-        if bare is not None:
-            raise ConfigurationError(
-                f"{bare} has the record of a run, and {without[0]} has none: compare two records, or two traces"
-            )
-    return not without
+        if args.format == "github":
+            write_as_json(github_benchmark(comparison))
+        else:
+            print_comparison(comparison, gates)
+    code = _EXIT_CODES.get(outcome, 0) if args.fail_over is not None else 0
+    return min(code, 1) if args.fail_undecided else code
 
 
 def _sides(args: argparse.Namespace) -> tuple[Sequence[Path], Sequence[Path]]:
@@ -145,29 +140,87 @@ def _sides(args: argparse.Namespace) -> tuple[Sequence[Path], Sequence[Path]]:
     return paths[:1], paths[1:]
 
 
-def _refuse_metrics(asked: Sequence[str], known: Sequence[str], of: str) -> None:
-    unknown = [name for name in asked if name not in known]
-    if unknown:
-        raise ConfigurationError(f"--metric {unknown[0]} is not one of {of}, which have {', '.join(known)}")
+def _sources(sides: Sequence[Sequence[Path]], progress: Progress) -> "tuple[list[Source], list[Source]]":
+    """Both sides, of the kind that all paths have: benchmark results, else records, else traces."""
+    paths = [path for side in sides for path in side]
+    missing = next((path for path in paths if not path.exists()), None)
+    if missing is not None:
+        raise ConfigurationError(f"{missing}: no such file or folder")
+    read = _read_trace
+    if all(map(_is_benchmark, paths)):
+        read = _read_benchmark
+    elif all(map(_has_record, paths)):
+        read = _read_record
+    else:
+        _refuse_two_kinds(paths)
+    before, after = ([read(path, progress) for path in side] for side in sides)
+    return before, after
 
 
-def _compare_traces(
-    before: Path, after: Path, limit: float | None, metrics: Sequence[str], *, as_json: bool
-) -> str | None:
-    from lightning_forge_profiling.diagnosis.compare import compare  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.diagnosis.gate import gate, overall  # noqa: PLC0415
+def _refuse_two_kinds(paths: Sequence[Path]) -> None:
+    """Raise if a path has only a record or is a benchmark result, and another is not."""
+    for path in paths:
+        if _is_benchmark(path):
+            other = next(other for other in paths if not _is_benchmark(other))
+            raise ConfigurationError(f"{path} is a result of benchmark(), and {other} is not: compare two of a kind")
+        if _has_record(path) and not _has_trace(path):
+            other = next(other for other in paths if not _has_record(other))
+            raise ConfigurationError(
+                f"{path} has the record of a run, and {other} has none: compare two records, or two traces"
+            )
+
+
+def _has_record(path: Path) -> bool:
+    """Whether `path` is a record, its folder, or a folder above one."""
+    from lightning_forge_profiling.record.reader import RecordError, records_at  # noqa: PLC0415
+
+    try:
+        return bool(records_at(path))
+    except RecordError:
+        return False
+
+
+def _has_trace(path: Path) -> bool:
+    """Whether `path` is a folder with a trace in it."""
+    from lightning_forge_profiling.kineto.files import find_traces  # noqa: PLC0415
+
+    try:
+        return path.is_dir() and bool(find_traces(path)[0])
+    except TraceError:
+        return False
+
+
+def _is_benchmark(path: Path) -> bool:
+    """Whether the file begins as `BenchmarkResult.to_json` does."""
+    if not path.is_file() or path.suffix != ".json":
+        return False
+    with open_regular(path) as file:
+        start = file.read(_START_BYTES)
+    return b'"name"' in start and b'"method"' in start
+
+
+def _read_benchmark(path: Path, progress: Progress) -> "Source":
+    from lightning_forge_profiling.bench.result import BenchmarkResult  # noqa: PLC0415
+    from lightning_forge_profiling.comparison.source import benchmark_source  # noqa: PLC0415
+
+    progress(f"reading {path}")
+    return benchmark_source(str(path), BenchmarkResult.from_json(read_regular(path, _MOST_BYTES).decode()))
+
+
+def _read_record(path: Path, progress: Progress) -> "Source":
+    from lightning_forge_profiling.comparison.source import record_source  # noqa: PLC0415
+    from lightning_forge_profiling.record.reader import rank_files, read_run, records_at  # noqa: PLC0415
+
+    progress(f"reading {path}")
+    newest, *others = records_at(path)
+    source = record_source(read_run(newest, first_only=len(rank_files(newest)) > _MOST_RANKS))
+    notes = (f"the newest of {len(others) + 1} records in the folder",) if others else ()
+    return replace(source, notes=(*notes, *source.notes))
+
+
+def _read_trace(path: Path, progress: Progress) -> "Source":
+    from lightning_forge_profiling.comparison.source import trace_source  # noqa: PLC0415
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
 
-    with Progress() as progress:
-        # all kernels, so that one that dropped out of the top does not look removed
-        first, second = (analyze(path, top=sys.maxsize, progress=progress).analysis for path in (before, after))
-        comparison = compare(first, second)
-    gates = [] if limit is None else [gate(comparison, metric, limit) for metric in metrics]
-    outcome = overall(gates)
-    if as_json:
-        write_as_json({"outcome": outcome, "gates": gates, "comparison": comparison})
-    else:
-        from lightning_forge_profiling.report.comparison import print_comparison  # noqa: PLC0415
-
-        print_comparison(comparison, gates)
-    return outcome
+    # all kernels, so that one that dropped out of the top does not look removed
+    return trace_source(analyze(path, top=sys.maxsize, progress=progress).analysis)

@@ -1,0 +1,417 @@
+"""What is compared: a run by its record, a trace, or results of `benchmark`, each as metrics with their errors."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import hypot, sqrt
+from statistics import fmean, mean
+from typing import Final, Literal
+
+from lightning_forge_profiling.bench.result import BenchmarkResult
+from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, Estimate, median_estimate
+from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.names import REGIONS, STARTUP
+from lightning_forge_profiling.record.histogram import PRECISION
+from lightning_forge_profiling.record.lines import Begin, Block, IntervalLine, State
+from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
+from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
+from lightning_forge_profiling.results.rank import CATEGORIES, RankSummary, Step
+
+RECORD_METRICS: Final = (
+    *("step", "median", "p95", "samples", "tokens", *REGIONS),
+    *("last_fifth", "validation", "checkpoint", "startup", "goodput"),
+)
+"""Of a record; `rankN` is the step of another rank."""
+
+TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)
+"""Of a trace: medians over whole steps."""
+
+Amounts = Mapping[str, tuple[float, float]]
+"""Amount and number of calls, by name."""
+
+_WHOLE: Final = "step"
+"""Key of the time of steps whose regions were not timed."""
+
+_BUCKET_RATIO: Final = (1 + PRECISION) / (1 - PRECISION)
+_FEWEST_FOR_P95: Final = 20
+_CORRELATED: Final = 9
+"""Number of steps in a row that count as one independent step, where the steps' distribution is all that is known."""
+
+_SLOW_STEPS: Final = 0.3
+"""Assumed scatter between runs for each unit of the mean step that is above the median. Steps that wait for a core make
+the mean 2 to 6 times the median: of 400 comparisons of equal runs on two cores with a load of 10, without it 7.6 %
+were `slower` by more than 5 %, with 0.2 of it 1.2 %, with 0.3 of it 0.2 %."""
+
+_FIFTHS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Conditions that runs must share for their step times to be comparable.
+
+    Attributes:
+        device: the training device, such as `cuda:0 (NVIDIA H200)`.
+        world_size: number of training processes.
+        precision: precision of the Trainer; "" if unknown.
+        batch_size: samples per batch of one rank; None if unknown.
+    """
+
+    device: str
+    world_size: int
+    precision: str = ""
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One run, trace or benchmark result.
+
+    Attributes:
+        source: its file or folder.
+        kind: what it is.
+        run: id of the run; "" if unknown.
+        conditions: what must be the same on both sides.
+        steps: number of counted steps, or of samples.
+        all_steps: number of steps so far, including those that do not count.
+        began_s: Unix time at which it began; None if unknown.
+        ended_s: time of its newest line.
+        metrics: each metric with its error, by name.
+        unsteadiness: standard deviation of the logarithm to expect between runs as unsteady as this one.
+        amounts: by table (`ledger`, `findings`, `gpu`, `idle`, `kinds`, `kernels`), what is shown without a test.
+        of_run: codes of the findings whose share is of the run, not of the step.
+        wall_s: seconds of the run so far; 0 if unknown.
+        verdict: code of the verdict; "" for none.
+        host: name of the machine.
+        commit: git commit of the code; "" if unknown.
+        settings: versions, and settings of the Trainer and of the training DataLoader, by name.
+        notes: what a reader should know of it, one sentence each.
+    """
+
+    source: str
+    kind: Literal["record", "trace", "benchmark"]
+    run: str = ""
+    conditions: Conditions
+    steps: int
+    all_steps: int = 0
+    began_s: float | None = None
+    ended_s: float = 0.0
+    metrics: Mapping[str, Estimate]
+    unsteadiness: float = 0.0
+    amounts: Mapping[str, Amounts] = field(default_factory=dict)
+    of_run: frozenset[str] = frozenset()
+    wall_s: float = 0.0
+    verdict: str = ""
+    host: str = ""
+    commit: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+# --- records -------------------------------------------------------------------------------------------------------
+
+
+def record_source(record: RunRecord) -> Source:
+    """A run by its record: rank 0's steps, and the mean step of the other ranks."""
+    rank, *others = record.ranks
+    begin, state = rank.begin, rank.state
+    pieces = _pieces(rank)
+    if not pieces:
+        raise RecordError(f"{rank.path}: no counted step to compare (warm-up steps do not count): train longer")
+    steps = sum(piece.counted for piece in pieces)
+    if steps == 1:
+        raise RecordError(f"{rank.path}: a single counted step cannot be compared: train longer")
+    metrics = _record_metrics(pieces)
+    analysis = state.report.analysis if state is not None else None
+    findings = analysis.findings if analysis is not None else ()
+    ledger_s = _ledger_s(state, rank.intervals)
+    steps_of_others = {
+        f"rank{other.begin.rank}": _step(theirs, BlockBootstrap(*_step_columns(theirs)))
+        for other in others
+        if (theirs := _pieces(other))
+    }
+    return Source(
+        source=str(record.folder),
+        kind="record",
+        run=begin.run,
+        conditions=_conditions(begin),
+        steps=steps,
+        all_steps=max((interval.step for interval in rank.intervals), default=0) or steps,
+        began_s=begin.at,
+        ended_s=rank.lines[-1].at,
+        metrics=metrics | _run_metrics(rank, ledger_s) | steps_of_others,
+        unsteadiness=unsteadiness(metrics["step"], metrics.get("median")),
+        amounts={
+            "ledger": {part: (seconds, 0.0) for part, seconds in ledger_s.items()},
+            "findings": {finding.code: (finding.share_pct, 0.0) for finding in reversed(findings)},  # the largest last
+            "gpu": _gpu(state, rank.intervals),
+        },
+        of_run=frozenset(finding.code for finding in findings if finding.of == "run"),
+        wall_s=sum(ledger_s.values()),
+        verdict=analysis.verdict if analysis is not None else "",
+        host=begin.host,
+        commit=begin.commit,
+        settings=_settings(begin),
+        notes=(*_ended(rank, steps), *record.problems),
+    )
+
+
+def unsteadiness(step: Estimate, median: Estimate | None) -> float:
+    """What changes within a run, and what slow steps take, also differs between runs."""
+    in_slow_steps = max(1 - median.value / step.value, 0.0) if median is not None else 0.0
+    return hypot(step.log_drift, _SLOW_STEPS * in_slow_steps)
+
+
+def _pieces(rank: RankRecord) -> Sequence[Block | IntervalLine]:
+    """The counted steps in pieces: a short run has few intervals, so the blocks of its totals are preferred."""
+    state = rank.state
+    pieces: Sequence[Block | IntervalLine] = (state.blocks if state is not None else ()) or rank.intervals
+    return [piece for piece in pieces if piece.counted and _step_ms(piece.device_ms) > 0]
+
+
+def _step_ms(by_region: Mapping[str, float]) -> float:
+    return sum(by_region.get(region, 0.0) for region in (*REGIONS, _WHOLE))
+
+
+def _step_columns(pieces: Sequence[Block | IntervalLine]) -> tuple[list[int], list[float]]:
+    return [piece.counted for piece in pieces], [_step_ms(piece.device_ms) for piece in pieces]
+
+
+def _record_metrics(pieces: Sequence[Block | IntervalLine]) -> dict[str, Estimate]:
+    counted, step_ms = _step_columns(pieces)
+    bootstrap = BlockBootstrap(counted, step_ms)
+    seconds = [ms / 1e3 for ms in step_ms]
+    histograms = [piece.steps_us for piece in pieces]
+    estimates = {
+        "step": _step(pieces, bootstrap),
+        "median": bootstrap.quantile(histograms, _BUCKET_RATIO, 0.5),
+        "p95": bootstrap.quantile(histograms, _BUCKET_RATIO, 0.95) if sum(counted) >= _FEWEST_FOR_P95 else None,
+        "samples": _rate(bootstrap, [piece.samples for piece in pieces], seconds),
+        "tokens": _rate(bootstrap, [piece.tokens for piece in pieces], seconds),
+        "last_fifth": _last_fifth(counted, step_ms),
+    }
+    for region in REGIONS:
+        if any(region in piece.device_ms for piece in pieces):
+            untimed = [_WHOLE in piece.device_ms for piece in pieces]
+            ms = [None if no else piece.device_ms.get(region, 0.0) for no, piece in zip(untimed, pieces, strict=True)]
+            estimates[region] = bootstrap.ratio(ms, counted)
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
+
+
+def _rate(bootstrap: BlockBootstrap, amounts: Sequence[float | None], seconds: Sequence[float]) -> Estimate | None:
+    return None if None in amounts else bootstrap.ratio(amounts, seconds)
+
+
+def _step(pieces: Sequence[Block | IntervalLine], bootstrap: BlockBootstrap) -> Estimate:
+    """The mean step; in a few pieces, its error is from the distribution of the steps."""
+    counted, step_ms = _step_columns(pieces)
+    estimate = bootstrap.ratio(step_ms, counted)
+    if estimate is not None and estimate.log_error is not None:
+        return estimate
+    value = sum(step_ms) / sum(counted)
+    histogram = [(bucket, number) for piece in pieces for bucket, number in piece.steps_us.items()]
+    independent = sum(number for _, number in histogram) / _CORRELATED
+    if independent < FEWEST_PIECES:
+        return Estimate(value=value)
+    times = [(_BUCKET_RATIO**bucket / 1e3 / value, number) for bucket, number in histogram]
+    center = sum(time * number for time, number in times) / sum(number for _, number in times)
+    variance = sum(number * (time - center) ** 2 for time, number in times) / sum(number for _, number in times)
+    return Estimate(value=value, log_error=sqrt(variance / independent), blocks=independent)
+
+
+def _last_fifth(counted: Sequence[int], step_ms: Sequence[float]) -> Estimate | None:
+    """The mean step of the last fifth of the run over that of the first."""
+    length = len(counted) // _FIFTHS
+    if length < 1:
+        return None
+    ends = [
+        BlockBootstrap(counted[part], step_ms[part]).ratio(step_ms[part], counted[part])
+        for part in (slice(length), slice(-length, None))
+    ]
+    first, last = (end or Estimate(value=1.0) for end in ends)
+    known = first.log_error is not None and last.log_error is not None
+    return Estimate(
+        value=last.value / first.value,
+        log_error=sqrt((first.log_error or 0.0) ** 2 + (last.log_error or 0.0) ** 2) if known else None,
+        blocks=first.blocks,
+    )
+
+
+def _run_metrics(rank: RankRecord, ledger_s: Mapping[str, float]) -> dict[str, Estimate]:
+    """One value a run, or one for each validation or checkpoint."""
+    estimates = {}
+    for kind in ("validation", "checkpoint"):
+        seconds = [event.seconds for event in rank.events if event.kind == kind]
+        if sum(seconds) > 0:
+            estimates[kind] = _mean(seconds)
+        elif ledger_s.get(kind):
+            estimates[kind] = Estimate(value=ledger_s[kind])
+    startup_s = sum(seconds for part, seconds in ledger_s.items() if part.startswith(STARTUP))
+    if startup_s > 0:
+        estimates["startup"] = Estimate(value=startup_s)
+    analysis = rank.state.report.analysis if rank.state is not None else None
+    ledger = analysis.run.ledger if analysis is not None and analysis.run is not None else None
+    if ledger is not None and ledger.goodput:
+        estimates["goodput"] = Estimate(value=100 * ledger.goodput)
+    return estimates
+
+
+def _mean(values: Sequence[float]) -> Estimate:
+    value = fmean(values)
+    if len(values) < FEWEST_PIECES:
+        return Estimate(value=value)
+    spread = sqrt(sum((each - value) ** 2 for each in values) / (len(values) - 1))
+    return Estimate(value=value, log_error=spread / value / sqrt(len(values)), blocks=len(values))
+
+
+def _conditions(begin: Begin) -> Conditions:
+    precision = begin.settings.get("precision")
+    return Conditions(
+        device=begin.device,
+        world_size=begin.world_size,
+        precision="" if precision is None else str(precision),
+        batch_size=begin.loader.batch_size if begin.loader is not None else None,
+    )
+
+
+def _settings(begin: Begin) -> dict[str, str]:
+    loader = asdict(begin.loader) if begin.loader is not None else {}
+    settings = {name: str(value) for name, value in {**begin.settings, **loader}.items()}
+    return {name: value for name, value in {**begin.versions, **settings}.items() if name not in _CONDITION_NAMES}
+
+
+_CONDITION_NAMES: Final = frozenset(Conditions.__dataclass_fields__)
+
+
+def _ended(rank: RankRecord, steps: int) -> Iterable[str]:
+    so_far = max([steps, *(interval.step for interval in rank.intervals)])
+    if rank.end is None:
+        yield f"{so_far:,} steps so far; the run is still going on, or was killed"
+    elif rank.end.outcome == "failed":
+        yield f"the run failed after {so_far:,} steps"
+
+
+def _gpu(state: State | None, intervals: Sequence[IntervalLine]) -> Amounts:
+    """Means of the GPU's sensors and of the allocator's figures over the run, by logged name."""
+    if state is not None:
+        return {name: (value, 0.0) for name, value in state.metrics.items() if name.startswith("gpu/")}
+    sums: dict[str, tuple[float, int]] = {}
+    for interval in intervals:
+        for name, value in interval.metrics.items():
+            if name.startswith("gpu/"):
+                total, steps = sums.get(name, (0.0, 0))
+                sums[name] = total + value * interval.counted, steps + interval.counted
+    return {name: (total / steps, 0.0) for name, (total, steps) in sums.items() if steps}
+
+
+def _ledger_s(state: State | None, intervals: Sequence[IntervalLine]) -> dict[str, float]:
+    """Seconds by part, from the newest state; summed over the intervals if there is none."""
+    analysis = state.report.analysis if state is not None else None
+    run = analysis.run if analysis is not None else None
+    if run is not None and run.ledger is not None:
+        rest = {"unexplained": run.ledger.unexplained_s} if run.ledger.unexplained_s > 0 else {}
+        return {**run.ledger.parts, **rest}
+    parts: dict[str, float] = {}
+    for interval in intervals:
+        for name, seconds in interval.ledger_s.items():
+            parts[name] = parts.get(name, 0.0) + seconds
+    return parts
+
+
+# --- traces --------------------------------------------------------------------------------------------------------
+
+
+def trace_source(analysis: Analysis) -> Source:
+    """A trace by its analysis.
+
+    A step of several ranks takes as long as on its slowest rank, for which the others wait; the other metrics of a step
+    are means over the ranks.
+    """
+    if not analysis.ranks:
+        raise TraceError(f"{analysis.source}: no recorded rank to compare")
+    if analysis.verdict == NO_VERDICT:
+        raise TraceError(f"{analysis.source}: no whole step to compare. {' '.join(analysis.cut_off)}")
+    steps = _common_steps(analysis)
+    cut = [step.number for step in analysis.ranks[0].per_step if not step.whole]
+    left_out = f"not counted in the medians, for they are cut off: steps {', '.join(map(str, cut))}"
+    metrics = {name: median_estimate([_of_step(name, ranks) for ranks in steps]) for name in TRACE_METRICS}
+    return Source(
+        source=analysis.source,
+        kind="trace",
+        conditions=Conditions(
+            device=", ".join(sorted({rank.device for rank in analysis.ranks if rank.device})),
+            world_size=len(analysis.ranks),
+        ),
+        steps=len(steps),
+        all_steps=len(analysis.ranks[0].per_step),
+        metrics={name: estimate or Estimate(value=0.0) for name, estimate in metrics.items()},
+        amounts={
+            "idle": _mean_over_ranks(
+                {c: (s.ms_per_step, 0.0) for c, s in rank.idle.items()} for rank in analysis.ranks
+            ),
+            "kinds": _mean_over_ranks(
+                {kind: (spent.ms_per_step, spent.calls_per_step) for kind, spent in rank.kinds.items()}
+                for rank in analysis.ranks
+            ),
+            "kernels": _mean_over_ranks(map(_kernels, analysis.ranks)),
+        },
+        notes=(*([left_out] if cut else []), *analysis.warnings),
+    )
+
+
+def _kernels(rank: RankSummary) -> Amounts:
+    return {kernel.name: (kernel.ms_per_step, kernel.calls_per_step) for kernel in rank.top_kernels}
+
+
+def _common_steps(analysis: Analysis) -> list[list[Step]]:
+    """The steps that count on every rank, or else all, each with its ranks."""
+    by_rank = [{step.number: step for step in rank.per_step} for rank in analysis.ranks]
+    common = set[int].intersection(*map(set, by_rank))
+    if not common:  # the ranks recorded different steps: take the first of each together, and so on
+        by_rank = [dict(enumerate(rank.per_step)) for rank in analysis.ranks]
+        common = set[int].intersection(*map(set, by_rank))
+    steps = [[steps[number] for steps in by_rank] for number in sorted(common)]
+    if not steps:
+        raise TraceError(f"{analysis.source}: no recorded step to compare")
+    return [ranks for ranks in steps if all(step.counted for step in ranks)] or steps
+
+
+def _of_step(metric: str, ranks: Sequence[Step]) -> float:
+    match metric:
+        case "step":
+            return max(step.ms for step in ranks)
+        case "busy":
+            return mean(step.busy_ms for step in ranks)
+        case "idle":
+            return mean(step.ms - step.busy_ms for step in ranks)
+    return mean(step.categories_ms.get(metric, 0.0) for step in ranks)
+
+
+def _mean_over_ranks(ranks: Iterable[Amounts]) -> Amounts:
+    each = list(ranks)
+    names = dict.fromkeys(name for amounts in each for name in amounts)
+    zero = (0.0, 0.0)
+    return {
+        name: (
+            fmean(amounts.get(name, zero)[0] for amounts in each),
+            fmean(amounts.get(name, zero)[1] for amounts in each),
+        )
+        for name in names
+    }
+
+
+# --- results of `benchmark` ----------------------------------------------------------------------------------------
+
+
+def benchmark_source(path: str, result: BenchmarkResult) -> Source:
+    """A result that `BenchmarkResult.to_json` wrote."""
+    estimate = median_estimate(result.samples_us, block=max(1, round(sqrt(len(result.samples_us)))))
+    if estimate is None:
+        raise RecordError(f"{path}: a benchmark whose median is 0 cannot be compared")
+    return Source(
+        source=path,
+        kind="benchmark",
+        conditions=Conditions(device=result.device, world_size=1),
+        steps=len(result.samples_us),
+        metrics={"call": estimate},
+        settings={"name": result.name, "method": result.method, "flush_l2": str(result.flush_l2)},
+        notes=result.warnings,
+    )

@@ -1,0 +1,202 @@
+"""A comparison on a terminal, and as JSON for github-action-benchmark."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from lightning_forge_profiling.comparison.compare import Change, Comparison, Metric, Side
+from lightning_forge_profiling.comparison.gate import Gate, change_words, headline, metric_title, overall, percent
+from lightning_forge_profiling.report.labels import kernel_labels
+from lightning_forge_profiling.report.screen import Screen, Table, Text
+from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.report.wording import IDLE_WORDS
+
+_TITLES: Final = {
+    "step": "step, mean ms",
+    "median": "step, median ms",
+    "p95": "step, p95 ms",
+    "call": "call, median µs",
+    "samples": "samples/s",
+    "tokens": "tokens/s",
+    "last_fifth": "last / first fifth",
+    "startup": "start-up s",
+    "goodput": "goodput %",
+}
+_STYLES: Final = {"slower": "bold red", "faster": "bold green", "same": "bold green"}
+_UNDECIDED: Final = "bold yellow"
+_LEAST_SHARE_PCT: Final = 1.0
+_LEAST_PART: Final = 0.01
+_ROWS: Final = 8
+_KERNELS: Final = 10
+_COLUMN: Final = 7
+_KERNEL_LINES: Final = 2
+_BESIDE, _NARROWEST_NAME = 50, 20  # columns that the numbers take, and those of a name
+
+
+def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Screen | None = None) -> None:
+    """Print the outcome, then the numbers behind it."""
+    screen = screen or Screen(wrap=True)
+    worst = overall(gates)
+    for gate in sorted(gates, key=lambda gate: gate.outcome != worst):
+        screen.line(headline(comparison, gate), name=Text(f"{gate.outcome}:", _STYLES.get(gate.outcome, _UNDECIDED)))
+    for name, side in (("before", comparison.a), ("now", comparison.b)):
+        _print_side(name, side, screen)
+    screen.line()
+    screen.table(_metric_table(comparison))
+    screen.tables(_other_tables(comparison, screen.width))
+    for name, text in _remarks(comparison, gates):
+        screen.line(text, name=Text(name, "yellow"), column=_COLUMN)
+
+
+def github_benchmark(comparison: Comparison) -> list[dict[str, Any]]:
+    """The second side's times for github-action-benchmark, as its tool `customSmallerIsBetter` reads them."""
+    entries = []
+    for metric in comparison.metrics.values():
+        if metric.b is None or metric.more_is_better:
+            continue
+        entry: dict[str, Any] = {"name": metric.name, "unit": metric.unit or "ratio", "value": float(f"{metric.b:.6g}")}
+        ratio = metric.ratio
+        if ratio is not None and ratio.low is not None and ratio.high is not None:
+            error = metric.b * (ratio.high / ratio.low) ** 0.5 - metric.b
+            entry["range"] = f"± {error:.3g}"
+        if metric.outcome is not None:
+            entry["extra"] = f"{metric.outcome}: {change_words(metric)}"
+        entries.append(entry)
+    return entries
+
+
+def _print_side(name: str, side: Side, screen: Screen) -> None:
+    runs = f"{len(side.steps)} runs, " if len(side.steps) > 1 else ""
+    commits = f", commit {', '.join(commit[:10] for commit in side.commits)}" if side.commits else ""
+    steps = " + ".join(f"{steps:,}" for steps in side.steps)
+    device = f" on {side.conditions.device}" if side.conditions.device else ""
+    screen.line(f"{runs}{steps} steps{device}{commits}", name=name, column=_COLUMN)
+    for source in side.sources:
+        screen.line(source, column=_COLUMN, whole=True)
+
+
+def _metric_table(comparison: Comparison) -> Table:
+    table = Table("", "before", "now", "change", "95 % interval", "", align="<>>>><")
+    for metric in comparison.metrics.values():
+        if metric.share_pct < _LEAST_SHARE_PCT or not (metric.a or metric.b) or _without_gpu(comparison, metric.name):
+            continue
+        style = "" if metric.outcome in {"same", None} else _STYLES.get(metric.outcome, "yellow")
+        title = _TITLES.get(metric.name) or f"{metric_title(metric.name)} {metric.unit}"
+        table.row(
+            title, _number(metric.a), _number(metric.b), *_change_cells(metric), Text(metric.outcome or "", style)
+        )
+    return table
+
+
+def _without_gpu(comparison: Comparison, name: str) -> bool:
+    """Without GPU work all of the step would be idle, and none of it busy."""
+    on_gpu = _on_gpu(comparison)
+    return comparison.kind == "trace" and name != "step" and (not any(on_gpu) or (name == "idle" and not all(on_gpu)))
+
+
+def _on_gpu(comparison: Comparison) -> tuple[bool, bool]:
+    """Whether there was GPU work before, and now: the kinds sum to the busy time."""
+    return any(kind.a for kind in comparison.kinds), any(kind.b for kind in comparison.kinds)
+
+
+def _change_cells(metric: Metric) -> tuple[str, str]:
+    ratio = metric.ratio
+    if ratio is None:
+        return ("gone" if metric.a else "new"), ""
+    change = f"{percent(ratio.ratio)} %"
+    if ratio.low is None or ratio.high is None:
+        return change, "unknown"
+    return change, f"{percent(ratio.low)} to {percent(ratio.high)}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else digits(value)
+
+
+def _other_tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Table]]:
+    parts = [change for change in comparison.ledger if _share(change, comparison) >= _LEAST_PART]
+    if parts:
+        table = Table("", "before", "now", "change", "per", align="<>>><")
+        for change in parts[:_ROWS]:
+            table.row(change.name, f"{change.a:.2f}", f"{change.b:.2f}", f"{change.b - change.a:+.2f}", change.per)
+        wall = f"{comparison.a.wall_s:.1f} s before, {comparison.b.wall_s:.1f} s now"
+        yield f"Wall time by part of the ledger, s (whole run: {wall})", table
+    if comparison.gpu:
+        table = Table("", "before", "now", "change")
+        for mean in comparison.gpu[: 2 * _ROWS]:
+            table.row(mean.name, _number(mean.a), _number(mean.b), f"{mean.pct:+.1f} %" if mean.pct is not None else "")
+        yield "GPU, means of the run, not tested", table
+    causes = tuple(replace(change, name=IDLE_WORDS.get(change.name, change.name)) for change in comparison.idle)
+    for title, changes in (
+        ("Idle by cause, mean step", causes if all(_on_gpu(comparison)) else ()),
+        ("Kinds of kernels, mean step", comparison.kinds),
+        ("Kernels, mean step", comparison.kernels),
+    ):
+        moved = [change for change in changes if change.a or change.b]
+        if moved:
+            more = f"; the {_KERNELS} largest changes of {len(moved)}" if len(moved) > _KERNELS else ""
+            yield title + more, _change_table(moved[:_KERNELS], width)
+
+
+def _share(change: Change, comparison: Comparison) -> float:
+    """A part of the ledger in the sum of the parts."""
+    before, now = (sum(getattr(part, side) for part in comparison.ledger) for side in ("a", "b"))
+    return max(change.a / before if before else 0.0, change.b / now if now else 0.0)
+
+
+def _change_table(changes: Sequence[Change], width: int) -> Table:
+    counted = any(change.a_calls or change.b_calls for change in changes)
+    table = Table("", "before", "now", "ms", "%", *(["calls"] if counted else []))
+    labels = kernel_labels([change.name for change in changes], _KERNEL_LINES * max(width - _BESIDE, _NARROWEST_NAME))
+    for label, change in zip(labels, changes, strict=True):
+        pct = "new" if change.pct is None else f"{change.pct:+.1f}"
+        numbers = f"{change.a:.3f}", f"{change.b:.3f}", f"{change.b - change.a:+.3f}", pct
+        table.row(label, *numbers, *([_calls(change)] if counted else []))
+    return table
+
+
+def _calls(change: Change) -> str:
+    before, now = f"{change.a_calls:.4g}", f"{change.b_calls:.4g}"
+    return now if before == now else f"{before} > {now}"
+
+
+def _remarks(comparison: Comparison, gates: Sequence[Gate]) -> Iterator[tuple[str, str]]:
+    if comparison.a.verdict or comparison.b.verdict:
+        before, now = (_verdict(side) for side in (comparison.a, comparison.b))
+        yield "verdict", f"{before}, as before" if before == now else f"{before} -> {now}"
+    for change in comparison.findings[:_ROWS]:
+        if abs(change.b - change.a) >= 1:
+            yield "finding", f"{change.name} {change.a:.0f} % -> {change.b:.0f} % of the {change.per}"
+    for gate in gates:
+        if gate.missing:
+            yield "open", f"{gate.metric}: {gate.missing}"
+    yield "basis", _basis(comparison)
+    for text in (*comparison.differs, *comparison.notes):
+        yield "note", text
+    if comparison.kind == "trace" and not all(_on_gpu(comparison)):
+        without = [side for side, on in zip(("before", "now"), _on_gpu(comparison), strict=True) if not on]
+        yield "note", f"no GPU activity in the trace of {' and of '.join(without)}"
+
+
+def _verdict(side: Side) -> str:
+    several = len(side.steps) > 1 and side.verdicts.get(side.verdict, 0) < len(side.steps)
+    of = f" (in {side.verdicts.get(side.verdict, 0)} of {len(side.steps)} runs)" if several else ""
+    return f"{side.verdict or 'none'}{of}"
+
+
+def _basis(comparison: Comparison) -> str:
+    ratio = next((metric.ratio for metric in comparison.metrics.values() if metric.ratio is not None), None)
+    scatter = 0.0 if ratio is None else 100 * (ratio.scatter or 0.0)
+    if comparison.assumed_scatter_pct is None:
+        between = "neighbours of runs made in turns" if ratio is not None and ratio.paired else "the runs of a side"
+        return f"the interval is from the differences between {between}: they scatter by {scatter:.1f} %"
+    if not comparison.assumed_scatter_pct:
+        return "the interval is from the steps alone; --scatter adds differences between processes"
+    followed = "one run followed the other" if comparison.followed else "the runs did not follow each other"
+    drift = scatter - comparison.assumed_scatter_pct
+    with_drift = f"; with what changes within a run {scatter:.1f} %" if drift >= 0.1 else ""  # noqa: PLR2004
+    return (
+        "too few runs to show how much equal runs differ. Assumed: "
+        f"{comparison.assumed_scatter_pct:g} % (one standard deviation; {followed}){with_drift}. Repeats measure it, "
+        "--scatter sets it"
+    )

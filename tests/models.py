@@ -37,7 +37,7 @@ def quiet_trainer(*callbacks, **options):
     With a logger, our rows come at its own interval, however short.
     """
     for callback in callbacks if options.get("logger") else ():
-        callback.row_period_s = callback.shares_period_s = 0.0
+        callback.log_period_s = callback.shares_period_s = 0.0
     quiet: dict[str, Any] = {
         "accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False,
         "enable_progress_bar": False, "enable_model_summary": False,

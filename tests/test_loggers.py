@@ -50,7 +50,7 @@ def test_one_that_always_fails_costs_the_others_nothing_and_is_left_alone(tmp_pa
     assert len(logged(tmp_path)) == 12
     assert failing.asked == 3
     [warning] = warnings_of(caplog)
-    assert "Failing failed 3 times in a row and gets no more rows" in warning
+    assert "Failing failed 3 times in a row and gets no more metrics" in warning
     assert "ConnectionError: no answer to row 3" in warning
     assert throughput.summary()["time/step_ms"] > 0
     assert tables(capsys.readouterr().out) == 1
@@ -80,7 +80,7 @@ def test_one_that_fails_now_and_then_goes_on_and_the_rows_it_lost_are_counted(tm
     assert len(logged(tmp_path)) == 12
     assert failing.taken == [3, 6, 9, 12]
     [warning] = warnings_of(caplog)
-    assert "Failing did not take 8 rows of metrics: ConnectionError: no answer to row 11" in warning
+    assert "Failing did not take 8 log entries: ConnectionError: no answer to row 11" in warning
 
 
 def test_two_failing_ones_have_a_warning_each(tmp_path, make_trainer, caplog):
@@ -105,7 +105,7 @@ def test_rows_that_were_lost_before_an_exception_are_reported_too(tmp_path, make
     with pytest.raises(ValueError, match="mine"):
         fit(make_trainer, tmp_path, Failing(lambda row: row == 2), model=Fails(5, ValueError("mine")))
     [warning] = warnings_of(caplog)
-    assert "did not take 1 row of metrics" in warning
+    assert "did not take 1 log entry" in warning
 
 
 def test_one_that_cannot_say_where_it_writes_costs_neither_table_nor_verdict(tmp_path, make_trainer, capsys):

@@ -337,10 +337,10 @@ def test_a_rank_without_a_record_is_waited_for_briefly_and_said_to_be_missing(tm
     mine = rank(0)
     steps = 24 * 50
     began = monotonic()
-    [work] = read_works(record, mine, 3, "made-up", steps, patience_s=0.3)
+    [work] = read_works(record, mine, 3, "made-up", steps, timeout_s=0.3)
     assert 0.3 <= monotonic() - began < 3
     assert work.rank == 2
-    assert read_works(record, mine, 3, "another run", steps, patience_s=0.0) == ()
+    assert read_works(record, mine, 3, "another run", steps, timeout_s=0.0) == ()
     report = RunReport(
         RunTotals().summary(steps=0, before_first_s=0.0, wall_s=0.0),
         None,

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import run_record
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecorder
+from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
@@ -406,7 +406,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
 
     record = RunRecorder(
         trainer,
-        RecordPlace(tmp_path / "forge_record", "a1"),
+        RecordFolder(tmp_path / "forge_record", "a1"),
         timer,
         report=report,
         metrics=lambda: timer.totals.steady().metrics(),
@@ -422,7 +422,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
             timer.deliver()
             rates = timer.totals.take()
             if rates.steps:
-                record.row(rates.metrics(), step)
+                record.log_entry(rates.metrics(), step)
         if time.perf_counter() >= record.state_due_s:
             record.state()
     timer.finish(wait=True)

@@ -8,7 +8,7 @@ import pytest
 from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.run_analysis import run_evidence
+from lightning_forge_profiling.callbacks.run_report import run_evidence
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine

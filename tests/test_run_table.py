@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_forge_profiling.callbacks.run_analysis import run_compute
+from lightning_forge_profiling.callbacks.run_report import run_compute
 from lightning_forge_profiling.report import run_output
 from lightning_forge_profiling.report.run_output import print_run
 from lightning_forge_profiling.report.run_table import run_table

@@ -185,7 +185,7 @@ def test_ranks_of_one_user_share_the_windows_folder(shared):
 def test_another_ranks_record_is_neither_read_through_a_link_nor_waited_for(tmp_path, victim, kind):
     plant(tmp_path / "record", ["rank1.jsonl"], victim, kind)
     mine = RankWork(rank=0, host="node0", steps=1, step_ms=1.0, leaves_ms={})
-    assert read_works(tmp_path / "record", mine, 2, "run", 1, patience_s=0.0) == ()
+    assert read_works(tmp_path / "record", mine, 2, "run", 1, timeout_s=0.0) == ()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])

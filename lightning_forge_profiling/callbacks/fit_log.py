@@ -1,4 +1,4 @@
-"""The rows of a fit: what `ThroughputCallback` logs and when, the GPU's telemetry, the compute rates, the record."""
+"""What `ThroughputCallback` logs of a fit, and when: rates, GPU telemetry, FLOP/s, and the record."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,9 +13,8 @@ from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.loggers import Loggers
-from lightning_forge_profiling.callbacks.run_record import RecordPlace, RunRecorder, claim_place
-from lightning_forge_profiling.callbacks.run_report import publish_run
+from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
+from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, claim_record_folder
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.window_flops import (
@@ -54,7 +53,7 @@ class LogSettings(Protocol):
     telemetry_period_s: float | None
     record: bool
     publish: bool
-    row_period_s: float
+    log_period_s: float
     shares_period_s: float
 
     def loop_rates(self) -> dict[str, LoopRates]:
@@ -62,7 +61,7 @@ class LogSettings(Protocol):
 
 
 class LoggedFit(Protocol):
-    """The monitor of a fit, as its rows see it."""
+    """The monitor of a fit, as its log sees it."""
 
     step_timer: StepTimer
     ledger: LedgerClock
@@ -73,7 +72,7 @@ class LoggedFit(Protocol):
 
 
 class FitLog(Guarded):
-    """Logs rows, reads the GPU's sensors, finds the device's peak and keeps the record of one fit.
+    """Logs metrics, reads the GPU's sensors, finds the device's peak and keeps the record of one fit.
 
     Making it is a collective: all ranks agree on a folder for the record.
     """
@@ -91,14 +90,14 @@ class FitLog(Guarded):
         self._peak: Peak | None = None
         self._logged_at = -1
         self._of_gpu: dict[str, float] = {}
-        self._row_due_s, self._shares_s = 0.0, -inf
+        self._log_due_s, self._shares_s = 0.0, -inf
         self._due_from(perf_counter())
         self._telemetry: RunTelemetry | None = None
         self._no_telemetry = ""
         self._loggers = Loggers()
         self._run_record: RunRecorder | None = None
         keeps = settings.record and not trainer.fast_dev_run
-        self._place: RecordPlace | None = claim_place(trainer) if keeps else None
+        self._record_folder: RecordFolder | None = claim_record_folder(trainer) if keeps else None
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, up to now or, once they have ended, of the fit; {} before any."""
@@ -119,17 +118,17 @@ class FitLog(Guarded):
     def begin(self, trainer: Trainer, counter: WorkCounter, *, report: Callable[[], RunReport]) -> None:
         """Start the record, start to read the GPU's sensors, and find what the run's rate is compared with."""
         self._counter = counter
-        if self._place is not None:
-            self._start_record(trainer, self._place, report)
+        if self._record_folder is not None:
+            self._start_record(trainer, self._record_folder, report)
         if self._settings.telemetry_period_s is not None and trainer.is_global_zero:
             self._start_telemetry(trainer.strategy.root_device, self._settings.telemetry_period_s)
         if self._may_count or self._compares:
             self._find_peak(trainer)
 
-    def _start_record(self, trainer: Trainer, place: RecordPlace, report: Callable[[], RunReport]) -> None:
+    def _start_record(self, trainer: Trainer, folder: RecordFolder, report: Callable[[], RunReport]) -> None:
         try:
             self._run_record = RunRecorder(
-                trainer, place, self._step_timer, report=report, metrics=self.summary, ledger=self._ledger
+                trainer, folder, self._step_timer, report=report, metrics=self.summary, ledger=self._ledger
             )
         except Exception as exc:
             _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
@@ -147,7 +146,7 @@ class FitLog(Guarded):
 
     @property
     def _may_count(self) -> bool:
-        """Whether operations are counted, or a window may tell them."""
+        """Whether operations are counted, or a recorded window may count them."""
         return self._counts_flops or len(self._monitor.callbacks) > 1
 
     def _start_telemetry(self, device: torch.device, period_s: float) -> None:
@@ -182,7 +181,7 @@ class FitLog(Guarded):
     def end_step(self, trainer: Trainer) -> None:
         """Log, when it is time to."""
         record, now_s = self._run_record, perf_counter()
-        logs = now_s >= self._row_due_s and lightning_api.logs_now(trainer, self._settings.log_every_n_steps)
+        logs = now_s >= self._log_due_s and lightning_api.logs_now(trainer, self._settings.log_every_n_steps)
         if logs or (record is not None and now_s >= record.state_due_s):
             with self._step_timer.own_work():
                 if logs:
@@ -192,14 +191,14 @@ class FitLog(Guarded):
                     record.state()
 
     def _due_from(self, now_s: float) -> None:
-        """Set when the next row at the Trainer's own interval is due; at an interval of our own any step may be."""
+        """Set when the next entry is due: at the Trainer's interval after a pause, at an own interval at any step."""
         own = self._settings.log_every_n_steps is not None
-        self._row_due_s = -inf if own else now_s + self._settings.row_period_s
+        self._log_due_s = -inf if own else now_s + self._settings.log_period_s
 
     @property
     def due_s(self) -> float:
         """From when on `end_step` has something to do, by `time.perf_counter`."""
-        return self._row_due_s if self._run_record is None else min(self._row_due_s, self._run_record.state_due_s)
+        return self._log_due_s if self._run_record is None else min(self._log_due_s, self._run_record.state_due_s)
 
     @guarded
     def other_steps_come(self, *, recording: bool, trace: TraceReport | None) -> None:
@@ -234,12 +233,12 @@ class FitLog(Guarded):
 
     @guarded_end
     def end(self, trainer: Trainer) -> None:
-        """Log the steps since the last row, unless they are few: else a run that logged nothing logs what it has."""
+        """Log the steps since the last log entry, unless they are few; a run that logged nothing logs what it has."""
         if self._telemetry is not None:
             self._telemetry.stop()
         run, rates = self._step_timer.summary(), self._step_timer.totals.take()
         step = lightning_api.last_logger_step(trainer)
-        fewest = lightning_api.batches_per_row(trainer, self._settings.log_every_n_steps) / 2
+        fewest = lightning_api.batches_per_log_entry(trainer, self._settings.log_every_n_steps) / 2
         if self._logged_at < 0:
             rates = rates if rates.steps else run.steady
         elif step <= self._logged_at or rates.steps < fewest:
@@ -258,25 +257,26 @@ class FitLog(Guarded):
 
     def other_ranks(self, trainer: Trainer, mine: RankWork, *, interrupted: bool) -> tuple[RankWork, ...]:
         """The work of the other ranks on rank 0, from their records: of those that soon write what they end with."""
-        if self._place is None or self._run_record is None or not trainer.is_global_zero:
+        folder, steps = self._record_folder, self._step_timer.step
+        if folder is None or self._run_record is None or not trainer.is_global_zero:
             return ()
-        patience_s, steps = 0.0 if interrupted else RANKS_S, self._step_timer.step
-        return read_works(self._place.folder, mine, trainer.world_size, self._place.run, steps, patience_s=patience_s)
+        timeout_s = 0.0 if interrupted else RANKS_S
+        return read_works(folder.path, mine, trainer.world_size, folder.run, steps, timeout_s=timeout_s)
 
     @guarded_end
     def conclude(self, trainer: Trainer, report: RunReport | None, *, interrupted: bool) -> None:
         """Close the record, and copy it to a remote folder; one that never began leaves no folder."""
         record, self._run_record = self._run_record, None
-        place, self._place = self._place, None
+        folder, self._record_folder = self._record_folder, None
         if record is not None:
             record.close(report)
-            if place is not None and place.url:
-                files = finished_files(place.folder, trainer.global_rank, others=False)
+            if folder is not None and folder.url:
+                files = finished_files(folder.path, trainer.global_rank, others=False)
                 limit_s = exit_timeout_s(trainer.world_size) if interrupted else UPLOAD_S
-                upload(place.folder, place.url, files, limit_s=limit_s)
-        elif place is not None:
+                upload(folder.path, folder.url, files, limit_s=limit_s)
+        elif folder is not None:
             with suppress(OSError):
-                place.folder.rmdir()
+                folder.path.rmdir()
 
     @guarded_end
     def write_page(self, report: RunReport) -> None:
@@ -288,15 +288,22 @@ class FitLog(Guarded):
     def publish(self, trainer: Trainer, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:
         """Give the result to the loggers that hold more than scalars."""
         if self._settings.publish:
-            publish_run(trainer, analysis, self.summary(), trace, interrupted=interrupted)
+            result = Result(
+                analysis,
+                self.summary(),
+                step=lightning_api.last_logger_step(trainer),
+                trace=trace.url or str(trace.path.parent) if trace is not None and trace.path is not None else "",
+                reports=trace.report_path.parent if trace is not None and trace.report_path is not None else None,
+            )
+            publish(trainer.loggers, result, limit_s=exit_timeout_s(trainer.world_size) if interrupted else PUBLISH_S)
 
     def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
         """What the GPU's sensors said over the steps that count, or why nothing; None if not asked for."""
         if self._telemetry is None:
             return self._no_telemetry or None
         rates = run.steady
-        found = self._telemetry.summary(rates.per_second(rates.samples), 0 if run.only_warmup else rates.steps)
-        return found or self._telemetry.problem or "the run was over before the first sample"
+        summary = self._telemetry.summary(rates.per_second(rates.samples), 0 if run.only_warmup else rates.steps)
+        return summary or self._telemetry.problem or "the run was over before the first sample"
 
     def compute(
         self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
@@ -306,10 +313,10 @@ class FitLog(Guarded):
         if peak is None:
             return ()
         rate = run.steady.per_second(run.steady.flops) if self._counts_flops else None
-        found: tuple[Compute, ...] = ()
+        rates: tuple[Compute, ...] = ()
         if rate is not None:
-            by_batches = rate / lightning_api.devices_per_batch(trainer)
-            found = (Compute("mfu", by_batches, peak, reached=self._reached(peak)),)
+            of_batches = rate / lightning_api.devices_per_batch(trainer)
+            rates = (Compute("mfu", of_batches, peak, reached=self._reached(peak)),)
         if trace is not None and recorded is not None and recorded.ranks:
             of_window = recorded_compute(
                 run,
@@ -321,11 +328,11 @@ class FitLog(Guarded):
                 model_is_counted=rate is not None,
             )
             self._log_recorded(trainer, of_window)
-            found += of_window
+            rates += of_window
         problem = self._counter.flops_problem if self._counter is not None and rate is None else ""
         expected = self._compares and not self._counts_flops and bool(run.steady.steps)
-        found = with_problem(found, peak, problem or (GIVE_FLOPS if expected and not found else ""))
-        return found if peak.device == "cpu" or self._advised else with_advice(found)
+        rates = with_problem(rates, peak, problem or (GIVE_FLOPS if expected and not rates else ""))
+        return rates if peak.device == "cpu" or self._advised else with_advice(rates)
 
     def _reached(self, peak: Peak) -> float | None:
         """What the device was measured to reach in the type that a peak is of."""
@@ -390,4 +397,4 @@ class FitLog(Guarded):
         if trainer.is_global_zero:
             self._loggers.log(trainer.loggers, metrics, step)
         if self._run_record is not None:
-            self._run_record.row(self._of_gpu | metrics, step)
+            self._run_record.log_entry(self._of_gpu | metrics, step)

@@ -24,8 +24,13 @@ from lightning_forge_profiling.callbacks.lightning_api import (
     has_exhausted_loader,
     has_unsized_loader,
 )
-from lightning_forge_profiling.callbacks.run_analysis import recorded_analysis
-from lightning_forge_profiling.callbacks.run_report import OtherRanks, further_findings, run_report, with_ledger
+from lightning_forge_profiling.callbacks.run_report import (
+    OtherRanks,
+    further_findings,
+    recorded_analysis,
+    run_report,
+    with_ledger,
+)
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
 from lightning_forge_profiling.names import PROFILER

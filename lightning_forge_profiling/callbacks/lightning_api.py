@@ -108,7 +108,7 @@ def implemented_hooks(owner: object) -> list[str]:
     return sorted(name for name in hooks & own if not name.startswith("_"))
 
 
-def batches_per_row(trainer: Trainer, every_n_steps: int | None) -> int:
+def batches_per_log_entry(trainer: Trainer, every_n_steps: int | None) -> int:
     """How many batches there are from one `logs_now` to the next."""
     interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
     return int(interval * trainer.accumulate_grad_batches)

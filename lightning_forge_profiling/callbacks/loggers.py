@@ -1,10 +1,24 @@
-"""Gives rows of metrics to the Trainer's loggers; one that raises does not affect the others."""
+"""What the Trainer's loggers get: metrics during a fit, and the result at its end. One that raises affects no other."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, Final
 
+from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.child import problems_within
+from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.markdown_tables import table
+from lightning_forge_profiling.report.text import code_cell
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.safe_files import read_regular
 
 _log = plain_logger(__name__)
 
@@ -12,50 +26,162 @@ _FAILURES: Final = 3
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Failures of one logger."""
+class _Failures:
+    """Those of one logger."""
 
     logger: str
-    failures: int = 0
-    """In a row, up to now."""
+    consecutive: int = 0
     lost: int = 0
-    """So far unreported."""
+    """Log entries that were lost and not reported yet."""
     problem: str = ""
 
 
 class Loggers:
-    """Gives each row to every logger, and drops a logger that has raised three times in a row.
+    """Gives each log entry to every logger, and drops a logger that has raised three times in a row.
 
-    A logger that loses rows causes one warning: when it is dropped, else at the end of the fit.
+    A logger that loses entries causes one warning: when it is dropped, else at the end of the fit.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, _Rows] = {}  # by id: a logger is the user's, and is not held
+        self._failures: dict[int, _Failures] = {}  # by id: a logger is the user's, and is not held
 
     def log(self, loggers: Iterable[Any], metrics: Mapping[str, float], step: int) -> None:
-        """Log one row."""
+        """Log one entry."""
         for logger in loggers:
-            rows = self._rows.setdefault(id(logger), _Rows(type(logger).__name__))
-            if rows.failures == _FAILURES:
+            failures = self._failures.setdefault(id(logger), _Failures(type(logger).__name__))
+            if failures.consecutive == _FAILURES:
                 continue
             try:
                 logger.log_metrics(dict(metrics), step=step)
             except Exception as exc:
-                rows.failures += 1
-                rows.lost += 1
-                rows.problem = f"{type(exc).__name__}: {exc}"
+                failures.consecutive += 1
+                failures.lost += 1
+                failures.problem = f"{type(exc).__name__}: {exc}"
                 _log.debug("", exc_info=exc)
-                if rows.failures == _FAILURES:
-                    self._warn(rows, f"failed {_FAILURES} times in a row and gets no more rows in this fit")
+                if failures.consecutive == _FAILURES:
+                    self._warn(failures, f"failed {_FAILURES} times in a row and gets no more metrics in this fit")
             else:
-                rows.failures = 0
+                failures.consecutive = 0
 
     def close(self) -> None:
-        """Warn of rows that were lost without a warning so far."""
-        for rows in self._rows.values():
-            if rows.lost:
-                self._warn(rows, f"did not take {rows.lost} row{'' if rows.lost == 1 else 's'} of metrics")
+        """Warn of log entries that were lost without a warning so far."""
+        for failures in self._failures.values():
+            if failures.lost:
+                self._warn(failures, f"did not take {failures.lost} log entr{'y' if failures.lost == 1 else 'ies'}")
 
-    def _warn(self, rows: _Rows, what: str) -> None:
-        rows.lost = 0
-        _log.warning("The logger %s %s: %s", rows.logger, what, rows.problem)
+    def _warn(self, failures: _Failures, what: str) -> None:
+        failures.lost = 0
+        _log.warning("The logger %s %s: %s", failures.logger, what, failures.problem)
+
+
+PUBLISH_S: Final = 30.0
+"""Longest wait for all loggers together at the end of a fit. A client whose server is gone retries for minutes."""
+
+_NAME: Final = "profile"
+"""Prefix of each name, so that a tracker groups them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a run.
+
+    Attributes:
+        analysis: analysis of the run, and of the trace if there is one.
+        means: logged metrics over all counted steps.
+        step: x-axis value of the last log entry.
+        trace: folder or URL of the trace; "" without one.
+        reports: folder with the three reports; None to write them for the loggers.
+    """
+
+    analysis: Analysis
+    means: Mapping[str, float]
+    step: int
+    trace: str = ""
+    reports: Path | None = None
+
+
+def publish(loggers: Iterable[Any], result: Result, *, limit_s: float = PUBLISH_S) -> None:
+    """Publish the result to each logger that can hold it. Never raises: a failure is one warning per logger."""
+    known = [(logger, kind) for logger in loggers if (kind := _kind(logger)) is not None]
+    if not known or limit_s <= 0:
+        return
+    problems = problems_within(limit_s, [partial(_publish, kind, logger, result) for logger, kind in known])
+    for (logger, _), problem in zip(known, problems, strict=True):
+        if problem is not None:
+            what = f"{type(problem).__name__}: {problem}"
+            _log.warning("The logger %s did not take the result of the run: %s", type(logger).__name__, what)
+            _log.debug("", exc_info=problem)
+
+
+def _publish(kind: "_Kind", logger: Any, result: Result) -> None:
+    if result.reports is not None:
+        kind(logger, result, result.reports)
+        return
+    with TemporaryDirectory(prefix="forge-profiling-") as folder:
+        write_reports(result.analysis, (), folder)
+        kind(logger, result, Path(folder))
+
+
+def _tensorboard(logger: Any, result: Result, _reports: Path) -> None:
+    """Log the summary to the tab TEXT. Not as hparams: a run without any would get an empty row in that tab."""
+    logger.experiment.add_text(_NAME, _text(result), global_step=result.step)
+
+
+def _wandb(logger: Any, result: Result, reports: Path) -> None:
+    """Log the page as a panel, and the means to the run's summary, which would otherwise have the last row."""
+    html: Any = import_module("wandb").Html  # its logger has imported it
+    page = StringIO(read_regular(reports / REPORT_HTML).decode())  # a str may be taken for a path
+    logger.log_metrics({f"{_NAME}/report": html(page, inject=False)}, step=result.step)
+    prefix = f"{logger._prefix}-" if logger._prefix else ""  # noqa: SLF001  (Lightning puts it before every name)
+    shown = {**result.means, **_tags(result)}
+    logger.experiment.summary.update({f"{prefix}{name}": value for name, value in shown.items()})
+
+
+def _mlflow(logger: Any, result: Result, reports: Path) -> None:
+    """Log the reports as artifacts, and the means under separate names: MLflow shows the last value of each metric."""
+    logger.log_metrics(_means(result), step=result.step)
+    for name, value in _tags(result).items():
+        logger.experiment.set_tag(logger.run_id, name.replace("/", "."), value)
+    for report in _files(reports):
+        logger.experiment.log_artifact(logger.run_id, str(report), artifact_path=_NAME)
+
+
+def _comet(logger: Any, result: Result, reports: Path) -> None:
+    """Log the page to the tab HTML, the reports as assets, and the means under separate names, as for MLflow."""
+    experiment = logger.experiment
+    logger.log_metrics(_means(result), step=result.step)
+    experiment.log_others(_tags(result))
+    experiment.log_html(read_regular(reports / REPORT_HTML).decode())
+    for report in _files(reports):
+        experiment.log_asset(str(report), file_name=f"{_NAME}/{report.name}")
+
+
+_Kind = Callable[[Any, Result, Path], None]
+
+_KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
+    {"TensorBoardLogger": _tensorboard, "WandbLogger": _wandb, "MLFlowLogger": _mlflow, "CometLogger": _comet}
+)
+"""By class name, so that clients of other loggers are not imported."""
+
+
+def _kind(logger: Any) -> _Kind | None:
+    return next((_KINDS[base.__name__] for base in type(logger).__mro__ if base.__name__ in _KINDS), None)
+
+
+def _means(result: Result) -> dict[str, float]:
+    return {f"run/{name}": value for name, value in result.means.items()}
+
+
+def _tags(result: Result) -> dict[str, str]:
+    tags = {f"{_NAME}/verdict": result.analysis.verdict, f"{_NAME}/trace": result.trace}
+    return {name: value for name, value in tags.items() if value}
+
+
+def _files(reports: Path) -> Iterator[Path]:
+    return (path for name in (REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN) if (path := reports / name).is_file())
+
+
+def _text(result: Result) -> str:
+    rows = ((code_cell(name), f"{value:.6g}") for name, value in result.means.items())
+    means = "\n".join(table(("metric", "mean of the run"), rows)) if result.means else ""
+    return markdown(result.analysis) + means

@@ -31,7 +31,6 @@ from lightning_forge_profiling.profiler.paths import numbered_folders
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -60,35 +59,35 @@ _SETTINGS: Final = (
 """Attributes of the Trainer that are recorded."""
 
 
-class RecordPlace(NamedTuple):
+class RecordFolder(NamedTuple):
     """Folder and id of a run's record, the same on all ranks.
 
     Attributes:
-        folder: folder of the record.
+        path: the folder.
         run: id of the run.
         url: remote folder that it is copied to at the end; "" for none.
     """
 
-    folder: Path
+    path: Path
     run: str
     url: str = ""
 
 
-def claim_place(trainer: Trainer) -> RecordPlace | None:
+def claim_record_folder(trainer: Trainer) -> RecordFolder | None:
     """Create the folder of this run's record on rank 0 and broadcast it; None, with a warning, if that fails.
 
     This is a collective: call it on every rank.
     """
     run = run_folder(trainer)
-    place = None
+    claimed: RecordFolder | None = None
     if trainer.is_global_zero:
         try:
             folder = _new_folder(run.path.absolute() / RECORD_FOLDER)  # the working directory may change
-            place = RecordPlace(folder, token_hex(8), (run / folder.name).url)
+            claimed = RecordFolder(folder, token_hex(8), (run / folder.name).url)
         except OSError as exc:
             _log.warning("This run will have no record: %s", exc)
-    found: RecordPlace | None = trainer.strategy.broadcast(place)
-    return found
+    agreed: RecordFolder | None = trainer.strategy.broadcast(claimed)
+    return agreed
 
 
 def _new_folder(first: Path) -> Path:
@@ -102,11 +101,10 @@ def _new_folder(first: Path) -> Path:
     raise AssertionError  # numbered_folders is endless
 
 
-def begin_line(trainer: Trainer, place: RecordPlace) -> Begin:
+def begin_line(trainer: Trainer, folder: RecordFolder) -> Begin:
     """The first line of this rank's record, without what `with_origin` adds."""
-    checkpoint = str(trainer.ckpt_path or "")
     return Begin(
-        run=place.run,
+        run=folder.run,
         rank=trainer.global_rank,
         world_size=trainer.world_size,
         at=time.time(),
@@ -116,7 +114,7 @@ def begin_line(trainer: Trainer, place: RecordPlace) -> Begin:
         settings=_settings(trainer),
         loader=loader_settings(trainer),
         argv=command_line(sys.argv),
-        restored_from=checkpoint,
+        restored_from=str(trainer.ckpt_path or ""),
     )
 
 
@@ -133,9 +131,9 @@ def with_origin(begin: Begin, own: Path) -> Begin:
 def _versions() -> dict[str, str]:
     package = __name__.partition(".")[0]
     modules = ("torch", "lightning", "pytorch_lightning", "numpy", package)
-    found = {name: str(vars(sys.modules[name]).get("__version__", "")) for name in modules if name in sys.modules}
+    versions = {name: str(vars(sys.modules[name]).get("__version__", "")) for name in modules if name in sys.modules}
     cuda = {"cuda": torch.version.cuda} if torch.version.cuda else {}
-    return {"python": platform.python_version(), **found, **cuda}
+    return {"python": platform.python_version(), **versions, **cuda}
 
 
 def _matmul_precision() -> str:
@@ -159,12 +157,12 @@ def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
         "float32_matmul_precision": _matmul_precision(),
         "module": type(trainer.lightning_module).__name__,
     }
-    plain = (str, int, float, bool, type(None))
-    return {name: value if isinstance(value, plain) else str(value) for name, value in settings.items()}
+    scalar = (str, int, float, bool, type(None))
+    return {name: value if isinstance(value, scalar) else str(value) for name, value in settings.items()}
 
 
 _INTERVAL_S: Final = 0.05
-"""Rows logged in quicker succession share a line."""
+"""Log entries in quicker succession share a line."""
 
 _STATE_S: Final = 5.0
 _STATE_SHARE: Final = 0.01
@@ -191,7 +189,7 @@ class RunRecorder(Guarded):
     def __init__(
         self,
         trainer: Trainer,
-        place: RecordPlace,
+        folder: RecordFolder,
         step_timer: StepTimer,
         *,
         report: Callable[[], RunReport],
@@ -210,26 +208,22 @@ class RunRecorder(Guarded):
         self._segments = 1
         self._began_s = perf_counter()
         self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
-        begin, folder = begin_line(trainer, place), place.folder
-        self._writer = RecordWriter(lambda: Segments(folder, with_origin(begin, folder)))
+        begin, path = begin_line(trainer, folder), folder.path
+        self._writer = RecordWriter(lambda: Segments(path, with_origin(begin, path)))
         weakref.finalize(self, self._writer.close, 0)  # ends the thread if a fit is abandoned without a hook
 
     @guarded
-    def row(self, metrics: Mapping[str, float], logger_step: int) -> None:
-        """Called for each row that the loggers get."""
+    def log_entry(self, metrics: Mapping[str, float], logger_step: int) -> None:
+        """Called for each entry that the loggers get."""
         self._logged, self._logger_step = metrics, logger_step
-        if not self.interval_due():
-            return  # its steps will be in the next interval
         now_s = perf_counter()
+        if now_s < self._next_interval_s or not self._writer.takes:
+            return  # its steps will be in the next interval
         if not self._next_interval_s or self._writer.segments > self._segments:
             self._next_state_s = now_s
         began_s = thread_time()
         self._write_interval()
         self._next_interval_s = now_s + self._pause_s(began_s, _INTERVAL_S)
-
-    def interval_due(self) -> bool:
-        """Whether `row` would write a line."""
-        return not self.failed and perf_counter() >= self._next_interval_s and self._writer.takes
 
     @property
     def state_due_s(self) -> float:
@@ -309,7 +303,7 @@ class RunRecorder(Guarded):
         if not rates.steps:
             return
         line = IntervalLine(
-            at=time.time(),
+            at=now,
             step=self._step_timer.step,
             logger_step=self._logger_step,
             counted=rates.steps,
@@ -372,22 +366,17 @@ def _slim(report: RunReport, *, final: bool) -> RunReport:
 
     The final state keeps the curves.
     """
+    analysis = report.analysis
+    if analysis is not None:
+        evidence = analysis.run
+        if evidence is not None and not final:
+            evidence = dataclasses.replace(evidence, telemetry=_without_curves(evidence.telemetry))
+        analysis = dataclasses.replace(analysis, ranks=(), run=evidence)
     run = dataclasses.replace(report.run, before_window_ms=(), after_window_ms=())
-    return dataclasses.replace(
-        report, run=run, analysis=_slim_analysis(report.analysis, final=final), gpu=_without_curves(report.gpu)
-    )
+    return dataclasses.replace(report, run=run, analysis=analysis, gpu=_without_curves(report.gpu))
 
 
-def _slim_analysis(analysis: Analysis | None, *, final: bool) -> Analysis | None:
-    if analysis is None:
-        return None
-    run = analysis.run
-    if run is not None and run.telemetry is not None and not final:
-        run = dataclasses.replace(run, telemetry=dataclasses.replace(run.telemetry, series=TelemetrySeries()))
-    return dataclasses.replace(analysis, ranks=(), run=run)
-
-
-def _without_curves(gpu: TelemetrySummary | str | None) -> TelemetrySummary | str | None:
+def _without_curves(gpu: Any) -> Any:
     return dataclasses.replace(gpu, series=TelemetrySeries()) if isinstance(gpu, TelemetrySummary) else gpu
 
 

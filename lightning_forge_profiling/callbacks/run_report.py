@@ -1,159 +1,229 @@
-"""Report on a run: collects its figures, analyses run and trace, and rewrites the trace's reports at the end."""
+"""The report on a fit: its figures as evidence, merged with the analysis of its trace, whose reports are rewritten."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from importlib import import_module
-from io import StringIO
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from socket import gethostname
-from tempfile import TemporaryDirectory
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.run_analysis import (
-    analysis_of,
-    run_compute,
-    run_evidence,
-    run_ledger,
-    share_intervals,
-)
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
+from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, share_interval
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
-from lightning_forge_profiling.names import PROFILER, REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
+from lightning_forge_profiling.names import PROFILER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.child import exit_timeout_s, problems_within
-from lightning_forge_profiling.report.files import write_reports
-from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.report.markdown_tables import table
-from lightning_forge_profiling.report.text import code_cell
-from lightning_forge_profiling.results.analysis import Analysis, RankWork, RunLedger
+from lightning_forge_profiling.report.files import read_summary, write_reports
+from lightning_forge_profiling.results.analysis import (
+    Analysis,
+    RankWork,
+    RunCompute,
+    RunEvidence,
+    RunLedger,
+    RunRegion,
+    TrackedRun,
+    WorkerRestarts,
+)
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import (
+    WORKER_LINES,
+    CpuUse,
+    LoaderSettings,
+    SampledLine,
+    ShareInterval,
+    SlowStep,
+    Switches,
+)
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.safe_files import read_regular
-from lightning_forge_profiling.timing.ledger import Ledger
-from lightning_forge_profiling.timing.rates import Compute, LoopRates
-from lightning_forge_profiling.timing.run_totals import RunSummary, StepBlock
+from lightning_forge_profiling.timing.ledger import Ledger, goodput
+from lightning_forge_profiling.timing.rates import Compute, LoopRates, Rates
+from lightning_forge_profiling.timing.run_totals import RunSummary, StepBlock, TimedStep
+from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
 _log = plain_logger(__name__)
 
-PUBLISH_S: Final = 30.0
-"""Longest wait for all loggers together at the end of a fit. A client whose server is gone retries for minutes."""
-
-_NAME: Final = "profile"
-"""Prefix of each name, so that a tracker groups them."""
+_SMALL: Final = 0.01
+"""A smaller share is no cause, and its interval costs 0.1 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a run.
-
-    Attributes:
-        analysis: analysis of the run, and of the trace if there is one.
-        means: logged metrics over all counted steps.
-        step: x-axis value of the last row.
-        trace: folder or URL of the trace; "" without one.
-        reports: folder with the three reports; None to write them for the loggers.
-    """
-
-    analysis: Analysis
-    means: Mapping[str, float]
-    step: int
-    trace: str = ""
-    reports: Path | None = None
+def run_compute(compute: Compute) -> RunCompute:
+    """A device's compute rate in the form of the reports."""
+    peak = compute.peak
+    return RunCompute(
+        kind=compute.kind,
+        tflops=None if compute.flops_per_second is None else compute.flops_per_second / 1e12,
+        dtype=peak.dtype,
+        device=peak.device,
+        peak_tflops=None if peak.flops is None else peak.flops / 1e12,
+        peak_source=peak.source,
+        pct_of_peak=None if compute.share is None else 100 * compute.share,
+        measured_tflops=None if compute.reached is None else compute.reached / 1e12,
+        pct_of_measured=None if compute.share_of_reached is None else 100 * compute.share_of_reached,
+        note=compute.note,
+    )
 
 
-def publish(loggers: Iterable[Any], result: Result, *, limit_s: float = PUBLISH_S) -> None:
-    """Publish the result to each logger that can hold it. Never raises: a failure is one warning per logger."""
-    found = [(logger, kind) for logger in loggers if (kind := _kind(logger)) is not None]
-    if not found or limit_s <= 0:
-        return
-    problems = problems_within(limit_s, [partial(_publish, kind, logger, result) for logger, kind in found])
-    for (logger, _), problem in zip(found, problems, strict=True):
-        if problem is not None:
-            what = f"{type(problem).__name__}: {problem}"
-            _log.warning("The logger %s did not take the result of the run: %s", type(logger).__name__, what)
-            _log.debug("", exc_info=problem)
+def run_evidence(
+    run: RunSummary,
+    *,
+    on_device: bool,
+    world_size: int,
+    telemetry: TelemetrySummary | None = None,
+    compute: Sequence[RunCompute] = (),
+    workers: int = 0,
+    loader: LoaderSettings | None = None,
+    ledger: Ledger | None = None,
+    continues_from: int = 0,
+) -> RunEvidence | None:
+    """The run's figures for rules and reports; None if no step counts."""
+    steady, spread = run.steady, run.step_ms
+    if run.only_warmup or not steady.steps:
+        return None
+    return RunEvidence(
+        steps=steady.steps,
+        on_device=on_device,
+        step_ms=Distribution(
+            mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max, p95=spread.p95
+        ),
+        regions={
+            name: _region(run, name) for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
+        },
+        user_regions=steady.user_regions,
+        drained_pct=run.drained_pct,
+        world_size=world_size,
+        telemetry=telemetry,
+        compute=tuple(compute),
+        split_steps=steady.split_steps if steady.split_steps < steady.steps else None,
+        overhead_us=steady.overhead_us,
+        window_effect=window_effect(run.before_window_ms, run.after_window_ms),
+        worker_restarts=_worker_restarts(steady, workers),
+        like_ms=spread.like,
+        loader=loader,
+        ledger=None if ledger is None else run_ledger(ledger, steady if on_device else None),
+        all_steps=run.steps,
+        drift=step_drift([*run.first_ms], [*run.first_ms.values()]),
+        continues_from=continues_from,
+        slowest=tuple(_slow_step(slow, ledger) for slow in run.slowest),
+    )
 
 
-def _publish(kind: "_Kind", logger: Any, result: Result) -> None:
-    if result.reports is not None:
-        kind(logger, result, result.reports)
-        return
-    with TemporaryDirectory(prefix="forge-profiling-") as folder:
-        write_reports(result.analysis, (), folder)
-        kind(logger, result, Path(folder))
+def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
+    """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %."""
+    if len(blocks) < FEWEST_PIECES:
+        return {}
+    names = dict.fromkeys(name for block in blocks for name in block.part_ms)
+    intervals = _intervals(
+        {name: [block.part_ms.get(name, 0.0) for block in blocks] for name in names},
+        [block.ms for block in blocks],
+        [block.steps for block in blocks],
+    )
+    split = [block for block in blocks if block.split_ms]
+    regions = {name: (name, *BETWEEN_EPOCHS) if name == "data" else (name,) for name in REGIONS}
+    return intervals | _intervals(
+        {
+            name: [sum(block.region_ms.get(part, 0.0) for part in parts) for block in split]
+            for name, parts in regions.items()
+        },
+        [block.split_ms for block in split],
+        [block.split_steps for block in split],
+    )
 
 
-def _tensorboard(logger: Any, result: Result, _reports: Path) -> None:
-    """Log the summary to the tab TEXT. Not as hparams: a run without any would get an empty row in that tab."""
-    logger.experiment.add_text(_NAME, _text(result), global_step=result.step)
+def _intervals(
+    parts: Mapping[str, Sequence[float]], whole: Sequence[float], steps: Sequence[int]
+) -> dict[str, ShareInterval]:
+    large = {name: part for name, part in parts.items() if sum(part) > _SMALL * sum(whole)}
+    if not large or len(whole) < FEWEST_PIECES:
+        return {}
+    bootstrap = BlockBootstrap(steps, whole)
+    intervals = {name: share_interval(part, whole, steps, bootstrap) for name, part in large.items()}
+    return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
-def _wandb(logger: Any, result: Result, reports: Path) -> None:
-    """Log the page as a panel, and the means to the run's summary, which would otherwise have the last row."""
-    html: Any = import_module("wandb").Html  # its logger has imported it
-    page = StringIO(read_regular(reports / REPORT_HTML).decode())  # a str may be taken for a path
-    logger.log_metrics({f"{_NAME}/report": html(page, inject=False)}, step=result.step)
-    prefix = f"{logger._prefix}-" if logger._prefix else ""  # noqa: SLF001  (Lightning puts it before every name)
-    shown = {**result.means, **_tags(result)}
-    logger.experiment.summary.update({f"{prefix}{name}": value for name, value in shown.items()})
+def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:
+    parts = {} if ledger is None else ledger.in_steps.get(slow.step, {})
+    regions = {name: slow.device_ms[name] for name in REGIONS if name in slow.device_ms}
+    for part in BETWEEN_EPOCHS:
+        if part in slow.device_ms:
+            regions["data"] = regions.get("data", 0.0) + slow.device_ms[part]
+    return SlowStep(
+        step=slow.step,
+        ms=slow.ms,
+        end_s=None if ledger is None or not slow.ended_ns else (slow.ended_ns - ledger.began_ns) / 1e9,
+        parts_ms={name: 1e3 * seconds for name, seconds in parts.items()},
+        regions_ms=regions,
+    )
 
 
-def _mlflow(logger: Any, result: Result, reports: Path) -> None:
-    """Log the reports as artifacts, and the means under separate names: MLflow shows the last value of each metric."""
-    logger.log_metrics(_means(result), step=result.step)
-    for name, value in _tags(result).items():
-        logger.experiment.set_tag(logger.run_id, name.replace("/", "."), value)
-    for report in _files(reports):
-        logger.experiment.log_artifact(logger.run_id, str(report), artifact_path=_NAME)
+def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
+    """A ledger in the form of the reports."""
+    return RunLedger(
+        wall_s=ledger.wall_s,
+        parts=ledger.parts,
+        unexplained_s=ledger.unexplained_s,
+        counts=ledger.counts,
+        first_s=ledger.first_s,
+        counted_s=ledger.counted_s,
+        long_steps=ledger.long_steps,
+        goodput=goodput(ledger, on_device),
+        spans=ledger.spans,
+    )
 
 
-def _comet(logger: Any, result: Result, reports: Path) -> None:
-    """Log the page to the tab HTML, the reports as assets, and the means under separate names, as for MLflow."""
-    experiment = logger.experiment
-    logger.log_metrics(_means(result), step=result.step)
-    experiment.log_others(_tags(result))
-    experiment.log_html(read_regular(reports / REPORT_HTML).decode())
-    for report in _files(reports):
-        experiment.log_asset(str(report), file_name=f"{_NAME}/{report.name}")
+def _region(run: RunSummary, name: str) -> RunRegion:
+    typical = run.region_ms.get(name)
+    return RunRegion(
+        device_ms=run.steady.mean_ms(name),
+        host_ms=run.steady.mean_host_ms(name),
+        p50_ms=None if typical is None else typical.p50,
+        p95_ms=None if typical is None else typical.p95,
+    )
 
 
-_Kind = Callable[[Any, Result, Path], None]
-
-_KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
-    {"TensorBoardLogger": _tensorboard, "WandbLogger": _wandb, "MLFlowLogger": _mlflow, "CometLogger": _comet}
-)
-"""By class name, so that clients of other loggers are not imported."""
-
-
-def _kind(logger: Any) -> _Kind | None:
-    return next((_KINDS[base.__name__] for base in type(logger).__mro__ if base.__name__ in _KINDS), None)
-
-
-def _means(result: Result) -> dict[str, float]:
-    return {f"run/{name}": value for name, value in result.means.items()}
+def _worker_restarts(steady: Rates, workers: int) -> WorkerRestarts | None:
+    if not workers or not steady.loader_starts:
+        return None
+    return WorkerRestarts(
+        count=steady.loader_starts,
+        workers=workers,
+        device_ms=steady.loader_start_ms / steady.steps,
+        host_ms=steady.loader_start_host_ms / steady.steps,
+    )
 
 
-def _tags(result: Result) -> dict[str, str]:
-    tags = {f"{_NAME}/verdict": result.analysis.verdict, f"{_NAME}/trace": result.trace}
-    return {name: value for name, value in tags.items() if value}
+def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
+    """The analysis of a recorded window, read from its `summary.json`."""
+    if trace is None or trace.summary_path is None:
+        return None
+    try:
+        return read_summary(trace.summary_path)
+    except (OSError, ValueError) as exc:
+        _log.warning("The trace's analysis could not be read: %s", exc)
+        return None
 
 
-def _files(reports: Path) -> Iterator[Path]:
-    return (path for name in (REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN) if (path := reports / name).is_file())
-
-
-def _text(result: Result) -> str:
-    rows = ((code_cell(name), f"{value:.6g}") for name, value in result.means.items())
-    means = "\n".join(table(("metric", "mean of the run"), rows)) if result.means else ""
-    return markdown(result.analysis) + means
+def analysis_of(
+    trace: TraceReport | None,
+    recorded: Analysis | None,
+    evidence: RunEvidence | None,
+    tracked: tuple[TrackedRun, ...] = (),
+) -> Analysis | None:
+    """The analysis of run and trace together; the reports beside the trace are rewritten with both."""
+    if recorded is None and evidence is None:
+        return None
+    analysis = replace(combine(recorded, evidence), tracked=tracked)
+    if recorded is not None and trace is not None and trace.summary_path is not None:
+        try:
+            write_reports(analysis, None, trace.summary_path.parent)
+        except (OSError, ValueError) as exc:
+            _log.warning("The reports in %s cover the trace only, not the run: %s", trace.summary_path.parent, exc)
+    return analysis
 
 
 OtherRanks = Callable[[RankWork], Sequence[RankWork]]
@@ -177,7 +247,7 @@ def run_report(
     loops: tuple[LoopRates, ...] = (),
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten."""
-    rates = tuple(run_compute(found) for found in compute)
+    rates = tuple(map(run_compute, compute))
     evidence = run_evidence(
         run,
         on_device=on_device,
@@ -241,28 +311,9 @@ def further_findings(before: RunReport, after: RunReport) -> list[str]:
     """Findings of parts of the ledger, as text, that an earlier report does not have."""
     if before.analysis is None or after.analysis is None:
         return []
-    known = {found.evidence.get("part") for found in before.analysis.findings}
+    known = {finding.evidence.get("part") for finding in before.analysis.findings}
     return [
-        f"{found.code}: {found.title}. {found.advice}"
-        for found in after.analysis.findings
-        if found.evidence.get("part") not in {None, *known}
+        f"{finding.code}: {finding.title}. {finding.advice}"
+        for finding in after.analysis.findings
+        if finding.evidence.get("part") not in {None, *known}
     ]
-
-
-def publish_run(
-    trainer: Trainer,
-    analysis: Analysis,
-    means: Mapping[str, float],
-    trace: TraceReport | None,
-    *,
-    interrupted: bool,
-) -> None:
-    """Publish the result to the Trainer's loggers that hold more than scalars. Called on rank 0, after the table."""
-    result = Result(
-        analysis,
-        means,
-        step=lightning_api.last_logger_step(trainer),
-        trace=trace.url or str(trace.path.parent) if trace is not None and trace.path is not None else "",
-        reports=trace.report_path.parent if trace is not None and trace.report_path is not None else None,
-    )
-    publish(trainer.loggers, result, limit_s=exit_timeout_s(trainer.world_size) if interrupted else PUBLISH_S)

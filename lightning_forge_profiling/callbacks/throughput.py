@@ -196,7 +196,7 @@ class ThroughputCallback(TimedCallback):
         {}
     """
 
-    row_period_s = 1.0
+    log_period_s = 1.0
     """Rows at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one."""
     shares_period_s = 10.0
     """Rows have the shares of the run at most this often, and the first and the last one."""

@@ -36,9 +36,9 @@ def merged(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 def percentile_ms(counts: Mapping[int, int], percent: float) -> float:
     """Percentile of the times in milliseconds, within `PRECISION` of a recorded one."""
-    place, index = percent / 100 * (sum(counts.values()) - 1), 0
+    above, index = percent / 100 * (sum(counts.values()) - 1), 0
     for index in sorted(counts):
-        place -= counts[index]
-        if place < 0:
+        above -= counts[index]
+        if above < 0:
             break
     return 2 * _RATIO**index / (_RATIO + 1) / 1e3

@@ -74,9 +74,9 @@ def record_of_checkpoint(checkpoint: Path, *, but: Path) -> str:
     saved_at = checkpoint.stat().st_mtime
     for parent in checkpoint.absolute().parents:
         begins = {folder: _began_at(folder) for folder in parent.glob(f"{RECORD_FOLDER}*") if folder != but}
-        found = {folder: at for folder, at in begins.items() if at is not None}
-        if found:  # a copy without its mtime may look older than every record
-            before = {folder: at for folder, at in found.items() if at <= saved_at} or found
+        known = {folder: at for folder, at in begins.items() if at is not None}
+        if known:  # a copy without its mtime may look older than every record
+            before = {folder: at for folder, at in known.items() if at <= saved_at} or known
             return str(max(before, key=before.__getitem__))
     return ""
 

@@ -17,15 +17,15 @@ _TAIL_BYTES: Final = 1 << 17
 
 _PERIOD_S: Final = 0.02
 _READING_S: Final = 1.0
-"""Of many ranks those are read that can be in this time, whatever the patience."""
+"""Of many ranks those are read that can be in this time, whatever the timeout."""
 
 
 def read_works(
-    folder: Path, mine: RankWork, world_size: int, run: str, steps: int, *, patience_s: float
+    folder: Path, mine: RankWork, world_size: int, run: str, steps: int, *, timeout_s: float
 ) -> tuple[RankWork, ...]:
     """The work of the other ranks by their latest totals."""
-    deadline = monotonic() + patience_s
-    found: dict[int, tuple[RankWork, dict[int, float]]] = {}
+    deadline = monotonic() + timeout_s
+    works: dict[int, tuple[RankWork, dict[int, float]]] = {}
     left = [rank for rank in range(world_size) if rank != mine.rank]
     while left:
         for rank in [*left]:
@@ -36,18 +36,17 @@ def read_works(
             state = next((line for line in reversed(lines) if isinstance(line, State)), None)
             work = None if state is None else work_of(state, rank)
             if work is not None:
-                found[rank] = work, ends(lines)
+                works[rank] = work, ends(lines)
             if any(isinstance(line, End) or (isinstance(line, State) and line.step >= steps) for line in lines):
                 left.remove(rank)
         if not left or monotonic() >= deadline:
             break
         sleep(_PERIOD_S)
-    if all(work.host == mine.host for work, _ in found.values()):
-        return tuple(work for work, _ in found.values())
-    first_ended_at = ends(_latest(folder / record_name(mine.rank), mine.rank, run))
+    elsewhere = any(work.host != mine.host for work, _ in works.values())
+    first_ended_at = ends(_latest(folder / record_name(mine.rank), mine.rank, run)) if elsewhere else {}
     return tuple(
         work if work.host == mine.host else with_clock(work, ended_at, first_ended_at)
-        for work, ended_at in found.values()
+        for work, ended_at in works.values()
     )
 
 

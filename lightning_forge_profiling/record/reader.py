@@ -134,8 +134,8 @@ class RankLines:
         with ExitStack() as opened:
             with suppress(FileNotFoundError):  # it is being rotated, or the process was killed while rotating
                 file = opened.enter_context(open_regular(self.path))
-                found = os.fstat(file.fileno())
-                if self._begin and found.st_ino == self._inode and found.st_size >= self._offset:
+                stat = os.fstat(file.fileno())
+                if self._begin and stat.st_ino == self._inode and stat.st_size >= self._offset:
                     file.seek(self._offset)
                     self._read(file)
                     return
@@ -305,7 +305,7 @@ def rank_files(folder: Path) -> list[Path]:
 
 def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) -> RunRecord:
     """Read the ranks of one run: that of rank 0, else the one with most ranks, or the newest of these."""
-    found: list[RankRecord] = []
+    records: list[RankRecord] = []
     problems: list[str] = []
     with_totals = set[str]()  # those of one rank are shown
     for lines in ranks:
@@ -320,16 +320,16 @@ def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) ->
         except RecordError as exc:
             problems.append(str(exc))
         else:
-            found.append(rank)
+            records.append(rank)
             with_totals |= {lines.run} if rank.state is not None else set()
-    if not found:
+    if not records:
         raise RecordError(problems[0] if problems else f"{folder} has no record of a run")
-    number = Counter(rank.begin.run for rank in found)
-    first = max(found, key=lambda rank: (rank.begin.rank == 0, number[rank.begin.run], rank.begin.at)).begin
-    ours = [rank.begin.run == first.run and rank.begin.rank < first.world_size for rank in found]
-    for rank, is_ours in zip(found, ours, strict=True):
+    number = Counter(rank.begin.run for rank in records)
+    first = max(records, key=lambda rank: (rank.begin.rank == 0, number[rank.begin.run], rank.begin.at)).begin
+    ours = [rank.begin.run == first.run and rank.begin.rank < first.world_size for rank in records]
+    for rank, is_ours in zip(records, ours, strict=True):
         problems += rank.problems if is_ours else [f"{rank.path.name} is of another run"]
-    return RunRecord(folder, tuple(compress(found, ours)), tuple(problems))
+    return RunRecord(folder, tuple(compress(records, ours)), tuple(problems))
 
 
 def records_at(path: Path) -> tuple[Path, ...]:
@@ -344,14 +344,14 @@ def records_at(path: Path) -> tuple[Path, ...]:
     if not path.exists():
         raise RecordError(f"{path} does not exist")
     os.scandir(path).close()  # raises here; os.walk skips subfolders that cannot be listed
-    found: dict[Path, float] = {}
+    newest: dict[Path, float] = {}
     for folder, _, names in os.walk(path):
         records = [Path(folder, name) for name in names if record_part(name) is not None]
         if records and (Path(folder) == path or Path(folder).name.startswith(RECORD_FOLDER)):
-            found[Path(folder)] = max(_written_at(record) for record in records)
-    if not found:
+            newest[Path(folder)] = max(_written_at(record) for record in records)
+    if not newest:
         raise RecordError(f"no record of a run in {path} (a run with ThroughputCallback writes {RECORD_FOLDER}/)")
-    return tuple(sorted(found, key=found.__getitem__, reverse=True))
+    return tuple(sorted(newest, key=newest.__getitem__, reverse=True))
 
 
 def _written_at(path: Path) -> float:

@@ -1,0 +1,75 @@
+"""Means and shares of steps on two clocks: the GPU's and the host's, which differ."""
+
+import pytest
+
+from lightning_forge_profiling.timing.rates import Percentiles, Rates, StepTiming, StepWork, percentiles
+from lightning_forge_profiling.timing.run_totals import RunTotals
+from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE, StepTimes
+
+
+def totals_of(*steps):
+    """Totals over steps of device times, host times, and whether they were split by choice."""
+    totals = RunTotals()
+    for number, (device_ms, host_ms, chosen) in enumerate(steps):
+        times = StepTimes(number, device_ms, host_ms)
+        totals.add(times, StepWork(optimizer_steps=1), None, StepTiming(chosen=chosen))
+    return totals
+
+
+def test_host_means_are_of_the_hosts_clock():
+    rates = Rates(steps=4, device_ms={"forward": 40.0, "data": 4.0}, host_ms={"forward": 8.0, "data": 12.0})
+    assert (rates.mean_ms("forward"), rates.mean_host_ms("forward")) == (10, 2)
+    assert (rates.mean_ms("step"), rates.mean_host_ms("step")) == (11, 5)
+    assert (rates.mean_ms("backward"), rates.mean_host_ms("backward")) == (0, 0)
+    assert (Rates().mean_ms("step"), Rates().mean_host_ms("step")) == (0, 0)
+    metrics = Rates(steps=4, split_steps=4, device_ms=rates.device_ms, host_ms=rates.host_ms).metrics(on_device=True)
+    assert (metrics["time/forward_ms"], metrics["time_host/forward_ms"], metrics["time_host/step_ms"]) == (10, 2, 5)
+
+
+def test_each_clock_divides_unsplit_steps_by_its_own_times():
+    rates = totals_of(
+        ({"forward": 6.0, "backward": 4.0}, {"forward": 1.0, "backward": 3.0}, True),
+        ({WHOLE: 20.0}, {WHOLE: 8.0}, True),
+        ({WHOLE: 30.0}, {WHOLE: 4.0}, True),
+    ).steady()
+    assert (rates.steps, rates.split_steps) == (3, 1)
+    assert rates.device_ms == pytest.approx({"forward": 36, "backward": 24})
+    assert rates.host_ms == pytest.approx({"forward": 4, "backward": 12})
+
+
+def test_a_step_that_had_to_be_split_represents_no_other():
+    rates = totals_of(
+        ({"forward": 6.0, "backward": 4.0}, {"forward": 5.0, "backward": 5.0}, True),
+        ({"forward": 90.0, "backward": 10.0}, {"forward": 9.0, "backward": 1.0}, False),
+        ({WHOLE: 10.0}, {WHOLE: 10.0}, True),
+    ).steady()
+    assert rates.device_ms == pytest.approx({"forward": 102, "backward": 18})
+    assert rates.host_ms == pytest.approx({"forward": 19, "backward": 11})
+
+
+def test_loader_starts_are_data_on_both_clocks():
+    rates = totals_of(
+        ({"data": 1.0, LOADER_START: 5.0}, {"data": 2.0, LOADER_START: 40.0}, True),
+        ({"data": 1.0}, {"data": 2.0}, True),
+    ).steady()
+    assert (rates.device_ms, rates.host_ms) == ({"data": 7}, {"data": 44})
+    assert (rates.loader_starts, rates.loader_start_ms, rates.loader_start_host_ms) == (1, 5, 40)
+
+
+def test_own_time_of_steps_and_of_log_entries_is_per_step():
+    totals = RunTotals()
+    for number in range(4):
+        times = StepTimes(number, {"forward": 10.0}, {"forward": 2.0})
+        totals.add(times, StepWork(), None, StepTiming(own_us=30.0))
+    totals.add_log_time(800.0)
+    rates = totals.take()
+    assert (rates.own_us, rates.rows_us, rates.overhead_us) == (120, 800, 230)
+    assert (rates.mean_ms("step"), rates.mean_host_ms("step")) == (10, 2), "neither is in the steps"
+    assert totals.take().overhead_us == 0, "it was taken"
+    assert totals.steady().overhead_us == 230
+
+
+def test_percentiles():
+    assert percentiles(range(101)) == Percentiles(p50=50, p95=95)
+    assert percentiles([1.0, 2.0, 9.0]) == Percentiles(p50=2, p95=None), "too few for the 95th"
+    assert percentiles([]) == Percentiles(p50=0, p95=None)

@@ -281,8 +281,8 @@ class FitLog(Guarded):
     @guarded_end
     def write_page(self, report: RunReport) -> None:
         """Add the run to the page of its recorded window."""
-        if self._run_record is not None and self._place is not None:
-            write_run_page(self._place.folder, report, self._run_record.end_line())
+        if self._run_record is not None and self._record_folder is not None:
+            write_run_page(self._record_folder.path, report, self._run_record.end_line())
 
     @guarded_end
     def publish(self, trainer: Trainer, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:

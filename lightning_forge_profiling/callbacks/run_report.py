@@ -30,13 +30,9 @@ from lightning_forge_profiling.results.analysis import (
 )
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import (
-    WORKER_LINES,
-    CpuUse,
     LoaderSettings,
-    SampledLine,
     ShareInterval,
     SlowStep,
-    Switches,
 )
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -233,20 +234,21 @@ _MOST_THREADS: Final = 64
 
 def idle_parts(recording: Recording, idle: IdleTime) -> tuple[IdlePart, ...]:
     """The longest parts of the idle time, by the activity of the thread that launches the next work."""
-    found = [
+    activity_of = cache(partial(_activity, recording))
+    parts = [
         part
         for launched, gaps in ((False, idle.for_host), (True, idle.for_launch))
         for thread, own in _by_thread(recording, gaps)
-        for part in _parts(recording, own, thread, launched=launched)
+        for part in _parts(recording, own, thread, activity_of(thread), launched=launched)
     ]
-    return tuple(sorted(found, key=lambda part: -part.ms_per_step)[:_MOST])
+    return tuple(sorted(parts, key=lambda part: -part.ms_per_step)[:_MOST])
 
 
 def _by_thread(recording: Recording, gaps: Intervals) -> Iterator[tuple[int, Intervals]]:
     """The gaps by the thread that launched the work that ends them; by the thread of the step marks if unknown."""
     marks = recording.steps.marks
     steps = int(recording.trace.annotations.thread[marks[0]]) if len(marks) else -1
-    thread = np.append(recording.links.thread, -1)[_following(recording, gaps.end)]
+    thread = take(recording.links.thread, _following(recording, gaps.end))
     thread = np.where(thread < 0, steps, thread)
     threads, place = np.unique(thread, return_inverse=True)
     waited = np.bincount(place, gaps.end - gaps.start, len(threads))
@@ -259,45 +261,84 @@ def _following(recording: Recording, time: Ints) -> Ints:
     return np.searchsorted(recording.trace.gpu.start, time, side="left")
 
 
-def _parts(recording: Recording, gaps: Intervals, thread: int, *, launched: bool) -> Iterator[IdlePart]:
-    trace = recording.trace
-    spans, operator = _activities(recording, thread)
-    nesting = Nesting(spans)
-    parent, nested = nesting.parent, nesting.parent >= 0
-    end = nesting.least_around(spans.end)  # after a clock jump a range may end after the one around it
-    inside = gaps.within(np.minimum(spans.start, end), end)
-    own = inside - np.bincount(parent[nested], inside[nested], len(spans)).astype(np.int64)
-    key, group = np.unique(spans.name * (len(trace.names) + 1) + operator + 1, return_inverse=True)
-    spent = np.bincount(group, own, len(key)).astype(np.int64)
-    longest = np.full(len(key), -1)
-    order = np.argsort(own, kind="stable")
-    longest[group[order]] = order  # the last to be written is the longest
+@dataclass(frozen=True, slots=True, eq=False)
+class _Activity:
+    """A thread's calls, operators and annotated ranges, each only as far as it is in the ones around it.
 
-    def part(name: str, around: str, total: int, gap: int, thread: int = thread) -> IdlePart:
+    Attributes:
+        start: start of each, ascending.
+        end: end of each.
+        kind: for each a number for its name and, for a call, that of its operator; see `_parts`.
+        parent: the one around each.
+    """
+
+    start: Ints
+    end: Ints
+    kind: Ints
+    parent: Ints
+
+
+def _activity(recording: Recording, thread: int) -> _Activity:
+    trace = recording.trace
+    calls = np.flatnonzero(trace.calls.thread == thread)
+    rows: list[tuple[Spans, Ints]] = [
+        (trace.annotations, np.flatnonzero((trace.annotations.thread == thread) & ~step_marks(trace))),
+        (trace.operators, np.flatnonzero(trace.operators.thread == thread)),
+        (trace.calls, calls),
+    ]
+    start, end, name = (
+        np.concatenate([getattr(table, column)[of_thread] for table, of_thread in rows])
+        for column in ("start", "end", "name")
+    )
+    operator = np.full(len(start), -1)
+    operator[len(start) - len(calls) :] = take(trace.operators.name, recording.links.call_operator[calls])
+    order = np.lexsort((-end, start))
+    start, end = start[order], end[order]
+    nesting = Nesting(Spans(start=start, end=end, thread=np.zeros(len(start), np.int64)))
+    end = nesting.least_around(end)  # after a clock jump a range may end after the one around it
+    kind = name * (len(trace.names) + 1) + operator + 1
+    return _Activity(np.minimum(start, end), end, kind[order], nesting.parent)
+
+
+def _parts(
+    recording: Recording, gaps: Intervals, thread: int, activity: _Activity, *, launched: bool
+) -> Iterator[IdlePart]:
+    trace = recording.trace
+    inside = gaps.within(activity.start, activity.end)
+    nested = activity.parent >= 0
+    own = inside - np.bincount(activity.parent[nested], inside[nested], len(inside)).astype(np.int64)
+    rows = np.flatnonzero(own)
+    rows = rows[np.argsort(own[rows], kind="stable")]
+    kinds, group = np.unique(activity.kind[rows], return_inverse=True)
+    spent = np.bincount(group, own[rows], len(kinds)).astype(np.int64)
+    longest = np.zeros(len(kinds), np.int64)
+    longest[group] = rows  # the last to be written is the longest
+
+    def part(name: str, operator: str, total: int, gap: int, thread: int = thread) -> IdlePart:
         row = int(_following(recording, gaps.end[gap : gap + 1])[0])
         return IdlePart(
             launched=launched,
             activity=name,
-            operator=around,
+            operator=operator,
             thread=trace.threads[thread][1] if thread >= 0 else "",
             following=trace.names[trace.gpu.name[row]] if row < len(trace.gpu) else "",
             ms_per_step=total / len(recording.steps) / 1e6,
         )
 
     names = (*trace.names, "")
-    for place in np.flatnonzero(spent > 0).tolist():
-        gap = int(np.searchsorted(gaps.end, spans.start[longest[place]], side="right"))
-        name, around = divmod(int(key[place]), len(names))
-        yield part(names[name], names[around - 1], int(spent[place]), gap)
-    outside = gaps - Intervals.of(spans.start, end)
+    first_gap = np.searchsorted(gaps.end, activity.start[longest], side="right")
+    for kind, total, gap in zip(kinds.tolist(), spent.tolist(), first_gap.tolist(), strict=True):
+        name, operator = divmod(kind, len(names))
+        yield part(names[name], names[operator - 1], total, gap)
+    outside = gaps - Intervals.of(activity.start, activity.end)
     if outside.total > 0:
         longest_gap = int(np.argmax(gaps.end - gaps.start))
         call, elsewhere = _other_threads_call(recording, outside, thread)
         rest = outside.total - elsewhere
         if elsewhere > rest:
             name, inner = int(trace.calls.name[call]), int(recording.links.call_operator[call])
-            around = int(trace.operators.name[inner]) if inner >= 0 else -1
-            yield part(names[name], names[around], elsewhere, longest_gap, int(trace.calls.thread[call]))
+            operator = int(trace.operators.name[inner]) if inner >= 0 else -1
+            yield part(names[name], names[operator], elsewhere, longest_gap, int(trace.calls.thread[call]))
         else:
             rest = outside.total
         if rest > 0:
@@ -309,29 +350,9 @@ def _other_threads_call(recording: Recording, gaps: Intervals, thread: int) -> t
     calls = recording.trace.calls
     rows = np.flatnonzero(calls.thread != thread)
     inside = gaps.within(calls.start[rows], calls.end[rows])
-    kinds, kind = np.unique(np.stack((calls.thread[rows], calls.name[rows])), axis=1, return_inverse=True)
-    if not kinds.size or not inside.any():
+    if not inside.any():
         return -1, 0
-    spent = np.bincount(kind, inside, kinds.shape[1])
+    _, kind = np.unique(calls.thread[rows] * len(recording.trace.names) + calls.name[rows], return_inverse=True)
+    spent = np.bincount(kind, inside)
     most = int(np.argmax(spent))
     return int(rows[kind == most][np.argmax(inside[kind == most])]), int(spent[most])
-
-
-def _activities(recording: Recording, thread: int) -> tuple[Spans, Ints]:
-    """A thread's calls, operators and annotated ranges in order; and for each call the name of its operator."""
-    trace = recording.trace
-    no_step = ~step_marks(trace)
-    chosen: list[tuple[Spans, NDArray[np.bool_]]] = [
-        (trace.annotations, no_step & (trace.annotations.thread == thread)),
-        (trace.operators, trace.operators.thread == thread),
-        (trace.calls, trace.calls.thread == thread),
-    ]
-    start, end, name = (
-        np.concatenate([getattr(table, column)[rows] for table, rows in chosen]) for column in ("start", "end", "name")
-    )
-    around = np.full(len(start), -1)
-    calls = np.append(trace.operators.name, -1)[recording.links.call_operator[chosen[2][1]]]
-    around[len(around) - len(calls) :] = calls
-    order = np.lexsort((-end, start))
-    spans = Spans(start=start[order], end=end[order], name=name[order], thread=np.zeros(len(start), np.int64))
-    return spans, around[order]

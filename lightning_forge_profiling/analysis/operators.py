@@ -106,17 +106,17 @@ def _allocated(recording: Recording) -> Ints:
 def _shapes(recording: Recording, device: Ints, counted: NDArray[np.bool_]) -> dict[str, list[str]]:
     """The shapes of each operator that took the most device time."""
     trace, operators = recording.trace, recording.trace.operators
-    pairs, place = np.unique(
-        np.stack((operators.name[counted], operators.signature[counted])), axis=1, return_inverse=True
-    )
-    spent = np.bincount(place.reshape(-1), device[counted] + 1.0)
-    found: dict[str, list[str]] = {}
-    for name, signature in pairs[:, np.lexsort((-spent, pairs[0]))].T.tolist():
-        texts = found.setdefault(trace.names[name], [])
+    key = operators.name[counted] * len(trace.signatures) + operators.signature[counted]
+    keys, place = np.unique(key, return_inverse=True)
+    names, signatures = np.divmod(keys, len(trace.signatures))
+    longest = np.lexsort((-np.bincount(place, device[counted] + 1.0), names))
+    shapes: dict[str, list[str]] = {}
+    for name, signature in zip(names[longest].tolist(), signatures[longest].tolist(), strict=True):
+        texts = shapes.setdefault(trace.names[name], [])
         text = trace.signatures[signature].dims[: 4 * _SHAPES_LENGTH].decode(errors="replace")[:_SHAPES_LENGTH]
         if text and text not in texts and len(texts) < _SHAPES_SHOWN:
             texts.append(text)
-    return found
+    return shapes
 
 
 _ENGINE: Final = "autograd::engine::evaluate_function"

@@ -24,6 +24,7 @@ from lightning_forge_profiling.kineto.trace import (
 from lightning_forge_profiling.names import MARK_PREFIX
 
 _NONE: Final = msgspec.Raw(b"")
+_BETWEEN_INPUTS: Final = b"\0"  # in no JSON
 _EXACT_US: Final = 2**53 / 1e3
 """Up to here a float of microseconds is exact to the nanosecond."""
 
@@ -200,7 +201,7 @@ class TraceTables:
         self._names: _Index[str] = _Index()
         self._threads: _Index[tuple[object, object]] = _Index()
         self._lanes: _Index[tuple[object, object]] = _Index()
-        self._signatures: _Index[tuple[bytes, bytes, bytes, bytes]] = _Index()
+        self._signatures: _Index[bytes] = _Index()
         self._collectives: _Index[CollectiveCall] = _Index()
         self._pieces: dict[str, dict[str, list[Ints]]] = {}
 
@@ -209,32 +210,29 @@ class TraceTables:
         """Whether all tables are empty."""
         return not any(len(piece) for pieces in self._pieces.values() for piece in pieces["start"])
 
-    def add(self, events: Iterable[TraceEvent]) -> None:
+    def add(self, events: Sequence[TraceEvent]) -> None:
         """Add a chunk of events."""
-        found: dict[str, list[TraceEvent]] = {table: [] for table in _TABLE_OF.values()}
-        by_category = {category: found[table] for category, table in _TABLE_OF.items()}
+        by_table: dict[str, list[TraceEvent]] = {table: [] for table in _TABLE_OF.values()}
+        append = {category: by_table[table].append for category, table in _TABLE_OF.items()}
         for event in events:
-            table = by_category.get(event.cat or event.name)  # type: ignore[arg-type]
-            if table is not None:
-                table.append(event)
-        self._remember_end([event for event in events if (event.cat or event.name) in _TABLE_OF])
+            if add := append.get(event.cat or event.name or ""):
+                add(event)
+        self._remember_end(events, by_table["calls"])
         for activity, category in enumerate(ACTIVITIES):
-            self._add("gpu", found[category], partial(self._gpu, activity=activity))
-        self._add("calls", found["calls"], _calls)
-        self._add("operators", found["operators"], self._operators)
-        self._add("annotations", found["annotations"])
-        self._add("frames", found["frames"])
-        self._add("allocations", found["allocations"], _allocations)
+            self._add("gpu", by_table[category], partial(self._gpu, activity=activity))
+        self._add("calls", by_table["calls"], _calls)
+        self._add("operators", by_table["operators"], self._operators)
+        self._add("annotations", by_table["annotations"])
+        self._add("frames", by_table["frames"])
+        self._add("allocations", by_table["allocations"], _allocations)
 
-    def _remember_end(self, events: list[TraceEvent]) -> None:
-        if not events:
-            return
+    def _remember_end(self, events: Sequence[TraceEvent], calls: Sequence[TraceEvent]) -> None:
+        self._last = next((event for event in reversed(events) if _table_of(event)), self._last)
+        self._last_call = calls[-1] if calls else self._last_call
         if self._in_order:
-            times = np.append(self._latest, _nanoseconds([event.ts for event in events]))
+            times = np.append(self._latest, _nanoseconds([event.ts for event in events if _table_of(event)]))
             self._in_order = bool((np.diff(times) >= 0).all())
             self._latest = times[-1:]
-        self._last = events[-1]
-        self._last_call = next((one for one in reversed(events) if _table_of(one) == "calls"), self._last_call)
 
     def cut(self) -> Cut | None:
         """The position of the last event; None without events."""
@@ -296,21 +294,15 @@ class TraceTables:
         ]
 
     def _operators(self, _: list[TraceEvent], arguments: list[Arguments]) -> dict[str, Ints]:
-        signatures = self._signatures
+        signatures, join = self._signatures, _BETWEEN_INPUTS.join
+        signature = [
+            signatures[join((args.input_dims, args.input_types, args.concrete_inputs, args.input_strides))]
+            for args in arguments
+        ]
         return {
             "external": _external(arguments),
             "sequence": _ints([args.sequence for args in arguments]),
-            "signature": _ints(
-                [
-                    signatures[
-                        bytes(args.input_dims),
-                        bytes(args.input_types),
-                        bytes(args.concrete_inputs),
-                        bytes(args.input_strides),
-                    ]
-                    for args in arguments
-                ]
-            ),
+            "signature": _ints(signature),
         }
 
     def drop_absurd(self) -> None:
@@ -361,7 +353,7 @@ class TraceTables:
             names=names,
             threads=threads,
             lanes=lanes,
-            signatures=tuple(Signature(*signature) for signature in self._signatures),
+            signatures=tuple(Signature(*inputs.split(_BETWEEN_INPUTS)) for inputs in self._signatures),
             collectives=tuple(self._collectives),
             gpu=GpuWork(**_without(self._table("gpu"), "thread")),
             calls=Calls(**self._table("calls")),
@@ -389,7 +381,7 @@ class TraceTables:
 
 
 def _table_of(event: TraceEvent) -> str:
-    return _TABLE_OF[event.cat or event.name or ""]
+    return _TABLE_OF.get(event.cat or event.name or "", "")
 
 
 def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str], ...], Ints]:

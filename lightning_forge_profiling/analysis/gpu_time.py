@@ -280,24 +280,22 @@ class _Activity:
 
 def _activity(recording: Recording, thread: int) -> _Activity:
     trace = recording.trace
-    calls = np.flatnonzero(trace.calls.thread == thread)
-    rows: list[tuple[Spans, Ints]] = [
+    tables: list[tuple[Spans, Ints]] = [
         (trace.annotations, np.flatnonzero((trace.annotations.thread == thread) & ~step_marks(trace))),
         (trace.operators, np.flatnonzero(trace.operators.thread == thread)),
-        (trace.calls, calls),
+        (trace.calls, np.flatnonzero(trace.calls.thread == thread)),
     ]
-    start, end, name = (
-        np.concatenate([getattr(table, column)[of_thread] for table, of_thread in rows])
-        for column in ("start", "end", "name")
+    start, end, kind = (
+        np.concatenate([getattr(table, column)[rows] for table, rows in tables]) for column in ("start", "end", "name")
     )
-    operator = np.full(len(start), -1)
-    operator[len(start) - len(calls) :] = take(trace.operators.name, recording.links.call_operator[calls])
+    kind *= len(trace.names) + 1
+    calls = tables[-1][1]
+    kind[len(kind) - len(calls) :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
     order = np.lexsort((-end, start))
-    start, end = start[order], end[order]
+    start, end, kind = start[order], end[order], kind[order]
     nesting = Nesting(Spans(start=start, end=end, thread=np.zeros(len(start), np.int64)))
     end = nesting.least_around(end)  # after a clock jump a range may end after the one around it
-    kind = name * (len(trace.names) + 1) + operator + 1
-    return _Activity(np.minimum(start, end), end, kind[order], nesting.parent)
+    return _Activity(np.minimum(start, end), end, kind, nesting.parent)
 
 
 def _parts(

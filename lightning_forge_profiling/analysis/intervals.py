@@ -1,6 +1,7 @@
 """Arithmetic on ranges of time: union, intersection and difference of intervals, and how ranges lie in each other."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
@@ -122,25 +123,35 @@ class Nesting:
         self._spans = spans
         self._order = np.argsort(spans.thread, kind="stable")  # each range directly before those in it
         start, end, thread = (column[self._order] for column in (spans.start, spans.end, spans.thread))
-        around = _around(end, start, thread)
+        before = np.arange(len(start)) - 1
+        before[np.flatnonzero(np.diff(thread, prepend=_LOWEST))] = -1
+        around = _climb(before, start, before, end)  # a range that has ended is around no later one
         self.parent = np.empty(len(around), np.int64)
         self.parent[self._order] = take(self._order, around)
-        self._behind = _last_inside(around) + 1  # in `_order`
+
+    @cached_property
+    def _behind(self) -> Ints:
+        """For each range in `_order` the position behind all in it."""
+        position = np.empty(len(self), np.int64)
+        position[self._order] = np.arange(len(self))
+        parent = take(position, self.parent[self._order])
+        last, nested = np.arange(len(self)), np.flatnonzero(parent >= 0)
+        last[parent[nested]] = nested  # the last to be written is the last child
+        return _follow(last) + 1
 
     def __len__(self) -> int:
         return len(self.parent)
 
     def enclosing(self, time: Ints, thread: Ints) -> Ints:
         """The innermost range around each instant on its thread, its end included; -1 without one."""
-        spans, count = self._spans, len(self)
-        threads, times = np.concatenate((spans.thread, thread)), np.concatenate((spans.start, time))
-        is_instant = np.arange(len(times)) >= count
-        order = np.lexsort((is_instant, times, threads))  # a range before an instant that it begins at
-        end = np.concatenate((spans.end, np.full(len(time), _LOWEST)))
-        around = take(order, _around(end[order], (times - is_instant)[order], threads[order]))
-        enclosing = np.empty(len(times), np.int64)
-        enclosing[order] = around
-        return enclosing[count:]
+        begun = np.full(len(time), -1)
+        of_thread = self._spans.thread[self._order]
+        instants = np.argsort(thread, kind="stable")
+        for own in np.split(instants, np.flatnonzero(np.diff(thread[instants])) + 1) if len(instants) else ():
+            first, end = np.searchsorted(of_thread, (thread[own[0]], thread[own[0]] + 1))
+            rows = self._order[first:end]
+            begun[own] = np.append(rows, -1)[np.searchsorted(self._spans.start[rows], time[own], side="right") - 1]
+        return _climb(begun, time - 1, self.parent, self._spans.end)
 
     def depth(self) -> Ints:
         """The number of ranges around each range."""
@@ -152,9 +163,11 @@ class Nesting:
     def sums(self, values: Ints) -> Ints:
         """The sum of the values of each range and all ranges in it."""
         exact = values if np.abs(values).sum(dtype=float) < _MOST / 2 else values.astype(object)
-        total = np.append(0, np.cumsum(exact[self._order]))
+        total = np.zeros(len(self) + 1, exact.dtype)
+        np.cumsum(exact[self._order], out=total[1:])
+        inside = total[self._behind] - total[:-1]
         sums = np.empty(len(self), np.int64)
-        sums[self._order] = np.clip(total[self._behind] - total[:-1], -_MOST, _MOST)
+        sums[self._order] = np.clip(inside, -_MOST, _MOST, out=inside)
         return sums
 
     def least_around(self, values: Ints) -> Ints:
@@ -185,34 +198,28 @@ class Nesting:
         return inside
 
 
-def _around(end: Ints, begin: Ints, thread: Ints) -> Ints:
-    """For each row the last one before it on its thread that ends after it begins; -1 without one.
+def _climb(row: Ints, time: Ints, above: Ints, end: Ints) -> Ints:
+    """Each row's first of itself, the row above it, and so on that ends after a time; -1 without one.
 
-    Rows are in order of thread and begin. A row that ended is around no later one, so its own search can be taken over.
+    The result is written to `row`. It may be `above`: then a row above that has ended makes way for its own.
     """
-    around = np.arange(len(end)) - 1
-    around[np.flatnonzero(np.diff(thread, prepend=_LOWEST))] = -1
-    search = np.arange(len(end))
+    search = np.arange(len(row))
     for _ in range(_ROUNDS):
-        search = search[around[search] >= 0]
-        search = search[end[around[search]] <= begin[search]]
+        search = search[row[search] >= 0]
+        search = search[end[row[search]] <= time[search]]
         if not len(search):
-            return around
-        around[search] = around[around[search]]
-    ends, rows = end.tolist(), around.tolist()
-    for row, time in zip(search.tolist(), begin[search].tolist(), strict=True):
-        at = row - 1
-        while at >= 0 and ends[at] <= time:
-            at = rows[at]
-        rows[row] = at
-    return np.array(rows, np.int64)
-
-
-def _last_inside(parent: Ints) -> Ints:
-    """The last row in each row, itself included, of rows that come directly before those in them."""
-    last, inner = np.arange(len(parent)), np.flatnonzero(parent >= 0)
-    last[parent[inner]] = inner  # the last to be written is the last child
-    return _follow(last)
+            return row
+        row[search] = above[row[search]]
+    ends, further = end.tolist(), above.tolist()
+    for each in search[np.argsort(time[search], kind="stable")].tolist():
+        at, until, passed = int(row[each]), int(time[each]), []
+        while at >= 0 and ends[at] <= until:
+            passed.append(at)
+            at = further[at]
+        for ended in passed:  # for later times too
+            further[ended] = at
+        row[each] = at
+    return row
 
 
 def _follow(jump: Ints) -> Ints:

@@ -47,8 +47,7 @@ def read_trace(path: Path) -> Trace:
             if decoder.left_out > _MOST_LEFT_OUT:
                 text.problems.append("the rest was not read: too many events are malformed")
                 break
-    tables.drop_absurd()
-    tables.begin_at_zero()
+    tables.close()
     problems = list(text.problems)
     first = f", the first at byte {text.skipped[0]}" if text.skipped else ""
     for number, what in (

@@ -1,5 +1,6 @@
 """Collects the events of a trace into columns, chunk by chunk."""
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
@@ -185,7 +186,7 @@ class _Index(dict[K, int]):
 
 
 class TraceTables:
-    """Tables that grow with each chunk of events; `trace` closes them.
+    """Tables that grow with each chunk of events until `close`; then `trace` has the columns.
 
     Attributes:
         left_out: number of events that were left out for a missing or impossible time.
@@ -203,12 +204,13 @@ class TraceTables:
         self._lanes: _Index[tuple[object, object]] = _Index()
         self._signatures: _Index[bytes] = _Index()
         self._collectives: _Index[CollectiveCall] = _Index()
-        self._pieces: dict[str, dict[str, list[Ints]]] = {}
+        self._growing: dict[str, dict[str, array[int]]] = {}
+        self._tables: dict[str, dict[str, Ints]] = {}
 
     @property
     def empty(self) -> bool:
         """Whether all tables are empty."""
-        return not any(len(piece) for pieces in self._pieces.values() for piece in pieces["start"])
+        return not any(len(table["start"]) for table in self._tables.values())
 
     def add(self, events: Sequence[TraceEvent]) -> None:
         """Add a chunk of events."""
@@ -247,7 +249,7 @@ class TraceTables:
             table="gpu" if table in ACTIVITIES else table,
             thread=(str(last.pid), str(last.tid)),
             time=self._shift + (0 if time == _UNKNOWN else time),
-            in_order=self._in_order and "gpu" in self._pieces,
+            in_order=self._in_order and "gpu" in self._growing,
         )
 
     def _add(self, table: str, events: list[TraceEvent], extra: _ExtraColumns | None = None) -> None:
@@ -267,9 +269,9 @@ class TraceTables:
             "thread": _ints([threads[event.pid, event.tid] for event in events]),
             **(extra(events, [event.args or _NO_ARGUMENTS for event in events]) if extra else {}),
         }
-        pieces = self._pieces.setdefault(table, {})
+        growing = self._growing.setdefault(table, {})
         for name, column in columns.items():
-            pieces.setdefault(name, []).append(column)
+            growing.setdefault(name, array("q")).frombytes(column.tobytes())
 
     def _gpu(self, events: list[TraceEvent], arguments: list[Arguments], activity: int) -> dict[str, Ints]:
         # older traces give device and stream as process and thread only
@@ -305,43 +307,47 @@ class TraceTables:
             "signature": _ints(signature),
         }
 
-    def drop_absurd(self) -> None:
+    def close(self) -> None:
+        """Leave out events with impossible times, once all are added."""
+        for name, growing in self._growing.items():
+            self._tables[name] = {column: np.frombuffer(values, np.int64) for column, values in growing.items()}
+        if not self.empty:
+            self._drop_absurd()
+            self._begin_at_zero()
+
+    def _drop_absurd(self) -> None:
         """Leave out events a day or more away from the rest, or far longer than the recording.
 
         CUPTI occasionally reports an end of 0 or a duration of centuries.
         """
-        if self.empty:
-            return
-        starts = np.concatenate([piece for pieces in self._pieces.values() for piece in pieces["start"]])
+        starts = np.concatenate([table["start"] for table in self._tables.values()])
         middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
         extent = int(np.ptp(starts[np.abs(starts - middle) < _DAY_NS]))
         longest = _ABSURD_RATIO * extent + _ABSURD_ABOVE_NS
-        for pieces in self._pieces.values():
-            for number, (start, end) in enumerate(zip(pieces["start"], pieces["end"], strict=True)):
-                sound = (np.abs(start - middle) < _DAY_NS) & (end - start <= longest)
-                if not sound.all():
-                    self.left_out += int((~sound).sum())
-                    for column in pieces.values():
-                        column[number] = column[number][sound]
+        for table in self._tables.values():
+            start, end = table["start"], table["end"]
+            sound = (np.abs(start - middle) < _DAY_NS) & (end - start <= longest)
+            if not sound.all():
+                self.left_out += int((~sound).sum())
+                for name in table:
+                    table[name] = table[name][sound]
 
-    def begin_at_zero(self) -> None:
+    def _begin_at_zero(self) -> None:
         """Shift a trace with times before its base time: elsewhere a negative time means unknown."""
-        starts = (piece for pieces in self._pieces.values() for piece in pieces["start"])
-        earliest = min((int(piece.min(initial=0)) for piece in starts), default=0)
+        earliest = min(int(table["start"].min(initial=0)) for table in self._tables.values())
         self._shift = -earliest
-        for pieces in self._pieces.values() if earliest < 0 else ():
-            for column in ("start", "end"):
-                pieces[column] = [piece - earliest for piece in pieces[column]]
+        for table in self._tables.values() if earliest < 0 else ():
+            table["start"], table["end"] = table["start"] - earliest, table["end"] - earliest
 
     def trace(self, file: str) -> Trace:
-        """Close the tables."""
+        """The columns in order of time; these tables are then empty."""
         names = tuple(self._names)
         threads, thread = _texts(self._threads)
         lanes, lane = _texts(self._lanes)
-        for pieces in self._pieces.values():
-            pieces["thread"] = [thread[piece] for piece in pieces["thread"]]
-            if "lane" in pieces:
-                pieces["lane"] = [lane[piece] for piece in pieces["lane"]]
+        for table in self._tables.values():
+            table["thread"] = thread[table["thread"]]
+            if "lane" in table:
+                table["lane"] = lane[table["lane"]]
         operators, annotations = self._table("operators"), self._table("annotations")
         if not annotations and operators:
             marks = np.array([name.startswith(_ANNOTATIONS_2021) for name in names])[operators["name"]]
@@ -366,8 +372,7 @@ class TraceTables:
         )
 
     def _table(self, table: str) -> dict[str, Ints]:
-        pieces = self._pieces.pop(table, {})
-        columns = {name: np.concatenate(pieces.pop(name)) for name in list(pieces)}
+        columns = self._tables.pop(table, {})
         if table == "allocations" and columns:
             # until late in 2021 they had no total
             known = (columns.pop("device_type") != _ON_CPU) & (columns["allocated"] >= 0)
@@ -375,8 +380,8 @@ class TraceTables:
         if columns:
             # an outer range before the inner ones that begin with it
             order = np.lexsort((-columns["end"], columns["start"]))
-            for name in columns:
-                columns[name] = columns[name][order]
+            for column in columns.values():
+                column[:] = column[order]  # in place, to need less memory
         return columns
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
@@ -243,23 +244,25 @@ def _count(recording: Recording, calls: Ints, owner: Ints) -> list[OperatorFlops
     products = np.array([name in PRODUCTS for name in trace.names])[operators.name]
     same = (owner >= 0) & (operators.name == operators.name[owner])
     same |= (owner >= 0) & products & products[owner]
-    innermost = same & (recording.nesting.sums(same.astype(np.int64)) == 1)
-    known: dict[tuple[int, int], OperatorFlops | None] = {}
+    innermost = np.flatnonzero(same & (recording.nesting.sums(same.astype(np.int64)) == 1))
+    inputs = operators.name * len(trace.signatures) + operators.signature
 
-    def one(row: int) -> OperatorFlops | None:
-        key = int(operators.name[row]), int(operators.signature[row])
-        if key not in known:
-            known[key] = _operator_flops(trace.names[key[0]], trace.signatures[key[1]])
-        return known[key]
+    @cache
+    def flops_of(inputs: int) -> OperatorFlops | None:
+        name, signature = divmod(inputs, len(trace.signatures))
+        return _operator_flops(trace.names[name], trace.signatures[signature])
 
     parts: dict[int, list[OperatorFlops | None]] = {}
-    for row in np.flatnonzero(innermost).tolist():
-        parts.setdefault(int(owner[row]), []).append(one(row))
-    return [_summed(parts[call]) or one(call) for call in calls.tolist()]
+    for call, inputs_of_part in zip(owner[innermost].tolist(), inputs[innermost].tolist(), strict=True):
+        parts.setdefault(call, []).append(flops_of(inputs_of_part))
+    of_calls = zip(calls.tolist(), inputs[calls].tolist(), strict=True)
+    return [_summed(parts[call]) or flops_of(inputs_of_call) for call, inputs_of_call in of_calls]
 
 
 def _summed(parts: list[OperatorFlops | None]) -> OperatorFlops | None:
     """The sum of several operators' FLOPs; None if one of them could not be counted."""
+    if len(parts) == 1:
+        return parts[0]
     counted = [part for part in parts if part is not None]
     if len(counted) < len(parts):
         return None

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "pipeline": {"numpy", "host", "results", "kineto", "analysis", "diagnosis"},
     "record": {"msgspec", "results"},
     "report": {"msgspec", "jinja2", "timing", "results", "diagnosis", "record"},
-    "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu"},
+    "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "diagnosis"},
     "comparison": {"numpy", "results", "diagnosis", "record", "report", "bench"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
     "finish": {"host", "kineto", "pipeline", "report"},

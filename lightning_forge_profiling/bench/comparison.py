@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, printable
+from lightning_forge_profiling.diagnosis.bootstrap import resampled_medians
 from lightning_forge_profiling.errors import ConfigurationError
 
 _RESAMPLES: Final = 2000
-_VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
 _CONFIDENCE_PCT: Final = 95.0
 _CLOCKS_DIFFER: Final = 0.02
 _FEWEST_SAMPLES: Final = 6  # as for the interval of one median
@@ -127,10 +127,6 @@ def compare_benchmarks(results: Iterable[BenchmarkResult], *, seed: int = 0) -> 
     are resampled. With fewer, runs are resampled, and within a run blocks of neighbouring samples, about as many as a
     block is long, so that a drift does not count as many independent samples; each run then needs six samples.
 
-    Source: H. R. Künsch, The jackknife and the bootstrap for general stationary observations, Annals of Statistics 17
-    (1989), for the blocks; B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), section 13.3, for
-    the percentile interval.
-
     Args:
         results: of two names or more.
         seed: of the random numbers.
@@ -204,37 +200,22 @@ def _median(runs: Sequence[BenchmarkResult]) -> float:
 def _draws(runs: Sequence[BenchmarkResult], random: np.random.Generator) -> NDArray[np.float64]:
     """Resampled medians over the runs."""
     if len(runs) >= _FEWEST_RUNS:
-        medians = np.array([run.median_us for run in runs])
-        drawn = medians[random.integers(len(runs), size=(_RESAMPLES, len(runs)))]
-        return np.asarray(np.median(drawn, axis=1), np.float64)
-    within = np.stack([_draws_of_run(np.asarray(run.samples_us), random) for run in runs])
+        return resampled_medians(np.array([run.median_us for run in runs]), 1, _RESAMPLES, random)
+    samples = [np.array(run.samples_us, float) for run in runs]
+    within = np.stack([resampled_medians(s, max(1, round(math.sqrt(len(s)))), _RESAMPLES, random) for s in samples])
     chosen = random.integers(len(runs), size=(len(runs), _RESAMPLES))
     return np.asarray(np.median(within[chosen, np.arange(_RESAMPLES)], axis=0), np.float64)
 
 
-def _draws_of_run(samples: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-    """Medians of one run's samples, resampled in blocks."""
-    count = len(samples)
-    length = max(1, round(math.sqrt(count)))
-    blocks = math.ceil(count / length)
-    at_once = max(1, _VALUES_AT_ONCE // (blocks * length))
-    found = []
-    for first in range(0, _RESAMPLES, at_once):
-        starts = random.integers(count - length + 1, size=(min(at_once, _RESAMPLES - first), blocks))
-        drawn = samples[(starts[..., None] + np.arange(length)).reshape(len(starts), -1)[:, :count]]
-        found.append(np.median(drawn, axis=1))
-    return np.concatenate(found)
-
-
 def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
-    found = []
+    warnings = []
     results = [run for runs in groups.values() for run in runs]
     if any(len(runs) < _FEWEST_RUNS for runs in groups.values()):
-        found.append(
+        warnings.append(
             f"fewer than {_FEWEST_RUNS} runs of a function do not show how much runs differ: time each function five "
             "times, in turns"
         )
-    found += [
+    warnings += [
         text for name, runs in groups.items() for check in (_one_function, _host_bound) if (text := check(name, runs))
     ]
     measured: dict[str, set[Any]] = {
@@ -244,15 +225,15 @@ def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
         "whether the L2 cache was flushed": {run.flush_l2 for run in results},
     }
     if differing := [what for what, values in measured.items() if len(values) > 1]:
-        found.append(f"the results differ in {' and '.join(differing)}")
+        warnings.append(f"the results differ in {' and '.join(differing)}")
     if not all(_enough(runs) for runs in groups.values()):
-        found.append(
+        warnings.append(
             f"a run of fewer than {_FEWEST_SAMPLES} samples gives no interval, unless there are {_FEWEST_RUNS} runs"
         )
     clocks = [run.clock.median_mhz for run in results if run.clock is not None]
     if clocks and max(clocks) > (1 + _CLOCKS_DIFFER) * min(clocks):
-        found.append(f"the GPU's clock differed between the runs: {min(clocks):.0f} to {max(clocks):.0f} MHz")
-    return found
+        warnings.append(f"the GPU's clock differed between the runs: {min(clocks):.0f} to {max(clocks):.0f} MHz")
+    return warnings
 
 
 def _one_function(name: str, runs: Sequence[BenchmarkResult]) -> str:

@@ -23,6 +23,8 @@ _RESAMPLES: Final = 1000
 _MOST_PIECES: Final = 256
 """Beyond this number, neighbouring pieces are merged. Blocks stay the same, and memory stays bounded."""
 
+_VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
+
 _TYPICAL_OF: Final = 8
 _TYPICAL_STEPS: Final = 8
 """Blocks so long contain what happens in each eighth step, as bursts of up to eight loader workers."""
@@ -56,8 +58,9 @@ def resampled(count: int, block: int, resamples: int, random: np.random.Generato
 
 def resampled_medians(values: Column, block: int, resamples: int, random: np.random.Generator) -> Column:
     """Medians of resamples."""
-    medians: Column = np.median(values[resampled(len(values), block, resamples, random)], axis=1)
-    return medians
+    at_once = max(1, _VALUES_AT_ONCE // len(values))
+    parts = [min(at_once, resamples - first) for first in range(0, resamples, at_once)]
+    return np.concatenate([np.median(values[resampled(len(values), block, part, random)], axis=1) for part in parts])
 
 
 def block_length(values: Sequence[float] | Column) -> int:

@@ -54,8 +54,6 @@ def _explain_communication(context: RuleContext) -> Explanation:
     return Explanation(title, evidence, advice)
 
 
-COMMUNICATION: Final = Rule("communication-bound", _communication_ms, _explain_communication)
-
 # -- recorded kernels ------------------------------------------------------------------------------------------------
 
 _MATH: Final = frozenset({"matmul", "convolution", "attention"})
@@ -145,9 +143,6 @@ def _gpu_saving(context: RuleContext) -> float | None:
     return context.compute_ms - (flops.model_per_step or flops.per_step) / max(flops.peak_tflops, *others, 0.0) / 1e9
 
 
-GPU_COMPUTE: Final = Rule("compute-bound", _gpu_compute_ms, _explain_gpu_compute, _gpu_saving)
-MEMORY_BANDWIDTH: Final = Rule("memory-bandwidth-bound", _bandwidth_ms, _explain_bandwidth)
-
 # -- recorded operators on a CPU -------------------------------------------------------------------------------------
 
 
@@ -211,10 +206,6 @@ def _measured(numbers: str) -> str:
     )
 
 
-OPERATORS: Final = Rule(
-    "compute-bound", lambda context: context.cpu.operators_ms_per_step, _explain_operators, unpredicted
-)
-
 # -- the regions of a run --------------------------------------------------------------------------------------------
 
 _RARELY_PCT: Final = 20.0
@@ -264,5 +255,14 @@ def _explain_cpu_work(run: RunEvidence) -> Explanation:
     )
 
 
-GPU_WORK_IN_RUN: Final = Rule("compute-bound", _gpu_work_ms, _explain_gpu_work, unpredicted)
-CPU_WORK_IN_RUN: Final = Rule("compute-bound", lambda run: sum(_work_ms(run).values()), _explain_cpu_work, unpredicted)
+GPU_RULES: Final = (
+    Rule("communication-bound", _communication_ms, _explain_communication),
+    Rule("compute-bound", _gpu_compute_ms, _explain_gpu_compute, _gpu_saving),
+    Rule("memory-bandwidth-bound", _bandwidth_ms, _explain_bandwidth),
+)
+CPU_RULES: Final = (
+    Rule("compute-bound", lambda context: context.cpu.operators_ms_per_step, _explain_operators, unpredicted),
+)
+RUN_RULES: Final = (Rule("compute-bound", _gpu_work_ms, _explain_gpu_work, unpredicted),)
+CPU_WORK: Final = Rule("compute-bound", lambda run: sum(_work_ms(run).values()), _explain_cpu_work, unpredicted)
+"""Of a run, beside other findings."""

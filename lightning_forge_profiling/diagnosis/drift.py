@@ -53,7 +53,7 @@ def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | N
         if above[0] <= max(_BEYOND * noise, _LEAST * level):
             continue
         steady = max(noise, _STEADY * level)
-        lasts = next((place for place in range(half) if above[place] <= steady), half)
+        lasts = next((block for block in range(half) if above[block] <= steady), half)
         return StepDrift(first_ms=blocks[0], steady_ms=level, until_step=steps[lasts * size] if lasts < half else None)
     return None
 

@@ -8,34 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.compute import (
-    COMMUNICATION,
-    CPU_WORK_IN_RUN,
-    GPU_COMPUTE,
-    GPU_WORK_IN_RUN,
-    MEMORY_BANDWIDTH,
-    OPERATORS,
-)
-from lightning_forge_profiling.diagnosis.host_rules import (
-    ALLOCATOR,
-    BETWEEN_REGIONS,
-    BLOCKED,
-    LAUNCHING,
-    LAUNCHING_IN_RUN,
-    PYTHON,
-    SLOW_LAUNCHES,
-    SYNC,
-    largest_idle,
-)
+from lightning_forge_profiling.diagnosis import compute, host_rules, loader, optimizer
 from lightning_forge_profiling.diagnosis.ledger_costs import self_times
-from lightning_forge_profiling.diagnosis.loader import (
-    INPUT_IN_RUN,
-    INPUT_IN_TRACE,
-    TRANSFER_IN_RUN,
-    TRANSFER_IN_TRACE,
-    WORKER_RESTARTS,
-)
-from lightning_forge_profiling.diagnosis.optimizer import CPU_UPDATE, GPU_UPDATE, UPDATE_IN_RUN
 from lightning_forge_profiling.diagnosis.ranks import part_of, trace_straggler
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_STEPS,
@@ -51,26 +25,14 @@ from lightning_forge_profiling.diagnosis.where import located
 from lightning_forge_profiling.results.analysis import Finding, RankWait, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 
-_GPU_RULES: Final = (
-    INPUT_IN_TRACE,
-    TRANSFER_IN_TRACE,
-    SYNC,
-    ALLOCATOR,
-    SLOW_LAUNCHES,
-    GPU_UPDATE,
-    LAUNCHING,
-    COMMUNICATION,
-    GPU_COMPUTE,
-    MEMORY_BANDWIDTH,
-)
-TRACE_RULES: Final = (*_GPU_RULES, largest_idle(_GPU_RULES))
+_GPU_RULES: Final = (*loader.GPU_RULES, *host_rules.GPU_RULES, *optimizer.GPU_RULES, *compute.GPU_RULES)
+TRACE_RULES: Final = (*_GPU_RULES, host_rules.largest_idle(_GPU_RULES))
 """For a rank with GPU work. A straggler takes all ranks together: `ranks.py`."""
 
-CPU_RULES: Final = (CPU_UPDATE, OPERATORS, PYTHON)
+CPU_RULES: Final = (*optimizer.CPU_RULES, *compute.CPU_RULES, *host_rules.CPU_RULES)
 """For a rank without GPU work, beside `INPUT_IN_TRACE`: each part of its step belongs to one of them."""
 
-_CPU_RUN_RULES: Final = (INPUT_IN_RUN, WORKER_RESTARTS, UPDATE_IN_RUN, BETWEEN_REGIONS, *BLOCKED)
-RUN_RULES: Final = (*_CPU_RUN_RULES, TRANSFER_IN_RUN, LAUNCHING_IN_RUN, GPU_WORK_IN_RUN)
+RUN_RULES: Final = (*loader.RUN_RULES, *optimizer.RUN_RULES, *host_rules.RUN_RULES, *compute.RUN_RULES)
 
 _RANKS_DIFFER_PCT: Final = 1.0
 """From here on a finding's sentence says the share of both, the rank that it is of and the mean."""
@@ -91,7 +53,7 @@ def rank_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
     """`find_causes` without a straggler."""
     contexts = _contexts(ranks, waits)
     on_gpu = any(context.on_gpu for context in contexts)
-    rules = TRACE_RULES if on_gpu else (*CPU_RULES, INPUT_IN_TRACE)
+    rules = TRACE_RULES if on_gpu else (*CPU_RULES, loader.INPUT_IN_TRACE)
     return [finding for rule in rules if (finding := _worst(rule, contexts, on_gpu=on_gpu)) is not None]
 
 
@@ -105,7 +67,7 @@ def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
     """A rule's finding, in the words of the rank that it costs most."""
     # beside ranks that use a GPU, one without has nothing that waits, except for data
     costs = [
-        context.pct(rule.cost(context)) if context.on_gpu == on_gpu or rule is INPUT_IN_TRACE else 0.0
+        context.pct(rule.cost(context)) if context.on_gpu == on_gpu or rule is loader.INPUT_IN_TRACE else 0.0
         for context in contexts
     ]
     over = sum(cost >= NAMED_FROM_PCT for cost in costs)
@@ -132,12 +94,12 @@ def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
 
 def run_findings(run: RunEvidence) -> tuple[Finding, ...]:
     """What costs at least `NAMED_FROM_PCT` of a step. No two findings count the same time, those of hooks included."""
-    return _of_run(RUN_RULES if run.on_device else _CPU_RUN_RULES, run)
+    return _of_run(RUN_RULES, run)
 
 
 def cpu_work(run: RunEvidence) -> tuple[Finding, ...]:
     """What a step on the CPU computes, as a finding beside others: without the waits, and without what those name."""
-    return () if run.on_device else _of_run((CPU_WORK_IN_RUN,), run)
+    return () if run.on_device else _of_run((compute.CPU_WORK,), run)
 
 
 def _of_run(rules: Sequence[Rule[RunEvidence]], run: RunEvidence) -> tuple[Finding, ...]:
@@ -155,7 +117,7 @@ def _run_finding(rule: Rule[RunEvidence], run: RunEvidence, share_pct: float) ->
     numbers = {**finding.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": run.steps}
     if run.drained_pct is not None:
         numbers["drained_pct"] = run.drained_pct
-    if rule is WORKER_RESTARTS and finding.saves is not None:  # which do not come in each step
+    if rule is loader.WORKER_RESTARTS and finding.saves is not None:  # which do not come in each step
         saved, steps = (in_s(ms * run.steps / 1e3) for ms in (finding.saves.ms_per_step, step.mean))
         text = f"That saves about {saved} of the {steps} that the steps take ({finding.saves.pct:.0f} %)."
         finding = replace(finding, saves=replace(finding.saves, text=text))

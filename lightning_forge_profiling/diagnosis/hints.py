@@ -1,28 +1,29 @@
-"""Rules of thumb on a rank's breakdown: less than a cause, worth a look."""
+"""Rules of thumb on a rank, on settings, on the GPU's sensors and on the steps: less than a cause, worth a look."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, Explanation, Rule, backward_is_heavy, in_ms, region
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, backward_is_heavy, in_ms, region
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.run import Switches
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 
+# -- a recorded rank -------------------------------------------------------------------------------------------------
+
 _MANY_ITEMS: Final = 20
 """Lightning and its progress bar read a few a step."""
 
 
-def _communication_pct(rank: RankSummary) -> float:
-    return 100 * rank.comm.ms_per_step / rank.step_ms.mean if rank.step_ms.mean else 0.0
+def _pct(rank: RankSummary, ms_per_step: float) -> float:
+    return 100 * ms_per_step / rank.step_ms.mean if rank.step_ms.mean else 0.0
 
 
 def _copy_pct(rank: RankSummary) -> float:
     """Share of the step that `aten::copy_` spends in kernels, so not in copies to the GPU."""
-    spent = sum(operator.self_device_ms_per_step for operator in rank.operators if operator.name == "aten::copy_")
-    spent = max(spent - sum(copy.ms_per_step for copy in rank.copies), 0.0)
-    return 100 * spent / rank.step_ms.mean if rank.step_ms.mean else 0.0
+    spent_ms = sum(operator.self_device_ms_per_step for operator in rank.operators if operator.name == "aten::copy_")
+    return _pct(rank, max(spent_ms - sum(copy.ms_per_step for copy in rank.copies), 0.0))
 
 
 def _other_pct(rank: RankSummary) -> float:
@@ -31,223 +32,155 @@ def _other_pct(rank: RankSummary) -> float:
     return rank.categories["other"].pct - math
 
 
-def _recomputed_pct(rank: RankSummary) -> float:
-    return 0.0 if rank.flops is None else rank.flops.recomputed_pct
-
-
 def _item_pct(rank: RankSummary) -> float:
-    cpu = rank.cpu
-    many = cpu is not None and cpu.item_calls_per_step >= _MANY_ITEMS and rank.step_ms.mean > 0
-    return 100 * cpu.item_ms_per_step / rank.step_ms.mean if cpu is not None and many else 0.0
+    many = rank.cpu is not None and rank.cpu.item_calls_per_step >= _MANY_ITEMS
+    return _pct(rank, rank.cpu.item_ms_per_step) if many and rank.cpu is not None else 0.0
 
 
-def _item(rank: RankSummary) -> Explanation:
-    calls = 0.0 if rank.cpu is None else rank.cpu.item_calls_per_step
-    return Explanation(
-        f"a tensor's value is read {calls:.0f} times a step, as by .item(), float() or `if tensor:`; the "
-        f"operators alone take {_item_pct(rank):.0f} % of the recorded step: read many at once with "
-        ".tolist(), or every n steps"
-    )
+@dataclass(frozen=True, slots=True)
+class _Thumb:
+    """A rule of thumb: the figure of a rank, above which it is worth a look, and the words for it."""
+
+    code: str
+    figure: Callable[[RankSummary], float]
+    above: float
+    text: str
 
 
-_RULES: Final[tuple[Rule[RankSummary], ...]] = (
-    Rule(
+_OF_RANKS: Final = (
+    _Thumb(
         "matmul-heavy",
         lambda rank: rank.categories["matmul"].pct,
-        lambda rank: Explanation(
-            f"matrix products take {rank.categories['matmul'].pct:.0f} % of the step, the work that a GPU does best; "
-            "a lower precision or larger tiles remain"
-        ),
-        above=50,
+        50,
+        "matrix products take {:.0f} % of the step, the work that a GPU does best; a lower precision or larger tiles "
+        "remain",
     ),
-    Rule(
+    _Thumb(
         "comm-heavy",
-        _communication_pct,
-        lambda rank: Explanation(f"communication runs for {_communication_pct(rank):.0f} % of the step, hidden or not"),
-        above=20,
+        lambda rank: _pct(rank, rank.comm.ms_per_step),
+        20,
+        "communication runs for {:.0f} % of the step, hidden or not",
     ),
-    Rule(
+    _Thumb(
         "other-heavy",
         _other_pct,
-        lambda rank: Explanation(
-            f"kernels other than matrix products, convolutions and attention take {_other_pct(rank):.0f} % of the "
-            "step: torch.compile can fuse many of them"
-        ),
-        above=40,
+        40,
+        "kernels other than matrix products, convolutions and attention take {:.0f} % of the step: torch.compile can "
+        "fuse many of them",
     ),
-    Rule(
+    _Thumb(
         "copy-heavy",
         _copy_pct,
-        lambda rank: Explanation(
-            f"aten::copy_ takes {_copy_pct(rank):.0f} % of the step: casts between types and layouts; keep one "
-            "precision (bf16-true), make tensors contiguous once"
-        ),
-        above=10,
+        10,
+        "aten::copy_ takes {:.0f} % of the step: casts between types and layouts; keep one precision (bf16-true), make "
+        "tensors contiguous once",
     ),
-    Rule(
+    _Thumb(
         "cuda-malloc",
         lambda rank: rank.host.cuda_mallocs_per_step,
-        lambda rank: Explanation(
-            f"cudaMalloc is called {rank.host.cuda_mallocs_per_step:.1f} times a step: in a steady state PyTorch's "
-            "allocator needs none"
-        ),
+        0,
+        "cudaMalloc is called {:.1f} times a step: in a steady state PyTorch's allocator needs none",
     ),
-    Rule("item-calls", _item_pct, _item, above=1),
-    Rule(
+    _Thumb(
+        "item-calls",
+        _item_pct,
+        1,
+        "a tensor's value is read {rank.cpu.item_calls_per_step:.0f} times a step, as by .item(), float() or "
+        "`if tensor:`; the operators alone take {:.0f} % of the recorded step: read many at once with .tolist(), or "
+        "every n steps",
+    ),
+    _Thumb(
         "recomputation",
-        _recomputed_pct,
-        lambda rank: Explanation(
-            f"{_recomputed_pct(rank):.0f} % of the operations recompute activations (checkpointing) or belong to the "
-            "optimizer: if memory is left, checkpoint fewer layers"
-        ),
-        above=5,
+        lambda rank: 0.0 if rank.flops is None else rank.flops.recomputed_pct,
+        5,
+        "{:.0f} % of the operations recompute activations (checkpointing) or belong to the optimizer: if memory is "
+        "left, checkpoint fewer layers",
     ),
 )
-"""From KempnerForge's summary and common teaching: above which share something is worth a look."""
+"""From KempnerForge's summary and common teaching."""
 
 
 def rules_of_thumb(ranks: Iterable[RankSummary]) -> tuple[Hint, ...]:
     """The rules that apply, once each: on the rank where their figure is greatest."""
     ranks, hints = tuple(ranks), []
-    for rule in _RULES:
-        rank = max(ranks, key=rule.cost, default=None)
-        if rank is not None and rule.cost(rank) > rule.above:
-            hints.append(Hint(code=rule.code, rank=rank.rank, text=rule.explain(rank).title))
+    for rule in _OF_RANKS:
+        rank = max(ranks, key=rule.figure, default=None)
+        if rank is not None and rule.figure(rank) > rule.above:
+            hints.append(Hint(code=rule.code, rank=rank.rank, text=rule.text.format(rule.figure(rank), rank=rank)))
     return tuple(hints)
 
 
-_UNKNOWN: Final = "what it costs here was not measured"
-_MOST_OF_PCT: Final = 99.5
+# -- switches --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """A switch.
-
-    Attributes:
-        code: the code of its hint.
-        on: what is on, with what it does; "" if it is off.
-        off: what to do about it.
-        name: its short name if the times of the run are not those of the run without it; "" otherwise.
-        cost: what is known of its cost.
-    """
-
-    code: str
-    on: Callable[[Switches], str]
-    off: str
-    name: str = ""
-    cost: str = _UNKNOWN
-
-
-def _when(field: str, text: str) -> Callable[[Switches], str]:
-    return lambda switches: text.format(value) if (value := getattr(switches, field)) else ""
+def _slowing(switches: Switches) -> Iterator[tuple[str, str, str]]:
+    """Code, name and words of each switch that is on, if the run without it would have other times."""
+    if switches.anomaly_detection:
+        on = "anomaly detection is on: a stack for each operator, a check of each gradient"
+        off = "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)"
+        yield "anomaly-detection", "anomaly detection", _unmeasured(on, off)
+    if switches.launch_blocking:
+        on = "CUDA_LAUNCH_BLOCKING=1 is set: the host waits for each kernel"
+        yield "launch-blocking", "CUDA_LAUNCH_BLOCKING", _unmeasured(on, "Unset the environment variable")
+    if switches.tracer:
+        on = f"{switches.tracer} traces the training thread: it runs at each call or line of Python"
+        off = "Run without the debugger, coverage tool or profiler"
+        yield "tracer", "a tracer of Python code", _unmeasured(on, off)
+    if switches.profiler:
+        on = "another torch profiler is running: it records each operator"
+        off = "Remove it, or limit it to a few steps with a schedule"
+        yield "other-profiler", "another torch profiler", _unmeasured(on, off)
 
 
-def _deterministic(switches: Switches) -> str:
-    names = {"algorithms": "torch.use_deterministic_algorithms is on", "cudnn": "cudnn.deterministic is on"}
-    return f"{names[switches.deterministic]}: slower kernels may be chosen" if switches.deterministic else ""
+def _other_switches(switches: Switches) -> Iterator[tuple[str, str]]:
+    if switches.deterministic:
+        names = {"algorithms": "torch.use_deterministic_algorithms", "cudnn": "cudnn.deterministic"}
+        on = f"{names[switches.deterministic]} is on: slower kernels may be chosen"
+        off = "Remove Trainer(deterministic=True) or the call, if the run need not repeat bit for bit"
+        yield "deterministic", _unmeasured(on, off)
+    if level := switches.distributed_debug:
+        does = {"INFO": "DDP logs what it does", "DETAIL": "each collective is first compared over all ranks"}
+        on = f"TORCH_DISTRIBUTED_DEBUG={level} is set: {does.get(level, 'PyTorch checks more')}"
+        yield "distributed-debug", _unmeasured(on, "Unset the environment variable")
+    if pct := switches.float64_pct:
+        share = "all" if pct >= 99.5 else f"{pct:.1g} %" if pct < 1 else f"{pct:.0f} %"  # noqa: PLR2004  (rounds to all)
+        on = f"{share} of the trainable parameters are float64: twice the memory of float32"
+        off = 'Leave out Trainer(precision="64-true") and torch.set_default_dtype(torch.float64), or call model.float()'
+        yield "float64", _unmeasured(on, off)
+    if switches.tf32_off:
+        on = "float32 matrix products do not use the GPU's TF32 tensor cores, which keep 10 bits of mantissa"
+        off = 'Use them with torch.set_float32_matmul_precision("high"), if the loss allows it'
+        yield "tf32-off", _unmeasured(on, off)
+    if switches.pin_memory_unused:
+        on = "the DataLoader has pin_memory=True, and there is no GPU"
+        yield "pin-memory", f"{on}; PyTorch ignores it, so it costs nothing. Remove it."
 
 
-def _distributed_debug(switches: Switches) -> str:
-    does = {"INFO": "DDP logs what it does", "DETAIL": "each collective is first compared over all ranks"}
-    level = switches.distributed_debug
-    return f"TORCH_DISTRIBUTED_DEBUG={level} is set: {does.get(level, 'PyTorch checks more')}" if level else ""
-
-
-def _float64(switches: Switches) -> str:
-    pct = switches.float64_pct
-    share = "all" if pct >= _MOST_OF_PCT else f"{pct:.1g} %" if pct < 1 else f"{pct:.0f} %"
-    return f"{share} of the trainable parameters are float64: twice the memory of float32" if pct else ""
-
-
-_SWITCHES: Final = (
-    _Rule(
-        "anomaly-detection",
-        _when("anomaly_detection", "anomaly detection is on: a stack for each operator, a check of each gradient"),
-        "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)",
-        name="anomaly detection",
-    ),
-    _Rule(
-        "launch-blocking",
-        _when("launch_blocking", "CUDA_LAUNCH_BLOCKING=1 is set: the host waits for each kernel"),
-        "Unset the environment variable",
-        name="CUDA_LAUNCH_BLOCKING",
-    ),
-    _Rule(
-        "tracer",
-        _when("tracer", "{} traces the training thread: it runs at each call or line of Python"),
-        "Run without the debugger, coverage tool or profiler",
-        name="a tracer of Python code",
-    ),
-    _Rule(
-        "other-profiler",
-        _when("profiler", "another torch profiler is running: it records each operator"),
-        "Remove it, or limit it to a few steps with a schedule",
-        name="another torch profiler",
-    ),
-    _Rule(
-        "deterministic",
-        _deterministic,
-        "Remove Trainer(deterministic=True) or the call, if the run need not repeat bit for bit",
-    ),
-    _Rule(
-        "distributed-debug",
-        _distributed_debug,
-        "Unset the environment variable",
-    ),
-    _Rule(
-        "float64",
-        _float64,
-        'Leave out Trainer(precision="64-true") and torch.set_default_dtype(torch.float64), or call model.float()',
-    ),
-    _Rule(
-        "tf32-off",
-        _when(
-            "tf32_off", "float32 matrix products do not use the GPU's TF32 tensor cores, which keep 10 bits of mantissa"
-        ),
-        'Use them with torch.set_float32_matmul_precision("high"), if the loss allows it',
-    ),
-    _Rule(
-        "pin-memory",
-        _when("pin_memory_unused", "the DataLoader has pin_memory=True, and there is no GPU"),
-        "Remove it",
-        cost="PyTorch ignores it, so it costs nothing",
-    ),
-)
+def _unmeasured(on: str, off: str) -> str:
+    return f"{on}; what it costs here was not measured. {off}."
 
 
 def switch_hints(switches: Switches | None) -> tuple[Hint, ...]:
-    """One hint for each switch that is on.
-
-    Example:
-        >>> print(*(hint.text for hint in switch_hints(Switches(pin_memory_unused=True))))
-        the DataLoader has pin_memory=True, and there is no GPU; PyTorch ignores it, so it costs nothing. Remove it.
-    """
+    """One hint for each switch that is on."""
     if switches is None:
         return ()
-    return tuple(
-        Hint(code=rule.code, rank=0, text=f"{on}; {rule.cost}. {rule.off}.")
-        for rule in _SWITCHES
-        if (on := rule.on(switches))
-    )
+    slowing = [(code, text) for code, _, text in _slowing(switches)]
+    return tuple(_hint(code, text) for code, text in (*slowing, *_other_switches(switches)))
 
 
 def switched_on(switches: Switches | None) -> str:
-    """What stands beside the verdict if the times are not those of the run without a switch; "" otherwise.
-
-    Example:
-        >>> switched_on(Switches(anomaly_detection=True, profiler=True))
-        'All times include anomaly detection and another torch profiler, which were on.'
-    """
-    names = [] if switches is None else [rule.name for rule in _SWITCHES if rule.name and rule.on(switches)]
+    """The end of the verdict if the times are not those of the run without a switch; "" otherwise."""
+    names = [] if switches is None else [name for _, name, _ in _slowing(switches)]
     if not names:
         return ""
-    last = names.pop()
-    listed = f"{', '.join(names)} and {last}" if names else last
-    return f"All times include {listed}, which {'were' if names else 'was'} on."
+    *others, last = names
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return f"All times include {listed}, which {'were' if others else 'was'} on."
 
 
-MIN_SAMPLES: Final = 10
+# -- the GPU's sensors -----------------------------------------------------------------------------------------------
+
+_MIN_SAMPLES: Final = 10
 """Two seconds at the default period: NVML's utilization is over up to one."""
 
 _WELL_USED_PCT: Final = 90.0
@@ -271,51 +204,45 @@ _MEANS: Final = {
     "board limit": "the board limits it",
 }
 
-_WELL_USED: Final = (
-    "GPU utilization is {:.0f} %: nearly always a kernel was running. How much of the GPU those kernels use is another "
-    "question, which the MFU answers."
-)
-_UNDERUSED: Final = (
-    "GPU utilization is {:.0f} %: most of the time no kernel was running. It waits for data, for the host's launches "
-    "or for other ranks; the verdict says for which."
-)
-_MALLOCS: Final = (
-    "PyTorch's allocator asked the device for memory {:.1f} times a step after the warm-up, where it needs no more "
-    "once it has run a step: batches of varying sizes (pad them to a few), torch.cuda.empty_cache() in the loop, or "
-    "memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces this. A recorded window "
-    "(ForgeProfilerCallback) shows what it costs."
-)
+
+def telemetry_hints(summary: TelemetrySummary, *, steps: int | None = None) -> tuple[Hint, ...]:
+    """The hints that apply: none from few samples, or about a few calls of `cudaMalloc` in all."""
+    sensors = _sensors(summary) if summary.samples >= _MIN_SAMPLES else ()
+    return (*sensors, *_memory(summary, steps))
 
 
-def telemetry_hints(summary: TelemetrySummary, *, steps: int | None = None, rank: int = 0) -> tuple[Hint, ...]:
-    """The hints that apply.
+def _sensors(summary: TelemetrySummary) -> Iterator[Hint]:
+    used_pct = summary.utilization_pct
+    if used_pct is not None and used_pct > _WELL_USED_PCT:
+        yield _hint(
+            "gpu-well-used",
+            f"GPU utilization is {used_pct:.0f} %: nearly always a kernel was running. How much of the GPU those "
+            "kernels use is another question, which the MFU answers.",
+        )
+    if used_pct is not None and used_pct < _UNDERUSED_PCT:
+        yield _hint(
+            "gpu-underused",
+            f"GPU utilization is {used_pct:.0f} %: most of the time no kernel was running. It waits for data, for the "
+            "host's launches or for other ranks; the verdict says for which.",
+        )
+    if summary.throttled_pct is not None and summary.throttled_pct >= _THROTTLED_PCT:
+        yield _hint("gpu-throttled", _throttled(summary))
 
-    There are none about utilization and clocks from fewer than `MIN_SAMPLES` samples, and none about a few calls of
-    `cudaMalloc` in all.
 
-    Example:
-        >>> summary = TelemetrySummary(device="NVIDIA H200", samples=50, utilization_pct=31.0)
-        >>> [hint.code for hint in telemetry_hints(summary)]
-        ['gpu-underused']
-    """
-    return tuple(Hint(code=code, rank=rank, text=text) for code, text in _rules(summary, steps))
-
-
-def _rules(summary: TelemetrySummary, steps: int | None) -> Iterator[tuple[str, str]]:
-    if summary.samples >= MIN_SAMPLES:
-        if summary.utilization_pct is not None and summary.utilization_pct > _WELL_USED_PCT:
-            yield "gpu-well-used", _WELL_USED.format(summary.utilization_pct)
-        if summary.utilization_pct is not None and summary.utilization_pct < _UNDERUSED_PCT:
-            yield "gpu-underused", _UNDERUSED.format(summary.utilization_pct)
-        if summary.throttled_pct is not None and summary.throttled_pct >= _THROTTLED_PCT:
-            yield "gpu-throttled", _throttled(summary)
+def _memory(summary: TelemetrySummary, steps: int | None) -> Iterator[Hint]:
     if summary.memory_peak_gib and summary.memory_total_gib:
         full_pct = 100 * summary.memory_peak_gib / summary.memory_total_gib
         if full_pct >= _NEARLY_FULL_PCT:
-            yield "gpu-memory-full", _full(summary, full_pct)
+            yield _hint("gpu-memory-full", _full(summary, full_pct))
     mallocs = summary.device_allocs_per_step
     if mallocs is not None and mallocs > _MALLOCS_PER_STEP and (steps is None or mallocs * steps > _FEW_MALLOCS):
-        yield "cuda-malloc-steady", _MALLOCS.format(mallocs)
+        yield _hint(
+            "cuda-malloc-steady",
+            f"PyTorch's allocator asked the device for memory {mallocs:.1f} times a step after the warm-up, where it "
+            "needs no more once it has run a step: batches of varying sizes (pad them to a few), "
+            "torch.cuda.empty_cache() in the loop, or memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:"
+            "True reduces this. A recorded window (ForgeProfilerCallback) shows what it costs.",
+        )
 
 
 def _throttled(summary: TelemetrySummary) -> str:
@@ -344,35 +271,38 @@ def _full(summary: TelemetrySummary, full_pct: float) -> str:
     )
 
 
+def _hint(code: str, text: str) -> Hint:
+    return Hint(code=code, rank=0, text=text)
+
+
+# -- the steps of a run ------------------------------------------------------------------------------------------------
+
 _UNEVEN: Final = 1.2
 """A mean so much above the median says that few steps take a good part of the time."""
 
 
-def run_hints(evidence: RunEvidence) -> tuple[Hint, ...]:
-    """The hints; none where there are fewer than `MIN_STEPS` steps."""
-    if evidence.steps < MIN_STEPS or evidence.step_ms.mean <= 0:
+def run_hints(run: RunEvidence) -> tuple[Hint, ...]:
+    """The hints on a run; none where there are fewer than `MIN_STEPS` steps."""
+    if run.steps < MIN_STEPS or run.step_ms.mean <= 0:
         return ()
-    sensors = () if evidence.telemetry is None else telemetry_hints(evidence.telemetry, steps=evidence.steps)
-    return (*_hints(evidence), *sensors)
+    sensors = () if run.telemetry is None else telemetry_hints(run.telemetry, steps=run.steps)
+    return (*_of_steps(run), *sensors)
 
 
-def _hints(evidence: RunEvidence) -> Iterator[Hint]:
-    step = evidence.step_ms
-    restarts_ms = 0.0 if evidence.worker_restarts is None else evidence.worker_restarts.device_ms
-    like_ms = step.p50 if evidence.like_ms is None else evidence.like_ms
-    if step.mean - restarts_ms > _UNEVEN * like_ms:
-        yield Hint(
-            code="uneven-steps",
-            rank=0,
-            text=f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}, "
-            "more than gradient accumulation and restarts of workers explain.",
+def _of_steps(run: RunEvidence) -> Iterator[Hint]:
+    step = run.step_ms
+    restarts_ms = 0.0 if run.worker_restarts is None else run.worker_restarts.device_ms
+    if step.mean - restarts_ms > _UNEVEN * (step.p50 if run.like_ms is None else run.like_ms):
+        yield _hint(
+            "uneven-steps",
+            f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}, more "
+            "than gradient accumulation and restarts of workers explain.",
         )
-    if backward_is_heavy(evidence):
-        times = region(evidence, "backward").device_ms / max(region(evidence, "forward").device_ms, 1e-3)
-        yield Hint(
-            code="backward-heavy",
-            rank=0,
-            text=f"Backward takes {times:.1f} times as long as forward, where twice is usual. With "
-            f"{evidence.world_size} processes the rest is likely the exchange of gradients or waiting for a slower "
-            "rank; a recorded window of all ranks shows which.",
+    if backward_is_heavy(run):
+        times = region(run, "backward").device_ms / max(region(run, "forward").device_ms, 1e-3)
+        yield _hint(
+            "backward-heavy",
+            f"Backward takes {times:.1f} times as long as forward, where twice is usual. With {run.world_size} "
+            "processes the rest is likely the exchange of gradients or waiting for a slower rank; a recorded window "
+            "of all ranks shows which.",
         )

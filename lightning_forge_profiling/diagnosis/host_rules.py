@@ -4,7 +4,7 @@ On a GPU `launch-bound`, `sync-bound`, `allocator-churn`, `slow-launches` and `g
 `blocked-*`, on either `between-regions`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -101,22 +101,14 @@ def _explain_allocator(context: RuleContext) -> Explanation:
     return Explanation(title, evidence, advice)
 
 
-def _held_up(context: RuleContext, cost_ms: float) -> float:
+def _held_up(cost_ms: Callable[[RuleContext], float], context: RuleContext) -> float:
     """What a step is shorter once calls no longer hold the host up.
 
     The host gains what it waited in them: while the GPU was busy, so no longer than that, and while it was idle. With
     that lead it can close other gaps too, but its own work between the launches stays.
     """
-    return min(context.late_host_ms, context.rank.gpu.busy_ms_per_step + cost_ms)
+    return min(context.late_host_ms, context.rank.gpu.busy_ms_per_step + cost_ms(context))
 
-
-SLOW_LAUNCHES: Final = Rule(
-    "slow-launches", lambda context: context.rank.idle["launch"].ms_per_step, _explain_slow_launches
-)
-SYNC: Final = Rule("sync-bound", _sync_ms, _explain_sync, lambda context: _held_up(context, _sync_ms(context)))
-ALLOCATOR: Final = Rule(
-    "allocator-churn", _allocator_ms, _explain_allocator, lambda context: _held_up(context, _allocator_ms(context))
-)
 
 # -- recorded gaps between launches ----------------------------------------------------------------------------------
 
@@ -168,8 +160,6 @@ def _launch_less(graphs: float, single: float) -> str:
         "larger, or do less in Python between the replays."
     )
 
-
-LAUNCHING: Final = Rule("launch-bound", _launching_ms, _explain_launching)
 
 # -- the largest part of the recorded idle time, where no other rule explains it -------------------------------------
 
@@ -272,8 +262,6 @@ def _explain_python(context: RuleContext) -> Explanation:
     return Explanation(title, evidence, advice)
 
 
-PYTHON: Final = Rule("python-bound", lambda context: context.cpu.python_ms_per_step, _explain_python)
-
 # -- the host sets the pace of a run ---------------------------------------------------------------------------------
 
 _MOSTLY_PCT: Final = 50.0
@@ -320,9 +308,6 @@ def _explain_launching_in_run(run: RunEvidence) -> Explanation:
     )
 
 
-LAUNCHING_IN_RUN: Final = Rule("launch-bound", _launching_in_run_ms, _explain_launching_in_run, _host_paced_ms)
-
-
 def has_own_finding(run: RunEvidence, name: str) -> bool:
     """Whether a region has a finding of its own, and so no part in the others."""
     cost = {"other": _between_regions_ms, "optimizer": slow_update_ms}.get(name)
@@ -359,9 +344,6 @@ def _explain_between_regions(run: RunEvidence) -> Explanation:
     )
 
 
-BETWEEN_REGIONS: Final = Rule("between-regions", _between_regions_ms, _explain_between_regions)
-"""Only the run shows it: a trace has no mark for callbacks and loggers."""
-
 # -- the module's code waits in a run --------------------------------------------------------------------------------
 
 
@@ -397,7 +379,16 @@ def _explain_blocked(name: str, run: RunEvidence) -> Explanation:
     )
 
 
-BLOCKED: Final = tuple(
-    Rule(f"blocked-{name}", partial(_blocked_ms, name), partial(_explain_blocked, name))
-    for name in ("forward", "backward")
+GPU_RULES: Final = (
+    Rule("sync-bound", _sync_ms, _explain_sync, partial(_held_up, _sync_ms)),
+    Rule("allocator-churn", _allocator_ms, _explain_allocator, partial(_held_up, _allocator_ms)),
+    Rule("slow-launches", lambda context: context.rank.idle["launch"].ms_per_step, _explain_slow_launches),
+    Rule("launch-bound", _launching_ms, _explain_launching),
+)
+CPU_RULES: Final = (Rule("python-bound", lambda context: context.cpu.python_ms_per_step, _explain_python),)
+RUN_RULES: Final = (
+    Rule("between-regions", _between_regions_ms, _explain_between_regions),  # of which a trace has no mark
+    Rule("blocked-forward", partial(_blocked_ms, "forward"), partial(_explain_blocked, "forward")),
+    Rule("blocked-backward", partial(_blocked_ms, "backward"), partial(_explain_blocked, "backward")),
+    Rule("launch-bound", _launching_in_run_ms, _explain_launching_in_run, _host_paced_ms),
 )

@@ -179,6 +179,10 @@ def _explain_traced_copies(context: RuleContext) -> Explanation:
     return Explanation(title, evidence, advice)
 
 
+def _run_transfer_ms(run: RunEvidence) -> float:
+    return region(run, "transfer").device_ms if run.on_device else 0.0
+
+
 def explain_run_transfer(run: RunEvidence) -> Explanation:
     """The words for a run that moves its batches slowly."""
     transfer = region(run, "transfer")
@@ -206,16 +210,21 @@ INPUT_IN_TRACE: Final = Rule(
     _explain_traced_wait,
     at_most=lambda context: only_bounded(_traced_wait(context), context.rank.loader),
 )
-INPUT_IN_RUN: Final = Rule(
-    "input-bound",
-    lambda run: _run_wait(run).exposed_ms,
-    explain_run_wait,
-    at_most=lambda run: only_bounded(_run_wait(run), run.loader),
-)
+"""With a GPU or without."""
+GPU_RULES: Final = (INPUT_IN_TRACE, Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies))
+
 WORKER_RESTARTS: Final = Rule("worker-restarts", _restarts_ms, _explain_restarts, at_most=lambda _: False)
 """Only the run shows it: epochs end in few windows, and one restart there would count too much."""
-TRANSFER_IN_TRACE: Final = Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies)
-TRANSFER_IN_RUN: Final = Rule("transfer-bound", lambda run: region(run, "transfer").device_ms, explain_run_transfer)
+RUN_RULES: Final = (
+    Rule(
+        "input-bound",
+        lambda run: _run_wait(run).exposed_ms,
+        explain_run_wait,
+        at_most=lambda run: only_bounded(_run_wait(run), run.loader),
+    ),
+    WORKER_RESTARTS,
+    Rule("transfer-bound", _run_transfer_ms, explain_run_transfer),
+)
 
 
 # -- advice by the loader's settings and the machine's cores ---------------------------------------------------------

@@ -158,7 +158,7 @@ def _run_advice(run: RunEvidence) -> str:
     return _unfused_cpu_advice(kind, threads, run, often)
 
 
-GPU_UPDATE: Final = Rule(CODE, _gpu_update_ms, _explain_gpu_update, _gpu_saving)
-CPU_UPDATE: Final = Rule(CODE, _cpu_update_ms, _explain_cpu_update)
-UPDATE_IN_RUN: Final = Rule(CODE, slow_update_ms, explain_run_update, at_most=lambda run: not run.on_device)
-"""A fused update takes little, and on a GPU the host is ahead again for the next step."""
+GPU_RULES: Final = (Rule(CODE, _gpu_update_ms, _explain_gpu_update, _gpu_saving),)
+CPU_RULES: Final = (Rule(CODE, _cpu_update_ms, _explain_cpu_update),)
+# a fused update takes little, and on a GPU the host is ahead again for the next step
+RUN_RULES: Final = (Rule(CODE, slow_update_ms, explain_run_update, at_most=lambda run: not run.on_device),)

@@ -1,7 +1,7 @@
-"""What a rule is, and how it becomes a finding: the one model for causes in traces, in runs, and for hints.
+"""What a rule is, and how it becomes a finding: the one model for causes in traces and in runs.
 
 To add one, write a function for its cost and one for its words into the file of its subject (`loader`, `optimizer`,
-`host_rules`, `compute`), and add a `Rule` of both to a tuple of `findings.py`; less than a cause goes to `hints.py`.
+`host_rules`, `compute`), and add a `Rule` of both to that file's tuple; less than a cause goes to `hints.py`.
 """
 
 from collections.abc import Callable
@@ -61,16 +61,15 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[Context]):
-    """One cause of lost time, or one thing worth a look.
+    """One cause of lost time; it has to cost `NAMED_FROM_PCT` of a step.
 
     Attributes:
-        code: the code of its finding or hint.
-        cost: milliseconds per step that it costs, 0 where it is not the case; for a hint, the figure it looks at.
+        code: the code of its finding.
+        cost: milliseconds per step that it costs, 0 where it is not the case.
         explain: the words for it, called only where it applies.
         saves_ms: milliseconds per step that its fix saves, None if that cannot be predicted; by default all that it
             costs.
         at_most: whether that is a bound, and not the expected value; always by default.
-        above: the rule applies where the cost is greater. Causes also have to cost `NAMED_FROM_PCT` of a step.
     """
 
     code: str
@@ -78,7 +77,6 @@ class Rule(Generic[Context]):
     explain: Callable[[Context], Explanation]
     saves_ms: Callable[[Context], float | None] | None = None
     at_most: Callable[[Context], bool] = lambda _: True
-    above: float = 0.0
 
 
 def unpredicted(_: object) -> None:

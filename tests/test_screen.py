@@ -11,7 +11,8 @@ import termios
 
 import pytest
 
-from lightning_forge_profiling.report.screen import Screen, Table, Text, width_of
+from lightning_forge_profiling.report.blocks import Text
+from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from tests.test_cli import COMMAND, ENVIRONMENT, INPUT_BOUND, TRACES, forge
 from tests.test_crossover_command import read_from
 

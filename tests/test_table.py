@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from lightning_forge_profiling.report.screen import Table, Text, clean, padded, width_of, wrap
+from lightning_forge_profiling.report.blocks import Text
+from lightning_forge_profiling.report.screen import Table, clean, padded, painted, width_of, wrap
 
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 
@@ -125,7 +126,7 @@ def test_style_is_put_around_text_and_not_around_the_space_beside_it():
         "─────────",
         "\x1b[1ma\x1b[0m       \x1b[32m1\x1b[0m",
     ]
-    assert Text("sync-bound: wait", "bold yellow", marked="sync-bound").painted("sync-bound: wait") == (
+    assert painted(Text("sync-bound: wait", "bold yellow", marked="sync-bound"), "sync-bound: wait") == (
         "\x1b[1;33msync-bound\x1b[0m: wait"
     )
 

@@ -15,7 +15,8 @@ from lightning_forge_profiling.crossover.curves import (
     Way,
 )
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.screen import Screen, Table, Text
+from lightning_forge_profiling.report.blocks import Text
+from lightning_forge_profiling.report.screen import Screen, Table
 
 WAY_NAMES: Final = MappingProxyType[Way, str](
     {"cpu": "CPU", "stream": "GPU, in a stream", "alone": "GPU, one call", "copies": "GPU, with copies"}

@@ -8,6 +8,7 @@ from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
 from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
+from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_output import NAMES_WIDTH, print_run, step_table
 from lightning_forge_profiling.report.run_status import (
     Outcome,
@@ -22,8 +23,8 @@ from lightning_forge_profiling.report.run_status import (
     spread_of,
     totals,
 )
-from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
-from lightning_forge_profiling.report.screen import Screen, Table, Text, width_of
+from lightning_forge_profiling.report.run_table import Row, RunTable, run_table
+from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.run_report import RunReport

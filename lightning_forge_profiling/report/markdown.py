@@ -2,21 +2,35 @@
 
 from collections.abc import Iterator, Sequence
 from shlex import quote
+from typing import Final
 
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.markdown_tables import host_tables, kernel_table, operator_table, table
+from lightning_forge_profiling.report.analysis_tables import (
+    communication_tables,
+    copies_table,
+    efficiency_table,
+    functions_table,
+    kernels_table,
+    ledger_table,
+    operators_table,
+    ranks_table,
+    regions_table,
+    run_regions_table,
+    slowest_table,
+    step_table,
+    syncs_table,
+)
+from lightning_forge_profiling.report.blocks import Column, Rows
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
     goodput_words,
-    ledger_rows,
     run_notes,
-    slowest_rows,
     telemetry_words,
     timing_lines,
 )
 from lightning_forge_profiling.report.text import code, code_cell, prose
 from lightning_forge_profiling.report.wording import (
-    IDLE_WORDS,
+    STACKS_NOTE,
     all_warnings,
     by_text,
     cpu_threads,
@@ -24,16 +38,18 @@ from lightning_forge_profiling.report.wording import (
     findings_note,
     findings_remarks,
     linked,
-    rank_name,
     share_of,
     slowest,
     slowest_rank,
-    step_on_host,
     steps_of,
     used_gpu,
 )
-from lightning_forge_profiling.results.analysis import Analysis, RunLedger
-from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, RankSummary
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.rank import RankSummary
+
+_KERNELS: Final = 20
+_OPERATORS: Final = 20
+_LONGEST_NAME: Final = 120
 
 
 def markdown(analysis: Analysis) -> str:
@@ -60,93 +76,57 @@ def _lines(analysis: Analysis) -> Iterator[str]:
     yield from _run(analysis)
     yield from _findings(analysis)
     if analysis.ranks:
-        yield from host_tables(slowest_rank(analysis.ranks))
-        yield from kernel_table(analysis.ranks)
-        yield from operator_table(analysis.ranks)
+        yield from _details(analysis.ranks)
     yield from _remarks(analysis)
     if analysis.ranks:
         yield from _how_to_view(analysis)
 
 
+def table(block: Rows) -> Iterator[str]:
+    """A table in Markdown; "" comes before it."""
+    columns = block.columns
+    yield ""
+    yield f"| {' | '.join(column.name for column in columns)} |"
+    yield f"|{'|'.join('---:' if column.kind == 'number' else '---' for column in columns)}|"
+    for row in block.rows:
+        name, *others = (_cell(text, column) for text, column in zip(row.cells, columns, strict=True))
+        first = f"**{name}**" if row.strong else f"{'&emsp;' if row.depth > 1 else ''}{name}"
+        yield f"| {' | '.join([first, *others])} |"
+
+
+def _cell(text: str, column: Column) -> str:
+    if column.kind == "text":
+        return prose(text)
+    if column.kind == "number" or not text:
+        return text
+    return ", ".join(map(code_cell, text.split("\n"))) if column.kind == "codes" else code_cell(text)
+
+
+def _section(title: str, block: Rows, note: str = "") -> Iterator[str]:
+    """A table below its title; nothing without rows."""
+    if block.rows:
+        yield from ("", f"## {title}", *(["", note] if note else []), *table(block))
+
+
 def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Time breakdown")
     if len(ranks) > 1:
-        shares = ("busy", *CATEGORIES, "idle", *(f"idle: {cause}" for cause in IDLE_CAUSES))
-        columns = ("rank", "step ms", "median", *(shares if any(map(used_gpu, ranks)) else ()))
-        yield from ("", "Times in milliseconds, shares in percent of the step:")
-        yield from table(columns, (_rank_row(rank)[: len(columns)] for rank in ranks))
+        yield from (
+            "",
+            "Times in milliseconds, shares in percent of the step:",
+            *table(ranks_table(ranks, causes=True)),
+        )
     rank = slowest_rank(ranks)
     yield from ("", f"Rank {rank.rank}{slowest(ranks)}, {code(rank.file)}: {prose(steps_of(rank))}")
-    yield from table(("part of the step", "ms per step", "of step"), _parts(rank) if used_gpu(rank) else _on_host(rank))
-
-
-def _rank_row(rank: RankSummary) -> list[str]:
-    times = [rank_name(rank), f"{rank.step_ms.mean:.3f}", f"{rank.step_ms.p50:.3f}"]
-    if not used_gpu(rank):
-        return [*times, *([""] * (2 + len(CATEGORIES) + len(IDLE_CAUSES)))]
-    categories = [rank.categories[name].pct for name in CATEGORIES]
-    causes = [rank.idle[cause].pct if cause in rank.idle else 0.0 for cause in IDLE_CAUSES]
-    return [*times, *(f"{share:.1f}" for share in (rank.gpu.busy_pct, *categories, rank.gpu.idle_pct, *causes))]
-
-
-def _parts(rank: RankSummary) -> Iterator[list[str]]:
-    """Rows of the parts of a step: its name, milliseconds and percentage."""
-
-    def row(name: str, ms: float, pct: float) -> list[str]:
-        return [name, f"{ms:.3f}", f"{pct:.1f} %"]
-
-    yield row("**step**", rank.step_ms.mean, 100.0)
-    yield row("**busy**", rank.gpu.busy_ms_per_step, rank.gpu.busy_pct)
-    for name in CATEGORIES:
-        yield row(name, rank.categories[name].ms_per_step, rank.categories[name].pct)
-        kinds = [(part.ms_per_step, part.pct, kind) for kind, part in rank.kinds.items() if part.category == name]
-        if [kind for _, _, kind in kinds] != [name]:
-            yield from (row(f"&emsp;{prose(kind)}", ms, pct) for ms, pct, kind in sorted(kinds, reverse=True))
-    yield row("**idle**", rank.gpu.idle_ms_per_step, rank.gpu.idle_pct)
-    for cause in IDLE_CAUSES:
-        if cause in rank.idle:
-            yield row(f"&emsp;{IDLE_WORDS[cause]}", rank.idle[cause].ms_per_step, rank.idle[cause].pct)
-
-
-def _on_host(rank: RankSummary) -> Iterator[list[str]]:
-    for name, ms, pct, style in step_on_host(rank):
-        yield [f"**{prose(name)}**" if style else prose(name), f"{ms:.3f}", f"{pct:.1f} %"]
+    yield from table(step_table(rank, kinds=True))
 
 
 def _collectives(analysis: Analysis) -> Iterator[str]:
-    ranks = [rank for rank in analysis.ranks if rank.comm.ms_per_step]
-    if not ranks:
-        return
-    yield from ("", "## Communication")
-    waits = {wait.rank: f"{wait.wait_ms_per_step:.3f}" for wait in analysis.rank_waits}
-    yield from table(
-        ("rank", "ms per step", "exposed", "hidden", "of it waiting for other ranks"),
-        (
-            (
-                rank_name(rank),
-                f"{rank.comm.ms_per_step:.3f}",
-                f"{rank.comm.exposed_ms_per_step:.3f}",
-                f"{rank.comm.hidden_pct:.1f} %",
-                waits.get(rank.rank, ""),
-            )
-            for rank in ranks
-        ),
-    )
-    if analysis.collectives:
-        yield from table(
-            ("collective", "group", "calls per step", "MB per step", "cost, ms per step", "waiting, ms per step"),
-            (
-                (
-                    code_cell(found.name),
-                    code_cell(found.group),
-                    f"{found.calls_per_step:.1f}",
-                    f"{found.megabytes_per_step:.1f}",
-                    f"{found.cost_ms_per_step:.3f}",
-                    f"{found.wait_ms_per_step:.3f}",
-                )
-                for found in analysis.collectives
-            ),
-            texts=2,
+    if any(rank.comm.ms_per_step for rank in analysis.ranks):
+        yield from (
+            "",
+            "## Communication",
+            *(line for block in communication_tables(analysis) for line in table(block)),
         )
 
 
@@ -158,39 +138,28 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
         if text
     ]
     yield from ("", "## Efficiency", "", *(f"- {prose(text)}" for text in said))
-    if not any(map(used_gpu, ranks)):
-        return
-    yield from table(
-        (
-            "rank",
-            "GPU busy",
-            "GFLOP per step",
-            "launches per step",
-            "device syncs per step",
-            "Lightning's own",
-            "`cudaMalloc` per step",
-            "MB to the device per step",
-            "peak MB allocated",
-        ),
-        (
-            (
-                rank_name(rank),
-                f"{rank.gpu.busy_pct:.1f} %",
-                f"{rank.flops.per_step / 1e9:.1f}" if rank.flops else "",
-                f"{rank.host.launches_per_step:.1f}",
-                f"{rank.host.device_syncs_per_step:.1f}",
-                f"{rank.host.lightning_syncs_per_step:.1f}",
-                f"{rank.host.cuda_mallocs_per_step:.1f}",
-                f"{rank.host.h2d_bytes_per_step / 1e6:.3f}",
-                f"{rank.memory.peak_allocated_bytes / 1e6:.1f}" if rank.memory else "",
-            )
-            for rank in filter(used_gpu, ranks)
-        ),
-    )
+    if any(map(used_gpu, ranks)):
+        yield from table(efficiency_table(ranks))
 
 
 def _of_file(rank: RankSummary, text: str) -> str:
     return f"{text}; of a file that is cut off" if text and rank.cut_off else text
+
+
+def _details(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    """The tables of the slowest rank."""
+    rank = slowest_rank(ranks)
+    if used_gpu(rank):
+        yield from _section(f"Regions: rank {rank.rank}", regions_table(rank))
+    yield from _section(f"Calls that wait for the GPU: rank {rank.rank}", syncs_table(rank))
+    yield from _section(f"Your functions: rank {rank.rank}", functions_table(rank), f"{STACKS_NOTE}.")
+    yield from _section(f"Copies: rank {rank.rank}", copies_table(rank))
+    of_rank = f"rank {rank.rank}{slowest(ranks)}"
+    yield from _section(
+        f"Top kernels: {of_rank}", kernels_table(rank.top_kernels[:_KERNELS], _LONGEST_NAME, means=True)
+    )
+    operators = operators_table(rank.operators[:_OPERATORS], _LONGEST_NAME, on_gpu=used_gpu(rank), shapes=True)
+    yield from _section(f"Operators: {of_rank}", operators, "Per step, times in milliseconds:")
 
 
 def _run(analysis: Analysis) -> Iterator[str]:
@@ -209,29 +178,13 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
-    columns = ("region", "device ms per step", "host ms per step") if run.on_device else ("region", "ms per step")
-    rows = ((code_cell(name), f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
-    yield from table(columns, (row[: len(columns)] for row in rows))
+    yield from table(run_regions_table(run))
     if run.slowest:
-        yield from ("", "Slowest steps:")
-        found = slowest_rows(run)
-        cells = (
-            (str(step), code_cell(why) if why else "", f"{ms:.3f}", f"{times:.1f}") for step, ms, times, why in found
-        )
-        yield from table(("step", "what took long", "ms", "times the median"), cells, texts=2)
-    yield from _ledger(run.ledger)
-
-
-def _ledger(ledger: RunLedger | None) -> Iterator[str]:
-    if ledger is None:
-        return
-    goodput = goodput_words(ledger)
-    yield from ("", f"Wall time of the run: {ledger.wall_s:.2f} s{goodput and f', {goodput}'}.", "")
-    cells = (
-        (code_cell(name), f"{s:.3f}", f"{100 * s / ledger.wall_s:.1f} %", "" if count is None else str(count))
-        for name, s, count in ledger_rows(ledger)
-    )
-    yield from table(("part", "seconds", "of the run", "times"), cells)
+        yield from ("", "Slowest steps:", *table(slowest_table(run)))
+    if run.ledger is not None:
+        goodput = goodput_words(run.ledger)
+        yield from ("", f"Wall time of the run: {run.ledger.wall_s:.2f} s{goodput and f', {goodput}'}.", "")
+        yield from table(ledger_table(run.ledger))
 
 
 def _findings(analysis: Analysis) -> Iterator[str]:

@@ -3,13 +3,13 @@
 import io
 import sys
 from collections.abc import Sequence
-from html import escape
 from importlib import import_module
 from typing import Final
 
-from lightning_forge_profiling.report.run_table import Line, Row, RunTable, run_table
-from lightning_forge_profiling.report.screen import Screen, Table, Text, clean, width_of
-from lightning_forge_profiling.report.text import escaped
+from lightning_forge_profiling.report.blocks import Line, Text
+from lightning_forge_profiling.report.page import rendered
+from lightning_forge_profiling.report.run_table import RunTable, run_table
+from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from lightning_forge_profiling.results.run_report import RunReport
 
 NAMES_WIDTH: Final = 11
@@ -18,11 +18,6 @@ _BAR_WIDTH: Final = 24
 _SHORTEST_BAR: Final = 6
 _GAP: Final = 3
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
-
-_LEFT: Final = "padding:1px 6px;text-align:left;vertical-align:top"
-_RIGHT: Final = "padding:1px 6px;text-align:right;white-space:nowrap"
-_BAR: Final = "display:inline-block;height:0.8em;background:#4d97d6;width:{:.1f}%"
-_BAR_CELL: Final = "padding:1px 6px;width:14em;text-align:left"
 
 
 def print_run(report: RunReport, screen: Screen | None = None) -> None:
@@ -61,7 +56,7 @@ def step_table(table: RunTable, width: int) -> Table:
     """The rows of a table with a bar for each share, as far as there is room for bars."""
     first, *columns = table.headings
     names = (first, *(row.name for row in table.rows))
-    shares = [_share(row) for row in table.rows]
+    shares = [row.share for row in table.rows]
     cells = (columns, *((share, *row.times) for share, row in zip(shares, table.rows, strict=True)))
     widths = [max(map(width_of, column)) for column in (names, *zip(*cells, strict=True))]
     taken = sum(widths) + _GAP * len(widths)
@@ -73,10 +68,6 @@ def step_table(table: RunTable, width: int) -> Table:
         bars = [_bar(row.pct or 0.0, room)] if with_bars else []
         lines.row(row.name, *bars, share, *row.times, style="bold" if row.pct is None else "")
     return lines
-
-
-def _share(row: Row) -> str:
-    return "" if row.pct is None else f"{row.pct:.1f} %"
 
 
 def _bar(pct: float, width: int) -> str:
@@ -99,42 +90,6 @@ def _show_in_notebook(table: RunTable) -> None:
     text = io.StringIO()
     _print(table, Screen(text, wrap=True))
     import_module("IPython.display").display(
-        {"text/html": _html(table), "text/plain": text.getvalue().strip()}, raw=True
+        {"text/html": rendered("notebook_run.html", table=table), "text/plain": text.getvalue().strip()},
+        raw=True,
     )
-
-
-def _html(table: RunTable) -> str:
-    """The table as HTML; names of others cannot add markup."""
-    title = f'<p style="margin:0.6em 0 0.2em"><b>{escaped(table.title)}</b></p>'
-    return f"<div>{_lines(table.verdict)}{title}{_rows(table)}{_lines(table.lines)}</div>"
-
-
-def _rows(table: RunTable) -> str:
-    if not table.rows:
-        return ""
-    first, *others = table.headings
-    head = "".join(f'<th style="{_RIGHT}">{escaped(name)}</th>' for name in (first, "", *others))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, table.rows))}</tbody></table>"
-
-
-def _row(row: Row) -> str:
-    name = escaped(row.name)
-    bar = "" if row.pct is None else f'<span style="{_BAR.format(min(row.pct, 100.0))}"></span>'
-    cells = "".join(f'<td style="{_RIGHT}">{escaped(text)}</td>' for text in (_share(row), *row.times))
-    first = f"<b>{name}</b>" if row.pct is None else name
-    return f'<tr><td style="{_LEFT}">{first}</td><td style="{_BAR_CELL}">{bar}</td>{cells}</tr>'
-
-
-def _lines(lines: Sequence[Line]) -> str:
-    rows = "".join(
-        f'<tr><td style="{_LEFT}"><b>{escaped(line.name)}</b></td><td style="{_LEFT}">{_marked(line)}</td></tr>'
-        for line in lines
-    )
-    return f"<table>{rows}</table>" if rows else ""
-
-
-def _marked(line: Line) -> str:
-    text = clean(line.text)
-    before, marked, after = text.text.partition(text.marked) if text.marked else (text.text, "", "")
-    html = escape(before) + (f"<b>{escape(marked)}</b>" if marked else "") + escape(after)
-    return f"<code>{html}</code>" if line.whole else html

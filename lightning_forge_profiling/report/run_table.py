@@ -11,6 +11,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import BEFORE_FIT, STEPS
+from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
     goodput_words,
@@ -21,7 +22,6 @@ from lightning_forge_profiling.report.run_wording import (
     telemetry_words,
     window_effect_words,
 )
-from lightning_forge_profiling.report.screen import Text
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.report.wording import between, by_text, verdict
 from lightning_forge_profiling.results.analysis import RunLedger
@@ -49,21 +49,6 @@ _MEGABYTE: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A named line of text.
-
-    Attributes:
-        name: what stands before it.
-        text: what it says.
-        whole: whether it is never wrapped: a path or a command could not be copied once it is broken.
-    """
-
-    name: str
-    text: Text
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One region of the step.
 
@@ -76,6 +61,11 @@ class Row:
     name: str
     pct: float | None
     times: tuple[str, ...]
+
+    @property
+    def share(self) -> str:
+        """The share as text."""
+        return "" if self.pct is None else f"{self.pct:.1f} %"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,39 +7,26 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, TextIO
 
 from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.report.blocks import Rows, Text
 
 _CODES: Final = MappingProxyType({"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"})
 _LAYOUTS: Final = ((3, 20), (2, 20), (1, 12))
 """Spaces between columns and the least width of the widest text column, in the order they are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Text in a style.
-
-    Attributes:
-        text: what is shown.
-        style: words such as "bold" or "bold green"; "" for none.
-        marked: the part of `text` that has the style, "" for all of it.
-    """
-
-    text: str
-    style: str = ""
-    marked: str = ""
-
-    def painted(self, line: str) -> str:
-        """A line of the text with a terminal's codes for the style."""
-        part = self.marked or line.strip()
-        if not (self.style and part):
-            return line
-        codes = ";".join(_CODES[word] for word in self.style.split())
-        return line.replace(part, f"\x1b[{codes}m{part}\x1b[0m", 1)
+def painted(text: Text, line: str) -> str:
+    """A line of the text with a terminal's codes for the style."""
+    part = text.marked or line.strip()
+    if not (text.style and part):
+        return line
+    codes = ";".join(_CODES[word] for word in text.style.split())
+    return line.replace(part, f"\x1b[{codes}m{part}\x1b[0m", 1)
 
 
 def clean(text: str | Text) -> Text:
@@ -180,7 +167,7 @@ class Table:
                     padded(part, room, self._align[column])
                     for part, room, column in zip(parts, widths, columns, strict=True)
                 )
-                painted = (cell.painted(part) for cell, part in zip(cells, aligned, strict=True))
+                painted = (painted(cell, part) for cell, part in zip(cells, aligned, strict=True))
                 yield (" " * gap).join(painted).rstrip()
             if number == 0 and self._has_head:
                 yield "─" * (sum(widths) + gap * (len(widths) - 1))
@@ -189,6 +176,16 @@ class Table:
 _NARROWEST: Final = 20
 _STYLE: Final = re.compile(r"\x1b\[[\d;]*m")
 _ASCII: Final = str.maketrans("─µ…█▉▊▋▌▍▎▏▁▂▃▄▅▆▇", "-u~#####   __..-=+")
+
+
+def laid_out(rows: Rows) -> Table:
+    """A block of rows as a table for a terminal."""
+    kinds = "".join(">" if column.kind == "number" else "<" for column in rows.columns)
+    table = Table(*((column.brief or column.name).strip() for column in rows.columns), align=kinds)
+    for row in rows.rows:
+        name, *others = row.cells
+        table.row("  " * bool(row.depth) + name, *others, style="bold" if row.strong else "")
+    return table
 
 
 class Screen:
@@ -232,9 +229,9 @@ class Screen:
         start = padded(name.text, column) + " " if name.text or column else ""
         room = max(_NARROWEST // 2, self._width - width_of(start))
         first, *others = wrap(text.text, room) if self._wrap and not whole else [text.text]
-        self._write(name.painted(start) + text.painted(first))
+        self._write(painted(name, start) + painted(text, first))
         for line in others:
-            self._write(" " * width_of(start) + text.painted(line))
+            self._write(" " * width_of(start) + painted(text, line))
 
     def table(self, table: Table) -> None:
         """Print a table."""

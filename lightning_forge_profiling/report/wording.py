@@ -1,20 +1,20 @@
 """Phrases that the reports share."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.verdict import order_note
-from lightning_forge_profiling.report.screen import Text
+from lightning_forge_profiling.report.blocks import Text
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import (
     NOTHING_STANDS_OUT,
     Analysis,
     Finding,
 )
-from lightning_forge_profiling.results.rank import Operator, RankSummary, Region
+from lightning_forge_profiling.results.rank import RankSummary, Region
 
 IDLE_WORDS: Final = MappingProxyType(
     {
@@ -123,22 +123,6 @@ def calls(per_step: float) -> str:
     return f"{per_step:.{2 if per_step >= _RARE else 4}f}".rstrip("0").rstrip(".")
 
 
-def operator_columns(operators: Iterable[Operator], *, on_gpu: bool) -> dict[str, Callable[[Operator], str]]:
-    """The columns of a table of operators, each per step: its heading, and its text for one operator.
-
-    Those of GPU time and of memory are left out where there is nothing in them.
-    """
-    columns: dict[str, Callable[[Operator], str]] = {"calls": lambda operator: calls(operator.calls_per_step)}
-    if on_gpu:
-        columns["self GPU"] = lambda operator: f"{operator.self_device_ms_per_step:.3f}"
-        columns["GPU"] = lambda operator: f"{operator.device_ms_per_step:.3f}"
-    columns["self host"] = lambda operator: f"{operator.self_host_ms_per_step:.3f}"
-    columns["host"] = lambda operator: f"{operator.host_ms_per_step:.3f}"
-    if any(operator.allocated_bytes_per_step is not None for operator in operators):
-        columns["MB"] = lambda operator: f"{(operator.allocated_bytes_per_step or 0.0) / 1e6:.1f}"
-    return columns
-
-
 def linked(rank: RankSummary) -> str:
     """The share of GPU time that can be joined to its launch; "" without GPU work."""
     if not used_gpu(rank):
@@ -160,7 +144,7 @@ def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, str]]:
 
 
 def _named(region: Region) -> str:
-    return f"  {_YOURS}{region.name}" if region.user else f"  {region.name}"
+    return f"{_YOURS}{region.name}" if region.user else region.name
 
 
 def cpu_threads(rank: RankSummary) -> str:

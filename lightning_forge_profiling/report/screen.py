@@ -167,8 +167,8 @@ class Table:
                     padded(part, room, self._align[column])
                     for part, room, column in zip(parts, widths, columns, strict=True)
                 )
-                painted = (painted(cell, part) for cell, part in zip(cells, aligned, strict=True))
-                yield (" " * gap).join(painted).rstrip()
+                styled = (painted(cell, part) for cell, part in zip(cells, aligned, strict=True))
+                yield (" " * gap).join(styled).rstrip()
             if number == 0 and self._has_head:
                 yield "─" * (sum(widths) + gap * (len(widths) - 1))
 

@@ -13,10 +13,9 @@ from typing import Any, Final
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import problems_within
+from lightning_forge_profiling.report.blocks import Column, Row, Rows
 from lightning_forge_profiling.report.files import write_reports
-from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.report.markdown_tables import table
-from lightning_forge_profiling.report.text import code_cell
+from lightning_forge_profiling.report.markdown import markdown, table
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.safe_files import read_regular
 
@@ -182,6 +181,6 @@ def _files(reports: Path) -> Iterator[Path]:
 
 
 def _text(result: Result) -> str:
-    rows = ((code_cell(name), f"{value:.6g}") for name, value in result.means.items())
-    means = "\n".join(table(("metric", "mean of the run"), rows)) if result.means else ""
+    rows = tuple(Row((name, f"{value:.6g}")) for name, value in result.means.items())
+    means = "\n".join(table(Rows((Column("metric", "code"), Column("mean of the run")), rows))) if rows else ""
     return markdown(result.analysis) + means

@@ -157,6 +157,21 @@ def test_a_planted_rank_of_another_run_does_not_hide_the_run(tmp_path):
     assert {rank.begin.run for rank in read_run(record).ranks} == {"planted"}, "most ranks"
 
 
+def test_of_as_many_ranks_of_two_runs_the_newer_run_is_shown(tmp_path):
+    older = MadeRun(ranks=2, rows=6, began=LONG_AGO, run="older").write(tmp_path / "a")
+    newer = MadeRun(ranks=3, rows=6, began=LONG_AGO + 60, run="newer").write(tmp_path / "b")
+    (newer / "rank2.jsonl").rename(older / "rank2.jsonl")
+    (older / "rank0.jsonl").unlink()
+    run = read_run(older)
+    assert [(rank.begin.run, rank.begin.rank) for rank in run.ranks] == [("newer", 2)]
+    assert run.problems == ("rank1.jsonl is of another run",)
+    (newer / "rank1.jsonl").replace(older / "rank1.jsonl")
+    (tmp_path / "c").mkdir()
+    planted = MadeRun(rows=6, began=LONG_AGO, run="planted").write(tmp_path / "c")
+    (planted / "rank0.jsonl").rename(older / "rank0.jsonl")
+    assert {rank.begin.run for rank in read_run(older).ranks} == {"planted"}, "older and with fewer ranks, but rank 0's"
+
+
 def test_ranks_that_the_run_does_not_have_are_left_out(tmp_path):
     record = MadeRun(ranks=2, rows=6, began=LONG_AGO).write(tmp_path / "a")
     wider = MadeRun(ranks=9, rows=6, began=LONG_AGO).write(tmp_path / "b")

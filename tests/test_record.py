@@ -151,6 +151,16 @@ def test_it_tells_of_the_window_and_of_what_lies_between_steps(run):
     assert all(event.seconds > 0 for event in events)
 
 
+def test_what_lies_between_steps_ended_before_the_interval_that_follows_it(run):
+    record = the_record(run[0])
+    before = record.begin.at
+    for index, event in enumerate(record.lines):
+        if isinstance(event, EventLine) and event.kind in {"validation", "checkpoint"}:
+            following = next(line for line in record.lines[index:] if not isinstance(line, EventLine))
+            assert before < event.at <= following.at
+            assert event.at - event.seconds > record.begin.at
+
+
 def test_its_last_state_prints_the_table_that_the_fit_printed(tmp_path, make_trainer, capsys):
     make_trainer(ForgeProfilerCallback(5, 7), ThroughputCallback(warmup_steps=2)).fit(Classifier(), loader(80))
     printed = capsys.readouterr().out

@@ -127,7 +127,7 @@ def _tensorboard(logger: Any, result: Result, _reports: Path) -> None:
 
 
 def _wandb(logger: Any, result: Result, reports: Path) -> None:
-    """Log the page as a panel, and the means to the run's summary, which would otherwise have the last row."""
+    """Log the page as a panel, and the means to the run's summary, which would otherwise have the last entry's."""
     html: Any = import_module("wandb").Html  # its logger has imported it
     page = StringIO(read_regular(reports / REPORT_HTML).decode())  # a str may be taken for a path
     logger.log_metrics({f"{_NAME}/report": html(page, inject=False)}, step=result.step)

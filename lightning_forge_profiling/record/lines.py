@@ -1,6 +1,6 @@
 """Lines of a record, `forge_record/rankN.jsonl`: one JSON object each, with its type in the field `line`.
 
-A file starts with a `begin`. An `interval` follows for each logged row, an `event` for each incident, and from time to
+A file starts with a `begin`. An `interval` follows for each log entry, an `event` for each incident, and from time to
 time a `state` with the run's totals; an `end` closes a run that ended. Each later segment starts with the same `begin`,
 except for its number, and a `state`. Timestamps are Unix time in seconds; names of durations end in the unit.
 """
@@ -74,7 +74,7 @@ class IntervalLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", 
     Attributes:
         at: end of the interval.
         step: number of the step after its last one, counted from 0 at the start of the fit.
-        logger_step: x-axis value of the logged row.
+        logger_step: x-axis value of the log entry.
         counted: number of its counted steps: neither warm-up nor recorded.
         optimizer_steps: number of counted steps that changed the weights.
         samples: samples in the counted steps on this rank; None if unknown.
@@ -120,7 +120,7 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the counted steps, in a row.
+    """Some consecutive counted steps.
 
     Attributes:
         counted: number of steps.

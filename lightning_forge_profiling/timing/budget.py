@@ -23,7 +23,7 @@ _COUNTED: Final = 2
 _LOWEST_RATE: Final = 1 / 64
 """Where even the ends of steps cost more than the share, regions of some steps are timed all the same."""
 
-_PLAIN_TO_SPLIT: Final = 0.25
+_UNSPLIT_TO_SPLIT: Final = 0.25
 """Cost of a step timed as a whole relative to a split one, until it is measured: one event of seven, and counts."""
 
 
@@ -40,7 +40,7 @@ class TimingBudget:
         self._share = share
         self._step_ns: deque[int] = deque(maxlen=_LATEST)
         self._split_ns: deque[int] = deque(maxlen=_LATEST)
-        self._plain_ns: deque[int] = deque(maxlen=_LATEST)
+        self._unsplit_ns: deque[int] = deque(maxlen=_LATEST)
         self._undecided = 0
 
     def splits(self, step: int) -> bool:
@@ -52,7 +52,7 @@ class TimingBudget:
         if self._share is None:
             return
         self._step_ns.append(step_ns)
-        (self._split_ns if split else self._plain_ns).append(_COUNTED * own_ns)
+        (self._split_ns if split else self._unsplit_ns).append(_COUNTED * own_ns)
         self._undecided += 1
         if self._undecided >= _DECIDE_EVERY and self._split_ns:
             self._undecided = 0
@@ -60,9 +60,9 @@ class TimingBudget:
 
     def _affordable(self, budget_ns: float) -> float:
         split_ns = fmean(self._split_ns)
-        plain_ns = fmean(self._plain_ns) if self._plain_ns else _PLAIN_TO_SPLIT * split_ns
+        unsplit_ns = fmean(self._unsplit_ns) if self._unsplit_ns else _UNSPLIT_TO_SPLIT * split_ns
         if split_ns <= budget_ns:
             return 1.0
-        if plain_ns >= budget_ns:
+        if unsplit_ns >= budget_ns:
             return _LOWEST_RATE
-        return max((budget_ns - plain_ns) / (split_ns - plain_ns), _LOWEST_RATE)
+        return max((budget_ns - unsplit_ns) / (split_ns - unsplit_ns), _LOWEST_RATE)

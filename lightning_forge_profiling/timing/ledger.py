@@ -293,7 +293,7 @@ class LedgerClock:
         return self._spans.take_latest()
 
     def read_parts(self) -> Ledger:
-        """The ledger with its parts alone, for logged rows: a tenth of the work of `read`."""
+        """The ledger with its parts alone, for log entries: a tenth of the work of `read`."""
         return self._parts(self._take_garbage())
 
     def _parts(self, now_ns: int) -> Ledger:

@@ -34,7 +34,7 @@ class StepTiming(NamedTuple):
     """How one step was timed.
 
     Attributes:
-        drained: whether the GPU had finished all but the optimizer's update when the host ended the step; None if
+        gpu_starved: whether the GPU had finished all but the optimizer's update when the host ended the step; None if
             unknown.
         chosen: whether its regions were timed by choice, so that it can represent steps that were not split; False
             where it had to be split, as the first step after a validation run.
@@ -44,7 +44,7 @@ class StepTiming(NamedTuple):
         ended_ns: when it ended, by the host's clock; 0 if unknown.
     """
 
-    drained: bool | None = None
+    gpu_starved: bool | None = None
     chosen: bool = True
     own_us: float = 0.0
     before_fetch_ms: float = 0.0
@@ -68,7 +68,7 @@ class Rates:
         regions: the built-in regions that are timed; the others' time is in `other`.
         split_steps: in how many of the steps the regions were timed.
         own_us: host time in microseconds that timing took inside the steps.
-        rows_us: host time in microseconds that our rows and the record took between the steps.
+        rows_us: host time in microseconds that log entries and the record took between the steps.
         before_fetch_ms: in the split steps, host time from a step's beginning to its fetch, which is in `other`. In a
             run of several processes Lightning synchronizes them there.
         atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.

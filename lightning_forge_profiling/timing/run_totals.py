@@ -128,12 +128,11 @@ class StepBlocks:
         """The blocks in order."""
         parts = parts or PartMarks()
         length = max(self._length, parts.every)
-        found = []
-        for place, block in sorted(_merged(self._blocks, length // self._length).items()):
-            before, after = (parts.at(step) for step in (place * length, (place + 1) * length))
+        blocks = sorted(_merged(self._blocks, length // self._length).items())
+        for number, block in blocks:
+            before, after = parts.at(number * length), parts.at((number + 1) * length)
             block.part_ms = {name: (ns - before.get(name, 0)) / 1e6 for name, ns in after.items()}
-            found.append(block)
-        return tuple(found)
+        return tuple(block for _, block in blocks)
 
 
 class PartMarks:
@@ -164,8 +163,8 @@ class PartMarks:
 
 def _merged(blocks: Mapping[int, StepBlock], times: int) -> dict[int, StepBlock]:
     merged: dict[int, StepBlock] = {}
-    for place, block in blocks.items():
-        merged.setdefault(place // times, StepBlock()).add(block)
+    for number, block in blocks.items():
+        merged.setdefault(number // times, StepBlock()).add(block)
     return merged
 
 
@@ -309,7 +308,7 @@ class RunTotals:
                 self._cycle = self._sums()
 
     def _break_cycle(self, work: StepWork) -> None:
-        """Drop the accumulation cycle of a step that does not count from the rows that are logged."""
+        """Drop the accumulation cycle of a step that does not count from the log entries."""
         self._cycle_is_broken = not work.ends_cycle
         if self._cycle.steps:
             self._since_last_record.merge(self._cycle)
@@ -357,7 +356,7 @@ class RunTotals:
         return dict(self._all().histogram)
 
     def add_log_time(self, us: float) -> None:
-        """Add host time in microseconds that our rows and the record took between steps."""
+        """Add host time in microseconds that log entries and the record took between steps."""
         self._since_last_log.rows_us += us
 
     def steady(self) -> Rates:
@@ -388,7 +387,7 @@ class RunTotals:
             only_warmup=only_warmup,
             step_ms=shown.spread(),
             region_ms=shown.region_percentiles(),
-            drained_pct=shown.drained_pct,
+            drained_pct=shown.gpu_starved_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,
             untimed_steps=max(steps - counted - warmup - recorded, 0),

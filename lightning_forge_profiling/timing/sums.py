@@ -24,6 +24,13 @@ REGIONS_OVER: Final = 1024
 """The percentiles of regions cover at most this many recent steps of those whose regions were timed."""
 
 
+_ADDED: Final = (
+    *("steps", "starved", "asked", "optimizer_steps", "loader_starts", "samples", "tokens", "flops"),
+    *("own_us", "rows_us", "before_fetch_ms"),
+)
+"""What simply adds up; None for an amount that is unknown."""
+
+
 class _Times:
     """Sums of the times of some steps."""
 
@@ -47,10 +54,10 @@ class _Times:
 class StepSums:
     """Running sums from which rates and spread follow.
 
-    Steps are of three kinds: chosen ones, whose regions were timed; plain ones, of which only the end was timed and
-    whose regions are estimated from the chosen ones; and those that had to be split, as the first after a validation
-    run, which stand for themselves only. Steps that change the weights and steps that accumulate gradients are summed
-    apart, since their regions differ most.
+    Steps are of three kinds: split by choice, with their regions timed; unsplit, of which only the end was timed and
+    whose regions are estimated from those; and forced, which had to be split, as the first after a validation run, and
+    represent no others. Steps that change the weights and steps that accumulate gradients are summed apart, since their
+    regions differ most.
     """
 
     def __init__(self, regions: tuple[str, ...], bucket: Callable[[float], int] | None = None) -> None:
@@ -63,20 +70,20 @@ class StepSums:
         self.latest_changed: deque[bool] = deque(maxlen=MEDIAN_OVER)
         self.latest_split: deque[tuple[Mapping[str, float], bool]] = deque(maxlen=REGIONS_OVER)  # and whether chosen
         self.shortest_ms, self.longest_ms = float("inf"), 0.0
-        self.drained = self.asked = 0
+        self.starved = self.asked = 0
         self.optimizer_steps = 0
         self.samples: float | None = 0.0
         self.tokens: float | None = 0.0
         self.flops: float | None = 0.0
         self.own_us = self.rows_us = self.before_fetch_ms = 0.0
         self.loader_starts = 0
-        self.chosen, self.plain = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
-        self.singular = _Times()
+        self.chosen, self.unsplit = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
+        self.forced = _Times()
 
     @property
     def times(self) -> tuple[_Times, ...]:
         """Those of each kind."""
-        return (*self.chosen, *self.plain, self.singular)
+        return (*self.chosen, *self.unsplit, self.forced)
 
     @property
     def _loader_starts_in(self) -> str:
@@ -86,7 +93,7 @@ class StepSums:
     def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         """Add a step with its time."""
         samples, tokens, optimizer_steps, flops, _ = work
-        drained, chosen, own_us, before_fetch_ms, _, _ = timing
+        starved, chosen, own_us, before_fetch_ms, _, _ = timing
         changes = optimizer_steps > 0
         self.steps += 1
         self.latest.append(took_ms)
@@ -95,8 +102,8 @@ class StepSums:
         self.longest_ms = max(self.longest_ms, took_ms)
         if self._bucket is not None:
             self.histogram[self._bucket(took_ms)] += 1
-        if drained is not None:
-            self.drained += drained
+        if starved is not None:
+            self.starved += starved
             self.asked += 1
         self.optimizer_steps += optimizer_steps
         self.samples = added(self.samples, samples)
@@ -108,44 +115,35 @@ class StepSums:
         split = times.split
         if split:
             self.latest_split.append((times.device_ms, chosen))
-        kind = self.singular if split and not chosen else (self.plain, self.chosen)[split][changes]
+        kind = self.forced if split and not chosen else (self.unsplit, self.chosen)[split][changes]
         kind.add(1, times.device_ms, times.host_ms)
 
     def merge(self, other: "StepSums", *, single_steps: bool = True) -> None:
         """Add the sums of later steps."""
-        self.steps += other.steps
+        for name in _ADDED:
+            setattr(self, name, added(getattr(self, name), getattr(other, name)))
+        self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
+        self.longest_ms = max(self.longest_ms, other.longest_ms)
         if single_steps:
             self.latest.extend(other.latest)
             self.latest_changed.extend(other.latest_changed)
             self.latest_split.extend(other.latest_split)
             self.histogram.update(other.histogram)
-        self.shortest_ms = min(self.shortest_ms, other.shortest_ms)
-        self.longest_ms = max(self.longest_ms, other.longest_ms)
-        self.drained += other.drained
-        self.asked += other.asked
-        self.optimizer_steps += other.optimizer_steps
-        self.samples = added(self.samples, other.samples)
-        self.tokens = added(self.tokens, other.tokens)
-        self.flops = added(self.flops, other.flops)
-        self.own_us += other.own_us
-        self.rows_us += other.rows_us
-        self.before_fetch_ms += other.before_fetch_ms
-        self.loader_starts += other.loader_starts
         for mine, theirs in zip(self.times, other.times, strict=True):
             if theirs.steps:
                 mine.add(theirs.steps, theirs.device_ms, theirs.host_ms)
 
     def read(self) -> Rates:
         """The rates so far."""
-        singular = self.singular
-        kinds = [both for both in zip(self.chosen, self.plain, strict=True) if both[0].steps or both[1].steps]
-        if any(plain.steps and not chosen.steps for chosen, plain in kinds):  # nothing speaks for one of them alone
-            kinds = [(_merged(self.chosen), _merged(self.plain))]
-        atypical = any(plain.steps for plain in self.plain) and not any(chosen.steps for chosen in self.chosen)
+        forced = self.forced
+        kinds = [both for both in zip(self.chosen, self.unsplit, strict=True) if both[0].steps or both[1].steps]
+        if any(unsplit.steps and not chosen.steps for chosen, unsplit in kinds):  # none of that kind was split
+            kinds = [(_merged(self.chosen), _merged(self.unsplit))]
+        atypical = any(unsplit.steps for unsplit in self.unsplit) and not any(chosen.steps for chosen in self.chosen)
         if atypical:
-            kinds, singular = [(singular, _merged(self.plain))], _Times()
-        parts = [extrapolate_regions(chosen, plain) for chosen, plain in kinds]
-        whole = parts[0] if len(parts) == 1 and not singular.steps else _merged([*parts, singular])
+            kinds, forced = [(forced, _merged(self.unsplit))], _Times()
+        parts = [extrapolate_regions(chosen, unsplit) for chosen, unsplit in kinds]
+        whole = parts[0] if len(parts) == 1 and not forced.steps else _merged([*parts, forced])
         started_ms, started_host_ms = (
             _folded(sums, self._loader_starts_in) for sums in (whole.device_ms, whole.host_ms)
         )
@@ -158,7 +156,7 @@ class StepSums:
             whole.host_ms,
             self.flops,
             self.regions,
-            self.steps - sum(plain.steps for plain in self.plain),
+            self.steps - sum(unsplit.steps for unsplit in self.unsplit),
             self.own_us,
             self.rows_us,
             self.before_fetch_ms,
@@ -175,17 +173,18 @@ class StepSums:
         latest = [*zip(self.latest, self.latest_changed, strict=True)]
         kinds = [[ms for ms, changes in latest if changes is kind] for kind in (False, True)]
         counts = (self.steps - self.optimizer_steps, self.optimizer_steps)
-        like_ms = sum(count * median(times) for count, times in zip(counts, kinds, strict=True) if times) / self.steps
+        typical_mean_ms = (
+            sum(count * median(times) for count, times in zip(counts, kinds, strict=True) if times) / self.steps
+        )
         of_all = percentiles(list(self.latest))
-        return Spread(of_all.p50, of_all.p95, self.shortest_ms, self.longest_ms, like_ms)
+        return Spread(of_all.p50, of_all.p95, self.shortest_ms, self.longest_ms, typical_mean_ms)
 
     def region_percentiles(self) -> dict[str, Percentiles]:
         """Percentiles of each region, the user's included, per step: 0 in a step without it.
 
-        Plain steps are spoken for by the chosen ones: those split because they had to be are then left out, since they
-        would count too often.
+        If some steps are unsplit, the forced ones are left out: they would count too often.
         """
-        only_chosen = any(sums.steps for sums in self.plain) and any(chosen for _, chosen in self.latest_split)
+        only_chosen = any(sums.steps for sums in self.unsplit) and any(chosen for _, chosen in self.latest_split)
         steps = [dict(times_ms) for times_ms, chosen in self.latest_split if chosen or not only_chosen]
         for times_ms in steps:
             _folded(times_ms, self._loader_starts_in)
@@ -194,9 +193,9 @@ class StepSums:
         return {name: percentiles([times_ms.get(name, 0.0) for times_ms in steps]) for name in names}
 
     @property
-    def drained_pct(self) -> float | None:
-        """Percentage of steps at whose end the GPU was drained; None if never queried."""
-        return 100 * self.drained / self.asked if self.asked else None
+    def gpu_starved_pct(self) -> float | None:
+        """Percentage of steps at whose end the GPU waited for the host; None if unknown."""
+        return 100 * self.starved / self.asked if self.asked else None
 
 
 def _merged(several: Iterable[_Times]) -> _Times:
@@ -206,24 +205,24 @@ def _merged(several: Iterable[_Times]) -> _Times:
     return merged
 
 
-def extrapolate_regions(chosen: _Times, plain: _Times) -> _Times:
-    """The times of chosen and plain steps, where plain steps divide as the chosen ones do."""
+def extrapolate_regions(chosen: _Times, unsplit: _Times) -> _Times:
+    """The times of split and unsplit steps, where unsplit steps divide into regions as the split ones do."""
     both = _Times()
-    both.steps = chosen.steps + plain.steps
-    both.device_ms = _divided(chosen.device_ms, plain.device_ms)
-    both.host_ms = _divided(chosen.host_ms, plain.host_ms)
+    both.steps = chosen.steps + unsplit.steps
+    both.device_ms = _divided(chosen.device_ms, unsplit.device_ms)
+    both.host_ms = _divided(chosen.host_ms, unsplit.host_ms)
     return both
 
 
-def _divided(chosen: Mapping[str, float], plain: Mapping[str, float]) -> dict[str, float]:
-    divided_ms, plain_ms = step_ms(chosen), step_ms(plain)
-    if not divided_ms:
-        return dict(plain)
-    factor = 1 + plain_ms / divided_ms
+def _divided(chosen: Mapping[str, float], unsplit: Mapping[str, float]) -> dict[str, float]:
+    chosen_ms = step_ms(chosen)
+    if not chosen_ms:
+        return dict(unsplit)
+    factor = 1 + step_ms(unsplit) / chosen_ms
     divided = {region: factor * ms for region, ms in chosen.items()}
     for part in BETWEEN_EPOCHS:  # in its own step alone
-        if part in chosen or part in plain:
-            divided[part] = chosen.get(part, 0.0) + plain.get(part, 0.0)
+        if part in chosen or part in unsplit:
+            divided[part] = chosen.get(part, 0.0) + unsplit.get(part, 0.0)
     return divided
 
 

@@ -1,12 +1,13 @@
-"""Draw the diagrams of docs/reading-the-report.md: how a step, a gap and an overlap are counted.
+"""Draw the diagrams: how a step, a gap and an overlap are counted, and how data flows through the package.
 
     python docs/make_diagrams.py        # writes them; tests/test_documents.py compares
 
-The diagrams are made up, to show a rule each. Times are in arbitrary units along the x-axis.
+Those of docs/reading-the-report.md are made up, to show a rule each; times are in arbitrary units along the x-axis.
 """
 # ruff: noqa: INP001  (a script, in no package)
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -17,6 +18,7 @@ LEFT = 150  # of the lanes; their names stand before it
 UNIT = (WIDTH - LEFT - 20) / 100
 ROW = 40
 BOX = 26
+ROOM = (144, 48)
 
 STEPS = ("#9ec5f4", "#f7c99b", "#a9d8b0")  # one colour a step
 MATMUL, OTHER, COPY, COMM = "#3f8fdb", "#8d959e", "#d67bba", "#ea6f36"
@@ -61,6 +63,21 @@ class Diagram:
         self.parts.append(
             f'<line x1="{a:.1f}" x2="{b:.1f}" y1="{top}" y2="{bottom}" stroke="#59636e" marker-end="url(#tip)"/>'
         )
+
+    def room(self, x: float, y: float, name: str, what: str, colour: str) -> None:
+        """A part of the package, of ROOM pixels."""
+        width, height = ROOM
+        self.parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="{colour}" stroke="#59636e" '
+            'stroke-width="0.6"/>'
+        )
+        self.text(x + width / 2, y + 19, name, anchor="middle", bold=True)
+        self.text(x + width / 2, y + 37, what, anchor="middle", muted=True)
+
+    def flow(self, *points: tuple[float, float]) -> None:
+        """An arrow along points."""
+        path = "M" + "L".join(f"{x} {y}" for x, y in points)
+        self.parts.append(f'<path d="{path}" fill="none" stroke="#59636e" marker-end="url(#tip)"/>')
 
     def span(self, start: float, end: float, text: str) -> None:
         """A length with its name under it."""
@@ -187,9 +204,54 @@ def idle() -> Diagram:
     return drawing
 
 
+def rooms() -> Diagram:
+    """Data goes one way: hooks, times, metrics; trace, columns, figures, findings, pages."""
+    drawing = Diagram("How data flows through the rooms of the package")
+    columns = (20, 199, 378, 557, 736)
+    (width, height), (training, middle, apart) = ROOM, (40, 124, 252)
+    drawing.text(20, 26, "the training process", bold=True)
+    for x, name, what, colour in zip(
+        columns,
+        ("Trainer", "callbacks/", "timing/, gpu/", "diagnosis/", "loggers, end table"),
+        ("hooks", "alone know Lightning", "events, steps, totals", "rules for a run", "report/"),
+        (IDLE, STEPS[0], STEPS[0], STEPS[0], IDLE),
+        strict=True,
+    ):
+        drawing.room(x, training, name, what, colour)
+    for left, right in pairwise(columns):
+        drawing.flow((left + width, training + height / 2), (right - 1, training + height / 2))
+    drawing.room(columns[1], middle, "profiler/", "one window", STEPS[0])
+    drawing.room(columns[2], middle, "record/", "rankN.jsonl", STEPS[0])
+    for x in columns[1:3]:
+        drawing.flow((x + width / 2, training + height), (x + width / 2, middle - 1))
+    drawing.text(columns[1], 222, "without torch", bold=True)
+    drawing.text(columns[1], 240, "finish, a child process at the window's end, or cli/ later", muted=True)
+    for x, name, what in zip(
+        columns,
+        ("kineto/", "analysis/", "diagnosis/", "results/", "report/"),
+        ("columns of events", "figures of each rank", "findings, verdict", "summary.json", "console, md, html"),
+        strict=True,
+    ):
+        drawing.room(x, apart, name, what, STEPS[2])
+    for left, right in pairwise(columns):
+        drawing.flow((left + width, apart + height / 2), (right - 1, apart + height / 2))
+    drawing.flow((columns[1] - 8, middle + height / 2), (columns[0] + width / 2, middle + height / 2),
+                 (columns[0] + width / 2, apart - 1))  # fmt: skip
+    drawing.parts.append(
+        f'<path d="M{columns[1]} {middle + height / 2}H{columns[1] - 8}" stroke="#59636e" fill="none"/>'
+    )
+    drawing.text(columns[0] + 4, middle + 16, "raw trace", muted=True)
+    record = columns[2] + width
+    drawing.flow((record, middle + height / 2), (columns[4] + width / 2, middle + height / 2),
+                 (columns[4] + width / 2, apart - 1))  # fmt: skip
+    drawing.text(record + 10, middle + 16, "the whole run, read from its record", muted=True)
+    drawing.y = apart + height + 10
+    return drawing
+
+
 def drawn() -> dict[Path, str]:
     """Each diagram's file, as it should be."""
-    diagrams = {"step-window": step_window(), "overlap": overlap(), "idle-causes": idle()}
+    diagrams = {"step-window": step_window(), "overlap": overlap(), "idle-causes": idle(), "rooms": rooms()}
     return {IMAGES / f"{name}.svg": diagram.svg() for name, diagram in diagrams.items()}
 
 

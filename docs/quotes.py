@@ -3,8 +3,7 @@
     python docs/quotes.py        # writes it into the documents
 
 In docs/findings/CODE.md the block after `<!-- quote CASE -->` is the finding CODE of the trace tests/data/traces/CASE.
-Everything between `<!-- quote files -->` and `<!-- end of quote -->` in docs/architecture.md is made from the modules'
-first lines; what is between `<!-- quote fields -->` and that in docs/summary-json.md, from the schema.
+What is between `<!-- quote fields -->` and `<!-- end of quote -->` in docs/summary-json.md is made from the schema.
 """
 # ruff: noqa: INP001  (a script, in no package)
 
@@ -14,18 +13,15 @@ import textwrap
 from functools import cache, partial
 from pathlib import Path
 
-import lightning_forge_profiling
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.json_schema import schema_json
 from lightning_forge_profiling.results.analysis import Analysis
 
 DOCS = Path(__file__).resolve().parent
-PACKAGE = Path(lightning_forge_profiling.__file__).parent
-ROOMS = sorted(PACKAGE.glob("*/__init__.py"))
 TRACES = DOCS.parent / "tests" / "data" / "traces"
 
 FINDING = re.compile(r"(?<=<!-- quote )(\w+)( -->\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
-MADE = re.compile(r"(<!-- quote (?:fields|files) -->\n).*(?=<!-- end of quote -->)", re.DOTALL)
+MADE = re.compile(r"(<!-- quote fields -->\n).*(?=<!-- end of quote -->)", re.DOTALL)
 
 
 @cache

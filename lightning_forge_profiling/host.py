@@ -65,12 +65,7 @@ def process_age_s() -> float | None:
 
 
 def usable_cores(cgroup: Path = _CGROUP, proc: Path = _PROC) -> int:
-    """Number of cores this process may use, which a batch system, `taskset` or a container's quota may limit.
-
-    Example:
-        >>> 1 <= usable_cores() <= os.cpu_count()
-        True
-    """
+    """Number of cores this process may use, which a batch system, `taskset` or a container's quota may limit."""
     cores = len(_affinity()) or os.cpu_count() or 1
     for group in _groups(cgroup, proc):
         for names in _QUOTAS:
@@ -93,8 +88,10 @@ def _groups(cgroup: Path, proc: Path) -> list[Path]:
         if not controllers or "cpu" in controllers.split(","):
             inner = Path(path.strip("/"))
             paths |= {str(each) for each in (inner, *inner.parents)}
-    found = (cgroup / kind / path for kind in _HIERARCHIES for path in sorted(paths))
-    return [group for group in found if any((group / name).exists() for name in ("cpu.stat", "cpu.max", _QUOTAS[1][0]))]
+    groups = (cgroup / kind / path for kind in _HIERARCHIES for path in sorted(paths))
+    return [
+        group for group in groups if any((group / name).exists() for name in ("cpu.stat", "cpu.max", _QUOTAS[1][0]))
+    ]
 
 
 class Throttling(NamedTuple):
@@ -155,12 +152,7 @@ def free_cores(before: CpuTimes, after: CpuTimes) -> float:
 def cpu_times(
     processes: Sequence[int] = (), proc: Path = _PROC, cgroup: Path = _CGROUP, *, threads: str | None = None
 ) -> CpuTimes:
-    """CPU times of this process and thread, of other processes, and of the cores. Takes 0.2 to 0.4 ms on Linux.
-
-    Example:
-        >>> cpu_times().process_s > 0
-        True
-    """
+    """CPU times of this process and thread, of other processes, and of the cores. Takes 0.2 to 0.4 ms on Linux."""
     cores, ticks = _affinity(), os.sysconf("SC_CLK_TCK")
     lines = [
         [int(number) for number in line[1:9]]
@@ -219,16 +211,16 @@ def _group_s(cgroup: Path) -> float | None:
 
 def _throttled(cgroup: Path, proc: Path) -> Throttling | None:
     """Of the group that was throttled longest: this process's own, or one that contains it."""
-    found = []
+    throttlings = []
     for group in _groups(cgroup, proc):
         counts = dict(re.findall(r"^(\w+) (\d+)$", _text(group / "cpu.stat"), re.MULTILINE))
         unit = {"throttled_usec": 1e6, "throttled_time": 1e9}
-        found += [
+        throttlings += [
             Throttling(int(counts[name]) / per_s, int(counts.get("nr_throttled", 0)))
             for name, per_s in unit.items()
             if name in counts
         ]
-    return max(found, default=None)
+    return max(throttlings, default=None)
 
 
 def _pressure_s(proc: Path) -> float | None:
@@ -243,8 +235,8 @@ def _threads(tasks: Path, named: str) -> dict[int, tuple[float, float]]:
         ids = [int(task.name) for task in tasks.iterdir()]
     except OSError:
         return {}
-    found = {tid: _on_core(tasks / str(tid)) for tid in ids if tid != own and _named(tasks, tid).startswith(named)}
-    return {tid: used for tid, used in found.items() if used is not None}
+    chosen = [tid for tid in ids if tid != own and _named(tasks, tid).startswith(named)]
+    return {tid: used for tid in chosen if (used := _on_core(tasks / str(tid))) is not None}
 
 
 @cache

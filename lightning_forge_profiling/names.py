@@ -168,8 +168,8 @@ def record_part(name: str) -> tuple[int, int | None] | None:
         >>> record_part("rank3.jsonl"), record_part("rank3.12.jsonl"), record_part("rank03.jsonl")
         ((3, None), (3, 12), None)
     """
-    found = re.fullmatch(r"rank(0|[1-9][0-9]{0,8})(?:\.([1-9][0-9]{0,17}))?\.jsonl", name)
-    return (int(found[1]), int(found[2]) if found[2] else None) if found else None
+    match = re.fullmatch(r"rank(0|[1-9][0-9]{0,8})(?:\.([1-9][0-9]{0,17}))?\.jsonl", name)
+    return (int(match[1]), int(match[2]) if match[2] else None) if match else None
 
 
 GOODPUT: Final = "run/goodput"
@@ -191,11 +191,6 @@ def region_ms(region: str) -> str:
 
 
 def per_second(unit: str, *, device: bool = False, loop: str = "") -> str:
-    """The metric for a rate: `samples`, `tokens`, `steps`, ... per second, of all devices or of one.
-
-    Example:
-        >>> per_second("samples"), per_second("steps", loop="validation")
-        ('throughput/samples_per_sec', 'throughput/validation/steps_per_sec')
-    """
+    """The metric for a rate: `samples`, `tokens`, `steps`, ... per second, of all devices or of one."""
     of = "device/" if device else f"{loop}/" if loop else ""
     return f"throughput/{of}{unit}_per_sec"

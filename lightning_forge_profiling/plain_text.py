@@ -57,16 +57,7 @@ _PLAIN_ARGUMENTS: Final = _PlainArguments()
 
 
 def plain_logger(name: str) -> logging.Logger:
-    r"""Get a logger whose messages are one line of plain text, whatever their arguments contain.
-
-    Example:
-        >>> import io
-        >>> log, stream = plain_logger("example"), io.StringIO()
-        >>> log.addHandler(logging.StreamHandler(stream))
-        >>> log.warning("Failed: %s", OSError("no such \x1b[2Jfile\nor folder"))
-        >>> stream.getvalue()
-        'Failed: no such file or folder\n'
-    """
+    """Get a logger whose messages are one line of plain text, whatever their arguments contain."""
     log = logging.getLogger(name)
     log.addFilter(_PLAIN_ARGUMENTS)
     return log

@@ -34,9 +34,9 @@ def open_regular(path: Path, *, owners: Container[int] | None = None) -> BinaryI
             if exc.errno == errno.ELOOP:
                 raise OSError(exc.errno, "it is a link, which is not followed", name) from exc
             raise
-        found = os.fstat(descriptor)
-        problem = "" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
-        if owners is not None and found.st_uid not in owners:
+        status = os.fstat(descriptor)
+        problem = "" if stat.S_ISREG(status.st_mode) else "it is not a regular file"
+        if owners is not None and status.st_uid not in owners:
             problem = "it belongs to another user"
         if problem:
             os.close(descriptor)
@@ -68,16 +68,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write; it appears at `path` once the context ends without an exception.
 
     It takes over the mode of a file that it replaces.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "file"
-        >>> with whole_file(path) as file:
-        ...     _ = file.write(b"content")
-        ...     path.exists()
-        False
-        >>> path.read_bytes()
-        b'content'
     """
     part = path.with_name(f".{token_hex(8)}.tmp")  # cannot be guessed
     before = _existing_file(path)
@@ -121,8 +111,8 @@ def make_own_folder(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o775)
         return
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise FileExistsError(f"{folder} exists and is not a folder")
     try:
         # not compared with this process's user id: a network file system may map it to another
@@ -130,7 +120,7 @@ def make_own_folder(folder: Path) -> None:
             own = Path(probe).stat().st_uid
     except PermissionError:
         own = None
-    if found.st_uid != own:
+    if status.st_uid != own:
         raise FileExistsError(f"{folder} belongs to another user")
 
 
@@ -146,9 +136,8 @@ def discard_with_folders(raw: Path) -> None:
 def _existing_file(path: Path) -> os.stat_result | None:
     """The status of the file that a new one will replace; None without one."""
     with suppress(OSError):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode):
-            return found
+        status = path.lstat()
+        return status if stat.S_ISREG(status.st_mode) else None
     return None
 
 

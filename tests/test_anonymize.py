@@ -249,7 +249,7 @@ def test_what_is_sound_of_a_damaged_trace_is_copied_and_the_rest_said(tmp_path):
 def test_it_replaces_no_trace_and_leaves_nothing_where_there_is_none(tmp_path):
     trace = tmp_path / "rank0.trace.json.gz"
     trace.write_bytes(INPUT_BOUND.read_bytes())
-    assert fails(forge("anonymize", trace, "--out", tmp_path), "would replace a trace")
+    assert fails(forge("anonymize", trace, "--out", tmp_path), "would replace the trace")
     assert trace.read_bytes() == INPUT_BOUND.read_bytes()
     (tmp_path / "bad.json").write_text("{}")
     assert fails(forge("anonymize", tmp_path / "bad.json", "--out", tmp_path / "out"), "not a trace")

@@ -18,7 +18,7 @@ from lightning_forge_profiling.callbacks.lightning_api import (
 )
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.host import usable_cores
-from lightning_forge_profiling.profiler.other_profilers import active_profiler
+from lightning_forge_profiling.profiler.collector import active_profiler
 from lightning_forge_profiling.results.run import LoaderSettings, OptimizerSettings, Switches
 
 

@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lightning_forge_profiling.cli.files import same_file
+from lightning_forge_profiling.cli.files import copies_in, copy_each
 from lightning_forge_profiling.cli.output import Progress, say, warn
-from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 
 _EXAMPLES = """\
@@ -41,30 +40,23 @@ def _run(args: argparse.Namespace) -> int:
         written, problems = write_copies(sources, args.out, progress)
     for remark in (*notes, *problems):
         warn(remark)
-    say(f"{written} {'copy' if written == 1 else 'copies'} in {args.out}")
+    say(copies_in(args.out, written))
     say("Names that you chose are kept (modules, functions, regions): check them before you share.")
     return 0
 
 
 def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str], None]) -> tuple[int, list[str]]:
-    """Write an anonymous copy of each trace."""
+    """Write an anonymous copy of each trace; returns how many there are, and what is missing from or in them."""
     from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy  # noqa: PLC0415  (start fast)
 
-    copies = [(source, folder / name) for source, name in _names(sources)]
-    for source, target in copies:
-        if any(same_file(target, trace) for trace in sources):
-            raise ConfigurationError(f"{source}: a copy would replace a trace; give --out another folder")
     problems: list[str] = []
-    failures: list[str] = []
-    for source, target in copies:
-        progress(f"copying {source}")
-        try:
-            problems += (f"{target.name}: {problem}" for problem in write_anonymous_copy(source, target))
-        except TraceError as exc:
-            failures.append(str(exc))
-            problems.append(f"{target.name} is left out: {str(exc).removeprefix(f'{source}: ')}")
-    if len(failures) == len(copies):
-        raise TraceError.of(failures)
+
+    def write(source: Path, target: Path) -> None:
+        problems.extend(f"{target.name}: {problem}" for problem in write_anonymous_copy(source, target))
+
+    copies = [(source, folder / name) for source, name in _names(sources)]
+    failures = copy_each(copies, write, progress)
+    problems += (f"{target.name} is left out: {why.removeprefix(f'{source}: ')}" for source, target, why in failures)
     return len(copies) - len(failures), problems
 
 

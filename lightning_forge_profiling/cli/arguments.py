@@ -45,12 +45,7 @@ def percentage(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A share between 0 and 1, neither included.
-
-    Example:
-        >>> share("0.005")
-        0.005
-    """
+    """A share between 0 and 1, neither included."""
     value = number(text)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, as 0.005 for half a percent")
@@ -58,12 +53,7 @@ def share(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """A TCP port; 0 for any free one.
-
-    Example:
-        >>> port("9001")
-        9001
-    """
+    """A TCP port; 0 for any free one."""
     value = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_PORT)) else -1
     if not 0 <= value <= _LAST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to {_LAST_PORT}")
@@ -71,12 +61,7 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds, at least 0.1.
-
-    Example:
-        >>> seconds("0.5")
-        0.5
-    """
+    """A number of seconds, at least 0.1."""
     value = number(text)
     if not _SHORTEST_S <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_SHORTEST_S}")
@@ -84,12 +69,7 @@ def seconds(text: str) -> float:
 
 
 def step_range(text: str) -> tuple[int, int]:
-    """A half-open range A:B of steps.
-
-    Example:
-        >>> step_range("5:8")
-        (5, 8)
-    """
+    """A half-open range A:B of steps."""
     first, colon, end = text.partition(":")
     if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 5:8")

@@ -2,14 +2,14 @@
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, combinations, product
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.output import warn
-from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.safe_files import write_whole
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def _may_be_planted(path: Path) -> bool:
     """Whether it is a link or a pipe that belongs neither to this user nor to the folder's owner."""
     if not os.path.lexists(path):
         return False
-    found, folder = path.lstat(), path.parent.stat()
-    public = folder.st_mode & stat.S_IWOTH and not stat.S_ISREG(found.st_mode)
-    return bool(public) and found.st_uid not in {os.geteuid(), folder.st_uid}
+    status, folder = path.lstat(), path.parent.stat()
+    public = folder.st_mode & stat.S_IWOTH and not stat.S_ISREG(status.st_mode)
+    return bool(public) and status.st_uid not in {os.geteuid(), folder.st_uid}
 
 
 def _target(path: Path) -> Path:
@@ -88,3 +88,27 @@ def warn_of_problems(record: "RunRecord") -> None:
     """Print what could not be read, as one line on standard error."""
     if record.problems:
         warn("; ".join(record.problems))
+
+
+def copy_each(
+    copies: Sequence[tuple[Path, Path]], write: Callable[[Path, Path], object], progress: Callable[[str], None]
+) -> list[tuple[Path, Path, str]]:
+    """Write a copy of each trace to its target; returns those that cannot be read. Raises if none can."""
+    for (source, _), (_, target) in product(copies, copies):
+        if same_file(source, target):
+            raise ConfigurationError(f"{source}: the copy would replace the trace; give --out another folder")
+    failures = []
+    for source, target in copies:
+        progress(f"copying {source}")
+        try:
+            write(source, target)
+        except TraceError as exc:
+            failures.append((source, target, str(exc)))
+    if len(failures) == len(copies):
+        raise TraceError.of([why for _, _, why in failures])
+    return failures
+
+
+def copies_in(folder: Path, number: int) -> str:
+    """How many copies there are, and where."""
+    return f"{number} {'copy' if number == 1 else 'copies'} in {folder}"

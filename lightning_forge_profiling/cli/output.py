@@ -19,10 +19,6 @@ class Progress:
     """Context manager that reports progress once work has taken a while; call it with a text for each stage.
 
     A terminal shows the latest text, a file gets a line for each.
-
-    Example:
-        >>> with Progress() as progress:
-        ...     progress("reading rank 0")  # takes less than a second, so nothing is written
     """
 
     def __init__(self, stream: TextIO | None = None, *, after_s: float = 1.0) -> None:

@@ -139,7 +139,7 @@ def _refuse_unless_readable(script: str) -> None:
 def _refuse_unless_installed() -> None:
     """Refuse to run if Lightning cannot find the entry point of this package."""
     ours = f"{entry_point.__name__}:{entry_point.callbacks.__name__}"
-    if all(found.value != ours for found in entry_points(group="lightning.pytorch.callbacks_factory")):
+    if all(entry.value != ours for entry in entry_points(group="lightning.pytorch.callbacks_factory")):
         raise ConfigurationError(
             "Lightning cannot find the callbacks: this package is importable but not installed, or an older version is "
             "installed. Run `pip install .` in its checkout"

@@ -2,13 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from shlex import quote
 
-from lightning_forge_profiling.cli.files import same_file
+from lightning_forge_profiling.cli.files import copies_in, copy_each
 from lightning_forge_profiling.cli.output import Progress, say, warn
-from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name
 from lightning_forge_profiling.names import plugin_name
 
@@ -39,21 +37,12 @@ def _run(args: argparse.Namespace) -> int:
     sources, notes = find_traces(args.path)
     copies = _targets(sources, args.out)
     args.out.mkdir(parents=True, exist_ok=True)
-    failures: list[TraceError] = []
     with Progress() as progress:
-        for source, target in copies:
-            progress(f"copying {source}")
-            try:
-                write_plugin_copy(source, target)
-            except TraceError as exc:
-                failures.append(exc)
-    if len(failures) == len(copies):
-        raise failures[0]
-    for remark in (*notes, *(f"left out: {failure}" for failure in failures)):
+        failures = copy_each(copies, write_plugin_copy, progress)
+    for remark in (*notes, *(f"left out: {why}" for _, _, why in failures)):
         warn(remark)
-    written = len(copies) - len(failures)
-    copies_made = f"{written} {'copy' if written == 1 else 'copies'} in {args.out}"
-    say(f"{copies_made}; to view them: tensorboard --logdir {quote(str(args.out))}    (tab PyTorch Profiler)")
+    made = copies_in(args.out, len(copies) - len(failures))
+    say(f"{made}; to view them: tensorboard --logdir {quote(str(args.out))}    (tab PyTorch Profiler)")
     return 0
 
 
@@ -63,8 +52,4 @@ def _targets(sources: Sequence[Path], folder: Path) -> list[tuple[Path, Path]]:
     ranks = [rank for rank in named if rank is not None]
     if len(set(ranks)) < len(sources):
         ranks = list(range(len(sources)))
-    copies = [(source, folder / plugin_name(rank)) for source, rank in zip(sources, ranks, strict=True)]
-    for source, (_, target) in product(sources, copies):
-        if same_file(source, target):
-            raise ConfigurationError(f"{source}: the copy would replace the trace; give --out another folder")
-    return copies
+    return [(source, folder / plugin_name(rank)) for source, rank in zip(sources, ranks, strict=True)]

@@ -52,14 +52,14 @@ def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> li
     late: list[Exception | None] = [TimeoutError(f"not done within {max(limit_s, 0):g} s")] * len(works)
     if limit_s <= 0:
         return late
-    found = list(late)
+    problems = list(late)
 
-    def run(place: int, work: Callable[[], object]) -> None:
+    def run(number: int, work: Callable[[], object]) -> None:
         try:
             work()
-            found[place] = None
+            problems[number] = None
         except Exception as exc:
-            found[place] = exc
+            problems[number] = exc
 
     threads = [threading.Thread(target=run, args=work, daemon=True) for work in enumerate(works)]
     for thread in threads:
@@ -68,7 +68,7 @@ def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> li
     with ctrl_c_ends():
         for thread in threads:
             thread.join(max(deadline - monotonic(), 0.0))
-    return list(found)
+    return list(problems)
 
 
 _PROGRAM: Final = "lightning_forge_profiling.finish"

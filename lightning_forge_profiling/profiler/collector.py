@@ -1,4 +1,4 @@
-"""Stops the collector: waits for the GPU without blocking on it, and detaches CUPTI from the process.
+"""PyTorch's one collector in a process: whether another profiler has it, and how to detach it without blocking.
 
 Kineto, the collector behind `torch.profiler`, leaves CUPTI attached when it stops, and kernel launches then stay slower
 to the end of the process (pytorch/pytorch#144455). It detaches it if the environment variable `TEARDOWN_CUPTI` is "1"
@@ -6,14 +6,43 @@ at the stop. No PyTorch release known to us does so by default (pytorch/kineto#1
 """
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator, Mapping
+from threading import Lock
 from time import perf_counter, sleep
 from typing import Final
 
 import torch
+from torch.profiler import ProfilerAction, profile
 
 from lightning_forge_profiling.profiler.child import ctrl_c_ends, exit_timeout_s
+
+RECORDING: Final = Lock()
+"""Held while this package records. PyTorch reports only its own thread's profilers, and two at once end the process."""
+
+
+def active_profiler() -> str:
+    """Why no profiler can be started now; "" if one can."""
+    # the first is this thread's, the second the process's
+    if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001  (no public way to ask)
+        return "another torch profiler is active in this process"
+    return ""
+
+
+def scheduled_profiler(until: int) -> str:
+    """Why none should run in the next steps: one of the user's is scheduled, and two at once end the process."""
+    # PyTorch counts the steps of each profiler that was made and not closed; only then is a look through all objects
+    # worth its time.
+    if not torch.autograd.profiler.KinetoStepTracker._step_dict:  # noqa: SLF001
+        return ""
+    for other in gc.get_objects():  # type() and not isinstance(), which would wake lazy proxies among them
+        if issubclass(type(other), profile) and other.record_steps and other.step_rec_fn is not None:
+            steps = range(other.step_num, other.step_num + until + 1)
+            if any(other.schedule(step) is not ProfilerAction.NONE for step in steps):
+                return "another torch profiler in this process is scheduled for the same steps"
+    return ""
+
 
 _GPU_SETTLES_S: Final = 1.0
 """What a rank allows the GPU also among others: while that is busy, the profiler's stop would block."""
@@ -25,14 +54,7 @@ _SAFE_FROM: Final = (12, 6)
 
 
 def why_attached(environment: Mapping[str, str], cuda: str | None) -> str:
-    """Why CUPTI stays attached after a recording, and what to do; "" if it will be detached.
-
-    Example:
-        >>> why_attached({}, "13.0")
-        ''
-        >>> why_attached({}, "12.4")
-        'PyTorch is built with CUDA 12.4, ... Without CUDA graphs in the run, set TEARDOWN_CUPTI=1.'
-    """
+    """Why CUPTI stays attached after a recording, and what to do; "" if it will be detached."""
     if cuda is None:
         return ""
     chosen = environment.get(_VARIABLE)

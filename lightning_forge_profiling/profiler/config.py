@@ -24,10 +24,6 @@ class StepWindow:
 
     The profiler runs in the warm-up step, but its events are dropped: they contain the cost of starting it. A window
     that starts at step 0 has no warm-up step.
-
-    Example:
-        >>> [StepWindow(2, 4).phase(step).value for step in range(6)]
-        ['wait', 'warm-up', 'record', 'record', 'done', 'done']
     """
 
     start_step: int

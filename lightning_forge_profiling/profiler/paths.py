@@ -14,12 +14,7 @@ from lightning_forge_profiling.safe_files import make_own_folder
 
 
 def local_folder(name: str | os.PathLike[str]) -> Path | None:
-    """The absolute path of a folder that a user names, as `~/runs` or `file:///runs`; None for one that is remote.
-
-    Example:
-        >>> local_folder("file:///data/runs"), local_folder("s3://bucket/runs")
-        (PosixPath('/data/runs'), None)
-    """
+    """The absolute path of a folder that a user names, as `~/runs` or `file:///runs`; None for one that is remote."""
     text = re.sub(r"^(file|local):(//)?(?=/)|^(file|local)://", "", os.fspath(name))
     return None if "://" in text else Path(text).expanduser().absolute()
 

@@ -22,9 +22,14 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import METADATA_KEY, REPORT_HTML, SUMMARY_JSON
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import FinishingChild, exit_timeout_s
-from lightning_forge_profiling.profiler.collector import detached_at_stop, let_gpu_settle
+from lightning_forge_profiling.profiler.collector import (
+    RECORDING,
+    active_profiler,
+    detached_at_stop,
+    let_gpu_settle,
+    scheduled_profiler,
+)
 from lightning_forge_profiling.profiler.config import Phase, ProfilingConfig, StepWindow
-from lightning_forge_profiling.profiler.other_profilers import RECORDING, active_profiler, scheduled_profiler
 from lightning_forge_profiling.profiler.paths import (
     claim,
     numbered_folders,

@@ -78,11 +78,6 @@ def test_a_clock_that_gives_no_sample_ends_with_a_sentence():
         collect(nothing, options(), host.clock_ns)
 
 
-def test_a_result_on_the_cpu_says_how_many_threads_there_were():
-    result = benchmark(torch.add, torch.ones(8), 1, max_time=0.02, warmup=1)
-    assert result.threads == torch.get_num_threads()
-
-
 def test_a_real_function_is_timed_near_what_it_takes():
     vector, fastest_us = torch.ones(1000), inf
 
@@ -128,13 +123,6 @@ def test_inputs_of_different_costs_are_warmed_up_and_timed_by_whole_rounds(ns):
     assert result.median_us == pytest.approx(4 * ns / 1e3)
 
 
-def test_inputs_take_turns():
-    seen = []
-    benchmark(seen.append, inputs=[(1,), (2,)], max_time=0.05, min_time=0.0, warmup=4, device="cpu")
-    assert set(seen[::2]) == {1}
-    assert set(seen[1::2]) == {2}
-
-
 @pytest.mark.parametrize(("warmup", "expected"), [(0, 1), (1, 1), (7, 7)])
 def test_the_warm_up_has_as_many_calls_as_were_asked_for_and_one_at_least(warmup, expected):
     host = Host()
@@ -167,14 +155,14 @@ def test_drift_is_named_and_single_outliers_are_not(samples, said):
     assert bool(drift(samples)) == bool(said)
 
 
-@pytest.mark.parametrize("count", [20, 24, 32, 40, 100])
+@pytest.mark.parametrize("count", [20, 40])
 def test_noise_is_seldom_taken_for_drift(count):
     random = np.random.default_rng(0)
     said = [drift(list(10 * (1 + random.uniform(-0.3, 0.3, count)))) for _ in range(1000)]
     assert sum(map(bool, said)) < 25
 
 
-@pytest.mark.parametrize("count", [20, 32, 100])
+@pytest.mark.parametrize("count", [20, 100])
 def test_drift_in_noise_is_found_in_as_few_samples(count):
     random = np.random.default_rng(0)
     moves = np.linspace(1, 2, count)

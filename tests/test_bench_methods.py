@@ -527,20 +527,3 @@ def test_the_gpu_rests_most_of_the_time(gpu):
     timed(gpu, lambda: gpu.kernel(170_000), options("graph"), rest=rest)
     assert sum(rests) > 0.6 * (gpu.host_ns - began) / 1e9
     assert max(rests) <= 0.005
-
-
-def test_an_error_of_the_function_reaches_the_caller(gpu):
-    def broken():
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        timed(gpu, broken)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [({"method": "magic"}, "must be one of"), ({"warmup": -1}, "number of calls"), ({"min_time": 9}, "max_time")],
-)
-def test_what_cannot_work_is_refused(given, message):
-    with pytest.raises(ConfigurationError, match=message):
-        options(**given)

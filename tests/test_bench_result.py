@@ -42,7 +42,7 @@ def test_the_interval_of_the_median_holds_the_true_one_in_95_of_100_cases_by_the
     assert wider == [17, 44, 67, 94, 138, 190, 267, 301, 396, 438]
 
 
-@pytest.mark.parametrize("count", [6, 8, 16, 21, 100])
+@pytest.mark.parametrize("count", [6, 21])
 def test_the_interval_of_the_median_holds_it_in_samples_that_are_drawn(count):
     random = np.random.default_rng(1)
     hits = 0

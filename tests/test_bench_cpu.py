@@ -48,7 +48,7 @@ def test_a_first_call_that_compiles_is_no_sample():
     assert result.warnings == ()
 
 
-def test_a_function_of_many_seconds_is_called_few_times_and_said_to_be_known_badly():
+def test_a_function_of_many_seconds_is_called_few_times_with_a_warning():
     host = Host()
     calls = []
 

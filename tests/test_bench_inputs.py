@@ -331,7 +331,7 @@ def test_an_error_of_a_later_call_reaches_the_user_as_it_is(last):
     assert gc.isenabled()
 
 
-def test_a_function_that_writes_to_its_arguments_is_said_to():
+def test_a_function_that_writes_to_its_arguments_gets_a_warning():
     def writes(x, more):
         more[0].add_(x)
 
@@ -372,7 +372,7 @@ def test_it_runs_in_a_thread_and_in_several_at_once():
     assert gc.isenabled()
 
 
-def test_a_profiler_of_the_users_own_goes_on():
+def test_the_users_profiler_continues():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         benchmark(torch.add, VECTOR, 1, **QUICK)
     assert any(event.key == "aten::add" for event in profiler.key_averages())

@@ -50,7 +50,7 @@ def test_each_method_reads_the_kernel_and_what_it_cannot_keep_out(gpu):
 
 
 @pytest.mark.parametrize(("method", "gap"), [("kernels", 0), ("saturated", 0.9)])
-def test_a_flush_makes_the_data_cold_and_is_not_in_the_time(gpu, method, gap):
+def test_an_l2_flush_makes_the_data_cold_and_is_not_in_the_time(gpu, method, gap):
     result = timed(gpu, add(gpu), options(method, flush_l2=True))
     assert gpu.flushes >= len(result.samples_us)
     assert result.median_us == pytest.approx(KERNEL_US + 1.5 + gap, abs=0.01)
@@ -58,7 +58,7 @@ def test_a_flush_makes_the_data_cold_and_is_not_in_the_time(gpu, method, gap):
     assert "flushed" in str(result)
 
 
-def test_events_around_a_cold_call_hold_its_launch_as_around_a_hot_one(gpu):
+def test_events_include_the_launch_with_and_without_an_l2_flush(gpu):
     hot, cold = (timed(gpu, add(gpu), options("events", flush_l2=flush)).median_us for flush in (False, True))
     assert cold == pytest.approx(hot + 1.5, abs=0.01)
 
@@ -89,7 +89,7 @@ def test_a_graph_that_cuda_breaks_off_is_one_sentence(gpu):
     assert timed(gpu, add(gpu)).method == "saturated"
 
 
-def test_work_on_a_stream_of_its_own_is_read_from_the_profiler(gpu):
+def test_work_on_another_stream_is_read_from_the_profiler(gpu):
     result = timed(gpu, lambda: gpu.kernel_aside(20_000), options(flush_l2=True))
     assert (result.method, result.median_us, result.flush_l2) == ("kernels", pytest.approx(20), False)
     assert result.queued_us is None
@@ -110,7 +110,7 @@ def test_a_method_that_reads_one_stream_is_refused_where_nothing_is_on_it(gpu, m
         timed(gpu, lambda: gpu.kernel_aside(20_000), options(method))
 
 
-def test_a_graph_is_hot_and_says_so(gpu):
+def test_a_graph_cannot_flush_the_l2_cache_and_says_so(gpu):
     result = timed(gpu, add(gpu), options("graph", flush_l2=True))
     assert gpu.flushes == 0
     assert not result.flush_l2
@@ -216,7 +216,7 @@ def test_a_function_that_only_takes_gpu_memory_is_timed_on_the_host_and_is_the_g
 
 
 @pytest.mark.parametrize(("method", "median_us"), [("wall", 28), ("cpu", 5)])
-def test_work_on_a_stream_of_its_own_is_found_for_the_hosts_methods_too(gpu, method, median_us):
+def test_work_on_another_stream_is_found_for_the_host_methods_too(gpu, method, median_us):
     def aside():
         gpu.kernel_aside(20_000)
         gpu.free_ns = max(gpu.free_ns, gpu.host_ns + 23_000)  # a synchronization of the device waits for it
@@ -245,7 +245,7 @@ def test_an_output_that_is_let_go_is_counted_and_no_warning(gpu):
     assert (result.allocated_bytes, result.warnings) == (4096, ())
 
 
-def test_without_the_profiler_a_hot_function_is_replayed_as_a_graph(gpu):
+def test_without_the_profiler_and_without_a_flush_a_function_is_replayed_as_a_graph(gpu):
     gpu.profiler_error = ForgeProfilingError("another torch profiler is active in this process")
     result = timed(gpu, add(gpu))
     assert result.method == "graph"
@@ -253,7 +253,7 @@ def test_without_the_profiler_a_hot_function_is_replayed_as_a_graph(gpu):
     assert gpu.replays > len(result.samples_us) - 1
 
 
-def test_without_the_profiler_a_cold_function_is_timed_behind_a_full_queue(gpu):
+def test_without_the_profiler_and_with_a_flush_a_function_is_timed_in_a_full_queue(gpu):
     gpu.profiler_error = ForgeProfilingError("no")
     assert timed(gpu, add(gpu), options(flush_l2=True)).method == "saturated"
 
@@ -268,7 +268,7 @@ def test_without_the_profiler_a_function_that_keeps_memory_is_not_captured(gpu):
     assert gpu.captures == 0
 
 
-def test_what_cannot_be_captured_is_timed_behind_a_full_queue(gpu):
+def test_what_cannot_be_captured_is_timed_in_a_full_queue(gpu):
     def refuses():
         if gpu.captured is not None:
             raise RuntimeError("not while capturing\nmore")
@@ -309,7 +309,7 @@ def test_a_method_that_fails_says_what_to_choose_instead(gpu):
     assert "'saturated'" in raised.value.__notes__[0]
 
 
-def test_the_hosts_part_alone_is_said_to_be_that(gpu):
+def test_the_host_part_alone_gets_a_warning(gpu):
     result = timed(gpu, add(gpu), options("cpu", max_time=0.02))
     assert result.method == "cpu"
     assert any("only the host's part" in warning for warning in result.warnings)
@@ -500,7 +500,7 @@ def test_samples_taken_while_the_clock_was_held_down_are_left_out(gpu):
     assert any("samples were left out" in warning and "power cap" in warning for warning in result.warnings)
 
 
-def test_a_clock_held_down_throughout_is_said_and_nothing_left_out(gpu):
+def test_a_clock_held_down_throughout_gets_a_warning_and_keeps_all_samples(gpu):
     nvml = FakeNvml()
     nvml.boards[0].sm_mhz, nvml.boards[0].reasons = 1200, 0x20
     watch = ClockWatch(uuid=gpu.uuid, nvml=nvml, clock_ns=gpu.clock_ns)

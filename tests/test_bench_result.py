@@ -1,4 +1,4 @@
-"""What a measurement looks like: its figures, its text, its JSON, its picture; and comparing several."""
+"""What a measurement looks like: its figures, its text, its JSON, its histogram; and comparing several."""
 
 import json
 import math
@@ -77,7 +77,7 @@ def test_a_result_is_frozen_and_never_empty():
         result([])
 
 
-def test_a_printed_result_says_what_was_measured_and_what_speaks_against_it():
+def test_a_printed_result_has_the_measurement_and_its_warnings():
     given = {"clock": CLOCK, "warnings": ("it waits",), "calls_per_sample": 400, "enqueue_us": 5.0}
     text = str(result([2.0] * 40, allocated_bytes=4096, **given))
     parts = (
@@ -110,7 +110,7 @@ def test_times_are_printed_in_a_unit_that_suits_them(us, text):
 @pytest.mark.parametrize(
     "samples", [[5.0], [5.0] * 30, [0.0] * 8, list(np.random.default_rng(2).lognormal(1, 1, 3000))]
 )
-def test_the_picture_shows_every_sample_once(samples):
+def test_the_histogram_shows_every_sample_once(samples):
     root = ET.fromstring(result(samples, name="a<b>&c", enqueue_us=5.0).svg())  # noqa: S314  (our own text)
     texts = [text.text for text in root.iter(SVG + "text")]
     counted = sum(int(tip.text.split()[0]) for tip in root.iter(SVG + "title"))
@@ -124,7 +124,7 @@ def test_the_picture_shows_every_sample_once(samples):
 
 
 @pytest.mark.parametrize(("us", "unit"), [(0.0213, "ns"), (2.3, "µs"), (7985.2, "ms"), (2.5e6, "s")])
-def test_a_picture_has_one_unit(us, unit):
+def test_a_histogram_has_one_unit(us, unit):
     random = np.random.default_rng(7)
     root = ET.fromstring(result(us * random.lognormal(0, 0.5, 200)).svg())  # noqa: S314  (our own text)
     texts = [text.text for text in root.iter(SVG + "text")]
@@ -136,7 +136,7 @@ def test_a_picture_has_one_unit(us, unit):
     assert middle == pytest.approx(float(times[0].split()[0]), rel=0.006)
 
 
-def test_a_title_that_is_too_long_for_the_picture_is_cut():
+def test_a_title_that_is_too_long_for_the_histogram_is_cut():
     root = ET.fromstring(result([1.0], name="x" * 200).svg())  # noqa: S314  (our own text)
     assert next(root.iter(SVG + "text")).text == "x" * 87 + "…"
 
@@ -287,7 +287,7 @@ HOSTILE = ["a\x1b[31mred\x07\x00", "\ud800", "\ufffe", "line\nbreak\u2028and\u20
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_picture_of_any_name_is_xml(text):
+def test_a_histogram_of_any_name_is_xml(text):
     svg = BenchmarkResult(name=text, method="cpu", device=text, samples_us=(1.0, 2.0)).svg()
     assert ET.fromstring(svg.encode()).tag == SVG + "svg"  # noqa: S314  (our own text)
 

@@ -93,7 +93,7 @@ def test_without_permission_it_says_what_to_do_and_changes_nothing(nvml):
 def test_a_lock_that_fails_half_way_is_taken_back(nvml, reset):
     nvml.fails[LOCK] = UNKNOWN
     if reset is not None:
-        nvml.fails[UNLOCK] = reset  # which is no news to anybody
+        nvml.fails[UNLOCK] = reset
     with pytest.raises(ClocksUnavailableError, match=r"not locked at 1500 MHz.*SUPPORTED_CLOCKS"):
         locked_clocks(1500, uuid=UUID, nvml=nvml).__enter__()
     assert (changes(nvml), nvml.opened) == ((1, 1), 0)
@@ -126,7 +126,7 @@ def test_what_is_no_device_is_refused_before_nvml_sees_it(monkeypatch, device):
         locked_clocks(1500, device=device).__enter__()
 
 
-def test_a_clock_that_cannot_be_unlocked_is_said_with_the_way_out(nvml):
+def test_an_error_of_unlocking_names_the_command_that_does_it(nvml):
     nvml.fails[UNLOCK] = UNKNOWN
     with pytest.raises(ClocksUnavailableError, match="nvidia-smi -rgc"), locked_clocks(1500, uuid=UUID, nvml=nvml):
         pass
@@ -156,7 +156,7 @@ def test_in_a_thread_it_is_locked_and_let_go_too(nvml):
     assert (seen, nvml.boards[0].lock) == ([(1500, 1500)], None)
 
 
-def test_a_handler_of_the_users_own_stays_in_place(nvml):
+def test_the_users_signal_handler_stays_in_place(nvml):
     def own(number, frame):
         raise AssertionError
 
@@ -273,7 +273,7 @@ def test_the_end_of_a_forked_child_does_not_let_go_of_the_parents_clock(tmp_path
     assert run(tmp_path, program)[:2] == (0, ["unlocked"])
 
 
-def test_a_clock_that_cannot_be_unlocked_on_a_signal_is_said_before_the_end(tmp_path):
+def test_an_error_of_unlocking_on_a_signal_is_printed_before_the_end(tmp_path):
     program = """
         def unlock(handle):
             raise nvml.NVMLError(999)

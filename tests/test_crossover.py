@@ -66,7 +66,7 @@ def test_curves_that_are_powers_of_the_size_cross_where_they_truly_do():
         ({1024: 1.0}, None, "not compared at any size"),
     ],
 )
-def test_what_counts_is_from_where_on_it_is_faster_for_good(gpu, size, said):
+def test_the_crossover_is_the_size_from_which_it_stays_faster(gpu, size, said):
     crossover = find_crossover(CPU, curve("alone", gpu))
     assert crossover.size == pytest.approx(size, abs=0.1)
     assert describe(crossover) == said
@@ -82,12 +82,12 @@ def test_what_counts_is_from_where_on_it_is_faster_for_good(gpu, size, said):
         (0.9, 0.3, "faster at every size, 64 to 512 (between 64 and 83)"),
     ],
 )
-def test_what_the_noise_of_the_times_leaves_open_is_said(gpu, noise, said):
+def test_the_noise_of_the_times_gives_a_range(gpu, noise, said):
     cpu = curve("cpu", {point.size: point.us for point in CPU.points}, noise)
     assert describe(find_crossover(cpu, curve("alone", dict.fromkeys((64, 128, 256, 512), gpu), noise))) == said
 
 
-def test_a_crossover_is_never_past_the_size_at_which_the_gpu_was_seen_to_be_faster():
+def test_a_crossover_is_never_past_the_size_at_which_the_gpu_was_faster():
     cpu = curve("cpu", {11: 1.0, 100: 8.0})
     assert find_crossover(cpu, curve("alone", {11: 1e9, 100: 8.0 * (1 - 1e-16)})).size <= 100
 
@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_not_tried():
     assert re.fullmatch(r"it needs about 1\.26e\+07 GiB, and [\d.e+]+ GiB of memory are free", said)
 
 
-def test_what_the_cpu_cannot_compute_is_said(monkeypatch):
+def test_an_operation_that_the_cpu_cannot_compute_ends_with_its_error(monkeypatch):
     def refuse(*_):
         raise RuntimeError("\"add\" not implemented for 'Half'\nwith a second line")
 
@@ -341,7 +341,7 @@ def test_tf32_is_read_also_where_pytorchs_newer_interface_has_set_it(monkeypatch
     assert setting("float32", torch.device("cuda")).tf32 == f"{word} for products, on for convolutions"
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+# --- plots -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +349,7 @@ def h200():
     return read_crossover(H200)
 
 
-def test_pictures_are_what_they_are_called_and_always_the_same(h200):
+def test_plots_have_the_format_of_their_name_and_are_reproducible(h200):
     before = dict(mpl.rcParams)
     png, svg = (draw_result(h200, LIGHT, kind) for kind in ("png", "svg"))
     assert png.startswith(b"\x89PNG")
@@ -359,7 +359,7 @@ def test_pictures_are_what_they_are_called_and_always_the_same(h200):
     assert dict(mpl.rcParams) == before
 
 
-def test_pictures_have_the_colours_of_the_page(h200):
+def test_plots_have_the_colours_of_the_page(h200):
     css = CSS.read_text(encoding="utf-8")
     drawn = "".join(draw_operation(h200.operations[0], theme, "svg").decode() for theme in (LIGHT, DARK))
     colours = set(re.findall(r"#[0-9a-f]{6}\b", drawn))
@@ -372,13 +372,13 @@ LONG = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition $ MIG 1g.24gb"
 
 @pytest.mark.parametrize("names", [{}, {"gpu": LONG, "cpu": LONG}, {"gpu": "W" * 99, "cpu": "W" * 99}])
 @pytest.mark.parametrize("count", [1, 2])
-def test_nothing_is_cut_off_at_the_edge_of_a_picture(h200, count, names):
+def test_nothing_is_cut_off_at_the_edge_of_a_plot(h200, count, names):
     result = replace(h200, operations=h200.operations[-count:], setting=replace(h200.setting, **names))
     assert edges(draw_result(result, LIGHT, "png")) == {1.0}
 
 
 @pytest.mark.parametrize("narrow", [False, True])
-def test_nothing_is_cut_off_at_the_edge_of_an_operations_picture(h200, narrow):
+def test_nothing_is_cut_off_at_the_edge_of_an_operations_plot(h200, narrow):
     assert edges(draw_operation(h200.operations[-1], LIGHT, "png", narrow=narrow)) == {1.0}
 
 
@@ -389,7 +389,7 @@ def edges(png):
 
 
 def drawn_texts(svg):
-    """All texts of a picture, which Matplotlib draws as outlines with the text in a comment before them."""
+    """All texts of a plot, which Matplotlib draws as outlines with the text in a comment before them."""
     return [text.strip() for text in re.findall("<!-- (.*?) -->", svg.decode(), re.DOTALL)]
 
 

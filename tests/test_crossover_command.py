@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_written_takes_nothing_else_with_it(tmp_path):
     assert read_crossover(numbers) == read_crossover(H200)
 
 
-def test_whoever_stops_reading_the_table_still_gets_the_files(tmp_path):
+def test_files_are_written_although_the_reader_of_the_table_stops(tmp_path):
     page = tmp_path / "c.html"
     line = [*COMMAND, "crossover", "--from", H200, "--html", page]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:

@@ -520,7 +520,7 @@ def mesh():
         lambda net, mesh: nn.parallel.DistributedDataParallel(net),
     ],
 )
-def test_a_wrapped_module_is_to_be_counted_before(wrap, mesh):
+def test_a_wrapped_module_is_refused(wrap, mesh):
     with pytest.raises(ConfigurationError, match=r"\)\. Count it before it is wrapped or sharded\.$"):
         count_flops(wrap(nn.Linear(D, D), mesh), batch()[0])
 
@@ -611,7 +611,7 @@ def test_a_cache_that_a_failing_step_filled_is_named_too(caplog):
 
 
 @pytest.mark.usefixtures("_clean")
-def test_a_cache_that_a_run_filled_before_is_said_to_mix(caplog):
+def test_a_cache_that_a_run_filled_before_is_named(caplog):
     module, x = Masked(), batch()[0]
     module.training_step(x)
     with pytest.raises(ConfigurationError, match="clear a cache that was filled before"):
@@ -619,7 +619,7 @@ def test_a_cache_that_a_run_filled_before_is_said_to_mix(caplog):
     assert logged(caplog) == []
 
 
-def test_what_a_hook_keeps_is_told(caplog):
+def test_tensors_that_a_hook_keeps_get_a_warning(caplog):
     kept = {}
     net = nn.Sequential(nn.Linear(D, D))
     net[0].register_forward_hook(lambda *given: kept.update(out=given[-1]))
@@ -764,7 +764,7 @@ class OwnOperators(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_operators_of_the_users_own_count_as_computed_again(reentrant):
+def test_custom_operators_count_as_computed_again(reentrant):
     x = torch.randn(8, 32, requires_grad=True)
     once, again = count_flops(OwnOperators(), x), count_flops(OwnOperators(reentrant), x)
     assert (once.forward, once.backward, once.recomputed) == (2 * 2 * 8 * 32 * 32, 2 * once.forward, 0)

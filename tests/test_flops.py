@@ -155,7 +155,7 @@ def test_a_grouped_convolution_counts_its_three_passes_alike(module, shape, grou
     assert from_torch(train(module, *shape)) == (2 + groups) * forward
 
 
-def test_gradients_that_nobody_asks_for_are_not_counted(tmp_path):
+def test_gradients_that_are_not_requested_are_not_counted(tmp_path):
     module, image = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 9)
     forward = from_torch(lambda: module(image))
     assert from_trace(lambda: module(image).sum().backward(), tmp_path) == 2 * forward

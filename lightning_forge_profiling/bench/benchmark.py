@@ -52,8 +52,8 @@ def choose_method(
     """Choose the method that was asked for, or the one that suits the function."""
     method = options.method
     _refuse_impossible(method, effects)
-    about_us = effects.device_us if effects.on_stream else call_us
-    kernels = Kernels(call, timer.gpu, about_us, flush_l2=options.flush_l2 and effects.on_stream)
+    estimated_us = effects.device_us if effects.on_stream else call_us
+    kernels = Kernels(call, timer.gpu, estimated_us, flush_l2=options.flush_l2 and effects.on_stream)
     may_be_cpu_only = method in HOST_METHODS and not effects.certainly_on_stream
     problem = None
     if may_be_cpu_only or method == "kernels" or (method == "auto" and not effects.waits):

@@ -1,4 +1,4 @@
-"""Where the function runs: the device asked for, that of its tensors, or the one on which a call allocates memory."""
+"""A CUDA device, as far as timing needs it; and on which device a function runs."""
 
 import json
 import tempfile

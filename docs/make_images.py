@@ -54,7 +54,7 @@ def save(print_on: Callable[[Screen], None], name: str, title: str, *, folder: s
 def demo() -> None:
     """Train, and draw what is printed at the end."""
     from lightning_forge_profiling.callbacks import fit_monitor  # noqa: PLC0415  (torch, which reports need not)
-    from lightning_forge_profiling.report.run_output import print_run  # noqa: PLC0415
+    from lightning_forge_profiling.report.run_table import print_run  # noqa: PLC0415
     from lightning_forge_profiling.results.run_report import RunReport  # noqa: PLC0415
 
     def draw(report: RunReport, _: Screen | None) -> None:
@@ -106,7 +106,7 @@ def telemetry_report() -> None:
     from selenium.webdriver.common.keys import Keys  # noqa: PLC0415  (for the browser alone)
 
     from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415
-    from lightning_forge_profiling.report.report_page import report_page  # noqa: PLC0415
+    from lightning_forge_profiling.report.page import report_page  # noqa: PLC0415
     from lightning_forge_profiling.results.analysis import RunEvidence  # noqa: PLC0415
 
     sys.path.insert(0, str(CHECKOUT))

@@ -4,7 +4,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 
-from lightning_forge_profiling.report.report_page import report_page
+from lightning_forge_profiling.report.page import report_page
 
 
 class Page:

@@ -13,7 +13,7 @@ from selenium.webdriver.support.ui import Select
 
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import write_reports
-from lightning_forge_profiling.report.report_page import report_page
+from lightning_forge_profiling.report.page import report_page
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Communication, Distribution, Gpu, Share

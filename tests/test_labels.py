@@ -6,10 +6,10 @@ from itertools import combinations
 import pytest
 
 from lightning_forge_profiling.report.console import print_analysis
-from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.report.report_page import report_page
+from lightning_forge_profiling.report.page import report_page
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.text import kernel_labels, operator_labels
 from tests.samples import sample_analysis
 
 # as CUPTI demangles a kernel of CUTLASS 3.x

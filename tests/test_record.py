@@ -27,7 +27,7 @@ from lightning_forge_profiling.record.lines import Begin, EventLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit
 from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.report.run_table import print_run
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork

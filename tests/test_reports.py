@@ -20,7 +20,7 @@ from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import summary_json, write_reports
 from lightning_forge_profiling.report.json_schema import SHIPPED, schema_json
 from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.report.report_page import report_page
+from lightning_forge_profiling.report.page import report_page
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code_cell, prose, short, short_kernel_name
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunRegion

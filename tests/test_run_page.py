@@ -11,7 +11,7 @@ from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State, encode_line
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.files import write_reports
-from lightning_forge_profiling.report.report_page import block_of, record_of, timelines_of
+from lightning_forge_profiling.report.page import block_of, record_of, timelines_of
 from lightning_forge_profiling.report.run_page import points_of, run_page, write_run_page
 from lightning_forge_profiling.results.trace_report import TraceReport
 from tests.record_builder import MadeRun

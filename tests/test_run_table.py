@@ -11,9 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_forge_profiling.callbacks.run_report import run_compute
-from lightning_forge_profiling.report import run_output
-from lightning_forge_profiling.report.run_output import print_run
-from lightning_forge_profiling.report.run_table import run_table
+from lightning_forge_profiling.report.run_table import print_run, print_table, run_table
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Hint, RunEvidence, RunLedger
@@ -375,7 +373,7 @@ def test_a_bar_of_a_long_step_stays_on_its_line():
     text = io.StringIO()
     for width in (70, 72, 80):
         screen = Screen(text, width=width, wrap=True, colours=False)
-        run_output._print(table, screen)
+        print_table(table, screen)
     bars = [line for line in text.getvalue().splitlines() if "█" in line]
     assert len([line for line in bars if line.startswith("data")]) == 3
     assert all(line.split()[0] in {"data", "forward"} for line in bars)

@@ -16,7 +16,7 @@ from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import summary_json
 from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.report.report_page import report_page
+from lightning_forge_profiling.report.page import report_page
 from tests import trace_builder as made
 
 # The same examples in each run, so that a red one is red for all; FUZZ_EXAMPLES=5000 looks further.

@@ -36,7 +36,7 @@ from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, w
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
-from lightning_forge_profiling.report.run_output import print_run
+from lightning_forge_profiling.report.run_table import print_run
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.run_report import RunReport

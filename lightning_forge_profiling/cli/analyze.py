@@ -134,7 +134,7 @@ def _write_files(args: argparse.Namespace, result: "AnalysisResult") -> None:
 
         write_output(args.markdown, markdown(result.analysis).encode(errors="replace"))
     if args.html:
-        from lightning_forge_profiling.report.report_page import report_page  # noqa: PLC0415
+        from lightning_forge_profiling.report.page import report_page  # noqa: PLC0415
 
         write_output(args.html, report_page(result.analysis, result.timelines).encode(errors="replace"))
 

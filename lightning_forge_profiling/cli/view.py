@@ -91,7 +91,7 @@ def _report(path: Path, undo: ExitStack) -> Path:
         content = run_page(read_run(record), time.time())
     else:
         from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
-        from lightning_forge_profiling.report.report_page import report_page  # noqa: PLC0415
+        from lightning_forge_profiling.report.page import report_page  # noqa: PLC0415
 
         with Progress() as progress:
             result = analyze(path, progress=progress)
@@ -118,7 +118,7 @@ def _covers(page: Path, record: Path) -> bool:
     """Whether a page has the run of a record, or a later one."""
     if record.parent not in page.parents:
         return page.stat().st_mtime >= record.stat().st_mtime
-    from lightning_forge_profiling.report.report_page import record_of  # noqa: PLC0415
+    from lightning_forge_profiling.report.page import record_of  # noqa: PLC0415
 
     try:
         return record_of(read_regular(page).decode()) is not None

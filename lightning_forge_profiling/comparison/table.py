@@ -7,9 +7,8 @@ from typing import Any, Final
 from lightning_forge_profiling.comparison.compare import Change, Comparison, Metric, Side
 from lightning_forge_profiling.comparison.gate import Gate, change_words, headline, metric_title, overall, percent
 from lightning_forge_profiling.report.blocks import Text
-from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.screen import Screen, Table
-from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.report.text import digits, kernel_labels
 from lightning_forge_profiling.report.wording import IDLE_WORDS
 
 _TITLES: Final = {

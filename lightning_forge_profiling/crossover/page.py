@@ -17,12 +17,12 @@ _DARK: Final = "(prefers-color-scheme: dark)"
 
 def crossover_page(result: CrossoverResult) -> str:
     """A crossover as a web page, with the plots inside in light and dark colours."""
-    found = {crossover.way for operation in result.operations for crossover in operation.crossovers}
+    crossed = {crossover.way for operation in result.operations for crossover in operation.crossovers}
     return web_page(
         "crossover.html",
         styles=("crossover",),
         heading=_TITLE if result.setting.gpu else NO_GPU,
-        ways={way: WAY_NAMES[way] for way in GPU_WAYS if way in found} if result.setting.gpu else None,
+        ways={way: WAY_NAMES[way] for way in GPU_WAYS if way in crossed} if result.setting.gpu else None,
         operations=[_operation(operation) for operation in result.operations],
         facts=list(facts(result)),
         warnings=warnings(result),

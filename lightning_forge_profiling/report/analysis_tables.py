@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from lightning_forge_profiling.report.blocks import Column, Row, Rows, rows_of
-from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.run_wording import ledger_rows, slowest_rows
-from lightning_forge_profiling.report.text import short
+from lightning_forge_profiling.report.text import kernel_labels, operator_labels, short
 from lightning_forge_profiling.report.wording import (
     IDLE_WORDS,
     calls,

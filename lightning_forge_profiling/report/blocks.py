@@ -78,15 +78,9 @@ class Rows:
 
 
 def rows_of(items: Iterable[_T], columns: Mapping[str | Column, Callable[[_T], str]]) -> Rows:
-    """A row for each item, and a column for each heading with what it says of an item. The first column is text.
-
-    Example:
-        >>> table = rows_of([3.0, 4.0], {"side": str, "area": lambda side: f"{side**2:.1f}"})
-        >>> [row.cells for row in table.rows]
-        [('3.0', '9.0'), ('4.0', '16.0')]
-    """
+    """A row for each item, and a column for each heading with what it says of an item. The first column is text."""
     headings = [
-        heading if isinstance(heading, Column) else Column(heading, "number" if place else "text")
-        for place, heading in enumerate(columns)
+        heading if isinstance(heading, Column) else Column(heading, "number" if position else "text")
+        for position, heading in enumerate(columns)
     ]
     return Rows(tuple(headings), tuple(Row(tuple(say(item) for say in columns.values())) for item in items))

@@ -43,13 +43,7 @@ _NARROWEST_NAME: Final = 20
 def print_analysis(
     analysis: Analysis, screen: Screen | None = None, *, kernels: int = _SHOWN_KERNELS, operators: int = 0
 ) -> None:
-    """Print what an analysis found.
-
-    Example:
-        >>> print_analysis(Analysis(source="run", verdict="x", verdict_text="Nothing stands out.", findings=()))
-        Nothing stands out.
-        <BLANKLINE>
-    """
+    """Print what an analysis found."""
     screen = screen or Screen()
     screen.line(verdict(analysis))
     if note := findings_note(analysis):

@@ -57,7 +57,7 @@ def write_reports(
         >>> write_reports(analysis, (), f"{mkdtemp()}/reports").html.name
         'report.html'
     """
-    from lightning_forge_profiling.report.report_page import record_of, report_page, timelines_of  # noqa: PLC0415
+    from lightning_forge_profiling.report.page import record_of, report_page, timelines_of  # noqa: PLC0415
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,13 +75,7 @@ def write_reports(
 
 
 def summary_json(analysis: Analysis) -> bytes:
-    """The content of `summary.json`: indented, with a final newline.
-
-    Example:
-        >>> text = summary_json(Analysis(source="run", verdict="x", verdict_text="", findings=()))
-        >>> msgspec.json.decode(text)["source"]
-        'run'
-    """
+    """The content of `summary.json`: indented, with a final newline."""
     encoded = msgspec.json.encode(analysis, enc_hook=dict)  # the hook is for mappings that are no dict
     return msgspec.json.format(encoded, indent=2) + b"\n"
 

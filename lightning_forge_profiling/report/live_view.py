@@ -9,7 +9,6 @@ from lightning_forge_profiling.record.histogram import percentile_ms
 from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Line, Text
-from lightning_forge_profiling.report.run_output import NAMES_WIDTH, print_run, step_table
 from lightning_forge_profiling.report.run_status import (
     Outcome,
     RankPace,
@@ -23,7 +22,14 @@ from lightning_forge_profiling.report.run_status import (
     spread_of,
     totals,
 )
-from lightning_forge_profiling.report.run_table import Row, RunTable, run_table
+from lightning_forge_profiling.report.run_table import (
+    NAMES_WIDTH,
+    RegionRow,
+    RunTable,
+    print_run,
+    run_table,
+    step_table,
+)
 from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import Analysis
@@ -68,8 +74,8 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> No
     events = list(_events(record, now))
     if events:
         screen.line()
-    for place, text in enumerate(events):
-        screen.line(text, name=Text("" if place else "events", "bold"), column=NAMES_WIDTH)
+    for position, text in enumerate(events):
+        screen.line(text, name=Text("" if position else "events", "bold"), column=NAMES_WIDTH)
 
 
 def setting_words(rank: RankRecord) -> str:
@@ -100,32 +106,27 @@ def print_pace(rank: RankRecord, screen: Screen) -> None:
     screen.line(Text(times + sparkline(medians, max(room, 1))), name=Text("step", "bold"), column=NAMES_WIDTH)
     by_region = split(intervals)
     if by_region:
-        screen.table(step_table(regions_table(by_region, beside_run=screen.width >= _WIDE), screen.width))
+        screen.table(step_table(latest_regions(by_region, beside_run=screen.width >= _WIDE), screen.width))
     for name, parts in (("throughput", _throughput(latest)), ("gpu", _gpu(latest))):
         if parts:
             screen.line(", ".join(parts), name=Text(name, "bold"), column=NAMES_WIDTH)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The latest values as bars of eight heights.
-
-    Example:
-        >>> sparkline([36.0, 36.1, 36.0, 41.5, 36.2], width=60)
-        '▁▁▁█▁'
-    """
+    """The latest values as bars of eight heights."""
     shown = values[-width:]
     low = min(shown, default=0.0)
     span = max(max(shown, default=0.0) - low, _LEAST_RANGE * low)
     return "".join(_LEVELS[min(int(8 * (value - low) / span), 7) if span else 0] for value in shown)
 
 
-def regions_table(intervals: Sequence[IntervalLine], *, beside_run: bool) -> RunTable:
+def latest_regions(intervals: Sequence[IntervalLine], *, beside_run: bool) -> RunTable:
     """Table of the regions of the latest interval."""
     latest, run, columns = rates_of(intervals[-1:]), rates_of(intervals), 2 if beside_run else 1
     step_ms = latest.mean_ms("step")
 
-    def row(name: str, shown: str, pct: float | None) -> Row:
-        return Row(shown, pct, (f"{latest.mean_ms(name):.2f}", f"{run.mean_ms(name):.2f}")[:columns])
+    def row(name: str, shown: str, pct: float | None) -> RegionRow:
+        return RegionRow(shown, pct, (f"{latest.mean_ms(name):.2f}", f"{run.mean_ms(name):.2f}")[:columns])
 
     regions = [name for name in latest.regions if latest.mean_ms(name) or run.mean_ms(name)]
     rows = [row(name, name, 100 * latest.mean_ms(name) / step_ms if step_ms else 0.0) for name in regions]
@@ -169,21 +170,21 @@ def _findings(report: RunReport) -> Iterator[Line]:
     if not analysis.findings:
         yield Line("verdict", Text(analysis.verdict, "bold"))
     names = ["verdict", *(_FINDINGS - 1) * ["also"]]
-    for name, found in zip(names, analysis.findings, strict=False):
-        whole = "fit" if found.of == "run" else "step"
-        text = f"{found.code}, {found.share_pct:.0f} % of the {whole}: {found.title}"
-        yield Line(name, Text(text, "bold yellow", marked=found.code))
+    for name, finding in zip(names, analysis.findings, strict=False):
+        whole = "fit" if finding.of == "run" else "step"
+        text = f"{finding.code}, {finding.share_pct:.0f} % of the {whole}: {finding.title}"
+        yield Line(name, Text(text, "bold yellow", marked=finding.code))
 
 
 def _events(record: RunRecord, now: float) -> Iterator[str]:
     """The latest events. An event of several ranks is listed once."""
-    found: dict[tuple[int, str, str], list[tuple[int, EventLine]]] = {}
+    by_event: dict[tuple[int, str, str], list[tuple[int, EventLine]]] = {}
     for rank in record.ranks:
         for event in rank.events:
-            found.setdefault((event.step, event.kind, event.text), []).append((rank.begin.rank, event))
-    for seen in sorted(found.values(), key=lambda each: -each[0][1].at)[:_EVENTS]:
-        number, event = seen[0]
-        on = f" on rank {number}" if len(seen) == 1 < len(record.ranks) else ""
+            by_event.setdefault((event.step, event.kind, event.text), []).append((rank.begin.rank, event))
+    for ranks in sorted(by_event.values(), key=lambda each: -each[0][1].at)[:_EVENTS]:
+        number, event = ranks[0]
+        on = f" on rank {number}" if len(ranks) == 1 < len(record.ranks) else ""
         took = f", {_length(event.seconds)}" if event.seconds else ""
         said = f": {event.text}" if event.text else ""
         yield f"{duration(now - event.at)} ago, step {event.step:,}: {event.kind}{on}{took}{said}"

@@ -53,15 +53,7 @@ _LONGEST_NAME: Final = 120
 
 
 def markdown(analysis: Analysis) -> str:
-    """All that `summary.md` holds.
-
-    Example:
-        >>> print(markdown(Analysis(source="a.json", verdict="x", verdict_text="Nothing <b>stands out.", findings=())))
-        # Profile of `a.json`
-        <BLANKLINE>
-        **Verdict:** Nothing &lt;b&gt;stands out.
-        <BLANKLINE>
-    """
+    """All that `summary.md` holds."""
     return "\n".join(_lines(analysis)) + "\n"
 
 

@@ -19,12 +19,7 @@ def page(result: object) -> str:
 
 @page.register
 def analysis_html(analysis: Analysis) -> str:
-    """HTML of the verdict, the findings with their evidence, and the split of the step.
-
-    Example:
-        >>> print(analysis_html(Analysis(source="a.json", verdict="x", verdict_text="<b> is slow.", findings=())))
-        <div><p><b>&lt;b&gt; is slow.</b></p></div>
-    """
+    """HTML of the verdict, the findings with their evidence, and the split of the step."""
     findings = [
         (finding, f"{finding.share_pct:.1f} % {share_of(analysis, finding)}", _evidence(finding))
         for finding in analysis.findings

@@ -11,8 +11,8 @@ from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLO
 from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run
 from lightning_forge_profiling.report.files import read_summary
-from lightning_forge_profiling.report.live_view import regions_table, setting_words
-from lightning_forge_profiling.report.report_page import report_page, timelines_of
+from lightning_forge_profiling.report.live_view import latest_regions, setting_words
+from lightning_forge_profiling.report.page import report_page, timelines_of
 from lightning_forge_profiling.report.run_status import (
     Outcome,
     RankPace,
@@ -217,7 +217,7 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
     if state is not None:
         step = replace(run_table(state.report), verdict=())
     else:
-        step = regions_table(by_region, beside_run=True) if by_region else RunTable((), "")
+        step = latest_regions(by_region, beside_run=True) if by_region else RunTable((), "")
     lost = intervals[0] if intervals else None
     return RunView(
         outcome=status.outcome,

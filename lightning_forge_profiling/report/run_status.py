@@ -89,12 +89,7 @@ def _patience_s(times: Sequence[float]) -> float:
 
 
 def duration(seconds: float) -> str:
-    """A duration in its two largest units.
-
-    Example:
-        >>> duration(3.4), duration(840), duration(7380), duration(266_400)
-        ('3 s', '14 min', '2 h 3 min', '3 d 2 h')
-    """
+    """A duration in its two largest units."""
     whole = max(0, round(seconds))
     if whole < _MINUTE_S:
         return f"{whole} s"
@@ -188,8 +183,8 @@ def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
 
     Their analysis is of all ranks: a rank that has not ended knows only its own work.
     """
-    found = ((rank, rank.state) for rank in record.ranks if rank.state is not None)
-    first, state = next(found, (record.ranks[0], None))
+    states = ((rank, rank.state) for rank in record.ranks if rank.state is not None)
+    first, state = next(states, (record.ranks[0], None))
     analysis, works = None if state is None else state.report.analysis, record.works
     if state is None or analysis is None or analysis.run is None:
         return first, state
@@ -205,7 +200,7 @@ def rank_paces(record: RunRecord, now: float) -> list[RankPace]:
     analysis = None if state is None else state.report.analysis
     works = () if analysis is None or analysis.run is None else analysis.run.ranks
     findings = () if analysis is None else analysis.findings
-    late = {found.rank for found in findings if found.code == STRAGGLER}
+    late = {finding.rank for finding in findings if finding.code == STRAGGLER}
     paces = {rank.begin.rank: _pace(rank, now) for rank in record.ranks}
     for work in works:
         if work.rank in paces:

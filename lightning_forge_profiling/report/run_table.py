@@ -1,8 +1,11 @@
 """What the table at the end of a fit says: the verdict, the split of the step, the rates, and where the files are."""
 
+import io
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import floor, log10
 from pathlib import Path
 from shlex import quote
@@ -12,6 +15,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import BEFORE_FIT, STEPS
 from lightning_forge_profiling.report.blocks import Line, Text
+from lightning_forge_profiling.report.page import rendered
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
     goodput_words,
@@ -22,6 +26,7 @@ from lightning_forge_profiling.report.run_wording import (
     telemetry_words,
     window_effect_words,
 )
+from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.report.wording import between, by_text, verdict
 from lightning_forge_profiling.results.analysis import RunLedger
@@ -49,7 +54,7 @@ _MEGABYTE: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RegionRow:
     """One region of the step.
 
     Attributes:
@@ -83,7 +88,7 @@ class RunTable:
     verdict: tuple[Line, ...]
     title: str
     headings: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RegionRow, ...] = ()
     lines: tuple[Line, ...] = ()
 
 
@@ -110,7 +115,7 @@ def _verdict(report: RunReport) -> Iterator[Line]:
     yield Line("verdict", verdict(analysis))
     rest, also = analysis.findings[1:], []
     for of, whole in ("step", "the step"), ("run", "the fit"):
-        shares = [f"{found.code} {found.share_pct:.0f} %{between(found)}" for found in rest if found.of == of]
+        shares = [f"{finding.code} {finding.share_pct:.0f} %{between(finding)}" for finding in rest if finding.of == of]
         also += [f"{', '.join(shares)} of {whole}"] if shares else []
     if also:
         unreliable = "unreliable: " if analysis.verdict in MACHINE else ""
@@ -140,7 +145,7 @@ def _sampled(rates: Rates) -> str:
     return f"from {some} steps"
 
 
-def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
     """The headings and the rows. Columns without a number and regions of 0.0 % are left out; small ones share a row."""
     run = report.run
     rates, step_ms = run.steady, run.steady.mean_ms("step")
@@ -152,8 +157,8 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[Row, ...]]:
     def share(region: str) -> float:
         return 100 * rates.mean_ms(region) / step_ms if step_ms else 0.0
 
-    def row(name: str, pct: float | None, typical: Percentiles, host_ms: float | None = None) -> Row:
-        return Row(name, pct, (written(typical.p50), written(typical.p95), written(host_ms)))
+    def row(name: str, pct: float | None, typical: Percentiles, host_ms: float | None = None) -> RegionRow:
+        return RegionRow(name, pct, (written(typical.p50), written(typical.p95), written(host_ms)))
 
     host = _host_differs(rates) if report.on_device else {}
     regions = rates.regions if rates.split_steps else ()
@@ -165,16 +170,16 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[Row, ...]]:
         for name in regions
         if name in host or (share(name) >= _SHOWN_PCT and not (merged and name in small))
     ]
-    rows += [Row(_REST, rest_pct, ("", "", ""))] if merged else []
+    rows += [RegionRow(_REST, rest_pct, ("", "", ""))] if merged else []
     rows.append(row("step", None, Percentiles(run.step_ms.p50, run.step_ms.p95)))
     rows += [
         row(f"your {name}", share(name), run.region_ms.get(name, Percentiles()))
         for name in (rates.user_regions if rates.split_steps else ())
     ]
     headings = ("median ms", "p95 ms", "host mean")
-    filled = [place for place in range(len(headings)) if any(row.times[place] for row in rows)]
-    kept = tuple(Row(row.name, row.pct, tuple(row.times[place] for place in filled)) for row in rows)
-    return (_sampled(rates), "share of mean", *(headings[place] for place in filled)), kept
+    filled = [column for column in range(len(headings)) if any(row.times[column] for row in rows)]
+    kept = tuple(RegionRow(row.name, row.pct, tuple(row.times[column] for column in filled)) for row in rows)
+    return (_sampled(rates), "share of mean", *(headings[column] for column in filled)), kept
 
 
 def _host_differs(rates: Rates) -> dict[str, float]:
@@ -324,3 +329,87 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
         folder = log_folder if log_folder is not None and log_folder in path.parents else path.parent
         command = f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"
         yield Line("open with", Text(command), whole=True)
+
+
+NAMES_WIDTH: Final = 11
+"""Of the names before lines of text."""
+_BAR_WIDTH: Final = 24
+_SHORTEST_BAR: Final = 6
+_GAP: Final = 3
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+
+
+def print_run(report: RunReport, screen: Screen | None = None) -> None:
+    """Show the table."""
+    table = run_table(report)
+    if screen is None and _in_notebook():
+        _show_in_notebook(table)
+    else:
+        print_table(table, screen or Screen(wrap=True))
+
+
+# -- as text ---------------------------------------------------------------------------------------------------------
+
+
+def print_table(table: RunTable, screen: Screen) -> None:
+    """Print it as text."""
+    screen.line()
+    _print_lines(table.verdict, screen)
+    if table.verdict:
+        screen.line()
+    screen.line(Text(table.title, "bold"))
+    if table.rows:
+        screen.table(step_table(table, screen.width))
+    if table.lines:
+        screen.line()
+    _print_lines(table.lines, screen)
+    screen.line()
+    screen.flush()
+
+
+def _print_lines(lines: Sequence[Line], screen: Screen) -> None:
+    for line in lines:
+        screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH, whole=line.whole)
+
+
+def step_table(table: RunTable, width: int) -> Table:
+    """The rows of a table with a bar for each share, as far as there is room for bars."""
+    first, *columns = table.headings
+    names = (first, *(row.name for row in table.rows))
+    shares = [row.share for row in table.rows]
+    cells = (columns, *((share, *row.times) for share, row in zip(shares, table.rows, strict=True)))
+    widths = [max(map(width_of, column)) for column in (names, *zip(*cells, strict=True))]
+    taken = sum(widths) + _GAP * len(widths)
+    room = min(_BAR_WIDTH, width - taken)
+    with_bars = room >= _SHORTEST_BAR and len(table.rows) > 1
+    lines = Table(*([""] * (1 + with_bars + len(columns))), align="<<" if with_bars else "<")
+    lines.row(first, *([""] * with_bars), *columns, style="dim")
+    for row, share in zip(table.rows, shares, strict=True):
+        bars = [_bar(row.pct or 0.0, room)] if with_bars else []
+        lines.row(row.name, *bars, share, *row.times, style="bold" if row.pct is None else "")
+    return lines
+
+
+def _bar(pct: float, width: int) -> str:
+    full, eighths = divmod(round(min(pct, 100.0) / 100 * width * 8), 8)
+    return "█" * full + (_EIGHTHS[eighths] if eighths else "")
+
+
+# -- in a notebook ---------------------------------------------------------------------------------------------------
+
+
+def _in_notebook() -> bool:
+    """Whether this process runs a notebook's cells, whose output can be HTML."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _show_in_notebook(table: RunTable) -> None:
+    """Add one output to the cell that runs, with the text for what shows no HTML."""
+    text = io.StringIO()
+    print_table(table, Screen(text, wrap=True))
+    import_module("IPython.display").display(
+        {"text/html": rendered("notebook_run.html", table=table), "text/plain": text.getvalue().strip()},
+        raw=True,
+    )

@@ -48,15 +48,7 @@ def timing_lines(run: RunEvidence) -> Iterator[str]:
 
 
 def window_effect_words(effect: WindowEffect) -> str:
-    """The pace after a window against that before it.
-
-    Example:
-        >>> effect = WindowEffect(
-        ...     steps_before=40, steps_after=90, before_ms=5.2, after_ms=5.3, change_pct=1.9, low_pct=-1.0, high_pct=4.0
-        ... )
-        >>> window_effect_words(effect)
-        'the median step takes 5.30 ms after the window, 5.20 ms before it: +1.9 % (95 %: -1.0 to +4.0 %)'
-    """
+    """The pace after a window against that before it."""
     before, after = digits(effect.before_ms), digits(effect.after_ms)
     words = (
         f"the median step takes {after} ms after the window, {before} ms before it: "
@@ -83,12 +75,7 @@ def _drift_words(drift: StepDrift) -> str:
 
 
 def goodput_words(ledger: RunLedger) -> str:
-    """The goodput of a run in words; "" if unknown.
-
-    Example:
-        >>> goodput_words(RunLedger(wall_s=12.8, parts={}, unexplained_s=0.0, counts={}, goodput=0.72))
-        "goodput 72 % of the run's 12.8 s"
-    """
+    """The goodput of a run in words; "" if unknown."""
     if ledger.goodput is None:
         return ""
     own_s = ledger.parts.get(PROFILER, 0.0)
@@ -111,10 +98,10 @@ def ledger_rows(ledger: Ledger | RunLedger | None) -> list[tuple[str, float, int
     return [*shown, ("other parts", small_s, None), ("unexplained", ledger.unexplained_s, None)]
 
 
-def compute_lines(found: Sequence[RunCompute], *, sources: bool = True) -> Iterator[str]:
+def compute_lines(rates: Sequence[RunCompute], *, sources: bool = True) -> Iterator[str]:
     """A device's FLOP/s and their fraction of a peak. A peak is named once, and no rate twice."""
     named, listed = None, 0.0
-    for compute in found:
+    for compute in rates:
         counted = "" if compute.kind == "mfu" else " carried out"
         # without a rate, the peak's source has the reason
         parts = [] if compute.tflops is None else [f"{digits(compute.tflops)} TFLOP/s per device{counted}"]
@@ -172,14 +159,14 @@ def rank_notes(run: RunEvidence) -> Iterator[str]:
     if run.ledger is None or len(run.ranks) < 2:  # noqa: PLR2004
         return
     costs = LedgerCosts(run, run.ledger)
-    found = []
+    notes = []
     for part in dict.fromkeys(part for work in run.ranks for part in work.outside):
         seconds = {work.rank: work.own_ms(part) * costs.steps / 1e3 for work in run.ranks}
         most = max(seconds, key=seconds.__getitem__)
         more_s = seconds[most] - median(s for rank, s in seconds.items() if rank != most)
         if more_s >= NAMED_FROM_PCT / 100 * costs.whole_s > 0:
-            found.append((more_s, f"rank {most} spends {more_s:.1f} s more in {part} than the others"))
-    yield from (text for _, text in sorted(found, reverse=True))
+            notes.append((more_s, f"rank {most} spends {more_s:.1f} s more in {part} than the others"))
+    yield from (text for _, text in sorted(notes, reverse=True))
 
 
 def _clocks(ranks: list[RankWork]) -> str:
@@ -199,15 +186,7 @@ _LEAST_SHARE: Final = 0.1
 
 
 def slowest_line(run: RunEvidence) -> str:
-    """The slowest steps in one line; "" where none takes twice the median.
-
-    Example:
-        >>> from lightning_forge_profiling.results.rank import Distribution
-        >>> steps = Distribution(mean=91.0, p50=90.0, min=88.0, max=812.0)
-        >>> slow = SlowStep(step=1200, ms=812.0, parts_ms={"callback/EMA.on_train_batch_end": 640.0})
-        >>> slowest_line(RunEvidence(steps=2000, on_device=True, step_ms=steps, regions={}, slowest=(slow,)))
-        'step 1200: 812 ms, 640 of it callback/EMA.on_train_batch_end (median 90.0 ms)'
-    """
+    """The slowest steps in one line; "" where none takes twice the median."""
     median = run.step_ms.p50
     slow = [one for one in run.slowest if one.ms >= _SLOW * median > 0][:_NAMED]
     if not slow:
@@ -245,12 +224,7 @@ def _mean(run: RunEvidence, region: str) -> float:
 
 
 def telemetry_words(gpu: TelemetrySummary, *, short: bool = False) -> Iterator[str]:
-    """The figures that fit in a line; what was not measured is left out.
-
-    Example:
-        >>> ", ".join(telemetry_words(TelemetrySummary(device="NVIDIA H200", utilization_pct=93.2, throttled_pct=0.0)))
-        '93 % utilized, not throttled'
-    """
+    """The figures that fit in a line; what was not measured is left out."""
     if gpu.utilization_pct is not None:
         yield f"{gpu.utilization_pct:.0f} % utilized"
     if gpu.memory_peak_gib is not None and gpu.memory_total_gib is not None:

@@ -36,12 +36,7 @@ def clean(text: str | Text) -> Text:
 
 
 def width_of(text: str) -> int:
-    """Columns that text takes on a terminal.
-
-    Example:
-        >>> width_of("step"), width_of("歩幅"), width_of("e\N{COMBINING ACUTE ACCENT}")
-        (4, 4, 1)
-    """
+    """Columns that text takes on a terminal."""
     return len(text) if text.isascii() else sum(map(_width_of_character, text))
 
 
@@ -58,14 +53,7 @@ def padded(text: str, width: int, align: str = "<") -> str:
 
 
 def wrap(text: str, width: int, most_lines: int | None = None) -> list[str]:
-    """Text in lines of at most `width` columns, broken between words, and in a word that is longer than a line.
-
-    Example:
-        >>> wrap("  give num_workers=4", 12)
-        ['  give', '  num_worker', '  s=4']
-        >>> wrap("give num_workers=4", 12, most_lines=1)
-        ['give num_wo…']
-    """
+    """Text in lines of at most `width` columns, broken between words, and in a word that is longer than a line."""
     if width_of(text) <= width:
         return [text]
     indent = " " * min(len(text) - len(text.lstrip()), width - 1)
@@ -94,21 +82,10 @@ def _pieces(word: str, width: int) -> Iterator[str]:
 
 
 class Table:
-    r"""Rows under headings.
+    """Rows under headings.
 
     Where it is wider than the terminal, its widest column of text wraps. Numbers are never cut: columns that still find
     no room follow below, with the first column repeated.
-
-    Example:
-        >>> table = Table("kernel", "ms")
-        >>> table.row("gemm", "1.5", style="bold")
-        >>> table.row("copy", "10.0")
-        >>> for line in table.lines(80):
-        ...     print(line.replace("\x1b[1m", "").replace("\x1b[0m", ""))
-        kernel     ms
-        ─────────────
-        gemm      1.5
-        copy     10.0
     """
 
     def __init__(self, *headings: str, align: str = "<", most_lines: int | None = None) -> None:
@@ -147,8 +124,8 @@ class Table:
     def _layout(self, columns: Sequence[int], width: int) -> tuple[int, list[int]]:
         """The spaces between these columns, and their widths."""
         widths = [max((width_of(row[column].text) for row in self._rows), default=0) for column in columns]
-        texts = (place for place, column in enumerate(columns) if self._align[column] == "<")
-        widest = max(texts, key=lambda place: widths[place], default=0)
+        texts = (position for position, column in enumerate(columns) if self._align[column] == "<")
+        widest = max(texts, key=lambda position: widths[position], default=0)
         for gap, narrowest in _LAYOUTS:
             narrow = min(widths[widest], narrowest)
             room = width - sum(widths) + widths[widest] - gap * (len(columns) - 1)
@@ -189,13 +166,7 @@ def laid_out(rows: Rows) -> Table:
 
 
 class Screen:
-    """A stream that reports are printed on.
-
-    Example:
-        >>> Screen(width=40, wrap=True).line("one two three four five six seven", name="count", column=8)
-        count    one two three four five six
-                 seven
-    """
+    """A stream that reports are printed on."""
 
     def __init__(
         self,

@@ -1,12 +1,16 @@
 """Names from a trace are untrusted: how each output escapes and shortens them."""
 
 import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import takewhile, zip_longest
 from math import floor, log10
+from typing import Final
 
 from lightning_forge_profiling.plain_text import plain
 
-_LONGEST_NAME = 2000  # real C++ names stay below it; what comes after is never shown
+_LONGEST_NAME: Final = 2000  # real C++ names stay below it; what comes after is never shown
 
 
 # GitHub makes links, notifications or images of these in text, but not in a code span: mentions, addresses,
@@ -24,16 +28,10 @@ def escaped(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    r"""Text escaped for a line or a table cell of GitHub's Markdown.
+    """Text escaped for a line or a table cell of GitHub's Markdown.
 
     There is no markup, no HTML, no new line, column or list in it. A word that GitHub would link, or that would notify
     a user, becomes a code span.
-
-    Example:
-        >>> prose("set num_workers | <b>*4*</b>")
-        'set num_workers \\| &lt;b&gt;\\*4\\*&lt;/b&gt;'
-        >>> prose("ask @octocat, see GH-12 or https://example.com")
-        'ask `@octocat`, see `GH-12` or `https://example.com`'
     """
     text = plain(text).strip()
     pieces: list[str] = []
@@ -52,14 +50,7 @@ def _escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Text as a code span of Markdown, outside of tables.
-
-    Example:
-        >>> code("vector<int> a|b")
-        '`vector<int> a|b`'
-        >>> code("a`b")
-        '``a`b``'
-    """
+    """Text as a code span of Markdown, outside of tables."""
     text = plain(text) or " "
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     padding = " " if text.startswith("`") or text.endswith("`") else ""
@@ -67,12 +58,7 @@ def code(text: str) -> str:
 
 
 def code_cell(text: str) -> str:
-    r"""Text as a code span in a table cell, with its pipes escaped.
-
-    Example:
-        >>> code_cell("vector<int> a|b")
-        '`vector<int> a\\|b`'
-    """
+    """Text as a code span in a table cell, with its pipes escaped."""
     # Parsers differ on a backslash before an escaped pipe: drop it.
     return re.sub(r"\\*\|", r"\|", code(text))
 
@@ -89,14 +75,6 @@ def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
     """A kernel's short name: without return type, namespaces and arguments, its template kept.
 
     The template names what an elementwise or reduction kernel computes, so a long name is cut at its end.
-
-    Example:
-        >>> short_kernel_name("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)")
-        'vectorized_elementwise_kernel<4, AddFunctor<float>>'
-        >>> short_kernel_name("cutlass::device_kernel<CollectiveMma<cute::tuple<cute::C<128>, cute::C<64> > > >")
-        'device_kernel<CollectiveMma<128x64>>'
-        >>> short_kernel_name("Memcpy HtoD (Pageable -> Device)", width=12)
-        'Memcpy HtoD…'
     """
     name = plain(name[:_LONGEST_NAME])
     bare = _RETURN_TYPE.sub("", name).replace("(anonymous namespace)::", "")
@@ -106,14 +84,7 @@ def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
 
 
 def short(text: str, width: int) -> str:
-    """Plain text of at most `width` characters, an ellipsis for what is cut off; a number in it is cut off whole.
-
-    Example:
-        >>> short("aten::convolution_backward", 12)
-        'aten::convo…'
-        >>> short("gemm_256x128", 11)
-        'gemm_256x…'
-    """
+    """Plain text of at most `width` characters, an ellipsis for what is cut off; a number in it is cut off whole."""
     text = plain(text[: max(width, _LONGEST_NAME) + 1])  # a name may have megabytes
     if len(text) <= width:
         return text
@@ -134,10 +105,110 @@ def _without_arguments(name: str) -> str:
 
 
 def digits(rate: float) -> str:
-    """At least three digits of a rate, never an exponent.
-
-    Example:
-        >>> digits(1234.5), digits(0.01234)
-        ('1,234', '0.0123')
-    """
+    """At least three digits of a rate, never an exponent."""
     return f"{rate:,.{max(0, 2 - floor(log10(rate)))}f}" if rate > 0 else "0"
+
+
+_TOKEN: Final = re.compile(r"[^\W_]+|.", re.DOTALL)
+_RETURN_TYPE_OR_NAMESPACE: Final = re.compile(r"^void |\(anonymous namespace\)::|\b(?:\w+::)+")
+_TAIL: Final = 2 / 3
+"""The share of a label for the part that differs; the rest is the beginning of the name."""
+_ROUNDS: Final = 3
+"""A label that separates two names may equal that of a third; then those two are separated."""
+_FILLERS: Final = 2
+"""This many equal tokens between two that differ are shown: they take no more room than an ellipsis."""
+
+_Shorten = Callable[[str, int], str]
+
+
+def kernel_labels(names: Sequence[str], width: int) -> list[str]:
+    """Short names of kernels; those that would read alike show what they differ in."""
+    return _labels(names, width, short_kernel_name)
+
+
+def operator_labels(names: Sequence[str], width: int) -> list[str]:
+    """Names of operators, long ones without their middle; those that would read alike show what they differ in."""
+    return _labels(names, width, _without_middle)
+
+
+def _labels(names: Sequence[str], width: int, shorten: _Shorten) -> list[str]:
+    labels = {name: shorten(name, width) for name in names}
+    for _ in range(_ROUNDS):
+        for alike in _alike(labels):
+            labels.update(_apart(alike, width, shorten))
+    taken: Counter[str] = Counter()
+    for name, label in labels.items():  # names that differ in what is never shown, or too far behind
+        taken[label] += 1
+        if taken[label] > 1:
+            number = f" #{taken[label]}"
+            labels[name] = short(label, width - len(number)) + number
+    return [labels[name] for name in names]
+
+
+def _alike(labels: Mapping[str, str]) -> list[list[str]]:
+    """The names that have a label in common."""
+    sharing = defaultdict(list)
+    for name, label in labels.items():
+        sharing[label].append(name)
+    return [names for names in sharing.values() if len(names) > 1]
+
+
+def _apart(names: Sequence[str], width: int, shorten: _Shorten) -> dict[str, str]:
+    """Labels that show the tokens in which these names differ."""
+    texts: list[str] = []
+    for form in (shorten, _with_arguments, short):
+        texts = [form(name, _LONGEST_NAME) for name in names]
+        if len(set(texts)) == len(texts):
+            break
+    tokens = [_TOKEN.findall(text) for text in texts]
+    differs = _differing(tokens)
+    labels = {name: _label(own, differs, width) for name, own in zip(names, tokens, strict=True)}
+    for alike in _alike(labels):
+        if len(alike) < len(names):
+            labels.update(_apart(alike, width, shorten))
+    return labels
+
+
+def _with_arguments(name: str, width: int) -> str:
+    """A kernel's name without namespaces, but with the arguments and lambda numbers that `short_kernel_name` drops."""
+    return _RETURN_TYPE_OR_NAMESPACE.sub("", short(name, width))
+
+
+def _without_middle(name: str, width: int) -> str:
+    """An operator's name. The end of a long one matters: the function whose backward autograd runs."""
+    name = short(name, _LONGEST_NAME)
+    head = width // 3
+    return name if len(name) <= width else f"{name[:head]}…{name[head + 1 - width :]}"
+
+
+def _differing(tokens: Sequence[Sequence[str]]) -> list[bool]:
+    """For each token, whether the names differ there; for different lengths, everything between the equal ends does."""
+    differs = [len(set(column)) > 1 for column in zip_longest(*tokens)]
+    if len({len(own) for own in tokens}) == 1 or True not in differs:
+        return differs
+    first = differs.index(True)
+    columns = zip(*(reversed(own[first:]) for own in tokens), strict=False)
+    same_end = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return [False] * first + [True] * (len(differs) - first - same_end)
+
+
+def _label(tokens: Sequence[str], differs: Sequence[bool], width: int) -> str:
+    positions = [position for position in range(len(tokens)) if position < len(differs) and differs[position]]
+    if not positions:
+        return short("".join(tokens), width)
+    tail, before = "", positions[0] - 1
+    for position in positions:
+        between = tokens[before + 1 : position]
+        tail += ("".join(between) if len(between) <= _FILLERS else "…") + tokens[position]
+        before = position
+    head, rest = "".join(tokens[: positions[0]]), "…" if positions[-1] + 1 < len(tokens) else ""
+    tail = short(tail + rest, max(int(_TAIL * width), width - len(head)))
+    room = width - len(tail)
+    if len(head) > room:
+        kept = ""
+        for token in tokens:
+            if len(kept + token) >= room:
+                break
+            kept += token
+        head = f"{kept.rstrip()}…"
+    return head + tail

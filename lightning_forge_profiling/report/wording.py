@@ -68,15 +68,15 @@ def slowest(ranks: Sequence[RankSummary]) -> str:
     return ", the slowest by its median" if len(ranks) > 1 else ""
 
 
-def between(found: Finding) -> str:
+def between(finding: Finding) -> str:
     """The interval of a finding's share in brackets: ` (38 to 47)`; "" if it is unknown."""
-    known = found.low_pct is not None and found.high_pct is not None
-    return f" ({found.low_pct:.0f} to {found.high_pct:.0f})" if known else ""
+    known = finding.low_pct is not None and finding.high_pct is not None
+    return f" ({finding.low_pct:.0f} to {finding.high_pct:.0f})" if known else ""
 
 
 def findings_note(analysis: Analysis) -> str:
     """What to know of the findings' shares; "" if that is nothing, or if no finding is from the trace it is about."""
-    about = any(found.source == "trace" or found.code in MACHINE for found in analysis.findings)
+    about = any(finding.source == "trace" or finding.code in MACHINE for finding in analysis.findings)
     return f"Note: {analysis.findings_note}" if analysis.findings_note and about else ""
 
 
@@ -84,7 +84,7 @@ def findings_remarks(analysis: Analysis) -> Iterator[str]:
     """What to know to read the findings: why they are in this order, and where the tables count otherwise."""
     if order := order_note(analysis.findings):
         yield order
-    codes = {found.code for found in analysis.findings if found.source == "trace"}
+    codes = {finding.code for finding in analysis.findings if finding.source == "trace"}
     if named := sorted(codes & {"allocator-churn", "sync-bound"}):
         yield f"Tables count idle time inside the call alone; {' and '.join(named)}, the whole gap that began in it."
     if "communication-bound" in codes and analysis.rank_waits:
@@ -114,12 +114,7 @@ def steps_of(rank: RankSummary) -> str:
 
 
 def calls(per_step: float) -> str:
-    """How often something happens in a step.
-
-    Example:
-        >>> calls(3.0), calls(1 / 3), calls(12.5), calls(1 / 400)
-        ('3', '0.33', '12.5', '0.0025')
-    """
+    """How often something happens in a step."""
     return f"{per_step:.{2 if per_step >= _RARE else 4}f}".rstrip("0").rstrip(".")
 
 
@@ -188,12 +183,7 @@ def users_functions(rank: RankSummary) -> str:
 
 
 def by_text(messages: Iterable[tuple[int, str]], several: bool) -> Iterator[tuple[str, str]]:
-    """Messages about ranks, each text once, after the ranks that it is about.
-
-    Example:
-        >>> list(by_text([(0, "no shapes"), (1, "no stacks"), (2, "no shapes")], several=True))
-        [('rank 0, 2: ', 'no shapes'), ('rank 1: ', 'no stacks')]
-    """
+    """Messages about ranks, each text once, after the ranks that it is about."""
     ranks: dict[str, list[int]] = {}
     for rank, text in messages:
         ranks.setdefault(text, []).append(rank)

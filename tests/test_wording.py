@@ -1,0 +1,96 @@
+"""Numbers and short sentences of the reports."""
+
+import pytest
+
+from lightning_forge_profiling.report.live_view import sparkline
+from lightning_forge_profiling.report.run_status import duration
+from lightning_forge_profiling.report.run_wording import (
+    goodput_words,
+    slowest_line,
+    telemetry_words,
+    window_effect_words,
+)
+from lightning_forge_profiling.report.text import code, code_cell, digits, prose, short, short_kernel_name
+from lightning_forge_profiling.report.wording import by_text, calls
+from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, WindowEffect
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import SlowStep
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
+
+
+@pytest.mark.parametrize(
+    ("say", "value", "expected"),
+    [
+        (digits, 1234.5, "1,234"),
+        (digits, 0.01234, "0.0123"),
+        (digits, 0.0, "0"),
+        (calls, 3.0, "3"),
+        (calls, 1 / 3, "0.33"),
+        (calls, 12.5, "12.5"),
+        (calls, 1 / 400, "0.0025"),
+        (duration, 3.4, "3 s"),
+        (duration, 840, "14 min"),
+        (duration, 7380, "2 h 3 min"),
+        (duration, 266_400, "3 d 2 h"),
+        (code, "vector<int> a|b", "`vector<int> a|b`"),
+        (code, "a`b", "``a`b``"),
+        (code_cell, "vector<int> a|b", "`vector<int> a\\|b`"),
+        (prose, "set num_workers | <b>*4*</b>", "set num_workers \\| &lt;b&gt;\\*4\\*&lt;/b&gt;"),
+        (prose, "ask @octocat, see GH-12", "ask `@octocat`, see `GH-12`"),
+        (
+            short_kernel_name,
+            "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)",
+            "vectorized_elementwise_kernel<4, AddFunctor<float>>",
+        ),
+        (
+            short_kernel_name,
+            "cutlass::device_kernel<CollectiveMma<cute::tuple<cute::C<128>, cute::C<64> > > >",
+            "device_kernel<CollectiveMma<128x64>>",
+        ),
+    ],
+)
+def test_numbers_and_names_as_they_are_shown(say, value, expected):
+    assert say(value) == expected
+
+
+def test_a_name_that_is_cut_off_loses_a_number_whole():
+    assert short("aten::convolution_backward", 12) == "aten::convo…"
+    assert short("gemm_256x128", 11) == "gemm_256x…"
+    assert short_kernel_name("Memcpy HtoD (Pageable -> Device)", width=12) == "Memcpy HtoD…"
+
+
+def test_a_message_of_several_ranks_appears_once():
+    messages = [(0, "no shapes"), (1, "no stacks"), (2, "no shapes")]
+    assert [*by_text(messages, several=True)] == [("rank 0, 2: ", "no shapes"), ("rank 1: ", "no stacks")]
+
+
+def test_the_pace_after_a_window_against_that_before_it():
+    effect = WindowEffect(
+        steps_before=40, steps_after=90, before_ms=5.2, after_ms=5.3, change_pct=1.9, low_pct=-1.0, high_pct=4.0
+    )
+    expected = "the median step takes 5.30 ms after the window, 5.20 ms before it: +1.9 % (95 %: -1.0 to +4.0 %)"
+    assert window_effect_words(effect) == expected
+
+
+def test_goodput_is_of_the_run_without_profiling():
+    ledger = RunLedger(wall_s=12.8, parts={}, unexplained_s=0.0, counts={}, goodput=0.72)
+    assert goodput_words(ledger) == "goodput 72 % of the run's 12.8 s"
+    profiled = RunLedger(wall_s=12.8, parts={"profiler": 2.8}, unexplained_s=0.0, counts={}, goodput=0.72)
+    assert goodput_words(profiled) == "goodput 72 % of the run's 10.0 s without profiling"
+
+
+def test_readings_that_are_missing_are_left_out():
+    gpu = TelemetrySummary(device="NVIDIA H200", utilization_pct=93.2, throttled_pct=0.0)
+    assert ", ".join(telemetry_words(gpu)) == "93 % utilized, not throttled"
+
+
+def test_a_slow_step_is_named_with_what_took_long():
+    steps = Distribution(mean=91.0, p50=90.0, min=88.0, max=812.0)
+    slow = SlowStep(step=1200, ms=812.0, parts_ms={"callback/EMA.on_train_batch_end": 640.0})
+    run = RunEvidence(steps=2000, on_device=True, step_ms=steps, regions={}, slowest=(slow,))
+    expected = "step 1200: 812 ms, 640 of it callback/EMA.on_train_batch_end (median 90.0 ms)"
+    assert slowest_line(run) == expected
+
+
+def test_a_sparkline_has_eight_heights():
+    assert sparkline([36.0, 36.1, 36.0, 41.5, 36.2], width=60) == "▁▁▁█▁"

@@ -4,8 +4,12 @@ The large traces are made from a small real one: its events are repeated in Kine
 numbers and ids of their own. Each contender runs in fresh processes, in turns; quoted are medians, and the best of the
 seconds, for whatever else the machine does can only add to them. Linux only.
 
+`--check` compares only `json.load` and `analyze`, and CPU time rather than seconds, which a busy machine changes more:
+exit code 1 if `analyze` takes more than MOST_OF_JSON_LOAD of it, or more than MOST_MB. Both hold for its default size.
+
     python -m benchmarks.analysis
     python -m benchmarks.analysis --megabytes 50 --repeats 1
+    python -m benchmarks.analysis --check
     python -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
     python -m benchmarks.analysis --with-hta /tmp/hta/bin/python
 """
@@ -33,7 +37,7 @@ TRACES = Path(__file__).parents[1] / "tests/data/traces"
 SMALL, TINY = TRACES / "compute_bound/rank0.trace.json.gz", TRACES / "launch_bound"
 RANKS, RANK_MEGABYTES = 8, 50
 WHOLE = "`analyze --html --markdown`"
-ORJSON = "`orjson.loads`"
+JSON, ORJSON = "`json.load`", "`orjson.loads`"
 
 # What differs from one repetition to the next. Of a time these are the microseconds; its nanoseconds stay.
 SHIFTED = re.compile(r'("ts": |"correlation": |"External id": |"Sequence number": |"id": |ProfilerStep#)(\d+)')
@@ -49,10 +53,10 @@ began = time.perf_counter()
 print(time.perf_counter() - began)
 """
 READERS = {
-    "`json.load`": ("import json", "json.load(open(path))"),
+    JSON: ("import json", "json.load(open(path))"),
     ORJSON: ("import orjson", "orjson.loads(open(path, 'rb').read())"),
     "typed msgspec, the whole text": (
-        "import msgspec; from lightning_forge_profiling.kineto.tables import Event",
+        "import msgspec; from lightning_forge_profiling.kineto.tables import TraceEvent as Event",
         "msgspec.json.decode(open(path, 'rb').read(), type=msgspec.defstruct('File', [('traceEvents', list[Event])]))",
     ),
     "`read_trace` (ours)": (
@@ -60,6 +64,11 @@ READERS = {
         "read_trace(Path(path))",
     ),
 }
+# Twice what 692 MB are to take.
+MOST_OF_JSON_LOAD = 2 * 0.25
+MOST_MB = 2 * 280
+CHECK_MEGABYTES = 692
+
 HTA_FILE = ("from hta.common.trace import parse_trace_file", "parse_trace_file(path)")
 HTA_FOLDER = (
     "from hta.common.trace import Trace",
@@ -118,11 +127,13 @@ class Run:
 
     Attributes:
         seconds: of the call, or of the whole command.
+        cpu_seconds: of the process and those it waited for, from its start to its end.
         largest_mb: peak resident memory of its largest process.
         together_mb: peak of the sum over its processes, looked at every 10 ms; pages that they share count in each.
     """
 
     seconds: float
+    cpu_seconds: float
     largest_mb: float
     together_mb: float
 
@@ -147,7 +158,7 @@ def run(command: list[str]) -> Run:
     if "-c" in command:  # it has timed the call alone
         seconds = float(said.split()[-1])
     largest = usage.ru_maxrss * 1024 / 1e6
-    return Run(seconds, largest, max(largest, together / 1e6))
+    return Run(seconds, usage.ru_utime + usage.ru_stime, largest, max(largest, together / 1e6))
 
 
 def resident(pid: int) -> int:
@@ -183,6 +194,26 @@ def table(title: str, runs: Mapping[str, Iterable[Run]], base: str) -> None:
         print(f"| {name} | {seconds:.2f} | {best:.2f} | {best / base_s:.2f} | {largest:.0f} | {together:.0f} |")
 
 
+def check(megabytes: float, repeats: int) -> int:
+    """Whether `analyze` takes little beside `json.load`, as an exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "all.trace.json"
+        with ProcessPoolExecutor(1) as pool:  # a child begins with its parent's peak
+            pool.submit(grow, path, megabytes).result()
+        commands = {JSON: in_python(READERS[JSON], sys.executable, path), WHOLE: analyze(path, Path(folder))}
+        runs = in_turns(commands, repeats)
+        size = path.stat().st_size / 1e6
+    reference, ours = (min(one.cpu_seconds for one in runs[name]) for name in (JSON, WHOLE))
+    largest = min(one.largest_mb for one in runs[WHOLE])
+    ratio = ours / reference
+    print(f"{size:.0f} MB: {ours:.2f} s of CPU time and {largest:.0f} MB; {JSON} {reference:.2f} s: {ratio:.2f}")
+    if ratio > MOST_OF_JSON_LOAD:
+        print(f"too slow: more than {MOST_OF_JSON_LOAD} of the CPU time of {JSON}")
+    if largest > MOST_MB:
+        print(f"too large: more than {MOST_MB} MB")
+    return int(ratio > MOST_OF_JSON_LOAD or largest > MOST_MB)
+
+
 def describe(hta: str) -> None:
     """Print what the figures depend on."""
     packages = ["numpy", "msgspec", *(["orjson"] if importlib.util.find_spec("orjson") else [])]
@@ -196,14 +227,18 @@ def describe(hta: str) -> None:
     print(", ".join(versions))
 
 
-def main() -> None:
+def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=519)
+    parser.add_argument("--megabytes", type=float)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--with-hta", metavar="PYTHON", default="", help="the interpreter of an environment with HTA")
+    parser.add_argument("--check", action="store_true", help="fail if it is slow beside `json.load`, or large")
     args = parser.parse_args()
     describe(args.with_hta)
+    if args.check:
+        return check(args.megabytes or CHECK_MEGABYTES, args.repeats)
+    megabytes = args.megabytes or 519
     orjson = importlib.util.find_spec("orjson")
     with tempfile.TemporaryDirectory() as root:
         reports, folder = Path(root), Path(root) / "ranks"
@@ -211,8 +246,8 @@ def main() -> None:
         folder.mkdir()
         # A child begins with its parent's peak, so this process must stay small.
         with ProcessPoolExecutor() as pool:
-            made = [pool.submit(grow, path, args.megabytes) for path in (raw, packed)]
-            made.append(pool.submit(grow, few, args.megabytes, marked=1))
+            made = [pool.submit(grow, path, megabytes) for path in (raw, packed)]
+            made.append(pool.submit(grow, few, megabytes, marked=1))
             ranks = [(folder / f"rank{rank}.trace.json.gz", RANK_MEGABYTES, rank) for rank in range(RANKS)]
             made += [pool.submit(grow, *one) for one in ranks]
             for one in made:
@@ -236,7 +271,8 @@ def main() -> None:
         table(f"{RANKS} ranks of {RANK_MEGABYTES} MB, gzip:", in_turns(commands, args.repeats), WHOLE)
 
         table("A trace of 0.7 MB:", in_turns({WHOLE: analyze(TINY, reports)}, args.repeats), WHOLE)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

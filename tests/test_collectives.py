@@ -143,6 +143,55 @@ def test_collectives_have_calls_and_bytes(tmp_path):
     assert (one.calls_per_step, one.megabytes_per_step) == (2, 2 + 2)
 
 
+def stepping(*steps):
+    """A rank with a step of 100 ms for each of the given lists of collectives."""
+    trace = Synthetic()
+    for number, collectives in enumerate(steps):
+        begin = 100 * number
+        trace.step(number, begin, begin + 100)
+        trace.kernel(begin, begin + 1, launched=begin, name=GEMM)
+        for position, (duration, says) in enumerate(collectives):
+            start = begin + 2 + 20 * position
+            trace.collective(start, start + duration, launched=start - 0.5, **says)
+        trace.kernel(begin + 99, begin + 100, launched=begin + 98)
+    return trace
+
+
+def test_over_several_steps_collectives_are_means_per_step_and_the_costliest_is_first(tmp_path):
+    mine = [reduce(10, elements=2_000_000), gather(9), gather(17)], [reduce(6)], [reduce(2)]
+    theirs = [reduce(4, elements=2_000_000), gather(12), gather(14)], [reduce(6)], [reduce(8)]
+    left_out = [reduce(19), gather(19)]  # the first step, on both
+    analysis = analysis_of(tmp_path, stepping(left_out, *mine), stepping(left_out, *theirs))
+    gathered, reduced = analysis.collectives
+    assert [one.name for one in analysis.collectives] == ["_allgather_base", "allreduce"]
+    assert gathered.calls_per_step == pytest.approx(2 / 3)
+    assert gathered.cost_ms_per_step == pytest.approx((9 + 14) / 3)
+    assert gathered.wait_ms_per_step == pytest.approx((3 + 3) / 2 / 3)
+    assert reduced.calls_per_step == pytest.approx(1)
+    assert reduced.megabytes_per_step == pytest.approx((2_000_000 + 1000 + 1000) * 4 / 1e6 / 3)
+    assert reduced.cost_ms_per_step == pytest.approx((4 + 6 + 2) / 3)
+    assert reduced.wait_ms_per_step == pytest.approx((6 + 6) / 2 / 3)
+    assert waits(analysis) == {0: pytest.approx((6 + 3) / 3), 1: pytest.approx((3 + 6) / 3)}
+    assert [wait.comm_ms_per_step for wait in analysis.rank_waits] == [pytest.approx(44 / 3), pytest.approx(44 / 3)]
+
+
+def test_collectives_without_names_are_not_compared_where_steps_have_other_numbers_of_them(tmp_path):
+    def rank(*durations_of_steps):
+        trace = Synthetic()
+        for number, durations in enumerate(durations_of_steps):
+            begin = 100 * number
+            trace.step(number, begin, begin + 100)
+            for position, duration in enumerate(durations):
+                start = begin + 2 + 20 * position
+                trace.kernel(start, start + duration, launched=start - 0.5, name=NCCL, stream=20)
+            trace.kernel(begin + 99, begin + 100, launched=begin + 98)
+        return trace
+
+    analysis = analysis_of(tmp_path, rank([1], [9, 9], [9]), rank([1], [9], [9, 9]))
+    assert (analysis.collectives, analysis.rank_waits) == ((), ())
+    assert [warning for warning in analysis.warnings if "not compared" in warning]
+
+
 def test_the_rank_that_waits_least_while_others_wait_is_the_straggler(tmp_path):
     others = rank_with(reduce(15), reduce(15))
     analysis = analysis_of(tmp_path, others, others, rank_with(reduce(1), reduce(1)), others)

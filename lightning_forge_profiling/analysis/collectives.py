@@ -3,10 +3,11 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import Nesting
 from lightning_forge_profiling.analysis.kernels import KINDS, base_name
@@ -27,19 +28,26 @@ _BYTES: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RankCollectives:
-    """The collectives of one rank's recorded steps, in the order they were launched.
+class LaunchedCollective(NamedTuple):
+    """A collective of one rank.
 
     Attributes:
-        steps: number of steps.
-        groups: for each process group its collectives and the durations of their kernels, in nanoseconds.
-        unnamed: for each group that only a stream stands for, the step of each of its collectives.
+        call: the collective.
+        duration: of its kernel, nanoseconds.
+        step: position of its step, if only a stream stands for its process group; else -1.
     """
 
+    call: CollectiveCall
+    duration: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollectives:
+    """The collectives of one rank's recorded steps, by process group in the order they were launched."""
+
     steps: int
-    groups: Mapping[str, tuple[tuple[CollectiveCall, ...], tuple[int, ...]]]
-    unnamed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[LaunchedCollective]]
 
 
 def collectives_of(recording: Recording) -> RankCollectives:
@@ -49,22 +57,16 @@ def collectives_of(recording: Recording) -> RankCollectives:
     rows = rows[np.argsort(_launch_order(recording, rows), kind="stable")]
     without_name = rows[gpu.collective[rows] < 0]
     streams, ranges = np.unique(gpu.lane[without_name]).tolist(), _host_ranges(recording, without_name)
-    calls: dict[str, list[CollectiveCall]] = defaultdict(list)
-    durations: dict[str, list[int]] = defaultdict(list)
-    unnamed: dict[str, list[int]] = defaultdict(list)
+    groups: dict[str, list[LaunchedCollective]] = defaultdict(list)
     for row in rows.tolist():
         if gpu.collective[row] >= 0:
-            call = trace.collectives[gpu.collective[row]]
+            call, step = trace.collectives[gpu.collective[row]], -1
         else:
             call = _unnamed(trace.names[gpu.name[row]], ranges.get(row, ""), streams.index(gpu.lane[row]))
+            step = int(recording.step[row])
         if not _SEND_RECEIVE.fullmatch(call.name):
-            calls[call.group].append(call)
-            durations[call.group].append(int(gpu.end[row] - gpu.start[row]))
-            if gpu.collective[row] < 0:
-                unnamed[call.group].append(int(recording.step[row]))
-    groups = {group: (tuple(calls[group]), tuple(durations[group])) for group in calls}
-    steps = {group: tuple(of_calls) for group, of_calls in unnamed.items()}
-    return RankCollectives(len(recording.steps), groups, steps)
+            groups[call.group].append(LaunchedCollective(call, int(gpu.end[row] - gpu.start[row]), step))
+    return RankCollectives(len(recording.steps), dict(groups))
 
 
 def _unnamed(kernel: str, host_range: str, stream: int) -> CollectiveCall:
@@ -113,43 +115,33 @@ def match_collectives(
     in a trace without group names, the n-th of a stream, if each step has the same number of them on all ranks.
     """
     notes = []
-    cost: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    cost: dict[tuple[str, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
     waits, spent = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    members_of: dict[str, list[int]] = defaultdict(list)
-    for rank, own in ranks.items():
-        for group in own.groups:
-            members_of[group].append(rank)
-    for group, members in sorted(members_of.items()):
+    for group in sorted({group for rank in ranks.values() for group in rank.groups}):
+        members = {rank: own.groups[group] for rank, own in ranks.items() if group in own.groups}
         if len(members) < 2:  # noqa: PLR2004 - one rank alone cannot be compared
             continue
-        matched = _same_calls([ranks[rank].groups[group][0] for rank in members])
-        if len({ranks[rank].unnamed.get(group) for rank in members}) > 1:
-            matched = None
-        if matched is None:
+        if len({tuple((one.call.name, one.step) for one in launched) for launched in members.values()}) > 1:
             notes.append(f"the collectives of process group {group or '(unnamed)'} differ between ranks: not compared")
             continue
-        durations = np.array([ranks[rank].groups[group][1][:matched] for rank in members])
+        durations = np.array([[one.duration for one in launched] for launched in members.values()])
         shortest = durations.min(axis=0)
-        for position, rank in enumerate(members):
-            waits[rank] += int((durations[position] - shortest).sum())
-            spent[rank] += int(durations[position].sum())
-        steps = ranks[members[0]].steps
-        calls = ranks[members[0]].groups[group][0][:matched]
+        for rank, own in zip(members, durations, strict=True):
+            waits[rank] += int((own - shortest).sum())
+            spent[rank] += int(own.sum())
+        first, launched = next(iter(members.items()))
         mean_waits = (durations - shortest).mean(axis=0)
-        for call, least, wait in zip(calls, shortest.tolist(), mean_waits.tolist(), strict=True):
-            sums = cost[call.name, group]
-            sums[0] += 1 / steps
-            sums[1] += call.elements * _BYTES.get(call.dtype, 0) / 1e6 / steps
-            sums[2] += least / 1e6 / steps
-            sums[3] += wait / 1e6 / steps
+        for (call, *_), least, wait in zip(launched, shortest.tolist(), mean_waits.tolist(), strict=True):
+            megabytes = call.elements * _BYTES.get(call.dtype, 0) / 1e6
+            cost[call.name, group] += np.array([1, megabytes, least / 1e6, wait / 1e6]) / ranks[first].steps
     if not any(spent.values()):
         return (), (), tuple(notes)
-    found = [
+    collectives = [
         Collective(
             name=name, group=group, calls_per_step=calls, megabytes_per_step=megabytes, cost_ms_per_step=ms,
             wait_ms_per_step=wait,
         )
-        for (name, group), (calls, megabytes, ms, wait) in cost.items()
+        for (name, group), (calls, megabytes, ms, wait) in ((key, sums.tolist()) for key, sums in cost.items())
     ]  # fmt: skip
     per_rank = tuple(
         RankWait(
@@ -160,13 +152,5 @@ def match_collectives(
         for rank in sorted(ranks)
         if spent[rank]
     )
-    return tuple(sorted(found, key=lambda one: -one.cost_ms_per_step - one.wait_ms_per_step)), per_rank, tuple(notes)
-
-
-def _same_calls(of_ranks: Sequence[Sequence[CollectiveCall]]) -> int | None:
-    """The number of calls; None if the ranks' calls differ."""
-    count = min(len(calls) for calls in of_ranks)
-    if len({len(calls) for calls in of_ranks}) > 1:
-        return None
-    names = [[call.name for call in calls] for calls in of_ranks]
-    return count if count and all(name == names[0] for name in names) else None
+    collectives.sort(key=lambda one: -one.cost_ms_per_step - one.wait_ms_per_step)
+    return tuple(collectives), per_rank, tuple(notes)

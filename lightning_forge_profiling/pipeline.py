@@ -1,13 +1,18 @@
 """From trace files to an `Analysis`: reads each rank, matches collectives, finds causes, decides the verdict."""
 
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from multiprocessing import Pipe, Process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +22,6 @@ from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import Recording, no_verdict, prepare, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
-from lightning_forge_profiling.analysis.worker_processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.diagnosis.findings import find_causes
 from lightning_forge_profiling.diagnosis.hints import rules_of_thumb
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
@@ -292,3 +296,94 @@ def _numbered(results: Sequence[_Rank], only: int | None) -> list[_Rank]:
 
 def _silent(_: str) -> None:
     pass
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class WorkerDiedError(Exception):
+    """A process ended without a result.
+
+    Attributes:
+        task: position of its task.
+        how: how it ended, in words.
+    """
+
+    def __init__(self, task: int, how: str) -> None:
+        super().__init__(f"task {task}: the process {how}")
+        self.task = task
+        self.how = how
+
+
+def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> list[R]:
+    """Call a function for each task, each call in a separate process.
+
+    No process is left when this returns or raises.
+    """
+    results: dict[int, R] = {}
+    running: dict[Connection, tuple[int, Process]] = {}
+    coming = iter(range(len(tasks)))
+    try:
+        while len(results) < len(tasks):
+            while len(running) < processes and (task := next(coming, None)) is not None:
+                receiver, sender = Pipe(duplex=False)
+                with sender:  # closed in this process, so that the receiver sees the end of the other
+                    process = Process(target=_call, args=(sender, work, tasks[task]), daemon=True)
+                    _start(process)
+                running[receiver] = task, process
+            for receiver in set(running).intersection(wait(list(running))):
+                task, process = running[receiver]
+                results[task] = _result(receiver, task, process)
+                del running[receiver]
+    finally:
+        for receiver, (_, process) in running.items():
+            process.kill()
+            process.join()
+            receiver.close()
+    return [results[task] for task in range(len(tasks))]
+
+
+def _start(process: Process) -> None:
+    """Start a process with Ctrl-C blocked, which would else end it with a traceback before it ignores Ctrl-C."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        process.start()
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()  # inherits the mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _call(sender: Connection, work: Callable[[T], R], task: T) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which kills this process
+    outcome: tuple[R | Exception, str]
+    try:
+        outcome = work(task), ""
+    except Exception as exc:
+        outcome = exc, traceback.format_exc()  # pickling drops the traceback
+    with suppress(BrokenPipeError):  # the parent is gone
+        sender.send(outcome)
+
+
+def _result(receiver: Connection, task: int, process: Process) -> Any:
+    try:
+        outcome, raised = receiver.recv()
+    except (EOFError, OSError):  # the process ended before or while sending
+        process.join()
+        raise WorkerDiedError(task, _how_ended(process.exitcode or 0)) from None
+    process.join()
+    receiver.close()
+    if raised:
+        outcome.add_note(raised)
+        raise outcome
+    return outcome
+
+
+def _how_ended(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"was killed by signal {-exit_code}"

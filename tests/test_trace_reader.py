@@ -339,6 +339,40 @@ def test_a_damaged_event_costs_itself_alone(damage, tmp_path):
         assert whole.find(made.ADD.encode()) - place < 60
 
 
+def separate(separator):
+    """A list of six kernels of other lengths, as text; and where each begins and ends in it."""
+    kernel = {"ph": "X", "cat": "kernel", "ts": 1, "dur": 1}
+    events = [json.dumps({**kernel, "name": f"k{'_' * number}{number}"}) for number in range(6)]
+    text, places = "[", []
+    for event in events:
+        places.append((len(text), len(text) + len(event)))
+        text += event + separator
+    return text.removesuffix(separator) + "]", places
+
+
+@pytest.mark.parametrize("separator", [",", ", ", "\n,\n  "])
+@pytest.mark.parametrize("lost", [(first, last) for first in range(5) for last in range(first, 5)])
+def test_a_lost_piece_costs_the_events_that_it_touches_and_none_before_or_behind(lost, separator, tmp_path):
+    text, places = separate(separator)
+    first, last = lost
+    # from the middle of the first event's name to before the last one's end, where no event can begin
+    cut = text[: places[first][0] + 50] + text[places[last][1] - 2 :]
+    trace = read_trace(written(tmp_path, cut))
+    kept = [number for number in range(6) if not first <= number <= last]
+    assert list(trace.names) == [f"k{'_' * number}{number}" for number in kept]
+    assert f"1 event is not JSON and left out, the first at byte {places[first][0]}" in trace.warnings[0]
+
+
+@pytest.mark.parametrize("garbage", ["x", "x ", "{", "}}", '{"ph":', ":", '{"ph":{"ph":1}', "1 2"])
+@pytest.mark.parametrize("separator", [",", " , "])
+@pytest.mark.parametrize("behind", [0, 4])
+def test_what_lies_between_two_events_costs_neither(behind, separator, garbage, tmp_path):
+    text, places = separate(separator)
+    end = places[behind][1] + len(separator)
+    trace = read_trace(written(tmp_path, text[:end] + garbage + separator + text[end:]))
+    assert list(trace.names) == [f"k{'_' * number}{number}" for number in range(6)]
+
+
 def test_thousands_of_damaged_events_do_not_hide_the_sound_ones(tmp_path):
     event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1}
     sound = json.dumps(event)

@@ -24,7 +24,7 @@ from lightning_forge_profiling.analysis.launches import (
 )
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import step_marks
-from lightning_forge_profiling.analysis.syncs import of_lightning
+from lightning_forge_profiling.analysis.syncs import is_lightning_call
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints, Spans
 from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, IdlePart
 
@@ -186,7 +186,7 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     return IdleTime(
         idle=idle,
         causes={cause: causes[cause] for cause in IDLE_CAUSES},
-        after_sync=steps.measure(caused_by(_waiting_for_gpu(recording, syncs & ~of_lightning(recording)))),
+        after_sync=steps.measure(caused_by(_waiting_for_gpu(recording, syncs & ~is_lightning_call(recording)))),
         after_allocator=steps.measure(after_allocator),
         launching=steps.measure(for_python),
         data_wait=steps.measure_host(activity["data"]),

@@ -57,7 +57,7 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     specific = np.append(recording.nesting.least_around(specific), len(_OPERATORS))[around]
     operator = take(operators.name, around)
     frame = _users_frame(trace, waits)
-    lightnings = of_lightning(recording)[waits]
+    by_lightning = is_lightning_call(recording)[waits]
     duration = (trace.calls.end - trace.calls.start)[waits]
 
     @cache
@@ -67,7 +67,7 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
         ) if frame >= 0 else ""
 
     found: dict[tuple[str, str, bool], list[int]] = {}
-    columns = (trace.calls.name[waits], specific, operator, frame, lightnings, duration)
+    columns = (trace.calls.name[waits], specific, operator, frame, by_lightning, duration)
     for call, *rest, lightning, spent in zip(*(column.tolist() for column in columns), strict=True):
         found.setdefault((*cause_and_line(call, *rest), lightning), []).append(spent)
     causes = [
@@ -83,7 +83,7 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     return tuple(sorted(causes, key=lambda cause: (-cause.per_step, cause.cause, cause.where)))
 
 
-def of_lightning(recording: Recording) -> NDArray[np.bool_]:
+def is_lightning_call(recording: Recording) -> NDArray[np.bool_]:
     """Mask of the rows of `Trace.calls` that Lightning's own loop makes."""
     trace, operators = recording.trace, recording.trace.operators
     rows = np.flatnonzero((recording.nesting.parent < 0) & ~named(trace, operators, _BETWEEN))

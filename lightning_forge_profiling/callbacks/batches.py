@@ -57,21 +57,8 @@ class BatchSize:
     """Counts the samples of batches.
 
     The loader's batch size is looked for in the first batch: a tensor's first dimension, or the length of a list of
-    samples. The place where it is found is read in every batch, as the last one may be shorter. Nothing is guessed: if
+    samples. It is read there in every batch, as the last one may be shorter. Nothing is guessed: if
     the loader has no batch size or the batch does not show it, the size is unknown.
-
-    Example:
-        >>> import torch
-        >>> source = BatchSource([DataLoader(range(20), batch_size=8)])
-        >>> count = BatchSize(source.loaders)
-        >>> count({"scale": torch.tensor(2.0), "ids": torch.zeros(8, 5)}, source)
-        8
-        >>> count({"scale": torch.tensor(2.0), "ids": torch.zeros(4, 5)}, source._replace(ends_epoch=True))
-        4
-        >>> BatchSize(source.loaders)(torch.zeros(3, 224, 224), source)
-        Traceback (most recent call last):
-        ...
-        lightning_forge_profiling.callbacks.batches.UnknownBatchSizeError: the DataLoader's batch_size is 8, and ...
     """
 
     def __init__(self, loaders: Sequence[Any]) -> None:
@@ -87,7 +74,7 @@ class BatchSize:
             raise UnknownBatchSizeError("training_step does not take exactly one batch a step from its dataloader_iter")
         if self._known is None:
             self._known = known = _known(self.loaders)
-            self._sizes = _where(batch, known)
+            self._sizes = _readers_of_size(batch, known)
         if len(self._sizes) > 1:
             self._sizes = self._agreeing(batch, self._known, ends_epoch=source.ends_epoch)
         size = _read(self._sizes[0], batch) if self._sizes else None
@@ -131,13 +118,13 @@ def _length(sampler: Any) -> int | None:
         return None
 
 
-def _where(batch: Any, known: _Known) -> list[_Size]:
-    """The place in the first batch that has the loader's batch size."""
-    found = list(islice(_sizes(batch, known.first, _DEPTH), _LOOKED_AT * _FOLLOWED))
-    places = [where for where, size in found if known.first in {None, size}][:_FOLLOWED]
-    if places:
-        return places
-    shown = ", ".join(dict.fromkeys(str(size) for _, size in found[:_FOLLOWED])) or "none"
+def _readers_of_size(batch: Any, known: _Known) -> list[_Size]:
+    """What reads the loader's batch size off the first batch."""
+    sizes = list(islice(_sizes(batch, known.first, _DEPTH), _LOOKED_AT * _FOLLOWED))
+    readers = [where for where, size in sizes if known.first in {None, size}][:_FOLLOWED]
+    if readers:
+        return readers
+    shown = ", ".join(dict.fromkeys(str(size) for _, size in sizes[:_FOLLOWED])) or "none"
     knows = " has no batch_size" if known.size is None else f"'s batch_size is {known.size}"
     raise UnknownBatchSizeError(
         f"the DataLoader{knows}, and the first batch has no tensor or list of that length (lengths: {shown})"
@@ -156,8 +143,8 @@ def _sizes(part: Any, size: int | None, depth: int) -> Iterator[tuple[_Size, int
         if not all(_leads_with(each, size) for each in part):
             return  # what each sample looks like says nothing of the batch
     for get, each in islice(_inside(part), _LOOKED_AT) if depth else ():
-        for where, found in _sizes(each, size, depth - 1):
-            yield partial(_within, get, where), found
+        for where, length in _sizes(each, size, depth - 1):
+            yield partial(_within, get, where), length
 
 
 def _inside(part: Any) -> Iterable[tuple[Callable[[Any], Any], Any]]:

@@ -38,38 +38,40 @@ class _Boundary(NamedTuple):
 
 
 def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
-    found = {
+    boundaries = {
         name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
         for name, region in actions.regions.items()
     }
     inside = _Boundary(_nothing, actions.fetched)
-    found |= {name: _inside(found[name], inside) for name, region in actions.regions.items() if region == "data"}
+    boundaries |= {
+        name: _inside(boundaries[name], inside) for name, region in actions.regions.items() if region == "data"
+    }
     checkpoint = _Checkpoint(step_timer)
-    found |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
-    found |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
-    found |= dict.fromkeys(actions.state_collected, _Boundary(_nothing, checkpoint.write))
-    found |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.enter_loader_start, _nothing))
-    found |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.exit, LOADER_START), _nothing))
-    found |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation, _nothing))
-    found |= dict.fromkeys(actions.validation_ends, _Boundary(_nothing, step_timer.exit_validation))
+    boundaries |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
+    boundaries |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
+    boundaries |= dict.fromkeys(actions.state_collected, _Boundary(_nothing, checkpoint.write))
+    boundaries |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.enter_loader_start, _nothing))
+    boundaries |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.exit, LOADER_START), _nothing))
+    boundaries |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation, _nothing))
+    boundaries |= dict.fromkeys(actions.validation_ends, _Boundary(_nothing, step_timer.exit_validation))
     ledger = step_timer.ledger
     if ledger is not None:
         epoch = _Boundary(partial(ledger.open_span, EPOCH), partial(ledger.close_span, EPOCH))
-        found |= {name: _inside(epoch, found.get(name, _IDLE)) for name in actions.epochs}
-    return found
+        boundaries |= {name: _inside(epoch, boundaries.get(name, _IDLE)) for name in actions.epochs}
+    return boundaries
 
 
 def _without_regions(boundaries: dict[str, _Boundary], step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
     """The boundaries in a step that is timed as a whole: calls without effect would take 20 us."""
-    seen = _Boundary(step_timer.training_begins, _nothing)
-    found = {}
+    training_step = _Boundary(step_timer.training_begins, _nothing)
+    kept = {}
     for name, boundary in boundaries.items():
         region = actions.regions.get(name, "")
         if region == "forward":
-            found[name] = seen
+            kept[name] = training_step
         elif not region or (region == "data" and step_timer.each_fetch):
-            found[name] = boundary
-    return found
+            kept[name] = boundary
+    return kept
 
 
 class _Checkpoint:
@@ -187,7 +189,17 @@ class BoundaryProfiler:
     """
 
     _OWN: Final = frozenset(
-        {"inner", "step_timer", "profile", "_parts", "_around_parts", "_both", "_of_split", "_of_plain", "_boundaries"}
+        {
+            "inner",
+            "step_timer",
+            "profile",
+            "_parts",
+            "_around_parts",
+            "_both",
+            "_of_split",
+            "_of_unsplit",
+            "_boundaries",
+        }
         | {"_contexts", "_shares", "_ledger", "_over", "_raised"}
     )
 
@@ -209,17 +221,17 @@ class BoundaryProfiler:
         self._parts = parts
         self._around_parts = frozenset((*actions.loader_starts, *actions.state_collected, *actions.regions))
         self._both = self._around_parts.union(actions.may_save)
-        self._of_split = self._of_plain = {}
+        self._of_split = self._of_unsplit = {}
         if step_timer is not None:
             self._of_split = _boundaries(step_timer, actions)
-            self._of_plain = _without_regions(self._of_split, step_timer, actions)
+            self._of_unsplit = _without_regions(self._of_split, step_timer, actions)
         self._shares = type(inner).__name__ == "PassThroughProfiler"  # Lightning's own, for none
         self._contexts = _Contexts(inner, self._boundary, raised), _Contexts(inner, self._boundary, raised)
         self.turn(split=True)
 
     def turn(self, *, split: bool) -> None:
         """The next actions are of a step that is split into regions, or of one that is timed as a whole."""
-        self._boundaries = self._of_split if split else self._of_plain
+        self._boundaries = self._of_split if split else self._of_unsplit
         self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
         """A context manager around the action of that name."""
         if self._shares:

@@ -28,7 +28,7 @@ AUTOGRAD: Final = "pt_autograd"
 
 
 class CpuAccount:
-    """Reads CPU times at both ends of a row of steps that count, and twice a second in between."""
+    """Reads CPU times at both ends of consecutive steps that count, and twice a second in between."""
 
     def __init__(
         self,
@@ -152,16 +152,16 @@ class CpuAccount:
 
     def _regions(self) -> dict[str, RegionCpu]:
         """What the training thread did in each built-in region, in percent of its time."""
-        found: dict[str, RegionCpu] = {}
+        regions: dict[str, RegionCpu] = {}
         data = [sum(ns) for ns in zip(*(self._regions_ns[name] for name in ("data", *BETWEEN_EPOCHS)), strict=True)]
         for name, (wall_ns, cpu_ns, waited_ns) in {**self._regions_ns, "data": data}.items():
             if name in REGIONS and wall_ns > 0:
-                found[name] = RegionCpu(
+                regions[name] = RegionCpu(
                     used_pct=min(100 * cpu_ns / wall_ns, 100.0),
                     waits_pct=min(100 * waited_ns / wall_ns, 100.0),
                     blocked_pct=max(100 * (wall_ns - cpu_ns - waited_ns) / wall_ns, 0.0),
                 )
-        return found
+        return regions
 
     def _loader_busy_pct(self) -> float | None:
         if self._worker_s >= _ENOUGH_S:

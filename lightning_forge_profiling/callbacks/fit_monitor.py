@@ -1,15 +1,15 @@
 """`FitMonitor`: everything that watches one fit of a Trainer, made in `setup` and ended in one place."""
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import perf_counter_ns
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.batches import FlopsPerBatch, WorkCounter
+from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import ProfilerProxy
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
 from lightning_forge_profiling.callbacks.fit_log import FitLog
@@ -46,6 +46,9 @@ from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 
+if TYPE_CHECKING:  # which makes the monitor
+    from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
+
 DEFAULT_WARMUP_STEPS = 10
 """Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
@@ -72,30 +75,8 @@ class FitResults:
     summary: Mapping[str, float] = field(default_factory=dict)
 
 
-class Settings(Protocol):
-    """A callback, as the monitor sees it."""
-
-    warmup_steps: int | None
-    regions: Collection[str]
-    batch_size_fn: Callable[[Any], int] | None
-    tokens_fn: Callable[[Any], int] | None
-    flops_per_batch: FlopsPerBatch
-    overhead: float | None
-    record: bool
-    added: bool
-    built_ns: int
-    fit_results: FitResults
-    """What a fit has had so far, or the last one."""
-
-    def use_backward_hooks(self, *, on: bool) -> None:
-        """Called as training begins: only manual optimization needs them."""
-
-    def fit_is_over(self) -> None:
-        """Called last: keep the results, and nothing else of the fit."""
-
-
 class FitMonitor(Guarded):
-    """Owns what watches a fit: step timer, profiler proxy, ledger, window, rows, record; and ends all of it.
+    """Owns what watches a fit: step timer, profiler proxy, ledger, window, log, record; and ends all of it.
 
     Each method may be called by every callback of the Trainer for the same event; the first call acts. No method raises
     into the training: a failure is logged once.
@@ -103,10 +84,12 @@ class FitMonitor(Guarded):
 
     called = "The profiling of this fit"
 
-    def __init__(self, trainer: Trainer, callbacks: Sequence[Settings], ledger: LedgerClock | None = None) -> None:
+    def __init__(
+        self, trainer: Trainer, callbacks: "Sequence[TimedCallback]", ledger: LedgerClock | None = None
+    ) -> None:
         self.callbacks = callbacks
         self.window: FitWindow | None = None
-        self.rows: FitLog | None = None
+        self.log: FitLog | None = None
         self.ledger = ledger or begin_ledger(max(callback.built_ns for callback in callbacks))
         warmup = [callback.warmup_steps for callback in callbacks if callback.warmup_steps is not None]
         overhead = next((one.overhead for one in callbacks if one.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
@@ -142,11 +125,11 @@ class FitMonitor(Guarded):
 
     # -- before the training loop --------------------------------------------------------------------------------
 
-    def awaits(self, callback: Settings) -> bool:
+    def awaits(self, callback: "TimedCallback") -> bool:
         """Whether the callback takes part and has not been set up yet."""
         return any(callback is awaited for awaited in self._awaited)
 
-    def has_joined(self, callback: Settings, trainer: Trainer, module: LightningModule) -> None:
+    def has_joined(self, callback: "TimedCallback", trainer: Trainer, module: LightningModule) -> None:
         """A callback has been set up; after the last of them the hooks of the set-up are timed."""
         self._awaited = [awaited for awaited in self._awaited if awaited is not callback]
         if not self._awaited:  # from here on none of us looks at the user's profiler
@@ -181,8 +164,8 @@ class FitMonitor(Guarded):
         if self.window is not None:
             self.window.begin(trainer)
         self.ledger.count_steps(on=not (self.recording or self._warming_up()))
-        if self.rows is not None:
-            self.rows.begin(trainer, self._counter, report=partial(self._report, trainer))
+        if self.log is not None:
+            self.log.begin(trainer, self._counter, report=partial(self._report, trainer))
 
     def _work_counter(self, module: LightningModule, progress: StepProgress) -> WorkCounter:
         first, last = self.callbacks[0], self.callbacks[-1]  # one of each kind at most
@@ -221,7 +204,7 @@ class FitMonitor(Guarded):
             self.window.begin_step()
 
     def end_step(self, trainer: Trainer, batch: Any) -> None:
-        """End the step, move the window on, and log a row when one is due."""
+        """End the step, move the window on, and log an entry when one is due."""
         now_ns, progress, window = perf_counter_ns(), self._progress, self.window
         if progress is None or progress.batches.total.ready == self._ended_batch:
             return
@@ -260,18 +243,18 @@ class FitMonitor(Guarded):
 
     @guarded
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
-        """Do what comes seldom: a row, a line of the record, a reading of CPU times, steps of another kind."""
+        """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another kind."""
         self.readings.look_up_switches(trainer, recording=self.recording)
-        if self.rows is not None and now_s >= self.rows.due_s:
-            self.rows.end_step(trainer)
+        if self.log is not None and now_s >= self.log.due_s:
+            self.log.end_step(trainer)
         counts = not any(kind)
         if kind != self._kind_of_step:
             self._kind_of_step = kind
             self.ledger.count_steps(on=counts)
-            if self.rows is not None:
-                self.rows.other_steps_come(recording=kind[0], trace=self.trace())
+            if self.log is not None:
+                self.log.other_steps_come(recording=kind[0], trace=self.trace())
         self.readings.between_steps(now_s, counts=counts)
-        self._due_s = min(inf if self.rows is None else self.rows.due_s, now_s + ACCOUNT_PERIOD_S)
+        self._due_s = min(inf if self.log is None else self.log.due_s, now_s + ACCOUNT_PERIOD_S)
 
     def _warming_up(self) -> bool:
         return self.step_timer.step < self.step_timer.warmup_steps
@@ -306,16 +289,16 @@ class FitMonitor(Guarded):
         if self._proxy is not None:
             self._proxy.follow(trainer)
             self.step_timer.enter_validation()  # a profiler that was assigned just now has not seen it begin
-        if self.rows is not None:
-            self.rows.pause()
+        if self.log is not None:
+            self.log.pause()
 
     @guarded
     def validation_ends(self, trainer: Trainer) -> None:
         """Training goes on."""
         if self._proxy is not None:
             self._proxy.follow(trainer)
-        if self.rows is not None and not self.recording:
-            self.rows.resume()
+        if self.log is not None and not self.recording:
+            self.log.resume()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -327,14 +310,14 @@ class FitMonitor(Guarded):
         """Close a failing run without waiting for anything: other ranks may be elsewhere."""
         if self.window is not None:
             self.window.failing(exception)
-        if self.rows is not None:
-            self.rows.failing(exception)
+        if self.log is not None:
+            self.log.failing(exception)
         self.end(trainer, interrupted=True)
         self.close(trainer, interrupted=True)
 
     @guarded_end
     def end(self, trainer: Trainer, *, interrupted: bool) -> None:
-        """The training loop has ended: stop timing, write what an unfinished window has, log the last row."""
+        """The training loop has ended: stop timing, write what an unfinished window has, log the last entry."""
         if self._ended:
             return
         self._ended = True
@@ -342,8 +325,8 @@ class FitMonitor(Guarded):
         with self.ledger.inside(PROFILER):
             if self.window is not None:
                 self.window.end(interrupted=interrupted)
-            if self.rows is not None:
-                self.rows.end(trainer)
+            if self.log is not None:
+                self.log.end(trainer)
 
     def _leave_set_up(self, trainer: Trainer) -> None:
         """Restore what was replaced in `setup`; by the time that training begins its loader's workers are there."""
@@ -418,15 +401,15 @@ class FitMonitor(Guarded):
         with self.ledger.inside(PROFILER):
             self._finish(interrupted=interrupted)
             self._report_so_far = report = self._final_report(trainer, interrupted=interrupted)
-            if report is not None and report.analysis is not None and self.rows is not None and trainer.is_global_zero:
-                self.rows.publish(trainer, report.analysis, self.trace(), interrupted=interrupted)
+            if report is not None and report.analysis is not None and self.log is not None and trainer.is_global_zero:
+                self.log.publish(trainer, report.analysis, self.trace(), interrupted=interrupted)
         self._keep(report, self.ledger.read(), trainer)
 
     def _finish(self, *, interrupted: bool) -> None:
         if self.window is not None:
             self.window.finish(interrupted=interrupted)
-        if self.rows is not None:
-            self.rows.finish()
+        if self.log is not None:
+            self.log.finish()
 
     @guarded_end
     def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
@@ -445,8 +428,8 @@ class FitMonitor(Guarded):
                 print_run(report, Screen(sys.stderr, wrap=True) if added else None)
         finally:
             try:
-                if self.rows is not None:
-                    self.rows.conclude(trainer, report, interrupted=interrupted)
+                if self.log is not None:
+                    self.log.conclude(trainer, report, interrupted=interrupted)
             finally:
                 self.readings.workers.close()
                 self._keep(report, ledger, trainer)
@@ -464,7 +447,7 @@ class FitMonitor(Guarded):
             analysis=report.analysis if report is not None and trainer.is_global_zero else None,
             ledger=ledger,
             trace=self.trace(),
-            summary={} if self.rows is None else self.rows.summary(),
+            summary={} if self.log is None else self.log.summary(),
         )
         for callback in self.callbacks:
             callback.fit_results = results
@@ -498,7 +481,7 @@ class FitMonitor(Guarded):
         self, trainer: Trainer, recorded: Analysis | None = None, others: OtherRanks | None = None
     ) -> RunReport:
         """The report on the fit so far."""
-        run, trace, rows = self.step_timer.summary(), self.trace(), self.rows
+        run, trace, log = self.step_timer.summary(), self.trace(), self.log
         return run_report(
             trainer,
             run,
@@ -506,13 +489,13 @@ class FitMonitor(Guarded):
             trace=trace,
             recorded=recorded,
             others=others,
-            gpu=None if rows is None else rows.telemetry(run),
-            compute=() if rows is None else rows.compute(trainer, run, trace, recorded),
+            gpu=None if log is None else log.telemetry(run),
+            compute=() if log is None else log.compute(trainer, run, trace, recorded),
             ledger=self.ledger.read(),
             continues_from=self._continues_from,
             readings=self.readings,
             blocks=self.step_timer.totals.blocks.read(self.ledger.marks()),
-            loops=() if rows is None else rows.loops,
+            loops=() if log is None else log.loops,
         )
 
     def _final_report(self, trainer: Trainer, *, interrupted: bool) -> RunReport | None:
@@ -521,11 +504,11 @@ class FitMonitor(Guarded):
         if self.step_timer.began and (trainer.is_global_zero or any(callback.record for callback in self.callbacks)):
             trace = self.trace()
             self._recorded = recorded = recorded_analysis(trace)
-            rows = self.rows
-            others = None if rows is None else partial(rows.other_ranks, trainer, interrupted=interrupted)
+            log = self.log
+            others = None if log is None else partial(log.other_ranks, trainer, interrupted=interrupted)
             report = self._report(trainer, recorded, others)
-            if rows is not None and recorded is not None and trainer.is_global_zero:
-                rows.write_page(report)
+            if log is not None and recorded is not None and trainer.is_global_zero:
+                log.write_page(report)
         if window is not None:
             window.copy_files(trainer, interrupted=interrupted)
         return None if report is None else replace(report, trace=self.trace())  # with the URL that it was copied to

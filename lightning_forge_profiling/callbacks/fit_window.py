@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING
 
 from torch.profiler import supported_activities
 
@@ -36,18 +36,10 @@ from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
+if TYPE_CHECKING:  # which makes the window
+    from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
+
 _log = plain_logger(__name__)
-
-
-class WindowSettings(Protocol):
-    """What `ForgeProfilerCallback` was given."""
-
-    config: ProfilingConfig
-    default_dir: bool
-    """Whether `config.trace_dir` is relative to the run's folder."""
-    ranks: Literal["all"] | tuple[int, ...]
-    memory_snapshot: Literal["oom"] | int | None
-    added: bool
 
 
 class FitWindow(Guarded):
@@ -58,7 +50,9 @@ class FitWindow(Guarded):
 
     called = "ForgeProfilerCallback"
 
-    def __init__(self, trainer: Trainer, settings: WindowSettings, step_timer: StepTimer, ledger: LedgerClock) -> None:
+    def __init__(
+        self, trainer: Trainer, settings: "ForgeProfilerCallback", step_timer: StepTimer, ledger: LedgerClock
+    ) -> None:
         self._settings, self._step_timer, self._ledger = settings, step_timer, ledger
         self._deferred = False
         self._session: TraceSession | None = None

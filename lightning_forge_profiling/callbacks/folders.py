@@ -45,14 +45,7 @@ class Folder(NamedTuple):
 
 
 def folder_of(name: str | os.PathLike[str]) -> Folder:
-    """The folder for a name that Lightning accepts: `~/runs`, `file:///runs` or `s3://bucket/runs`.
-
-    Example:
-        >>> folder_of("file:///data/runs").path
-        PosixPath('/data/runs')
-        >>> (folder_of("s3://bucket/runs/") / "gpt").url
-        's3://bucket/runs/gpt'
-    """
+    """The folder for a name that Lightning accepts: `~/runs`, `file:///runs` or `s3://bucket/runs`."""
     path, url = local_folder(name), os.fspath(name).rstrip("/")
     if path is not None:
         return Folder(path)
@@ -111,14 +104,7 @@ def _is_tensorboard(logger: Any) -> bool:
 
 
 def remote_problem(url: str) -> str:
-    """Why files cannot be copied to a URL, such as a client that is not installed; "" if no reason is known.
-
-    Example:
-        >>> remote_problem("memory://runs")
-        ''
-        >>> remote_problem("nowhere://runs")
-        "Nothing can be copied to 'nowhere://runs': ValueError: Protocol not known: nowhere"
-    """
+    """Why files cannot be copied to a URL, such as a client that is not installed; "" if no reason is known."""
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415  (only where one is remote)
 
     try:
@@ -147,15 +133,7 @@ def _is_wanted(name: str, rank: int | None, *, others: bool) -> bool:
 
 
 def upload(folder: Path, url: str, files: Iterable[Path] | None = None, *, limit_s: float = UPLOAD_S) -> bool:
-    """Copy a folder to a URL. Never raises: a failure is one warning that says where the files are.
-
-    Example:
-        >>> from tempfile import mkdtemp
-        >>> folder = Path(mkdtemp())
-        >>> _ = (folder / "rank0.jsonl").write_text("{}")
-        >>> upload(folder, "memory://runs/forge_record")
-        True
-    """
+    """Copy a folder to a URL. Never raises: a failure is one warning that says where the files are."""
     chosen = finished_files(folder) if files is None else list(files)
     [problem] = problems_within(limit_s, [lambda: _copy(folder, url, chosen)])
     if problem is not None:

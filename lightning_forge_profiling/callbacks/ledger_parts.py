@@ -181,20 +181,15 @@ def begin_ledger(built_ns: int) -> LedgerClock:
 
 
 def set_up_parts(parts: Mapping[str, str]) -> dict[str, str]:
-    """The parts for the hooks of the set-up, by the name that Lightning announces.
-
-    Example:
-        >>> set_up_parts({"[LightningModule]GPT.configure_optimizers": "module/configure_optimizers"})
-        {'[LightningModule]GPT.configure_optimizers': 'startup/module.configure_optimizers'}
-    """
-    found = {}
+    """The parts for the hooks of the set-up, by the name that Lightning announces."""
+    of_set_up = {}
     for action, part in parts.items():
         hook = action.rpartition(".")[2]
         if hook in _OF_SET_UP:
-            found[action] = part if part == "profiler" else f"startup/{part.replace('/', '.', 1)}"
+            of_set_up[action] = part if part == "profiler" else f"startup/{part.replace('/', '.', 1)}"
         elif hook in _BEFORE_THE_LOOP:
-            found[action] = part
-    return found
+            of_set_up[action] = part
+    return of_set_up
 
 
 class SetUpParts:

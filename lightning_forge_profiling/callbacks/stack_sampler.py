@@ -94,7 +94,7 @@ class Sample(NamedTuple):
     """How much later than asked the sampling thread went on, without waiting for a core."""
 
 
-class _Place(NamedTuple):
+class _Code(NamedTuple):
     """What a code object is part of."""
 
     users: bool
@@ -115,7 +115,7 @@ class StackThread:
         self._clock = clock
         self._sampled = threading.get_ident()
         self._folders = _library_folders()
-        self._places: dict[CodeType, _Place] = {}
+        self._codes: dict[CodeType, _Code] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forge-stacks", daemon=True)
 
@@ -137,7 +137,7 @@ class StackThread:
             try:
                 self._sample(own)
             finally:
-                self._places.clear()
+                self._codes.clear()
                 if own is not None:
                     own.close()
         except Exception as exc:
@@ -167,31 +167,31 @@ class StackThread:
         line, region = ("", 0, ""), None
         each: FrameType | None = frame
         while each is not None:
-            place = self.place(each.f_code)
-            if place.is_loop:
+            code = self.classify(each.f_code)
+            if code.is_loop:
                 return line, region or "other" if region != "" else None
-            if place.users and not line[0]:
+            if code.users and not line[0]:
                 line = each.f_code.co_filename, each.f_lineno or 0, each.f_code.co_qualname
             if region is None:
-                region = place.region
+                region = code.region
             each = each.f_back
         return line, None
 
-    def place(self, code: CodeType) -> _Place:
+    def classify(self, code: CodeType) -> _Code:
         """What a code object is part of."""
-        found = self._places.get(code)
-        if found is None:
+        known = self._codes.get(code)
+        if known is None:
             file = code.co_filename
             of_library = file.startswith(self._folders) or (file[:1] == "<" and not file.startswith(_TYPED))
             _, torch, within = file.partition("/torch/")
             lightning = "/lightning/" in file or "/pytorch_lightning/" in file
-            self._places[code] = found = _Place(
+            self._codes[code] = known = _Code(
                 users=not of_library,
                 calls=within.startswith(_BLOCKING) if torch else not lightning,
                 is_loop=of_library and file.endswith(_LOOPS),
                 region=stack_region(file, code.co_name) if of_library else None,
             )
-        return found
+        return known
 
 
 class StackSampler(StackThread):
@@ -209,8 +209,8 @@ class StackSampler(StackThread):
 
     def lines(self) -> dict[str, tuple[SampledLine, ...]]:
         """The lines in which most samples of each part are, by region or part of the ledger."""
-        found = {part: sampled_lines(sums) for part, sums in dict(self._lines).items()}
-        return {part: lines for part, lines in found.items() if lines}
+        lines = {part: sampled_lines(sums) for part, sums in dict(self._lines).items()}
+        return {part: top for part, top in lines.items() if top}
 
     def gil(self) -> tuple[ShareInterval | None, str]:
         """The share of time in which the thread waited for the interpreter lock, and the name of who had it."""
@@ -239,7 +239,7 @@ class StackSampler(StackThread):
 
     def _may_block(self, frame: FrameType) -> bool:
         code = frame.f_code
-        return self.place(code).calls and dis.opname[code.co_code[frame.f_lasti]] not in _NEVER_BLOCK
+        return self.classify(code).calls and dis.opname[code.co_code[frame.f_lasti]] not in _NEVER_BLOCK
 
     def _end(self, interval: "_Interval") -> None:
         """Add a quarter of a second: if another Python thread held the lock, how long training waited for it."""
@@ -307,11 +307,11 @@ _NEVER_BLOCK: Final = frozenset(
 def _library_folders() -> tuple[str, ...]:
     """Folders of code that is not the user's: the standard library, installed packages, and those below wherever."""
     paths = sysconfig.get_paths()
-    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    found |= {*site.getsitepackages(), site.getusersitepackages(), _PACKAGE}
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {*site.getsitepackages(), site.getusersitepackages(), _PACKAGE}
     modules = (sys.modules.get(name) for name in _LIBRARIES)
-    found |= {str(Path(module.__file__).parent) for module in modules if module is not None and module.__file__}
-    return tuple(sorted(f"{path}/" for path in found))
+    folders |= {str(Path(module.__file__).parent) for module in modules if module is not None and module.__file__}
+    return tuple(sorted(f"{path}/" for path in folders))
 
 
 def _shown(file: str) -> str:
@@ -320,7 +320,7 @@ def _shown(file: str) -> str:
 
 
 _WORKER_ID: Final = 10
-"""The place of the worker's number among the arguments of torch's worker loop (2.4 to 2.13)."""
+"""The position of the worker's number among the arguments of torch's worker loop (2.4 to 2.13)."""
 
 _WRITTEN_EVERY: Final = 25
 
@@ -365,11 +365,11 @@ class WorkerStacks:
         if self._file < 0:
             return ()
         try:
-            found = json.loads(os.pread(self._file, 1 << 20, 0) or b"[]")
+            written = json.loads(os.pread(self._file, 1 << 20, 0) or b"[]")
         except ValueError:  # written just now
             return ()
         sums = new_sums()
-        for file, line, function, *times in found:
+        for file, line, function, *times in written:
             sums[file, line, function] = times
         return sampled_lines(sums)
 
@@ -397,5 +397,5 @@ class _Worker(StackThread):
             add_sample(self._sums, line, sample)
         self._samples += 1
         if self._samples % _WRITTEN_EVERY == 0:
-            rows = [[*line, *times] for line, times in self._sums.items()]
-            os.pwrite(self._written_to, json.dumps(rows).encode(), 0)
+            lines = [[*line, *times] for line, times in self._sums.items()]
+            os.pwrite(self._written_to, json.dumps(lines).encode(), 0)

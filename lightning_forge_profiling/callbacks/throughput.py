@@ -23,43 +23,231 @@ from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import LoopRates
 
-_OPERATIONS: Final = {
-    "flops_per_batch": (1e3, "operations, as 2.5e12"),
-    "peak_flops": (1e9, "operations a second, as 989e12"),
-}
-"""Smaller values are a mistake of unit: the lowest plausible value, and an example of a right one."""
+_SHORTEST_PERIOD_S: Final = 0.01
+"""NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""
+
+_LOWEST_SHARE: Final = 1e-6
 
 
-def refuse_unless_between(lowest: float, value: object, above: float, rule: str) -> None:
-    """Raise ConfigurationError unless a value is None or a number from `lowest` to below `above`; `rule` says so."""
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or not lowest <= value < above:
-        raise ConfigurationError(f"{rule}; got {value!r}.")
+class ThroughputCallback(TimedCallback):
+    """Logs samples, tokens and steps per second and milliseconds per region, without waiting for the GPU.
 
+    Logged are `throughput/NAME_per_sec` for the whole job, `throughput/device/NAME_per_sec` for one of several devices,
+    `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
+    and with a known peak `throughput/mfu`, a fraction; `run/goodput`, a fraction, and `run/KIND_pct`, what steps,
+    validation, checkpoints, ... took of the run's wall time up to then, at most every ten seconds; at most once a
+    second `gpu/...` for the GPU of rank 0. Rates are over device time between events, host time without a GPU. Warm-up
+    steps, recorded steps, validation and checkpoints do not count.
 
-def refuse_unless_function(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is None or can be called with a batch."""
-    if value is not None and not callable(value):
-        raise ConfigurationError(f"{name} must be a function of the batch, got {value!r}.")
+    At the end of each validation, test and prediction their own rates are logged, `throughput/LOOP/NAME_per_sec` for
+    `validation`, `test` and `predict`: wall time, without the first batch of each loader.
 
+    An entry covers the accumulation cycles that have completed since the one before; on a GPU the last step or two come
+    with the next. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an
+    estimate if ranks have uneven batches. At the end of fit rank 0 prints the verdict, what bounds the run and what to
+    change first, with the times behind it.
 
-def refuse_unless_integer(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is an integer >= 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigurationError(f"{name} must be an integer >= 0, got {value!r}.")
+    Args:
+        warmup_steps: steps at the start of a fit that do not count: compilation, autotuning, the allocator's first
+            blocks, and the batches that a loader had prefetched.
+        batch_size_fn: returns the samples in a batch; None infers them from the DataLoader's `batch_size` and the
+            batches.
+        tokens_fn: returns the tokens in a batch; None logs no tokens. Neither function should return a tensor on the
+            GPU.
+        log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`, but at most once a second, and
+            once at the end of a shorter fit.
+        prog_bar: also show samples/s (or steps/s) and the step's time in the progress bar.
+        flops_per_batch: floating-point operations of one batch, forward and backward (`count_flops` counts them): a
+            number, or a function of the batch; None reads the module's `flops_per_batch` attribute after each batch, if
+            there is one, or else takes the FLOPs of the window that `ForgeProfilerCallback` records. Devices that share
+            a batch share its FLOPs.
+        peak_flops: peak FLOP/s of one device; None looks it up by the device and the type that the run computes in.
+        measured_peak: the result of `measure_peak`; the rate is then also logged relative to it, as
+            `throughput/mfu_measured`.
+        telemetry_period_s: seconds between samples of the GPU's sensors, at least 0.01; None for no telemetry.
+        overhead: the share of a step that timing may cost, 0.005 for half a percent. If splitting every step into
+            regions would cost more, only some steps are split, spread evenly: `time/REGION_ms` is then estimated from
+            those, while the step's time and all rates are over every step. None splits every step.
+        record: write the run's record, `forge_record/` in the log folder: rates, totals and events as they come, to be
+            read while it runs and after a crash.
+        publish: also give the result at the end of fit to the Trainer's loggers that hold more than scalars:
+            TensorBoard, W&B, MLflow, Comet.
 
+    Raises:
+        ConfigurationError: a negative or non-integer number of steps, a function that cannot be called, FLOPs that are
+            not a positive number, a period below 0.01 s, or an `overhead` outside of (0, 1); in `setup`, a second
+            callback of this class.
 
-def refuse_unless_operations(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is None or a number of operations, and not one in tera."""
-    if value is None:
-        return
-    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
-        got = f"a {type(value).__name__}: give its .total" if hasattr(value, "total") else repr(value)
-        raise ConfigurationError(f"{name} must be a number of operations above 0, got {got}.")
-    fewest, unit = _OPERATIONS[name]
-    if value < fewest:
-        raise ConfigurationError(f"{name} is in {unit}; got {value!r}.")
+    Example:
+        >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
+        >>> callback.summary()
+        {}
+    """
+
+    log_period_s = 1.0
+    """Log entries at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one."""
+    shares_period_s = 10.0
+    """They have the shares of the run at most this often, and the first and the last one."""
+    _loops: "EvaluationLoops | None" = None
+    """Of the run that the Trainer is in."""
+
+    def __init__(
+        self,
+        warmup_steps: int = DEFAULT_WARMUP_STEPS,
+        batch_size_fn: Callable[[Any], int] | None = None,
+        tokens_fn: Callable[[Any], int] | None = None,
+        log_every_n_steps: int | None = None,
+        prog_bar: bool = False,
+        *,
+        flops_per_batch: float | Callable[[Any], float] | None = None,
+        peak_flops: float | None = None,
+        measured_peak: MeasuredPeak | None = None,
+        telemetry_period_s: float | None = DEFAULT_PERIOD_S,
+        overhead: float | None = DEFAULT_SHARE,
+        record: bool = True,
+        publish: bool = True,
+    ) -> None:
+        super().__init__()
+        _refuse_unless_integer("warmup_steps", warmup_steps)
+        _refuse_unless_integer("log_every_n_steps", 0 if log_every_n_steps is None else log_every_n_steps)
+        _refuse_unless_function("batch_size_fn", batch_size_fn)
+        _refuse_unless_function("tokens_fn", tokens_fn)
+        if not callable(flops_per_batch):
+            _refuse_unless_operations("flops_per_batch", flops_per_batch)
+        _refuse_unless_operations("peak_flops", peak_flops)
+        if measured_peak is not None and not isinstance(measured_peak, MeasuredPeak):
+            raise ConfigurationError(
+                f"measured_peak takes what measure_peak() returns, got {measured_peak!r}; a number goes to peak_flops."
+            )
+        _refuse_unless_between(
+            _SHORTEST_PERIOD_S,
+            telemetry_period_s,
+            inf,
+            f"telemetry_period_s must be a number of seconds from {_SHORTEST_PERIOD_S} on, or None for no telemetry",
+        )
+        _refuse_unless_between(
+            _LOWEST_SHARE,
+            overhead,
+            1,
+            "overhead must be a share of the step between 0 and 1, as 0.005 for half a percent, or None to split every "
+            "step into regions",
+        )
+        self.overhead = overhead
+        self.warmup_steps = warmup_steps
+        self.batch_size_fn = batch_size_fn
+        self.tokens_fn = tokens_fn
+        self.log_every_n_steps = log_every_n_steps
+        self.prog_bar = prog_bar
+        self.flops_per_batch = flops_per_batch
+        self.peak_flops = peak_flops
+        self.measured_peak = measured_peak
+        self.telemetry_period_s = telemetry_period_s
+        self.record = record
+        self.publish = publish
+        self._loop_rates: dict[str, LoopRates] = {}
+
+    def summary(self) -> dict[str, float]:
+        """The metrics over all steps that count, of the run under way or else the last one; {} before any.
+
+        Returns:
+            The logged names and their values on this process (with `ddp_spawn`, they stay in the spawned
+            process): of the last fit with its validation runs, and of `validate`, `test` and `predict` after it.
+        """
+        log = None if self.monitor is None else self.monitor.log
+        metrics = dict(self.fit_results.summary) if log is None else log.summary()
+        for rates in self.loop_rates().values():
+            metrics |= rates.metrics()
+        return metrics
+
+    def loop_rates(self) -> dict[str, LoopRates]:
+        """What validation, test and prediction did since the last fit began, by loop."""
+        return self._loop_rates | ({} if self._loops is None else dict(self._loops.sums))
+
+    def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
+        """Agree with the other ranks on a folder for the record."""
+        monitor.log = FitLog(trainer, self, monitor)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find or make the monitor of a fit, and count the batches of the loops without training."""
+        super().setup(trainer, pl_module, stage)
+        self._leave_loops()
+        if any(self is one for one in taking_part(trainer.callbacks)):
+            self._loop_rates = {} if stage == "fit" else self._loop_rates
+            ledger = None if self.monitor is None else self.monitor.ledger
+            self._loops = EvaluationLoops(self.batch_size_fn, self.tokens_fn, ledger)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Close the fit, or whatever else the Trainer ran."""
+        super().teardown(trainer, pl_module, stage)
+        self._leave_loops()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the run: no other hook will be called."""
+        super().on_exception(trainer, pl_module, exception)
+        self._leave_loops()
+
+    def _leave_loops(self) -> None:
+        """Keep the rates, and nothing else of the run."""
+        self._loop_rates = self.loop_rates()
+        loops, self._loops = self._loops, None
+        if loops is not None:
+            loops.close()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the step, and log an entry when one is due."""
+        if self.monitor is not None:
+            self.monitor.end_step(trainer, batch)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave validation out of the step, and count its batches."""
+        super().on_validation_start(trainer, pl_module)
+        self._loop_begins("validation", trainer)
+
+    def on_validation_batch_end(  # noqa: PLR0917  (Lightning calls it like that)
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count the batch."""
+        if self._loops is not None:
+            self._loops.end_batch(trainer, batch, batch_idx, dataloader_idx)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the rate of the validation. Training goes on."""
+        self._loop_ends(trainer)
+        super().on_validation_end(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the batches of the test."""
+        self._loop_begins("test", trainer)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the rate of the test."""
+        self._loop_ends(trainer)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the batches of the prediction."""
+        self._loop_begins("predict", trainer)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the rate of the prediction."""
+        self._loop_ends(trainer)
+
+    def _loop_begins(self, loop: str, trainer: Trainer) -> None:
+        if self._loops is not None:
+            self._loops.begin(loop, trainer)
+
+    def _loop_ends(self, trainer: Trainer) -> None:
+        if self._loops is not None:
+            self._loops.end(trainer)
 
 
 class EvaluationLoops(Guarded):
@@ -131,232 +319,44 @@ class EvaluationLoops(Guarded):
 
     @guarded_end
     def close(self) -> None:
-        """Warn of rows that were lost."""
+        """Warn of entries that were lost."""
         self._loggers.close()
 
 
-_SHORTEST_PERIOD_S: Final = 0.01
-"""NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""
+_OPERATIONS: Final = {
+    "flops_per_batch": (1e3, "operations, as 2.5e12"),
+    "peak_flops": (1e9, "operations a second, as 989e12"),
+}
+"""Smaller values are a mistake of unit: the lowest plausible value, and an example of a right one."""
 
-_LOWEST_SHARE: Final = 1e-6
+
+def _refuse_unless_between(lowest: float, value: object, above: float, rule: str) -> None:
+    """Raise ConfigurationError unless a value is None or a number from `lowest` to below `above`; `rule` says so."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not lowest <= value < above:
+        raise ConfigurationError(f"{rule}; got {value!r}.")
 
 
-class ThroughputCallback(TimedCallback):
-    """Logs samples, tokens and steps per second and milliseconds per region, without waiting for the GPU.
+def _refuse_unless_function(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is None or can be called with a batch."""
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"{name} must be a function of the batch, got {value!r}.")
 
-    Logged are `throughput/NAME_per_sec` for the whole job, `throughput/device/NAME_per_sec` for one of several devices,
-    `time/REGION_ms` and, on a GPU, `time_host/REGION_ms`; with known FLOPs per batch `throughput/tflops_per_device`,
-    and with a known peak `throughput/mfu`, a fraction; `run/goodput`, a fraction, and `run/KIND_pct`, what steps,
-    validation, checkpoints, ... took of the run's wall time up to then, at most every ten seconds; at most once a
-    second `gpu/...` for the GPU of rank 0. Rates are over device time between events, host time without a GPU. Warm-up
-    steps, recorded steps, validation and checkpoints do not count.
 
-    At the end of each validation, test and prediction their own rates are logged, `throughput/LOOP/NAME_per_sec` for
-    `validation`, `test` and `predict`: wall time, without the first batch of each loader.
+def _refuse_unless_integer(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is an integer >= 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigurationError(f"{name} must be an integer >= 0, got {value!r}.")
 
-    A row covers the accumulation cycles that have completed since the row before; on a GPU the last step or two come
-    with the next row. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an
-    estimate if ranks have uneven batches. At the end of fit rank 0 prints the verdict, what bounds the run and what to
-    change first, with the times behind it.
 
-    Args:
-        warmup_steps: steps at the start of a fit that do not count: compilation, autotuning, the allocator's first
-            blocks, and the batches that a loader had prefetched.
-        batch_size_fn: returns the samples in a batch; None infers them from the DataLoader's `batch_size` and the
-            batches.
-        tokens_fn: returns the tokens in a batch; None logs no tokens. Neither function should return a tensor on the
-            GPU.
-        log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`, but at most once a second, and
-            once at the end of a shorter fit.
-        prog_bar: also show samples/s (or steps/s) and the step's time in the progress bar.
-        flops_per_batch: floating-point operations of one batch, forward and backward (`count_flops` counts them): a
-            number, or a function of the batch; None reads the module's `flops_per_batch` attribute after each batch, if
-            there is one, or else takes the FLOPs of the window that `ForgeProfilerCallback` records. Devices that share
-            a batch share its FLOPs.
-        peak_flops: peak FLOP/s of one device; None looks it up by the device and the type that the run computes in.
-        measured_peak: the result of `measure_peak`; the rate is then also logged relative to it, as
-            `throughput/mfu_measured`.
-        telemetry_period_s: seconds between samples of the GPU's sensors, at least 0.01; None for no telemetry.
-        overhead: the share of a step that timing may cost, 0.005 for half a percent. If splitting every step into
-            regions would cost more, only some steps are split, spread evenly: `time/REGION_ms` is then estimated from
-            those, while the step's time and all rates are over every step. None splits every step.
-        record: write the run's record, `forge_record/` in the log folder: rates, totals and events as they come, to be
-            read while it runs and after a crash.
-        publish: also give the result at the end of fit to the Trainer's loggers that hold more than scalars:
-            TensorBoard, W&B, MLflow, Comet.
-
-    Raises:
-        ConfigurationError: a negative or non-integer number of steps, a function that cannot be called, FLOPs that are
-            not a positive number, a period below 0.01 s, or an `overhead` outside of (0, 1); in `setup`, a second
-            callback of this class.
-
-    Example:
-        >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
-        >>> callback.summary()
-        {}
-    """
-
-    log_period_s = 1.0
-    """Rows at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one."""
-    shares_period_s = 10.0
-    """Rows have the shares of the run at most this often, and the first and the last one."""
-    _loops: EvaluationLoops | None = None
-    """Of the run that the Trainer is in."""
-
-    def __init__(
-        self,
-        warmup_steps: int = DEFAULT_WARMUP_STEPS,
-        batch_size_fn: Callable[[Any], int] | None = None,
-        tokens_fn: Callable[[Any], int] | None = None,
-        log_every_n_steps: int | None = None,
-        prog_bar: bool = False,
-        *,
-        flops_per_batch: float | Callable[[Any], float] | None = None,
-        peak_flops: float | None = None,
-        measured_peak: MeasuredPeak | None = None,
-        telemetry_period_s: float | None = DEFAULT_PERIOD_S,
-        overhead: float | None = DEFAULT_SHARE,
-        record: bool = True,
-        publish: bool = True,
-    ) -> None:
-        super().__init__()
-        refuse_unless_integer("warmup_steps", warmup_steps)
-        refuse_unless_integer("log_every_n_steps", 0 if log_every_n_steps is None else log_every_n_steps)
-        refuse_unless_function("batch_size_fn", batch_size_fn)
-        refuse_unless_function("tokens_fn", tokens_fn)
-        if not callable(flops_per_batch):
-            refuse_unless_operations("flops_per_batch", flops_per_batch)
-        refuse_unless_operations("peak_flops", peak_flops)
-        if measured_peak is not None and not isinstance(measured_peak, MeasuredPeak):
-            raise ConfigurationError(
-                f"measured_peak takes what measure_peak() returns, got {measured_peak!r}; a number goes to peak_flops."
-            )
-        refuse_unless_between(
-            _SHORTEST_PERIOD_S,
-            telemetry_period_s,
-            inf,
-            f"telemetry_period_s must be a number of seconds from {_SHORTEST_PERIOD_S} on, or None for no telemetry",
-        )
-        refuse_unless_between(
-            _LOWEST_SHARE,
-            overhead,
-            1,
-            "overhead must be a share of the step between 0 and 1, as 0.005 for half a percent, or None to split every "
-            "step into regions",
-        )
-        self.overhead = overhead
-        self.warmup_steps = warmup_steps
-        self.batch_size_fn = batch_size_fn
-        self.tokens_fn = tokens_fn
-        self.log_every_n_steps = log_every_n_steps
-        self.prog_bar = prog_bar
-        self.flops_per_batch = flops_per_batch
-        self.peak_flops = peak_flops
-        self.measured_peak = measured_peak
-        self.telemetry_period_s = telemetry_period_s
-        self.record = record
-        self.publish = publish
-        self._loop_rates: dict[str, LoopRates] = {}
-
-    def summary(self) -> dict[str, float]:
-        """The metrics over all steps that count, of the run under way or else the last one; {} before any.
-
-        Returns:
-            The logged names and their values on this process (with `ddp_spawn`, they stay in the spawned
-            process): of the last fit with its validation runs, and of `validate`, `test` and `predict` after it.
-        """
-        rows = None if self.monitor is None else self.monitor.rows
-        metrics = dict(self.fit_results.summary) if rows is None else rows.summary()
-        for rates in self.loop_rates().values():
-            metrics |= rates.metrics()
-        return metrics
-
-    def loop_rates(self) -> dict[str, LoopRates]:
-        """What validation, test and prediction did since the last fit began, by loop."""
-        return self._loop_rates | ({} if self._loops is None else dict(self._loops.sums))
-
-    def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
-        """Agree with the other ranks on a folder for the record."""
-        monitor.rows = FitLog(trainer, self, monitor)
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find or make the monitor of a fit, and count the batches of the loops without training."""
-        super().setup(trainer, pl_module, stage)
-        self._leave_loops()
-        if any(self is one for one in taking_part(trainer.callbacks)):
-            self._loop_rates = {} if stage == "fit" else self._loop_rates
-            ledger = None if self.monitor is None else self.monitor.ledger
-            self._loops = EvaluationLoops(self.batch_size_fn, self.tokens_fn, ledger)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Close the fit, or whatever else the Trainer ran."""
-        super().teardown(trainer, pl_module, stage)
-        self._leave_loops()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the run: no other hook will be called."""
-        super().on_exception(trainer, pl_module, exception)
-        self._leave_loops()
-
-    def _leave_loops(self) -> None:
-        """Keep the rates, and nothing else of the run."""
-        self._loop_rates = self.loop_rates()
-        loops, self._loops = self._loops, None
-        if loops is not None:
-            loops.close()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End the step, and log a row when one is due."""
-        if self.monitor is not None:
-            self.monitor.end_step(trainer, batch)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave validation out of the step, and count its batches."""
-        super().on_validation_start(trainer, pl_module)
-        self._loop_begins("validation", trainer)
-
-    def on_validation_batch_end(  # noqa: PLR0917  (Lightning calls it like that)
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Count the batch."""
-        if self._loops is not None:
-            self._loops.end_batch(trainer, batch, batch_idx, dataloader_idx)
-
-    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the rate of the validation. Training goes on."""
-        self._loop_ends(trainer)
-        super().on_validation_end(trainer, pl_module)
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the batches of the test."""
-        self._loop_begins("test", trainer)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the rate of the test."""
-        self._loop_ends(trainer)
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the batches of the prediction."""
-        self._loop_begins("predict", trainer)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the rate of the prediction."""
-        self._loop_ends(trainer)
-
-    def _loop_begins(self, loop: str, trainer: Trainer) -> None:
-        if self._loops is not None:
-            self._loops.begin(loop, trainer)
-
-    def _loop_ends(self, trainer: Trainer) -> None:
-        if self._loops is not None:
-            self._loops.end(trainer)
+def _refuse_unless_operations(name: str, value: object) -> None:
+    """Raise ConfigurationError unless a value is None or a number of operations, and not one in tera."""
+    if value is None:
+        return
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
+        got = f"a {type(value).__name__}: give its .total" if hasattr(value, "total") else repr(value)
+        raise ConfigurationError(f"{name} must be a number of operations above 0, got {got}.")
+    fewest, unit = _OPERATIONS[name]
+    if value < fewest:
+        raise ConfigurationError(f"{name} is in {unit}; got {value!r}.")

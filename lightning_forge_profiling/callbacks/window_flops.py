@@ -30,14 +30,14 @@ def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) 
     if given is not None:
         return Peak(given, dtype, properties.name, "given")
     name, memory, sms = torch.cuda.get_device_name(device), properties.total_memory, properties.multi_processor_count
-    found = find_peak(name, memory_bytes=memory, sms=sms)
-    if found is None and asks_power and power_may_tell(name, memory_bytes=memory, sms=sms):
-        found = find_peak(name, memory_bytes=memory, sms=sms, power_w=_power_limit_w(device, str(properties.uuid)))
-    if found is None:
+    known = find_peak(name, memory_bytes=memory, sms=sms)
+    if known is None and asks_power and power_may_tell(name, memory_bytes=memory, sms=sms):
+        known = find_peak(name, memory_bytes=memory, sms=sms, power_w=_power_limit_w(device, str(properties.uuid)))
+    if known is None:
         return Peak(None, dtype, properties.name, f"{properties.name} is not in the peak table")
-    if dtype not in found.flops:
-        return Peak(None, dtype, found.device, no_rate_for(dtype, found.device), in_table=True)
-    return Peak(found.flops[dtype], dtype, found.device, found.source_of(dtype), in_table=True)
+    if dtype not in known.flops:
+        return Peak(None, dtype, known.device, no_rate_for(dtype, known.device), in_table=True)
+    return Peak(known.flops[dtype], dtype, known.device, known.source_of(dtype), in_table=True)
 
 
 def no_rate_for(dtype: str, device: str) -> str:
@@ -106,26 +106,21 @@ def recorded_compute(
     partial = flops.counted_pct < _ENOUGH_COUNTED_PCT
     if partial:
         peak, measured = replace(peak, flops=None, source="the FLOPs of too few operators are known"), None
-    per_second, model, found = scale / step_ms * 1e3, flops.model_per_step, []
+    per_second, model, rates = scale / step_ms * 1e3, flops.model_per_step, list[Compute]()
     if model is not None and not model_is_counted:
         note = "; ".join(["by the recorded shapes", *notes])
-        found.append(Compute("mfu", model * per_second, peak, note, measured, partial))
+        rates.append(Compute("mfu", model * per_second, peak, note, measured, partial))
     if model is None or model_is_counted or flops.per_step > (1 + _SAME_WORK) * model:
-        found.append(Compute("hfu", flops.per_step * per_second, peak, "; ".join(notes), measured, partial))
+        rates.append(Compute("hfu", flops.per_step * per_second, peak, "; ".join(notes), measured, partial))
     if flops.uncounted:  # named once
-        found[0] = _noted(found[0], _without(flops.uncounted))
-    return tuple(found)
+        rates[0] = _noted(rates[0], _without(flops.uncounted))
+    return tuple(rates)
 
 
-def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
-    """A window's rates as metrics, without those of which a part could not be counted.
-
-    Example:
-        >>> recorded_metrics([Compute("hfu", 4e14, Peak(1e15, "bf16", "a GPU", "given"))])
-        {'throughput/hardware_tflops_per_device': 400.0, 'throughput/hfu': 0.4}
-    """
+def recorded_metrics(rates: Sequence[Compute]) -> dict[str, float]:
+    """A window's rates as metrics, without those of which a part could not be counted."""
     metrics: dict[str, float] = {}
-    for each in found:
+    for each in rates:
         if each.flops_per_second is None or each.partial:
             continue
         is_model = each.kind == "mfu"
@@ -138,35 +133,22 @@ def recorded_metrics(found: Sequence[Compute]) -> dict[str, float]:
     return metrics
 
 
-def with_problem(found: Sequence[Compute], peak: Peak, problem: str) -> tuple[Compute, ...]:
-    """Add why the FLOPs of the batches are unknown: in the note of a rate, or in place of one if there is none.
-
-    Example:
-        >>> [none] = with_problem([], Peak(989e12, "bf16", "H200 SXM", "data sheet"), "flops_per_batch returned nan")
-        >>> none.flops_per_second, none.share, none.peak.source
-        (None, None, 'flops_per_batch returned nan')
-    """
+def with_problem(rates: Sequence[Compute], peak: Peak, problem: str) -> tuple[Compute, ...]:
+    """Add why the FLOPs of the batches are unknown: in the note of a rate, or in place of one if there is none."""
     if not problem:
-        return tuple(found)
-    if not found:
+        return tuple(rates)
+    if not rates:
         return (Compute("mfu", None, replace(peak, flops=None, source=problem)),)
-    return (_noted(found[0], problem), *found[1:])
+    return (_noted(rates[0], problem), *rates[1:])
 
 
-def with_advice(found: Sequence[Compute]) -> tuple[Compute, ...]:
-    """Add once which argument to pass, if the device's peak is unknown.
-
-    Example:
-        >>> unknown = Peak(None, "bf16", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the peak table")
-        >>> [advised] = with_advice([Compute("mfu", 4e14, unknown)])
-        >>> "peak_flops=" in advised.note
-        True
-    """
-    for row, each in enumerate(found):
+def with_advice(rates: Sequence[Compute]) -> tuple[Compute, ...]:
+    """Add once which argument to pass, if the device's peak is unknown."""
+    for row, each in enumerate(rates):
         lacks_peak = each.peak.flops is None and each.reached is None and each.flops_per_second
         if lacks_peak and not each.partial:
-            return (*found[:row], _noted(each, GIVE_PEAK.format(each.peak.dtype)), *found[row + 1 :])
-    return tuple(found)
+            return (*rates[:row], _noted(each, GIVE_PEAK.format(each.peak.dtype)), *rates[row + 1 :])
+    return tuple(rates)
 
 
 def _scale(run: RunSummary, steps: Sequence[int]) -> tuple[float, str]:

@@ -188,20 +188,10 @@ class BoundaryProfiler:
     per step; shared objects that do nothing replace it.
     """
 
-    _OWN: Final = frozenset(
-        {
-            "inner",
-            "step_timer",
-            "profile",
-            "_parts",
-            "_around_parts",
-            "_both",
-            "_of_split",
-            "_of_unsplit",
-            "_boundaries",
-        }
-        | {"_contexts", "_shares", "_ledger", "_over", "_raised"}
-    )
+    _OWN: Final = {
+        *("inner", "step_timer", "profile", "_parts", "_around_parts", "_both", "_of_split", "_of_unsplit"),
+        *("_boundaries", "_contexts", "_shares", "_ledger", "_over", "_raised"),
+    }
 
     def __init__(
         self,

@@ -19,7 +19,10 @@ from lightning_forge_profiling.analysis import operators
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.cli import analyze, main
 from lightning_forge_profiling.cli.output import Progress
+from lightning_forge_profiling.report.page import record_of, report_page
 from tests.outcomes import HANGS_S
+from tests.record_builder import MadeRun
+from tests.samples import sample_analysis
 
 CHECKOUT = Path(__file__).parents[1]
 TRACES = CHECKOUT / "tests" / "data" / "traces"
@@ -421,6 +424,29 @@ def test_view_of_a_folder_of_runs_opens_the_newest_report(tmp_path):
         (window / "report.html").write_text("<!DOCTYPE html>")
     done = forge("view", "--no-browser", tmp_path / "lightning_logs")
     assert done.stdout == f"{window / 'report.html'}\n", "which tells of the whole run, as one made anew could not"
+
+
+def test_view_of_a_run_makes_its_page_unless_the_one_of_its_window_has_the_run(tmp_path):
+    run = tmp_path / "logs" / "version_0"
+    MadeRun(began=1.7e9, outcome="finished").write(run)
+
+    def viewed(path=tmp_path / "logs"):
+        done = forge("view", "--no-browser", path, environment={"TMPDIR": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
+        return Path(done.stdout.strip())
+
+    made = viewed()
+    assert not made.is_relative_to(run)
+    assert record_of(made.read_text(encoding="utf-8"))["outcome"] == "finished"
+    window = run / "profiler_traces" / "steps_5-7"
+    window.mkdir(parents=True)
+    (window / "rank0.trace.json.gz").write_bytes(b"")
+    page = window / "report.html"
+    page.write_text(report_page(sample_analysis(), ()), encoding="utf-8")
+    assert viewed() not in {page, made}, "the page of the window was written before the run ended"
+    page.write_text(made.read_text(encoding="utf-8"), encoding="utf-8")
+    assert viewed() == page
+    assert viewed(window) == page
 
 
 def test_no_browser_opens_none(browser):

@@ -233,6 +233,7 @@ def test_a_browser_shows_the_run_without_scrolling_sideways(show, tmp_path, widt
     assert page.column("step", 1)[-1] == "step"
     titles = page.texts("#over-time .chart-title b")
     assert titles[:3] == ["Step time", "Samples", "Tokens"]
+    assert len(page.all("#over-time path.spread")) == 1, "the band of the step time"
     assert "million per second" in page.texts("#over-time .chart-title")[2]
     assert page.texts("#over-time .state .chart-line > :nth-child(2)") == ["validation", "checkpoint"]
     assert [text for text in page.column("ranks", 7) if "late" in text] == ["finished, late"]

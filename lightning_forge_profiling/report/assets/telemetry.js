@@ -35,7 +35,7 @@ function linePaths(chart, line, time) {
   const under = parts.map((part) => `M${x(part[0])} 100L${along(part, line.means)}L${x(part[part.length - 1])} 100Z`).join("");
   return [
     chart.filled && line.style === "a" && drawn("path", { class: "area a", d: under }),
-    line.lows !== line.means && drawn("path", { class: `spread ${line.style}`, d: between }),
+    (line.lows !== line.means || line.highs !== line.means) && drawn("path", { class: `spread ${line.style}`, d: between }),
     drawn("path", { class: `line ${line.style}`, d: outline }),
   ].filter(Boolean);
 }

@@ -40,23 +40,28 @@ class SlowForward(Classifier):
         return super().training_step(batch)
 
 
-@pytest.mark.parametrize("overhead", [None, 1e-6], ids=["every step split", "most steps plain"])
+def the_slow_step(run):
+    """The planted one; on a busy machine it need not be the slowest."""
+    [slow] = [slow for slow in run.slowest if slow.step == SLOW_STEP]
+    return slow
+
+
+@pytest.mark.parametrize("overhead", [None, 1e-6], ids=["every step split", "most steps unsplit"])
 def test_a_callback_that_makes_a_step_slow_is_named_with_it(make_trainer, capsys, overhead):
     ours = ThroughputCallback(warmup_steps=3, overhead=overhead)
     stalls = Stalls()
     make_trainer(stalls, ours, logger=False).fit(Classifier(), loader(200))
 
     run = ours.analysis().run
-    slowest = run.slowest[0]
-    assert slowest.step == SLOW_STEP
-    assert slowest.ms >= 1e3 * PLANTED_S
-    assert slowest.parts_ms["callback/Stalls.on_train_batch_end"] == pytest.approx(1e3 * stalls.took_s, rel=0.1)
+    slow = the_slow_step(run)
+    assert slow.ms >= 1e3 * PLANTED_S
+    assert slow.parts_ms["callback/Stalls.on_train_batch_end"] == pytest.approx(1e3 * stalls.took_s, rel=0.1)
     assert [one.ms for one in run.slowest] == sorted((one.ms for one in run.slowest), reverse=True)
     assert len(run.slowest) == 5
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("slowest ")]
     assert f"step {SLOW_STEP}: " in line
     assert "of it callback/Stalls.on_train_batch_end" in line
-    assert "| 33 | `" in markdown(ours.analysis())
+    assert f"| {SLOW_STEP} | `" in markdown(ours.analysis())
 
 
 def test_a_region_that_makes_a_step_slow_is_named_with_it(make_trainer):
@@ -65,9 +70,9 @@ def test_a_region_that_makes_a_step_slow_is_named_with_it(make_trainer):
     make_trainer(ours, logger=False).fit(model, loader(200))
 
     run = ours.analysis().run
-    assert run.slowest[0].step == SLOW_STEP
-    assert cause(run.slowest[0], run).endswith(" of it forward")
-    assert run.slowest[0].regions_ms["forward"] == pytest.approx(1e3 * model.took_s, rel=0.1)
+    slow = the_slow_step(run)
+    assert cause(slow, run).endswith(" of it forward")
+    assert slow.regions_ms["forward"] == pytest.approx(1e3 * model.took_s, rel=0.1)
 
 
 def test_steps_that_do_not_count_and_what_is_outside_a_step_make_none_slow(make_trainer):

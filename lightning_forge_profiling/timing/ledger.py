@@ -209,12 +209,8 @@ class LedgerClock:
                 self._counts[part] += 1
                 self._first_ns.setdefault(part, took_ns)
                 self._since_ns += took_ns
-                if (
-                    took_ns >= _LONG_NS
-                    and LOOP.intersection(self._stack[:1])
-                    and _OUTSIDE_STEPS.isdisjoint(self._stack)
-                ):
-                    self.noted[part] += took_ns
+                if took_ns >= _LONG_NS and LOOP.intersection(self._stack[:1]):
+                    self._note(part, took_ns)
                 if took_ns >= _SPAN_NS:
                     self._spans.add(self._span(part, began_ns, ended_ns))
             now_ns = self._clock_ns()
@@ -267,11 +263,7 @@ class LedgerClock:
         return self._marks.until((self.step or 0) + 1, self._counted_inside())
 
     def _counted_inside(self) -> dict[str, int]:
-        before, start = self._counted_ns, self._counted_from
-        if start is None:
-            return {part: ns for part, ns in before.items() if ns and _is_inside(part)}
-        now = ((part, before[part] + ns - start.get(part, 0)) for part, ns in self._ns.items() if _is_inside(part))
-        return {part: ns for part, ns in now if ns}
+        return {part: ns for part, ns in self._counted().items() if ns and _is_inside(part)}
 
     def open_span(self, name: str) -> None:
         """Begin a span that is not a part, such as an epoch or the recorded window. Does nothing if it is open."""

@@ -4,7 +4,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappush, heapreplace
 from typing import Final, Literal
 
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
@@ -15,7 +14,7 @@ from lightning_forge_profiling.timing.sums import StepSums, added
 _MOST: Final = 5
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class TimedStep:
     """A step and its time.
 
@@ -29,7 +28,7 @@ class TimedStep:
     ms: float
     step: int
     ended_ns: int
-    device_ms: Mapping[str, float] = field(default_factory=dict, compare=False)
+    device_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 class SlowestSteps:
@@ -38,20 +37,14 @@ class SlowestSteps:
     def __init__(self) -> None:
         self.least_ms = 0.0
         """A step that took no longer than this need not be added."""
-        self._heap: list[TimedStep] = []
+        self.steps: tuple[TimedStep, ...] = ()
+        """Slowest first."""
 
     def add(self, slow: TimedStep) -> None:
         """Add a step that took longer than `least_ms`."""
-        if len(self._heap) < _MOST:
-            heappush(self._heap, slow)
-        else:
-            heapreplace(self._heap, slow)
-        if len(self._heap) == _MOST:
-            self.least_ms = self._heap[0].ms
-
-    def read(self) -> tuple[TimedStep, ...]:
-        """The steps, slowest first."""
-        return tuple(sorted(self._heap, key=lambda slow: (-slow.ms, slow.step)))
+        self.steps = tuple(sorted((*self.steps, slow), key=lambda each: (-each.ms, each.step))[:_MOST])
+        if len(self.steps) == _MOST:
+            self.least_ms = self.steps[-1].ms
 
 
 _MAX_BLOCKS: Final = 64
@@ -399,5 +392,5 @@ class RunTotals:
             before_window_ms=tuple(self._before_window) if self._window_ended else (),
             after_window_ms=tuple(self._after_window),
             first_ms=dict(accumulating if len(accumulating) > len(changing) else changing),
-            slowest=self._slowest.read(),
+            slowest=self._slowest.steps,
         )

@@ -148,22 +148,14 @@ class StepSums:
             _folded(sums, self._loader_starts_in) for sums in (whole.device_ms, whole.host_ms)
         )
         return Rates(
-            self.steps,
-            self.optimizer_steps,
-            self.samples,
-            self.tokens,
-            whole.device_ms,
-            whole.host_ms,
-            self.flops,
-            self.regions,
-            self.steps - sum(unsplit.steps for unsplit in self.unsplit),
-            self.own_us,
-            self.rows_us,
-            self.before_fetch_ms,
-            atypical,
-            self.loader_starts,
-            started_ms,
-            started_host_ms,
+            device_ms=whole.device_ms,
+            host_ms=whole.host_ms,
+            regions=self.regions,
+            split_steps=self.steps - sum(unsplit.steps for unsplit in self.unsplit),
+            atypical=atypical,
+            loader_start_ms=started_ms,
+            loader_start_host_ms=started_host_ms,
+            **{name: getattr(self, name) for name in _ADDED if name not in {"starved", "asked"}},
         )
 
     def spread(self) -> Spread:

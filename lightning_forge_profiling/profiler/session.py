@@ -105,14 +105,6 @@ def trace_metadata(
     return metadata
 
 
-def handed_over(report: TraceReport) -> TraceReport:
-    """The report if the child process continues alone."""
-    if report.status != "written" or report.path is None:
-        return report
-    message = "the run ended before trace and reports were complete: they are still being written"
-    return replace(report, pending=True, message=message)
-
-
 def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
     """The report once the child process has ended, with those of its files that exist."""
 
@@ -120,12 +112,11 @@ def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceRepor
         return path if path is not None and path.is_file() else None
 
     path = there(report.path)
-    lost = report.status == "written" and path is None
     reports = path.parent if path is not None and analyzed else None
     return replace(
         report,
-        status="failed" if lost or (problem and path is None) else report.status,
-        message=problem or (f"{report.path} was removed" if lost else report.message),
+        status="failed" if path is None else report.status,
+        message=problem or (f"{report.path} was removed" if path is None else report.message),
         path=path,
         plugin_path=there(report.plugin_path),  # another rank's child may publish it, or have yet to
         summary_path=there(reports / SUMMARY_JSON) if reports else None,
@@ -174,7 +165,7 @@ class TraceSession:
         self._next_step = 0
         self._phase = Phase.WAIT
         self._profiler: _KinetoProfile | None = None
-        self._claimed = self._begun = False
+        self._has_lock = self._begun = False
         self._annotation: record_function | None = None
         self._child: FinishingChild | None = None
         self._report = TraceReport()
@@ -279,7 +270,9 @@ class TraceSession:
         child, self._child = self._child, None
         if child is None:
             return self._report
-        report, self._report = self._report, handed_over(self._report)
+        report = self._report
+        message = "the run ended before trace and reports were complete: they are still being written"
+        self._report = replace(report, pending=True, message=message)  # if Ctrl-C ends the wait
         problem = child.wait_or_detach(exit_timeout_s(self._world_size)) if interrupted else child.wait(timeout_s)
         if problem:
             _log.warning("%s", problem)
@@ -304,8 +297,8 @@ class TraceSession:
 
     def _start_profiler(self, *, recording: bool) -> None:
         other = active_profiler() or scheduled_profiler(until=self._window.end_step - self._next_step + 1)
-        self._claimed = not other and RECORDING.acquire(blocking=False)
-        if not self._claimed:
+        self._has_lock = not other and RECORDING.acquire(blocking=False)
+        if not self._has_lock:
             self._skip(other or "another fit in this process records at the same time")
             return
         began = perf_counter()
@@ -333,8 +326,9 @@ class TraceSession:
         self._report = replace(self._report, attached=why_attached)
 
     def _release(self) -> None:
-        self._profiler, claimed, self._claimed = None, self._claimed, False
-        if claimed:
+        self._profiler = None
+        if self._has_lock:
+            self._has_lock = False
             RECORDING.release()
 
     def _annotate(self, step: int) -> None:

@@ -5,7 +5,7 @@
 | 0 | success |
 | 1 | `compare --fail-over`: a metric is worse by more than the limit |
 | 2 | bad input: arguments, a file that is not a trace, an output that cannot be written; or out of memory |
-| 3 | `compare --fail-over`: inconclusive |
+| 3 | `compare --fail-over`: too noisy or too short to decide |
 | 65 | `analyze`: a file is cut off; the part before the cut was analysed |
 | 70 | internal error, with a traceback |
 | 130 | interrupted |
@@ -58,8 +58,8 @@ examples:
   forge-profiling view lightning_logs/version_0/profiler_traces
   forge-profiling crossover --html crossover.html
 
-exit codes: 0 success, 1 a metric is worse than the limit, 2 bad input, 3 inconclusive, 65 a file is cut off,
-70 internal error, 130 interrupted, 141 output closed by its reader
+exit codes: 0 success, 1 a metric is worse than the limit, 2 bad input, 3 too noisy or too short to decide,
+65 a file is cut off, 70 internal error, 130 interrupted, 141 output closed by its reader
 """
 
 

@@ -29,17 +29,11 @@ _BYTES: Final = {
 
 
 class LaunchedCollective(NamedTuple):
-    """A collective of one rank.
+    """A collective of one rank."""
 
-    Attributes:
-        call: the collective.
-        duration: of its kernel, nanoseconds.
-        step: position of its step, if only a stream stands for its process group; else -1.
-    """
-
-    call: CollectiveCall
-    duration: int
-    step: int
+    call: CollectiveCall  # the collective
+    duration: int  # of its kernel, nanoseconds
+    step: int  # position of its step, if only a stream stands for its process group; else -1
 
 
 @dataclass(frozen=True, slots=True)

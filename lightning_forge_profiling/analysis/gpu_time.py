@@ -34,24 +34,16 @@ _CLAIM_ORDER: Final = ("matmul", "other", "memory", "comm")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BusyTime:
-    """Busy time in nanoseconds; every array has one entry per step.
+    """Busy time in nanoseconds; every array has one entry per step."""
 
-    Attributes:
-        union: when any GPU work runs.
-        busy: its length in each step's window.
-        kinds: busy time by kind. Overlapping work counts once, to the first of matmul, other, memory, comm. The kinds
-            sum to `busy`.
-        categories: the same by category.
-        comm: time in which communication runs.
-        comm_exposed: time in which it runs without another kernel; a copy beside it hides nothing.
-    """
-
-    union: Intervals
-    busy: Ints
+    union: Intervals  # when any GPU work runs
+    busy: Ints  # its length in each step's window
+    # busy time by kind. Overlapping work counts once, to the first of matmul, other, memory, comm. The kinds sum to
+    # `busy`.
     kinds: dict[str, Ints]
-    categories: dict[str, Ints]
-    comm: Ints
-    comm_exposed: Ints
+    categories: dict[str, Ints]  # the same by category
+    comm: Ints  # time in which communication runs
+    comm_exposed: Ints  # time in which it runs without another kernel; a copy beside it hides nothing
 
 
 def busy_time(recording: Recording) -> BusyTime:
@@ -98,34 +90,21 @@ _OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleTime:
-    """Idle time of the GPU in nanoseconds; every array has one entry per step.
+    """Idle time of the GPU in nanoseconds; every array has one entry per step."""
 
-    Attributes:
-        idle: idle time in each step's window.
-        causes: the same by cause (`IDLE_CAUSES`); the causes sum to it.
-        after_sync: idle time caused by syncs. A gap that begins during a sync, because the queue ran dry, counts whole;
-            of other gaps, the time in syncs and in operators that contain one. Lightning's syncs are left out.
-        after_allocator: likewise for allocations and frees, without the time that counts to a sync.
-        launching: the rest of the time in which the GPU waits for Python or a launch, without gaps after any sync.
-        for_python: when that is.
-        for_host: when the GPU waits for the host: until the call that launches the next work returns.
-        for_launch: the rest of the gaps, in which the next work is already launched.
-        waiting: when the GPU waits for the host or for a launch to reach it.
-        waiting_for: for each of those gaps the row of the work that ends it; one past the last if none does.
-        data_wait: host time in the data loader, whether or not the GPU is busy.
-    """
-
-    idle: Ints
-    causes: dict[str, Ints]
+    idle: Ints  # idle time in each step's window
+    causes: dict[str, Ints]  # the same by cause (`IDLE_CAUSES`); the causes sum to it
+    # idle time caused by syncs. A gap that begins during a sync, because the queue ran dry, counts whole; of other
+    # gaps, the time in syncs and in operators that contain one. Lightning's syncs are left out.
     after_sync: Ints
-    after_allocator: Ints
-    launching: Ints
-    data_wait: Ints
-    for_python: Intervals
-    for_host: Intervals
-    for_launch: Intervals
-    waiting: Intervals
-    waiting_for: Ints
+    after_allocator: Ints  # likewise for allocations and frees, without the time that counts to a sync
+    launching: Ints  # the rest of the time in which the GPU waits for Python or a launch, without gaps after any sync
+    data_wait: Ints  # host time in the data loader, whether or not the GPU is busy
+    for_python: Intervals  # when it waits as in `launching`
+    for_host: Intervals  # when the GPU waits for the host: until the call that launches the next work returns
+    for_launch: Intervals  # the rest of the gaps, in which the next work is already launched
+    waiting: Intervals  # when the GPU waits for the host or for a launch to reach it
+    waiting_for: Ints  # for each of those gaps the row of the work that ends it; one past the last if none does
 
 
 def launch_latency(recording: Recording) -> int:
@@ -263,19 +242,12 @@ def _following(recording: Recording, time: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Activity:
-    """A thread's calls, operators and annotated ranges, each only as far as it is in the ones around it.
+    """A thread's calls, operators and annotated ranges, each only as far as it is in the ones around it."""
 
-    Attributes:
-        start: start of each, ascending.
-        end: end of each.
-        kind: for each a number for its name and, for a call, that of its operator; see `_parts`.
-        parent: the one around each.
-    """
-
-    start: Ints
-    end: Ints
-    kind: Ints
-    parent: Ints
+    start: Ints  # start of each, ascending
+    end: Ints  # end of each
+    kind: Ints  # for each a number for its name and, for a call, that of its operator; see `_parts`
+    parent: Ints  # the one around each
 
 
 def _activity(recording: Recording, thread: int) -> _Activity:

@@ -12,22 +12,10 @@ from lightning_forge_profiling.kineto.trace import Ints, Spans
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """Half-open intervals that are disjoint, not empty and in ascending order.
+    """Half-open intervals that are disjoint, not empty and in ascending order."""
 
-    Attributes:
-        start: start of each.
-        end: end of each.
-
-    Example:
-        >>> busy = Intervals.of([0, 5, 20], [10, 12, 25])
-        >>> busy.start.tolist(), busy.end.tolist(), busy.total
-        ([0, 20], [12, 25], 17)
-        >>> busy.within([0, 11], [11, 30]).tolist()
-        [11, 6]
-    """
-
-    start: Ints
-    end: Ints
+    start: Ints  # start of each
+    end: Ints  # end of each
 
     @classmethod
     def of(cls, start: Ints | list[int], end: Ints | list[int]) -> Self:

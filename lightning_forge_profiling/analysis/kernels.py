@@ -30,68 +30,31 @@ _NAMELESS: Final = ("_GLOBAL__N_", "_INTERNAL_")  # how GCC and Clang, and nvcc,
 
 
 class SplitName(NamedTuple):
-    """Base name and template arguments of a kernel.
+    """Base name and template arguments of a kernel."""
 
-    Attributes:
-        base: the qualified name, without return type, anonymous namespaces, template arguments and parameters.
-        arguments: the beginning of its template arguments; "" without.
-    """
-
-    base: str
-    arguments: str
+    base: str  # the qualified name, without return type, anonymous namespaces, template arguments and parameters
+    arguments: str  # the beginning of its template arguments; "" without
 
 
 def base_name(name: str) -> str:
-    """A kernel's qualified name without return type, template arguments and parameters.
-
-    Example:
-        >>> base_name("void at::native::(anonymous namespace)::max_pool_forward_nchw<float, float>(int, float const*)")
-        'at::native::max_pool_forward_nchw'
-        >>> base_name("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(int)")
-        'internal::gemvx::kernel'
-        >>> base_name("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64EEEvPT0_i")
-        'aiter::add_rmsnorm_quant_kernel'
-        >>> base_name("Memcpy HtoD (Pinned -> Device)")
-        'Memcpy HtoD'
-    """
+    """A kernel's qualified name without return type, template arguments and parameters."""
     return split_name(name).base
 
 
 def split_name(name: str) -> SplitName:
-    """Split a kernel's name into base name and template arguments.
-
-    Example:
-        >>> split_name("void at::native::reduce_kernel<512, at::native::MeanOps<float> >(at::native::MeanOps<float>)")
-        SplitName(base='at::native::reduce_kernel', arguments='512, at::native::MeanOps<float> ')
-        >>> split_name("_ZN7ck_tile6kentryILi2ENS_13FmhaFwdKernelIfEEEEvT0_")
-        SplitName(base='ck_tile::kentry', arguments='FmhaFwdKernel')
-    """
+    """Split a kernel's name into base name and template arguments."""
     text = cut(name, _LONGEST).partition(" [clone ")[0].removesuffix(".kd")  # what ROCm's compiler and GCC append
     split = _split_mangled(text) if text.startswith("_Z") else _split_signature(_ANONYMOUS.sub("", text))
     return split if split.base else SplitName(text, split.arguments)
 
 
 def words(text: str) -> str:
-    """The words of an identifier in lower case, joined by underscores, so that rules can match whole words.
-
-    Example:
-        >>> words("cunn_SoftMaxForward")
-        '_cunn_soft_max_forward_'
-        >>> words("cutlass_80_tensorop_s1688gemm_128x128_nt")
-        '_cutlass_80_tensorop_s_1688_gemm_128_x_128_nt_'
-    """
+    """The words of an identifier in lower case, joined by underscores, so that rules can match whole words."""
     return f"_{'_'.join(_WORD.findall(text)).lower()}_"
 
 
 def cut(text: str, length: int) -> str:
-    """Truncate a text without leaving part of a word: `lambda` must not become `lamb`.
-
-    Example:
-        >>> cut("at::native::lambda", 16)
-        'at::native::'
-        >>> cut("at::native", 16)
-        'at::native'
-    """
+    """Truncate a text without leaving part of a word: `lambda` must not become `lamb`."""
     return text if len(text) <= length else text[:length].rstrip(ascii_letters)
 
 
@@ -190,15 +153,10 @@ KINDS: Final = tuple(CATEGORY_OF)
 
 
 class KernelKind(NamedTuple):
-    """The kind of work of a GPU activity, and its category.
+    """The kind of work of a GPU activity, and its category."""
 
-    Attributes:
-        category: one of `results.rank.CATEGORIES`.
-        kind: one of `KINDS`.
-    """
-
-    category: str
-    kind: str
+    category: str  # one of `results.rank.CATEGORIES`
+    kind: str  # one of `KINDS`
 
 
 _EXAMINED_LENGTH: Final = 160
@@ -329,16 +287,7 @@ _LIBRARIES: Final = ("cublas", "cudnn", "rocblas")  # their helper kernels show 
 
 
 def classify(name: str, *, activity: str = "kernel", collective: str = "", operator: str = "") -> KernelKind:
-    """Classify a GPU activity by its name.
-
-    Example:
-        >>> classify("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
-        KernelKind(category='comm', kind='comm')
-        >>> classify("ampere_bf16_s16816gemm_bf16_128x128_ldg8_relu_f2f_stages_32x5_tn").kind
-        'matmul'
-        >>> classify("my_kernel", operator="aten::convolution_backward").kind
-        'convolution'
-    """
+    """Classify a GPU activity by its name."""
     kind = _memory(name, activity) or ("comm" if collective else _kernel(name, operator))
     return KernelKind(CATEGORY_OF[kind], kind)
 

@@ -16,21 +16,13 @@ _NO_EXTERNAL: Final = (0, -1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """Launches of GPU work. Arrays have one entry per row of `Trace.gpu`, `call_operator` per row of `Trace.calls`.
+    """Launches of GPU work. Arrays have one entry per row of `Trace.gpu`, `call_operator` per row of `Trace.calls`."""
 
-    Attributes:
-        call: row of the runtime or driver call that launched it; -1 if the trace has none.
-        operator: row of the innermost operator around the launch; -1 without one.
-        time: time of the launch on the host, nanoseconds; of the operator if the call is missing; -1 if unlinked.
-        thread: host thread of the launch; -1 if unlinked.
-        call_operator: row of the innermost operator around each call; -1 without one.
-    """
-
-    call: Ints
-    operator: Ints
-    time: Ints
-    thread: Ints
-    call_operator: Ints
+    call: Ints  # row of the runtime or driver call that launched it; -1 if the trace has none
+    operator: Ints  # row of the innermost operator around the launch; -1 without one
+    time: Ints  # time of the launch on the host, nanoseconds; of the operator if the call is missing; -1 if unlinked
+    thread: Ints  # host thread of the launch; -1 if unlinked
+    call_operator: Ints  # row of the innermost operator around each call; -1 without one
 
     @property
     def linked(self) -> NDArray[np.bool_]:

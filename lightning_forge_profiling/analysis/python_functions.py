@@ -45,23 +45,14 @@ _Kind = Literal["user", "library", "profiler"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stacks:
-    """Functions on the training thread in the steps.
+    """Functions on the training thread in the steps."""
 
-    Attributes:
-        frames: the functions, callers first.
-        nesting: the caller of each.
-        total: nanoseconds in each that are in the steps.
-        around: mask of those that contain a whole step.
-        users: mask of the user's, but for those.
-        once: mask of the user's that are in no other call of the same function.
-    """
-
-    frames: Spans
-    nesting: Nesting
-    total: Ints
-    around: NDArray[np.bool_]
-    users: NDArray[np.bool_]
-    once: NDArray[np.bool_]
+    frames: Spans  # the functions, callers first
+    nesting: Nesting  # the caller of each
+    total: Ints  # nanoseconds in each that are in the steps
+    around: NDArray[np.bool_]  # mask of those that contain a whole step
+    users: NDArray[np.bool_]  # mask of the user's, but for those
+    once: NDArray[np.bool_]  # mask of the user's that are in no other call of the same function
 
 
 def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> PythonFunctions | None:
@@ -83,12 +74,7 @@ def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> Py
 
 
 def kind_of(frame: str, libraries: frozenset[str]) -> _Kind:
-    """Whether a function is the user's, a library's or this package's.
-
-    Example:
-        >>> kind_of("train.py(26): call_reward_server", frozenset()), kind_of("threading.py(9): wait", frozenset())
-        ('user', 'library')
-    """
+    """Whether a function is the user's, a library's or this package's."""
     match = _FRAME.fullmatch(frame)
     if match is None or _INSTALLED.match(match["file"]):
         return "library"
@@ -102,12 +88,7 @@ def kind_of(frame: str, libraries: frozenset[str]) -> _Kind:
 
 
 def users_line(frame: str, libraries: frozenset[str]) -> str:
-    """A function of the user after its file and first line; "" for any other.
-
-    Example:
-        >>> users_line("train.py(26): call_reward_server", frozenset())
-        'train.py:26 call_reward_server'
-    """
+    """A function of the user after its file and first line; "" for any other."""
     if kind_of(frame, libraries) != "user":
         return ""
     name, where = _label(frame)

@@ -18,23 +18,15 @@ from lightning_forge_profiling.names import MARK_PREFIX
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """A trace with its launches, steps and kinds.
+    """A trace with its launches, steps and kinds."""
 
-    Attributes:
-        trace: the trace.
-        nesting: how the operators lie in each other.
-        links: launches of the GPU work.
-        steps: the steps.
-        kind: for each row of GPU work the position of its kind in `KINDS`.
-        step: for each row of GPU work the position of its step: the one that launched it, or if the launch is unknown
-            the one in whose window it begins; -1 for none, and for work launched before the recording.
-    """
-
-    trace: Trace
-    nesting: Nesting
-    links: Links
-    steps: Steps
-    kind: Ints
+    trace: Trace  # the trace
+    nesting: Nesting  # how the operators lie in each other
+    links: Links  # launches of the GPU work
+    steps: Steps  # the steps
+    kind: Ints  # for each row of GPU work the position of its kind in `KINDS`
+    # for each row of GPU work the position of its step: the one that launched it, or if the launch is unknown the one
+    # in whose window it begins; -1 for none, and for work launched before the recording
     step: Ints
 
 

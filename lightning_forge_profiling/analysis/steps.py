@@ -111,33 +111,19 @@ _LAUNCHES_DONE: Final = 0.9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Steps in order of time. Arrays have one entry per step, except those of the scopes.
+    """Steps in order of time. Arrays have one entry per step, except those of the scopes."""
 
-    Attributes:
-        number: the N of `ProfilerStep#N`.
-        host_start: start of the step on the host, nanoseconds.
-        host_end: its end on the host, which is the start of the next step.
-        start: start of its window on the GPU: the GPU has completed the previous step.
-        end: end of its window on the GPU: the GPU has completed this step's work.
-        whole: False for a step that is cut off.
-        scope: the windows on the GPU without validation and checkpoints, disjoint and ascending.
-        scope_step: for each interval of the scope the position of its step.
-        host_scope: the steps on the host without validation and checkpoints.
-        host_scope_step: for each interval of the host scope the position of its step.
-        marks: rows of `Trace.annotations` that mark the steps; empty if the whole recording is one step.
-    """
-
-    number: Ints
-    host_start: Ints
-    host_end: Ints
-    start: Ints
-    end: Ints
-    whole: NDArray[np.bool_]
-    scope: Intervals
-    scope_step: Ints
-    host_scope: Intervals
-    host_scope_step: Ints
-    marks: Ints
+    number: Ints  # the N of `ProfilerStep#N`
+    host_start: Ints  # start of the step on the host, nanoseconds
+    host_end: Ints  # its end on the host, which is the start of the next step
+    start: Ints  # start of its window on the GPU: the GPU has completed the previous step
+    end: Ints  # end of its window on the GPU: the GPU has completed this step's work
+    whole: NDArray[np.bool_]  # False for a step that is cut off
+    scope: Intervals  # the windows on the GPU without validation and checkpoints, disjoint and ascending
+    scope_step: Ints  # for each interval of the scope the position of its step
+    host_scope: Intervals  # the steps on the host without validation and checkpoints
+    host_scope_step: Ints  # for each interval of the host scope the position of its step
+    marks: Ints  # rows of `Trace.annotations` that mark the steps; empty if the whole recording is one step
 
     def __len__(self) -> int:
         return len(self.number)

@@ -47,12 +47,7 @@ _NOT_IDENTITIES: Final = frozenset({
 
 
 def identities_in(text: str) -> set[str]:
-    r"""Users whose home folder or cache a text names.
-
-    Example:
-        >>> sorted(identities_in("/home/ada/train.py, C:\\Users\\eve\\x, /tmp/torchinductor_bob/ab/c.py"))
-        ['ada', 'bob', 'eve']
-    """
+    """Users whose home folder or cache a text names."""
     return set(_HOME.findall(text))
 
 
@@ -61,15 +56,6 @@ class Redaction:
 
     Of an absolute path the file name stays, of a file in an installed package the path below `site-packages/`. Web,
     mail, network and device addresses, UUIDs and the given identities are removed.
-
-    Example:
-        >>> redaction = Redaction({"ada"})
-        >>> redaction("/home/ada/gpt/train.py(88): step")
-        'train.py(88): step'
-        >>> redaction("/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py(1783): _call_impl")
-        'torch/nn/modules/module.py(1783): _call_impl'
-        >>> redaction("load ada's /data/ada/shard 7 of ada@node17 (GPU-0f3a4d5e-1111-2222-3333-444455556666)")
-        "load …'s … 7 of … (…)"
     """
 
     def __init__(self, identities: Iterable[str] = ()) -> None:
@@ -158,14 +144,7 @@ ARGUMENTS: Final[Fields] = dict.fromkeys((
 
 
 def shareable(value: Any, fields: Fields | None, clean: Callable[[str], str]) -> Any:
-    """The shareable part of a JSON value.
-
-    Example:
-        >>> shareable({"rank": 0, "host": "node17"}, {"rank": None}, str.upper)
-        {'rank': 0}
-        >>> shareable(["a", 1, {"host": "node17"}], None, str.upper)
-        ['A', 1, None]
-    """
+    """The shareable part of a JSON value."""
     match value:
         case str():
             return clean(value) if fields is None else None
@@ -216,17 +195,6 @@ def write_anonymous_copy(source: Path, target: Path) -> tuple[str, ...]:
 
     Times, shapes and the names of operators, kernels, modules, functions and regions are kept; `HEADER` and `ARGUMENTS`
     list all fields that are, and `Redaction` what is removed from names. `target` appears complete or not at all.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> trace = folder / "trace.json"
-        >>> event = {"ph": "X", "cat": "python_function", "name": "/home/ada/gpt.py(8): f", "pid": 4711, "dur": 1}
-        >>> _ = trace.write_text(json.dumps({"hostname": "node17", "traceEvents": [event]}))
-        >>> write_anonymous_copy(trace, folder / "copy.json.gz")
-        ()
-        >>> json.loads(gzip.decompress((folder / "copy.json.gz").read_bytes()))
-        {'traceEvents': [{'ph': 'X', 'cat': 'python_function', 'name': 'gpt.py(8): f', 'dur': 1, 'pid': 1001}]}
     """
     plan = _Plan(source)
     # gzip would add the file's name and the time

@@ -31,15 +31,7 @@ _ALLOWED_RATIO: Final = 100
 
 
 def unpacked(path: Path, problems: list[str], *, always_allowed: int = _ALWAYS_ALLOWED) -> Iterator[bytes]:
-    """Read a file, decompressing it if it is gzipped.
-
-    Example:
-        >>> import gzip, tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "trace.json.gz"
-        >>> _ = path.write_bytes(gzip.compress(b"[{}]") + gzip.compress(b" "))
-        >>> b"".join(unpacked(path, []))
-        b'[{}] '
-    """
+    """Read a file, decompressing it if it is gzipped."""
     try:
         with open_regular(path) as file:
             packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC

@@ -43,12 +43,7 @@ def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
 
 
 def rank_in_name(file: Path) -> int | None:
-    """The rank in a file's name; None if there is none.
-
-    Example:
-        >>> rank_in_name(Path("rank3.trace.json.gz")), rank_in_name(Path("host_42.1700000000.pt.trace.json"))
-        (3, None)
-    """
+    """The rank in a file's name; None if there is none."""
     match = _RANK.search(file.name)
     return int(match[1]) if match else None
 
@@ -57,11 +52,6 @@ def windows_by_rank(files: Iterable[Path]) -> list[tuple[Path, ...]]:
     """The files grouped by rank, one file per window.
 
     Files of one rank share the rank in their name, or the worker name of PyTorch's `tensorboard_trace_handler`.
-
-    Example:
-        >>> files = [Path("a_1.1700000000000.pt.trace.json"), Path("a_1.1700000009000.pt.trace.json"), Path("b.json")]
-        >>> [len(group) for group in windows_by_rank(files)]
-        [2, 1]
     """
     groups: dict[object, list[Path]] = {}
     for file in files:

@@ -27,14 +27,6 @@ def read_trace(path: Path) -> Trace:
     """Read a trace that `torch.profiler` exported.
 
     Events that are damaged, have no time or an impossible one are left out, and `Trace.warnings` counts them.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "trace.json"
-        >>> _ = path.write_text('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 5, "dur": 2.5}]}')
-        >>> trace = read_trace(path)
-        >>> trace.gpu.start, trace.gpu.end - trace.gpu.start, trace.names
-        (array([5000]), array([2500]), ('gemm',))
     """
     decoder = EventDecoder()
     text = TraceText(path, decoder)

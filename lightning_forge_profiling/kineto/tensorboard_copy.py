@@ -45,15 +45,6 @@ def write_plugin_copy(source: Path, target: Path) -> None:
 
     `target` appears complete or not at all, because the plugin reads the files of a run only once. The plugin lists it
     as a worker of the run if its name ends in `.pt.trace.json.gz`.
-
-    Example:
-        >>> import gzip, json, tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> trace = folder / "rank0.trace.json"
-        >>> _ = trace.write_text('{"traceEvents": [{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel"}]}')
-        >>> write_plugin_copy(trace, folder / "rank0.pt.trace.json.gz")
-        >>> json.loads(gzip.decompress((folder / "rank0.pt.trace.json.gz").read_bytes()))["traceEvents"]
-        [{'ph': 'X', 'cat': 'Runtime', 'name': 'cudaLaunchKernel'}]
     """
     trace = _read(source)
     try:
@@ -64,12 +55,7 @@ def write_plugin_copy(source: Path, target: Path) -> None:
 
 
 def plugin_trace(trace: bytes) -> Iterator[bytes]:
-    r"""Rewrite a trace for TensorBoard's profiler plugin.
-
-    Example:
-        >>> b"".join(plugin_trace(b'{"traceEvents": [{"cat": "gpu_user_annotation"}, {"cat": "kernel"}]}'))
-        b'{"traceEvents":[\n{"cat": "kernel"}\n]}'
-    """
+    """Rewrite a trace for TensorBoard's profiler plugin."""
     try:
         fields = _decode_fields(trace)
         if "traceEvents" not in fields:

@@ -107,6 +107,14 @@ def test_no_room_may_import_a_later_one():
     assert [(room, other) for room in rooms for other in MAY_IMPORT[room] & {*rooms[rooms.index(room) :]}] == []
 
 
+def test_the_architecture_page_has_these_rooms_and_files_that_exist():
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    apart = {"entry_point", "compat", "result_types", "__main__", "__init__"}
+    assert re.findall(r"^\| `(\w+)/?` \|", page, re.MULTILINE) == [room for room in MAY_IMPORT if room not in apart]
+    files = set(re.findall(r"`(\w+/\w+\.py)`", page))
+    assert [file for file in files if not (ROOT / file).exists() and not (ROOT.parent / file).exists()] == []
+
+
 def test_each_room_imports_only_what_it_may():
     rooms = {room_of(module) for module in MODULES}
     assert rooms <= COMMON.keys() | MAY_IMPORT.keys(), "a new room: say in MAY_IMPORT what it may import"

@@ -1,15 +1,4 @@
-"""Entry point of `forge-profiling`: its commands, and the exit code of each error.
-
-| Exit code | Meaning |
-|---|---|
-| 0 | success |
-| 1 | `compare --fail-over`: a metric is worse by more than the limit |
-| 2 | bad input: arguments, a file that is not a trace, an output that cannot be written; or out of memory |
-| 3 | `compare --fail-over`: too noisy or too short to decide |
-| 65 | `analyze`: a file is cut off; the part before the cut was analysed |
-| 70 | internal error, with a traceback |
-| 130 | interrupted |
-| 141 | the reader of the output closed it |
+"""Entry point of `forge-profiling`: its commands, and the exit code of each error, which `--help` lists.
 
 From the moment that `run` starts the script, the exit code is the script's.
 """

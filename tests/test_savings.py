@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.diagnosis.rule import saving
+from lightning_forge_profiling.diagnosis.rule import in_ms, in_s, saving, saving_of_fit
+from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
@@ -141,3 +142,32 @@ def test_no_more_is_saved_than_there_is():
     assert saving(12.0, 10.0, at_most=True).text == "That saves at most 10.0 ms a step (100 %)."
     assert saving(0.0, 10.0, at_most=True) is None
     assert saving(None, 10.0, at_most=True) is None
+
+
+def test_a_saving_beyond_its_own_cost_is_explained():
+    assert saving(29.5, 38.3, at_most=False, cost_ms=29.5).text == "That saves about 29.5 ms a step (77 %)."
+    beyond = saving(2.5, 10.0, at_most=True, cost_ms=2.0).text
+    assert beyond.startswith("That saves at most 2.50 ms a step (25 %), other waits for the host included: ")
+
+
+def test_a_saving_of_the_fit_is_in_seconds():
+    saves = saving_of_fit(7.6, 10.0, 100, at_most=True)
+    assert (saves.ms_per_step, saves.pct) == (pytest.approx(76.0), pytest.approx(76.0))
+    assert saves.text == "That saves at most 7.6 s of the fit's 10.0 s (76 %)."
+
+
+def test_times_have_two_or_three_digits():
+    assert list(map(in_ms, (53.27, 9.14, 0.386))) == ["53.3 ms", "9.14 ms", "0.39 ms"]
+    assert list(map(in_s, (130.2, 7.61, 0.38, 0.00094))) == ["130 s", "7.6 s", "380 ms", "0.94 ms"]
+
+
+def test_an_order_other_than_that_of_the_shares_is_explained():
+    def costs(code, pct, of="step"):
+        return replace(analyze(TRACES / "input_bound").analysis.findings[0], code=code, share_pct=pct, of=of)
+
+    optimizer, compute = costs("slow-optimizer", 44.0), costs("compute-bound", 49.0)
+    assert order_note([compute, optimizer]) == ""
+    assert order_note([optimizer, compute]) == (
+        "Findings are ordered by what a fix can be expected to save: 15 % of compute-bound's share, all of the others'."
+    )
+    assert order_note([costs("gc-bound", 9.0, of="run"), optimizer]).endswith("of the whole fit's wall time.")

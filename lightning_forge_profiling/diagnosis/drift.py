@@ -33,11 +33,6 @@ def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | N
     it is the noise. There is a drift if the median of the first block is at least 5 % and 2.5 times the noise away from
     the level. It lasts while the following blocks are on the same side, further away than the noise and 2 % of the
     level.
-
-    Example:
-        >>> times = [12.0 - step // 8 if step < 40 else 8.0 for step in range(200)]
-        >>> step_drift(range(10, 210), times)
-        StepDrift(first_ms=12.0, steady_ms=8.0, until_step=42)
     """
     if len(times_ms) < DRIFT_STEPS:
         return None
@@ -67,13 +62,7 @@ next."""
 
 
 def window_effect(before_ms: Sequence[float], after_ms: Sequence[float]) -> WindowEffect | None:
-    """Compare the steps after a window with those before it.
-
-    Example:
-        >>> effect = window_effect([5.0, 5.1] * 20, [6.0, 6.1] * 20)
-        >>> round(effect.change_pct, 1), effect.low_pct > 10
-        (19.8, True)
-    """
+    """Compare the steps after a window with those before it; None with too few on a side."""
     if min(len(before_ms), len(after_ms)) < WINDOW_STEPS or min(*before_ms, *after_ms) <= 0:
         return None
     before, after = median(before_ms), median(after_ms)

@@ -1,4 +1,4 @@
-"""Switches that slow a run down, as they were in its first step."""
+"""What a run had to work with and how it used it: cores, loader, optimizer, switches; spans and slow steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

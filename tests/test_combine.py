@@ -47,7 +47,7 @@ def shares(analysis):
     return {found.code: found.share_pct for found in analysis.findings}
 
 
-def test_means_over_ranks_and_figures_of_one_are_told_apart():
+def test_means_over_ranks_and_figures_of_one_are_distinguished():
     recorded = replace(with_findings(input_bound=30.0, compute_bound=40.0), ranks=sample_analysis(2).ranks)
     both = combine(recorded, replace(evidence(STEP_MS, data=0.1 * STEP_MS), world_size=2))
     assert both.differences == (
@@ -88,7 +88,7 @@ def test_a_stall_that_the_window_missed_is_the_verdict():
     assert both.differences == ("input-bound: under 5 % of the recorded steps, 40 % of the run's 100 steps",)
 
 
-def test_a_stall_of_the_window_alone_is_kept_and_told():
+def test_a_stall_of_the_window_alone_is_kept_and_reported():
     both = combine(with_findings(input_bound=12.0), evidence(data=0.02 * STEP_MS))
     assert shares(both) == {"input-bound": 12.0}
     assert both.differences == ("input-bound: 12 % of the recorded steps, 2 % of the run's 100 steps",)
@@ -102,14 +102,14 @@ def test_what_the_run_only_infers_is_left_to_the_trace_which_sees_it():
     assert both.differences == ()
 
 
-def test_contradictions_about_host_and_gpu_are_told():
+def test_contradictions_about_host_and_gpu_are_reported():
     waits = combine(with_findings(compute_bound=60.0), evidence(drained_pct=98, host_ms=STEP_MS))
     assert waits.verdict == "compute-bound"
-    [told] = waits.differences
-    assert told.startswith("by the whole run's regions the host sets the pace in 98 % of a step, in the recorded")
+    [difference] = waits.differences
+    assert difference.startswith("by the whole run's regions the host sets the pace in 98 % of a step, in the recorded")
     ahead = combine(with_findings(launch_bound=31.0), evidence(drained_pct=2))
-    [told] = ahead.differences
-    assert told == (
+    [difference] = ahead.differences
+    assert difference == (
         "launch-bound took 31 % of the recorded steps, but in the whole run the GPU still had work queued at 98 % of "
         "the batch ends"
     )
@@ -150,7 +150,7 @@ class TestWhereRecordingSlowsTheHost:
         assert shares(both) == pytest.approx({"input-bound": 10.0})
         assert both.findings[0].source == "run"
 
-    def test_both_shares_of_the_trace_are_told(self):
+    def test_both_shares_of_the_trace_are_reported(self):
         both = combine(with_findings(input_bound=20.0, launch_bound=30.0), evidence(STEP_MS / 1.6, data=6.66))
         assert "input-bound: 20 % of the recorded steps (32 % of a live one), 20 % of the run's 100 steps" in (
             both.differences
@@ -182,7 +182,7 @@ class TestWithoutAGpu:
         blind = replace(rank, gpu=replace(rank.gpu, busy_ms_per_step=0.0))
         return replace(with_findings(**findings), ranks=(blind,))
 
-    def test_a_loader_that_turns_slow_after_the_window_is_told_by_the_run(self):
+    def test_a_loader_that_turns_slow_after_the_window_is_found_by_the_run(self):
         both = combine(self.traced(input_bound=9.0), evidence(data=0.8 * STEP_MS, on_device=False))
         assert both.findings[0].source == "run"
         assert both.findings[0].share_pct == pytest.approx(80)
@@ -223,13 +223,13 @@ class TestWithoutAGpu:
 
 @pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize("live_ms", [STEP_MS, STEP_MS / 1.2])
-def test_a_region_that_nobody_timed_does_not_overrule_the_trace(busy, live_ms):
+def test_a_region_that_was_not_timed_does_not_overrule_the_trace(busy, live_ms):
     recorded = with_findings(input_bound=40.0) if busy else TestWithoutAGpu.traced(input_bound=40.0)
     run = evidence(live_ms, on_device=busy)
     run = replace(run, regions={"other": run.regions["forward"]})
     both = combine(recorded, run)
     assert both.verdict == "input-bound"
-    assert not any("of the run's" in told for told in both.differences)
+    assert not any("of the run's" in text for text in both.differences)
 
 
 def test_of_a_live_step_no_more_waiting_is_saved_than_there_is_and_all_of_the_gpu_work():
@@ -294,7 +294,7 @@ def test_where_live_steps_are_longer_all_shares_are_of_them_and_the_difference_i
     """Restarted workers come between epochs, and two recorded steps may have none of them."""
     both = combine(RECORDED, evidence(2 * STEP_MS, data=0.1 * STEP_MS))
     said = f"recorded steps took {STEP_MS:.2f} ms, live ones {2 * STEP_MS:.2f} ms"
-    assert any(said in told for told in both.differences)
+    assert any(said in text for text in both.differences)
     before, after = shares(RECORDED), shares(both)
     assert after["compute-bound"] == pytest.approx(before["compute-bound"] / 2)
     assert all(found.saves is None or found.saves.ms_per_step <= 2 * STEP_MS for found in both.findings)
@@ -317,9 +317,9 @@ def test_without_a_gpu_what_comes_between_epochs_is_no_share_of_the_recorded_ste
         regions={name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in regions.items()},
     )
     both = combine(recorded, live)
-    told = shares(both)
+    share = shares(both)
     assert both.verdict == "input-bound"
-    assert told["input-bound"] == pytest.approx(100 * 2 / 3, abs=1)
-    assert told["slow-optimizer"] == pytest.approx(100 * update / (3 * step), abs=1)
-    assert sum(told.values()) <= 101
+    assert share["input-bound"] == pytest.approx(100 * 2 / 3, abs=1)
+    assert share["slow-optimizer"] == pytest.approx(100 * update / (3 * step), abs=1)
+    assert sum(share.values()) <= 101
     assert any("lacks what happens only in some steps" in said for said in both.differences)

@@ -76,7 +76,7 @@ def test_the_workers_that_are_advised_are_no_more_than_torch_has_cores_for(make_
 
 
 @pytest.mark.usefixtures("one_core")
-def test_on_one_core_a_loader_with_a_worker_is_told_what_else_to_do(make_trainer):
+def test_on_one_core_a_loader_with_a_worker_gets_other_advice(make_trainer):
     without = the("input-bound", trained(make_trainer, loader(200, slow="data")))
     assert not workers_advised(without.advice), "it computes, and the core is not idle"
     assert "of the one usable core are free: more workers would compete" in without.advice

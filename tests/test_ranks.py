@@ -181,7 +181,7 @@ def test_ranks_that_are_late_in_different_places_do_not_wait():
     assert found_in(rank(0, data=20), rank(1, optimizer=20)) is None
 
 
-def test_a_late_rank_that_waits_for_a_core_is_told_so():
+def test_the_advice_for_a_late_rank_that_waits_for_a_core_says_so():
     late = replace(rank(1, forward=5), cpu=CpuUse(cores=1.0, used=0.5, waits_pct=30.0))
     advice = found_in(rank(0, backward=5), late).advice
     assert advice.startswith(
@@ -277,14 +277,14 @@ def test_a_late_hosts_own_idle_gpu_is_no_second_cause(recorded):
     assert (found.rank, found.evidence["leaf"]) == (1, "forward")
     assert found.evidence["others_wait_ms_per_step"] == pytest.approx(15)
     assert both.verdict == "straggler"
-    assert any(told.startswith("launch-bound took 30 % of the recorded steps") for told in both.differences)
+    assert any(text.startswith("launch-bound took 30 % of the recorded steps") for text in both.differences)
 
 
-def test_a_gpu_that_computes_longer_where_the_others_wait_is_the_traces_to_tell():
+def test_a_gpu_that_computes_longer_where_the_others_wait_shows_only_in_a_trace():
     slow_gpu = analyze(CASE.with_name("slow_rank_gpu")).analysis
     [found] = [found for found in slow_gpu.findings if found.code == "straggler"]
-    [told] = [each.title for each in combine(slow_gpu, live()).findings if each.code == "straggler"]
-    assert told.startswith(found.title)
+    [title] = [each.title for each in combine(slow_gpu, live()).findings if each.code == "straggler"]
+    assert title.startswith(found.title)
 
 
 @pytest.mark.parametrize("late_ms", [0.0, 4.0])

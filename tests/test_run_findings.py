@@ -122,7 +122,7 @@ def test_an_optimizer_that_is_named_has_no_part_in_other_findings():
 IDLE = (0.0, 0.0)
 
 
-def test_a_loader_that_drains_the_gpu_of_a_small_model_is_told_from_slow_launches():
+def test_a_loader_that_drains_the_gpu_of_a_small_model_is_distinguished_from_slow_launches():
     run = evidence(100, (12.0, 12.1), IDLE, (1.0, 1.0), (2.0, 2.0), (0.3, 0.3), (0.2, 0.2))
     shares = {found.code: found.share_pct for found in run_findings(run)}
     assert shares["input-bound"] == pytest.approx(100 * 12 / 15.5)
@@ -136,7 +136,7 @@ def test_less_than_a_twentieth_of_a_step_is_not_named():
     )
 
 
-def test_without_an_answer_of_the_gpu_nobody_says_who_waits():
+def test_without_an_answer_of_the_gpu_no_wait_is_claimed():
     run = evidence(None, (6.0, 25.0), IDLE, (14.0, 9.0), (28.0, 33.0), (1.4, 0.8), IDLE)
     assert [found.code for found in run_findings(run)] == ["input-bound"]
 
@@ -171,7 +171,7 @@ def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms
         assert "costs 6 %: input-bound" in analysis.verdict_text
 
 
-def test_regions_that_are_not_told_apart_are_not_called_loggers():
+def test_regions_that_are_not_timed_apart_are_not_called_loggers():
     run = evidence(None, (0.4, 0.4), IDLE, IDLE, IDLE, IDLE, (9.6, 9.6), on_device=False)
     assert [found.code for found in run_findings(run)] == ["between-regions"]
     told_apart = {name: run.regions[name] for name in ("data", "other")}
@@ -315,7 +315,7 @@ def test_a_slow_loader_is_input_bound_by_what_is_exposed_of_it():
 
 
 @pytest.mark.parametrize("regions", [("data", "forward"), ()])
-def test_where_not_all_regions_are_told_apart_nobody_asks_the_gpu(regions):
+def test_where_not_all_regions_are_timed_the_gpu_is_not_asked(regions):
     run = Loop(regions=regions).evidence(20, forward={"host": 1, "gpu": 1}, backward={"host": 1, "gpu": 1})
     assert run.drained_pct is None
 

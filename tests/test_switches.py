@@ -64,7 +64,7 @@ def test_anomaly_detection_is_named_first_and_beside_the_verdict(make_trainer, c
     assert "hint anomaly detection is on" in table
 
 
-def test_a_switch_that_a_hook_of_the_user_sets_is_seen(make_trainer):
+def test_a_switch_that_a_hook_of_the_user_sets_is_detected(make_trainer):
     class Sets(Classifier):
         def on_train_start(self):
             torch.autograd.set_detect_anomaly(mode=True)
@@ -204,7 +204,7 @@ def reads(tmp_path, calls, *, inside=""):
     return [hint.text for hint in analyze(trace.write(tmp_path)).analysis.hints if hint.code == "item-calls"]
 
 
-def test_many_reads_of_values_on_the_cpu_are_told_with_their_time(tmp_path):
+def test_many_reads_of_values_on_the_cpu_are_a_hint_with_their_time(tmp_path):
     [text] = reads(tmp_path, 60)
     assert "60 times a step" in text
     assert "30 % of the recorded step" in text

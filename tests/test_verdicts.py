@@ -74,7 +74,7 @@ def test_a_sync_is_found_with_its_line_where_stacks_were_recorded():
     assert "planted.py:" in str(finding.evidence["where"])
 
 
-def test_cuda_graphs_are_not_advised_to_who_has_them():
+def test_cuda_graphs_are_not_advised_where_there_are_some():
     (finding,) = [one for one in analyze(TRACES / "cuda_graph").analysis.findings if one.code == "launch-bound"]
     assert "CUDA graphs are replayed 2 times a step beside " in finding.advice
     assert "reduce-overhead" not in finding.advice
@@ -83,7 +83,7 @@ def test_cuda_graphs_are_not_advised_to_who_has_them():
 @pytest.mark.parametrize(
     ("launches", "expected"), [(0, "All work is launched as CUDA graphs, 2 a step"), (3, "beside 3 ")]
 )
-def test_a_model_that_replays_cuda_graphs_is_told_what_else_to_do(tmp_path, launches, expected):
+def test_a_model_that_replays_cuda_graphs_gets_other_advice(tmp_path, launches, expected):
     trace = Synthetic()
     for number in range(3):
         start = 10 * number
@@ -187,7 +187,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("category", ["kernel", "cpu_op", "user_annotation", "cuda_runtime", "python_function"])
-def test_names_that_nobody_expected_change_no_time(category, tmp_path):
+def test_unknown_names_change_no_time(category, tmp_path):
     names = iter(HOSTILE * 10_000)
 
     def rename(event):

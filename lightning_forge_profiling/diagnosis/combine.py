@@ -81,8 +81,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         candidates = _collect(analysis, run)
         findings, differences = _to_live_step(candidates, analysis, run)
         ranked = _ranked(_merge(findings, candidates.ledger, run), run)
-        combined = _with_verdict(ranked, differences, analysis, run)
-        combined = before_all(combined, run.all)
+        combined = before_all(_with_verdict(ranked, differences, analysis, run), run.all)
     return replace(
         combined,
         verdict_text=f"{combined.verdict_text} {switched_on(evidence.switches)}".rstrip(),

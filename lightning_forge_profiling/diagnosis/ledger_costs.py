@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from lightning_forge_profiling.diagnosis.rule import Evidence, in_ms, in_s, of_step
+from lightning_forge_profiling.diagnosis.rule import Evidence, in_ms, in_s, of_step, shorter
 from lightning_forge_profiling.names import (
     BEFORE_FIT,
     CHECKPOINT_WRITE,
@@ -18,7 +18,7 @@ from lightning_forge_profiling.names import (
     hook_region,
     part_kind,
 )
-from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger
+from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.run import CpuUse
 
 _LONG_RUN_S: Final = 600.0
@@ -217,36 +217,39 @@ def self_times(evidence: RunEvidence) -> RunEvidence:
     """
     if evidence.ledger is None:
         return evidence
-    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean
-    hooks_ms = {name: run.inside_ms(name) for name in REGIONS}
-    timed = {name: region for name, region in evidence.regions.items() if name in REGIONS}
-    own_ms = {name: max(region.device_ms - hooks_ms[name], 0.0) for name, region in timed.items()}
-    left_ms, sum_ms = max(step_ms - run.apart_ms, 0.0), sum(own_ms.values())
-    scale = 1.0 if evidence.on_device or sum_ms <= left_ms else left_ms / sum_ms
-    regions = dict(evidence.regions)
-    for name, ms in own_ms.items():
-        host_ms = max(regions[name].host_ms - hooks_ms[name], 0.0) * scale
-        regions[name] = replace(regions[name], device_ms=ms * scale, host_ms=host_ms)
-    own = replace(evidence, regions=regions)
-    return own if own.cpu is None else replace(own, cpu=_own_waits(own.cpu, evidence, own, hooks_ms))
+    costs = LedgerCosts(evidence, evidence.ledger)
+    hooks_ms = {name: costs.inside_ms(name) for name in REGIONS}
+    own = {
+        name: shorter(times, hooks_ms[name], hooks_ms[name])
+        for name, times in evidence.regions.items()
+        if name in REGIONS
+    }
+    left_ms, sum_ms = max(evidence.step_ms.mean - costs.apart_ms, 0.0), sum(times.device_ms for times in own.values())
+    if not evidence.on_device and sum_ms > left_ms:
+        scale = left_ms / sum_ms
+        own = {
+            name: replace(times, device_ms=times.device_ms * scale, host_ms=times.host_ms * scale)
+            for name, times in own.items()
+        }
+    cpu = evidence.cpu and _own_waits(evidence.cpu, evidence, own, hooks_ms)
+    return replace(evidence, regions={**evidence.regions, **own}, cpu=cpu)
 
 
-def _own_waits(cpu: CpuUse, evidence: RunEvidence, own: RunEvidence, hooks_ms: Mapping[str, float]) -> CpuUse:
+def _own_waits(
+    cpu: CpuUse, evidence: RunEvidence, own: Mapping[str, RunRegion], hooks_ms: Mapping[str, float]
+) -> CpuUse:
     """The use of the cores with waits in the regions' own times, if hooks only wait; no more than no core was used."""
     waits_ms = {}
     for name in ("forward", "backward"):
-        region, own_ms = evidence.regions.get(name), own.regions[name].device_ms if name in own.regions else 0.0
-        if region is not None and own_ms:
-            waits_ms[name] = min(max(region.device_ms * cpu.blocked_pct(name) / 100 - hooks_ms[name], 0.0), own_ms)
+        if name in own and own[name].device_ms:
+            blocked_ms = evidence.regions[name].device_ms * cpu.blocked_pct(name) / 100
+            waits_ms[name] = min(max(blocked_ms - hooks_ms[name], 0.0), own[name].device_ms)
     most_ms, sum_ms = evidence.step_ms.mean * max(1 - cpu.used, 0.0), sum(waits_ms.values())
     scale = min(most_ms / sum_ms, 1.0) if sum_ms else 0.0
-    blocked = {
-        name: replace(region, blocked_pct=100 * scale * waits_ms[name] / own.regions[name].device_ms)
-        if name in waits_ms
-        else region
-        for name, region in cpu.regions.items()
-    }
-    return replace(cpu, regions=blocked)
+    regions = dict(cpu.regions)
+    for name in waits_ms.keys() & regions.keys():
+        regions[name] = replace(regions[name], blocked_pct=100 * scale * waits_ms[name] / own[name].device_ms)
+    return replace(cpu, regions=regions)
 
 
 def hooks_ms(evidence: RunEvidence, *regions: str) -> float:

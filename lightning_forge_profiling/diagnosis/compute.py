@@ -226,9 +226,8 @@ def _gpu_work_ms(run: RunEvidence) -> float:
     starved_pct, gpu = run.drained_pct, run.telemetry
     # where every step calls cudaMalloc, the GPU may have waited for it; only a trace shows how long
     allocates = gpu is not None and (gpu.device_allocs_per_step or 0.0) >= 1
-    if starved_pct is None or starved_pct > _RARELY_PCT or backward_is_heavy(run) or allocates:
-        return 0.0
-    return sum(_work_ms(run).values())
+    gpu_is_behind = run.on_device and starved_pct is not None and starved_pct <= _RARELY_PCT
+    return sum(_work_ms(run).values()) if gpu_is_behind and not backward_is_heavy(run) and not allocates else 0.0
 
 
 def _explain_gpu_work(run: RunEvidence) -> Explanation:

@@ -290,7 +290,9 @@ def _host_paced_ms(run: RunEvidence) -> float:
 
 def _launching_in_run_ms(run: RunEvidence) -> float:
     starved_pct = run.drained_pct
-    return 0.0 if starved_pct is None or starved_pct < _MOSTLY_PCT else _host_paced_ms(run) * starved_pct / 100
+    if not run.on_device or starved_pct is None or starved_pct < _MOSTLY_PCT:
+        return 0.0
+    return _host_paced_ms(run) * starved_pct / 100
 
 
 def _explain_launching_in_run(run: RunEvidence) -> Explanation:

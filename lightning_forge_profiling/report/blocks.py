@@ -11,62 +11,38 @@ Kind = Literal["number", "text", "code", "codes"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text in a style.
+    """Text in a style."""
 
-    Attributes:
-        text: what is shown.
-        style: words such as "bold" or "bold green"; "" for none.
-        marked: the part of `text` that has the style, "" for all of it.
-    """
-
-    text: str
-    style: str = ""
-    marked: str = ""
+    text: str  # what is shown
+    style: str = ""  # words such as "bold" or "bold green"; "" for none
+    marked: str = ""  # the part of `text` that has the style, "" for all of it
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named line of text.
+    """A named line of text."""
 
-    Attributes:
-        name: what stands before it.
-        text: what it says.
-        whole: whether it is never wrapped: a path or a command could not be copied once it is broken.
-    """
-
-    name: str
-    text: Text
-    whole: bool = False
+    name: str  # what stands before it
+    text: Text  # what it says
+    whole: bool = False  # whether it is never wrapped: a path or a command could not be copied once it is broken
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        name: its heading.
-        kind: what it has: numbers, text, a name as in code, or several such names on lines of their own.
-        brief: its heading where there is little room; "" for the same.
-    """
-
-    name: str
-    kind: Kind = "number"
-    brief: str = ""
+    name: str  # its heading
+    kind: Kind = "number"  # what it has: numbers, text, a name as in code, or several such names on lines of their own
+    brief: str = ""  # its heading where there is little room; "" for the same
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes:
-        cells: one text for each column.
-        strong: whether it is a whole, of which the rows below are parts.
-        depth: 1 for a part of the row above, 2 for a part of that.
-    """
-
-    cells: tuple[str, ...]
-    strong: bool = False
-    depth: int = 0
+    cells: tuple[str, ...]  # one text for each column
+    strong: bool = False  # whether it is a whole, of which the rows below are parts
+    depth: int = 0  # 1 for a part of the row above, 2 for a part of that
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ _MOST_POINTS: Final = 500
 _MOST_RANKS_READ: Final = 64
 """At the end of a fit with more ranks the page has the record of the first alone: each is up to a megabyte."""
 
+_NO_VERDICT: Final = Analysis(source="", verdict="no verdict yet", verdict_text="No verdict yet.", findings=())
+
 _METRICS: Final = (
     ("Samples", "per second", per_second("samples"), 1.0),
     ("Tokens", "per second", per_second("tokens"), 1.0),
@@ -54,76 +56,42 @@ _GPU_METRICS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A quantity over the run.
-
-    Attributes:
-        title: the quantity.
-        unit: unit of the values.
-        name: name of the line.
-        values: value of each point; None for a missing one.
-        highs: upper edge of a band above the line; () for none.
-    """
+    """A quantity over the run."""
 
     title: str
     unit: str
     name: str
-    values: Sequence[float | None]
-    highs: Sequence[float] = ()
+    values: Sequence[float | None]  # None for a point without the metric
+    highs: Sequence[float] = ()  # upper edge of a band above the line; () for none
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of the run; times are in seconds since the run began.
-
-    Attributes:
-        start_s: its beginning.
-        end_s: its end.
-        step: the step at its end.
-        kind: `validation`, `checkpoint`, ...
-        text: one sentence.
-        is_problem: whether it is highlighted.
-    """
+    """An event of the run; times are in seconds since the run began."""
 
     start_s: float
     end_s: float
-    step: int
-    kind: str
-    text: str
-    is_problem: bool
+    step: int  # the step at its end
+    kind: str  # `validation`, `checkpoint`, ...
+    text: str  # one sentence
+    is_problem: bool  # whether it is highlighted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What a page shows of a run's record.
-
-    Attributes:
-        outcome: status of the run.
-        status: the status in words.
-        folder: folder of the record.
-        facts: name and value of what the page shows first.
-        step: the split of the step, the rates and where the files are.
-        length_s: length of the run so far.
-        seconds: times of the points of the curves, in seconds since the run began.
-        curves: the curves.
-        curves_of: the rank that the curves are of.
-        lost_steps: number of first steps whose intervals were deleted.
-        events: the latest events, newest last; one of several ranks once.
-        events_left_out: number of earlier ones.
-        ranks: the pace of each rank.
-        setting: name and value of the run's settings.
-    """
+    """What a page shows of a run's record."""
 
     outcome: Outcome
-    status: str
+    status: str  # the status in words
     folder: str
-    facts: tuple[tuple[str, str], ...]
-    step: RunTable
-    length_s: float
-    seconds: tuple[float, ...]
+    facts: tuple[tuple[str, str], ...]  # name and value of what the page shows first
+    step: RunTable  # the split of the step, the rates and where the files are
+    length_s: float  # length of the run so far
+    seconds: tuple[float, ...]  # times of the points of the curves, in seconds since the run began
     curves: tuple[Curve, ...]
-    curves_of: int
-    lost_steps: int
-    events: tuple[Event, ...]
+    curves_of: int  # a rank
+    lost_steps: int  # number of first steps whose intervals were deleted
+    events: tuple[Event, ...]  # the latest events, newest last; one of several ranks once
     events_left_out: int
     ranks: tuple[RankPace, ...]
     setting: tuple[tuple[str, str], ...]
@@ -132,24 +100,16 @@ class RunView:
 def run_page(record: RunRecord, now: float) -> str:
     """The page of a run: what its record says, and the recorded window if its reports can be found."""
     _, state = totals(record)
-    if state is None:
-        nothing = Analysis(
-            source=str(record.folder), verdict="no verdict yet", verdict_text="No verdict yet.", findings=()
-        )
-        return report_page(nothing, (), run_view(record, now))
-    report = state.report
-    window = _window_folder(record.folder, report.trace)
+    report = None if state is None else state.report
+    window = None if report is None else _window_folder(record.folder, report.trace)
     analysis = _analysis(report, window)
     return report_page(analysis, _timelines(window), run_view(record, now, has_sensors=_has_sensors(analysis)))
 
 
 def write_run_page(folder: Path, report: RunReport, end: End) -> None:
-    """Add a run that ends to the page of its window. May raise OSError, ValueError or RecordError.
+    """Add a run to the page of its window; the record has neither the report nor the end yet.
 
-    Args:
-        folder: folder of the run's record.
-        report: the report on the run, with the analysis of the window.
-        end: how it ends, which the record does not have yet.
+    May raise OSError, ValueError or RecordError.
     """
     trace, analysis = report.trace, report.analysis
     if trace is None or trace.report_path is None or analysis is None:
@@ -181,11 +141,9 @@ def _timelines(window: Path | None) -> tuple[Timeline, ...]:
     return ()
 
 
-def _analysis(report: RunReport, window: Path | None) -> Analysis:
+def _analysis(report: RunReport | None, window: Path | None) -> Analysis:
     """The analysis of window and run; a run that was killed has not combined them."""
-    of_run = report.analysis or Analysis(
-        source="", verdict="no verdict yet", verdict_text="No verdict yet.", findings=()
-    )
+    of_run = (None if report is None else report.analysis) or _NO_VERDICT
     if window is None:
         return of_run
     try:
@@ -245,19 +203,12 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Consecutive intervals, merged.
+    """Consecutive intervals, merged."""
 
-    Attributes:
-        second: end of the last interval, in seconds since the run began.
-        median_ms: median of the step times.
-        p95_ms: 95th percentile likewise.
-        metrics: means of the logged metrics, weighted by steps.
-    """
-
-    second: float
-    median_ms: float
-    p95_ms: float
-    metrics: Mapping[str, float]
+    second: float  # end of the last interval, in seconds since the run began
+    median_ms: float  # median of the step times
+    p95_ms: float  # 95th percentile likewise
+    metrics: Mapping[str, float]  # means of the logged metrics, weighted by steps
 
 
 def points_of(intervals: Sequence[IntervalLine], began: float, most: int = _MOST_POINTS) -> list[Point]:

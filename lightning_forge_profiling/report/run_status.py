@@ -28,21 +28,13 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Status of a run or of one rank.
+    """Status of a run or of one rank."""
 
-    Attributes:
-        outcome: `running`; `finished` or `failed`, by the last line; `silent` without a new line for long.
-        step: number of steps up to the last line.
-        began: start of the fit, Unix time in seconds.
-        at: time of the last line, Unix time in seconds.
-        text: the status in words.
-    """
-
-    outcome: Outcome
-    step: int
-    began: float
-    at: float
-    text: str
+    outcome: Outcome  # `running`; `finished` or `failed`, by the last line; `silent` without a new line for long
+    step: int  # number of steps up to the last line
+    began: float  # start of the fit, Unix time in seconds
+    at: float  # time of the last line, Unix time in seconds
+    text: str  # the status in words
 
 
 def run_status(record: RunRecord, now: float) -> RunStatus:

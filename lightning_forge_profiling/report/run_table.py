@@ -55,17 +55,11 @@ _MEGABYTE: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class RegionRow:
-    """One region of the step.
+    """One region of the step."""
 
-    Attributes:
-        name: the region, or `step`.
-        pct: its share of the mean step; None for the step itself.
-        times: the texts below the headings.
-    """
-
-    name: str
-    pct: float | None
-    times: tuple[str, ...]
+    name: str  # the region, or `step`
+    pct: float | None  # its share of the mean step; None for the step itself
+    times: tuple[str, ...]  # the texts below the headings
 
     @property
     def share(self) -> str:
@@ -75,21 +69,14 @@ class RegionRow:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """The content of the table, for a terminal, a file or a notebook.
+    """The content of the table, for a terminal, a file or a notebook."""
 
-    Attributes:
-        verdict: the verdict, and what goes with it.
-        title: over the rows.
-        headings: of the rows' names, shares and times; that of the names says in which steps the regions were timed.
-        rows: the built-in regions, the step, the user's regions.
-        lines: rates, then files.
-    """
-
-    verdict: tuple[Line, ...]
-    title: str
+    verdict: tuple[Line, ...]  # the verdict, and what goes with it
+    title: str  # over the rows
+    # of the rows' names, shares and times; that of the names says in which steps the regions were timed
     headings: tuple[str, ...] = ()
-    rows: tuple[RegionRow, ...] = ()
-    lines: tuple[Line, ...] = ()
+    rows: tuple[RegionRow, ...] = ()  # the built-in regions, the step, the user's regions
+    lines: tuple[Line, ...] = ()  # rates, then files
 
 
 def run_table(report: RunReport) -> RunTable:

@@ -188,11 +188,15 @@ class ConvolutionBackward:
 class Attention:
     """Fused scaled dot-product attention, or its backward."""
 
-    operand: int  # the query; key and value follow it
     causal: int  # a flag, or the number of a mask (1 and 2 are causal)
     axes: tuple[int, int]  # of the heads and of the sequence
-    products: tuple[int, int]  # how many have the depth of query and key, and how many that of the value
     lengths: tuple[int, ...] = ()  # given where sequences are shorter than the shapes say
+    backward: bool = False
+
+    @property
+    def operand(self) -> int:
+        """The query; key and value follow it."""
+        return int(self.backward)
 
     def flops(self, call: Call) -> int:
         """Count one call."""
@@ -206,7 +210,11 @@ class Attention:
         if key[:3] != value[:3] or (query[0], query[3]) != (key[0], key[3]):
             raise UncountableError
         scores = query[0] * query[heads] * query[sequence] * key[sequence]
-        flops = 2 * scores * (self.products[0] * query[3] + self.products[1] * value[3])
+        # Products with the depth of query and key, and with that of the value. Forward: scores from query and key,
+        # output from scores and value. Backward: the scores again, the gradients of query and key, and those of scores
+        # and value.
+        of_key, of_value = (3, 2) if self.backward else (1, 1)
+        flops = 2 * scores * (of_key * query[3] + of_value * value[3])
         causal = call.text(self.causal) in {"True", "1", "2"} and query[sequence] == key[sequence]
         return flops // 2 if causal and call.causal_halved else flops
 
@@ -254,11 +262,6 @@ def operator_flops(
 _BHSD: Final = (1, 2)  # (batch, heads, sequence, depth)
 _BSHD: Final = (2, 1)  # (batch, sequence, heads, depth)
 
-# Forward: scores from query and key, output from scores and value. Backward: the scores again, then the gradients of
-# scores and value with the value's depth, and those of query and key with theirs.
-_FORWARD: Final = (1, 1)
-_BACKWARD: Final = (3, 2)
-
 _Formula = Product | Convolution | ConvolutionBackward | Attention
 
 # Positions as in PyTorch 2.13's aten/src/ATen/native/native_functions.yaml. Variants with `out=` append it and those in
@@ -271,10 +274,7 @@ _LAYOUTS: Final[tuple[tuple[_Formula, str], ...]] = (
     (Product(0, MATRIX_VECTOR), "mv"),
     (Product(1, MATRIX_VECTOR), "addmv addmv_"),
     (Product(0, VECTORS), "dot vdot"),
-    (
-        Convolution(stride=3, padding=4, dilation=5, transposed=6),
-        "convolution _convolution convolution_overrideable",
-    ),
+    (Convolution(stride=3, padding=4, dilation=5, transposed=6), "convolution _convolution convolution_overrideable"),
     (Convolution(stride=3, padding=2, dilation=4), "cudnn_convolution"),
     (
         Convolution(stride=4, padding=3, dilation=5),
@@ -293,46 +293,22 @@ _LAYOUTS: Final[tuple[tuple[_Formula, str], ...]] = (
     ),
     (ConvolutionBackward(transposed=7, output_mask=10), "convolution_backward"),
     (ConvolutionBackward(transposed=6, output_mask=9), "convolution_backward_overrideable"),
+    (Attention(4, _BHSD), "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu"),
+    (Attention(6, _BHSD), "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
+    (Attention(5, _BHSD), "_scaled_dot_product_fused_attention_overrideable"),
+    (Attention(8, _BSHD, lengths=(3, 4, 13, 15)), "_flash_attention_forward"),
+    (Attention(9, _BSHD, lengths=(4, 5, 12)), "_efficient_attention_forward"),
+    (Attention(10, _BHSD, lengths=(4, 5)), "_cudnn_attention_forward"),
+    (Attention(11, _BHSD, lengths=(6, 7), backward=True), "_scaled_dot_product_flash_attention_backward"),
+    (Attention(7, _BHSD, backward=True), "_scaled_dot_product_flash_attention_for_cpu_backward"),
+    (Attention(11, _BHSD, backward=True), "_scaled_dot_product_efficient_attention_backward"),
     (
-        Attention(0, causal=4, axes=_BHSD, products=_FORWARD),
-        "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu",
-    ),
-    (
-        Attention(0, causal=6, axes=_BHSD, products=_FORWARD),
-        "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention",
-    ),
-    (Attention(0, causal=5, axes=_BHSD, products=_FORWARD), "_scaled_dot_product_fused_attention_overrideable"),
-    (Attention(0, causal=8, axes=_BSHD, products=_FORWARD, lengths=(3, 4, 13, 15)), "_flash_attention_forward"),
-    (Attention(0, causal=9, axes=_BSHD, products=_FORWARD, lengths=(4, 5, 12)), "_efficient_attention_forward"),
-    (Attention(0, causal=10, axes=_BHSD, products=_FORWARD, lengths=(4, 5)), "_cudnn_attention_forward"),
-    (
-        Attention(1, causal=11, axes=_BHSD, products=_BACKWARD, lengths=(6, 7)),
-        "_scaled_dot_product_flash_attention_backward",
-    ),
-    (
-        Attention(1, causal=7, axes=_BHSD, products=_BACKWARD),
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-    ),
-    (
-        Attention(1, causal=11, axes=_BHSD, products=_BACKWARD),
-        "_scaled_dot_product_efficient_attention_backward",
-    ),
-    (
-        Attention(1, causal=14, axes=_BHSD, products=_BACKWARD, lengths=(9, 10)),
+        Attention(14, _BHSD, lengths=(9, 10), backward=True),
         "_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward",
     ),
-    (
-        Attention(1, causal=13, axes=_BHSD, products=_BACKWARD, lengths=(8, 9)),
-        "_scaled_dot_product_fused_attention_overrideable_backward",
-    ),
-    (
-        Attention(1, causal=11, axes=_BSHD, products=_BACKWARD, lengths=(6, 7)),
-        "_flash_attention_backward",
-    ),
-    (
-        Attention(1, causal=14, axes=_BSHD, products=_BACKWARD, lengths=(6, 7)),
-        "_efficient_attention_backward",
-    ),
+    (Attention(13, _BHSD, lengths=(8, 9), backward=True), "_scaled_dot_product_fused_attention_overrideable_backward"),
+    (Attention(11, _BSHD, lengths=(6, 7), backward=True), "_flash_attention_backward"),
+    (Attention(14, _BSHD, lengths=(6, 7), backward=True), "_efficient_attention_backward"),
 )
 
 _OPERATORS: Final[Mapping[str, _Formula]] = MappingProxyType(

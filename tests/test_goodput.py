@@ -42,7 +42,7 @@ def ledger(**parts):
     return Ledger(wall_s=sum(parts.values()), parts=parts, unexplained_s=0.0, counts={})
 
 
-def test_each_row_has_the_run_up_to_then(make_trainer, tmp_path):
+def test_each_log_entry_has_the_run_up_to_then(make_trainer, tmp_path):
     ours = ThroughputCallback(warmup_steps=0)
     at_end = AtTheEnd(ours)
     make_trainer(ours, Slow(), at_end, max_epochs=2, log_every_n_steps=4).fit(SlowValidation(), loader(32), loader(8))

@@ -1,4 +1,4 @@
-"""The GPU's readings in the web page: a real fit on a paper GPU, and what a browser then shows."""
+"""The GPU's readings in the web page: a real fit on a simulated GPU, and what a browser then shows."""
 
 import itertools
 import json

@@ -101,7 +101,7 @@ def test_a_later_fit_tries_it_again(tmp_path, make_trainer, caplog):
     assert len(warnings_of(caplog)) == 1
 
 
-def test_rows_that_were_lost_before_an_exception_are_reported_too(tmp_path, make_trainer, caplog):
+def test_log_entries_that_were_lost_before_an_exception_are_reported_too(tmp_path, make_trainer, caplog):
     with pytest.raises(ValueError, match="mine"):
         fit(make_trainer, tmp_path, Failing(lambda row: row == 2), model=Fails(5, ValueError("mine")))
     [warning] = warnings_of(caplog)

@@ -151,7 +151,7 @@ def test_without_cuda_it_is_logged_once_and_does_nothing(tmp_path, caplog):
 
 @pytest.fixture
 def history(monkeypatch):
-    """A recording of paper, for the callback to use on a CPU."""
+    """A simulated recording, for the callback to use on a CPU."""
     history = FakeHistory()
 
     def memory_of(window, device, path):

@@ -46,8 +46,8 @@ def the_record(folder, name="forge_record"):
 
 
 @pytest.fixture
-def every_row(monkeypatch):
-    """Each logged row is a line of its own, however soon after the one before."""
+def every_entry(monkeypatch):
+    """Each log entry is a line of its own, however soon after the one before."""
     monkeypatch.setattr(run_record, "_INTERVAL_S", 0)
     monkeypatch.setattr(run_record, "_COST", float("inf"))
 
@@ -191,7 +191,7 @@ def test_the_shipped_schema_is_the_one_of_the_code():
     assert SHIPPED.read_bytes() == record_schema_json(), renew
 
 
-@pytest.mark.usefixtures("every_row")
+@pytest.mark.usefixtures("every_entry")
 @pytest.mark.parametrize("module", [Classifier, Manual])
 @pytest.mark.parametrize("overhead", [None, 0.005])
 def test_accumulated_and_broken_cycles_are_in_its_intervals(tmp_path, make_trainer, module, overhead):
@@ -207,7 +207,7 @@ def test_accumulated_and_broken_cycles_are_in_its_intervals(tmp_path, make_train
     assert merged(interval.steps_us for interval in record.intervals) == record.state.steps_us
 
 
-@pytest.mark.usefixtures("every_row")
+@pytest.mark.usefixtures("every_entry")
 def test_a_region_of_the_users_is_no_part_of_the_sum(tmp_path, make_trainer):
     callback = every_step(warmup_steps=1)
     make_trainer(callback).fit(Classifier(), loader(40))
@@ -401,7 +401,7 @@ def test_a_failure_of_its_own_is_logged_once_and_ends_the_record(tmp_path, make_
 # -- its size ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("every_row")
+@pytest.mark.usefixtures("every_entry")
 def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact(tmp_path, make_trainer):
     trainer = make_trainer(logger=False)
     trainer.fit(Classifier(), loader(16))  # the settings are a real Trainer's

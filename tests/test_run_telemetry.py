@@ -1,4 +1,4 @@
-"""A fit's telemetry: what counts, what is logged of it, and what the end of the run tells."""
+"""A fit's telemetry: what counts, what is logged of it, and the summary at the end."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 class Fit:
-    """A fit on a paper GPU whose time passes by hand."""
+    """A fit on a simulated GPU whose time passes by hand."""
 
     def __init__(self, *, gpu=True):
         self.board, self.ns = FakeBoard(), 0
@@ -55,7 +55,7 @@ class Fit:
         """Without a sample."""
         self.ns += round(seconds * 1e9)
 
-    def row(self, samples=100.0, took_ms=1e3):
+    def log_entry(self, samples=100.0, took_ms=1e3):
         return self.telemetry.metrics(samples, took_ms)
 
     def allocates(self, *, mallocs=0, peak_gib=0.0, retries=0):
@@ -64,13 +64,13 @@ class Fit:
         self.allocator["peak_bytes"] = max(self.allocator["peak_bytes"], int(peak_gib * GIB))
 
 
-def test_a_row_has_the_means_since_the_row_before():
+def test_a_log_entry_has_the_means_since_the_one_before():
     fit = Fit()
     fit.passes(1, utilization=40, watts=350)
-    fit.row()
+    fit.log_entry()
     fit.passes(1, utilization=90, memory_utilization=50, watts=700, memory_used=70 * GIB, reasons=0x4, celsius=66)
     fit.allocates(mallocs=3, peak_gib=60, retries=1)
-    assert fit.row() == pytest.approx(
+    assert fit.log_entry() == pytest.approx(
         {
             "gpu/utilization_pct": 90,
             "gpu/memory_utilization_pct": 50,
@@ -94,12 +94,12 @@ def test_a_row_has_the_means_since_the_row_before():
     )
 
 
-def test_a_row_that_no_sample_fell_into_has_pytorchs_figures_alone():
+def test_a_log_entry_that_no_sample_fell_into_has_pytorchs_figures_alone():
     fit = Fit()
     fit.passes(1)
-    fit.row()
+    fit.log_entry()
     fit.waits(1)
-    assert set(fit.row()) == {
+    assert set(fit.log_entry()) == {
         "gpu/allocated_gib",
         "gpu/allocated_peak_gib",
         "gpu/reserved_gib",
@@ -108,16 +108,16 @@ def test_a_row_that_no_sample_fell_into_has_pytorchs_figures_alone():
     }
 
 
-def test_rows_within_a_second_share_their_telemetry():
+def test_log_entries_within_a_second_share_their_telemetry():
     fit = Fit()
     fit.passes(1, utilization=40, watts=350)
     fit.allocates(mallocs=3)
-    assert fit.row()["gpu/utilization_pct"] == 40
+    assert fit.log_entry()["gpu/utilization_pct"] == 40
     fit.passes(0.4, utilization=90, watts=700)
     fit.allocates(mallocs=2)
-    assert fit.row(samples=30.0, took_ms=200.0) == {}
+    assert fit.log_entry(samples=30.0, took_ms=200.0) == {}
     fit.passes(0.6, utilization=90, watts=700)
-    third = fit.row(samples=50.0, took_ms=600.0)
+    third = fit.log_entry(samples=50.0, took_ms=600.0)
     assert (third["gpu/device_allocs"], third["gpu/joules_per_sample"]) == (2, pytest.approx(700 / (80 / 0.8)))
 
 
@@ -127,7 +127,7 @@ def test_what_the_driver_does_not_tell_is_not_logged():
         ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTotalEnergyConsumption"), NOT_SUPPORTED
     )
     fit.passes(1)
-    metrics = fit.row()
+    metrics = fit.log_entry()
     assert not {"gpu/utilization_pct", "gpu/joules_per_sample", "gpu/memory_own_gib"} & metrics.keys()
     assert metrics["gpu/power_w"] == 100
 
@@ -138,14 +138,14 @@ def test_the_run_is_without_its_warm_up_and_its_validation():
     fit.allocates(mallocs=500, peak_gib=90)  # the warm-up
     fit.telemetry.restart()
     fit.passes(2, utilization=80, watts=600)
-    fit.row(50.0)
+    fit.log_entry(50.0)
     fit.telemetry.pause()
     fit.passes(4, utilization=20, watts=200)
     fit.allocates(mallocs=70, peak_gib=95)  # validation
     fit.telemetry.resume()
     fit.passes(2, utilization=100, watts=600)
     fit.allocates(mallocs=4)
-    fit.row(50.0)
+    fit.log_entry(50.0)
     summary = fit.telemetry.summary(samples_per_second=50.0, steps=40)
     assert summary.utilization_pct == 90
     assert (summary.power_w, summary.joules_per_sample) == (pytest.approx(600), pytest.approx(12))
@@ -185,16 +185,16 @@ def test_a_reading_that_fails_is_a_gap():
     assert series.values["power_w"] == (100, None, 100)
 
 
-def test_the_allocators_validation_is_in_no_row():
+def test_the_allocators_validation_is_in_no_log_entry():
     fit = Fit()
-    fit.row(None)
+    fit.log_entry(None)
     fit.allocates(mallocs=2)
     fit.telemetry.pause()
     fit.allocates(mallocs=70, peak_gib=95)
     fit.telemetry.resume()
     fit.allocates(mallocs=1)
     fit.waits(1)
-    metrics = fit.row(None)
+    metrics = fit.log_entry(None)
     assert metrics["gpu/device_allocs"] == 3
     assert metrics["gpu/allocated_peak_gib"] == 2, "it did not rise in these steps"
 
@@ -213,11 +213,11 @@ def test_the_peak_of_an_earlier_fit_is_not_this_ones():
     fit.telemetry.restart()
     fit.allocator["allocated_bytes"] = 2 * GIB
     fit.passes(1)
-    fit.row(None)
+    fit.log_entry(None)
     assert fit.telemetry.summary(None, steps=5).allocated_peak_gib == 5, "the most that was seen, in the warm-up too"
     fit.allocates(peak_gib=41)
     fit.waits(1)
-    fit.row(None)
+    fit.log_entry(None)
     assert fit.telemetry.summary(None, steps=5).allocated_peak_gib == 41
 
 

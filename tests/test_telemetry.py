@@ -48,7 +48,7 @@ class Kept:
 
 
 class Bench:
-    """A sampler on a paper GPU, sampled by hand."""
+    """A sampler on a simulated GPU, sampled by hand."""
 
     def __init__(self, board=None, allocated=None):
         self.board = board or FakeBoard()

@@ -23,7 +23,7 @@ PERIOD_S = 0.01
 
 
 class Gpu(FakeNvml):
-    """A GPU of paper that is busy at 37 %; each sample finds 2 J more on its meter."""
+    """A simulated GPU that is busy at 37 %; each sample finds 2 J more on its meter."""
 
     def __init__(self):
         super().__init__(FakeBoard())

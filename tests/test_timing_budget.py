@@ -105,23 +105,23 @@ def test_a_step_after_validation_or_at_an_epochs_start_is_split_and_speaks_for_i
 
 
 def ledger_of(*steps):
-    """Steps of 10 ms: `plain`, `chosen`, or `singular` with half of its time in the fetch."""
+    """Steps of 10 ms: `unsplit`, `chosen`, or `forced` with half of its time in the fetch."""
     totals = RunTotals()
-    times = {"plain": {"step": 10.0}, "chosen": {"forward": 10.0}, "singular": {"data": 5.0, "forward": 5.0}}
+    times = {"unsplit": {"step": 10.0}, "chosen": {"forward": 10.0}, "forced": {"data": 5.0, "forward": 5.0}}
     for number, kind in enumerate(steps):
         work = StepWork(samples=1, optimizer_steps=1)
-        totals.add(StepTimes(number, times[kind], times[kind]), work, None, StepTiming(chosen=kind != "singular"))
+        totals.add(StepTimes(number, times[kind], times[kind]), work, None, StepTiming(chosen=kind != "forced"))
     return totals
 
 
 def test_a_row_without_a_step_like_the_others_has_no_regions():
-    metrics = ledger_of("singular", "plain", "plain").take().metrics()
+    metrics = ledger_of("forced", "unsplit", "unsplit").take().metrics()
     assert metrics["time/step_ms"] == 10
     assert "time/forward_ms" not in metrics, "the first step after a validation run says nothing of those after it"
-    metrics = ledger_of("singular", "plain", "chosen").take().metrics()
+    metrics = ledger_of("forced", "unsplit", "chosen").take().metrics()
     assert (metrics["time/data_ms"], metrics["time/forward_ms"]) == pytest.approx((5 / 3, 25 / 3))
-    assert ledger_of("singular").take().metrics()["time/data_ms"] == 5
-    assert "time/forward_ms" not in ledger_of("plain", "plain").take().metrics()
+    assert ledger_of("forced").take().metrics()["time/data_ms"] == 5
+    assert "time/forward_ms" not in ledger_of("unsplit", "unsplit").take().metrics()
 
 
 def test_users_regions_and_spans_follow_the_same_rhythm():

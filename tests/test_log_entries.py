@@ -1,4 +1,4 @@
-"""Which steps a logged row is of: whole accumulation cycles, each once, under an x of its own."""
+"""Which steps a log entry is of: whole accumulation cycles, each once, under an x of its own."""
 
 import time
 
@@ -45,7 +45,7 @@ class Unseen(Manual):
 @pytest.mark.parametrize("logger", [CSVLogger, SlowLogger])
 @pytest.mark.parametrize("warmup", [0, 4])
 @pytest.mark.parametrize("every", [1, 2])
-def test_rows_are_of_whole_accumulation_cycles(tmp_path, make_trainer, every, warmup, logger):
+def test_log_entries_are_of_whole_accumulation_cycles(tmp_path, make_trainer, every, warmup, logger):
     trainer = make_trainer(
         every_step(warmup_steps=warmup),
         accumulate_grad_batches=3,

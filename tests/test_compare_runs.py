@@ -70,7 +70,10 @@ def test_one_run_a_side_that_differs_little_is_too_noisy_and_it_is_said_what_wou
     a, b = records("a"), records("b", 10.2, seed=1)
     code, out, err = forge("compare", a, b, "--fail-over", "5")
     assert (code, err) == (3, "")
-    assert out.startswith("too noisy: step +")
+    assert re.match(
+        r"too noisy: step \+[\d.]+ % \([-+\d. to]+ %\), limit 5 %; about 1\d runs a side would tell before",
+        " ".join(out.split()),
+    )
     said = " ".join(out.split())
     assert "Repeat each side 3 times: that decides a limit of 5 % where equal runs differ by 1.6 % or less" in said
     assert re.search(r"with 4.\d %, as assumed here, it needs 1[2-9]", said)
@@ -244,7 +247,7 @@ def test_a_region_that_got_slower_is_the_headline_where_the_step_is_undecided(re
     headline = " ".join(out.partition("\nbefore")[0].split())
     assert re.fullmatch(
         r"too noisy: forward slower by \d\d % \(\d\d to \d\d %\); the step is undecided: "
-        r"step \+[34]\.\d % \([-+\d. to]+ %\), limit 5 %",
+        r"step \+[34]\.\d % \([-+\d. to]+ %\), limit 5 %(; about \d runs a side would tell)?",
         headline,
     ), headline
 
@@ -312,6 +315,72 @@ def test_a_region_on_one_side_only_has_no_ratio(records, forge):
     code, _, err = forge("compare", a, b, "--fail-over", "5", "--metric", "transfer")
     assert code == 2
     assert "no values of 'transfer' on both sides" in err
+
+
+def test_each_rank_is_compared_by_its_steps(records, forge):
+    a, b = (records(name, seed=seed, world_size=2) for seed, name in enumerate("ab"))
+    for folder, mean_ms, seed in ((a, 10.0, 2), (b, 20.0, 3)):
+        write_record(folder, step_times(mean_ms, seed=seed), world_size=2, rank=1)
+    code, out, _ = forge("compare", a, b, "--fail-over", "5", "--metric", "rank1")
+    assert code == 1
+    assert re.match(r"slower: step of rank 1 slower by (99|100|101) % ", out)
+    assert re.search(r"(?m)^step of rank 1 ms +[\d.]+ +[\d.]+ +\+(99|100|101) % .* slower$", out)
+
+
+def test_what_is_outside_of_the_steps_is_compared(records, forge):
+    parts = {"startup/imports": 3.0, "startup/trainer": 1.0, "steps": 10.0, "validation": 6.0, "checkpoint": 6.0}
+    events = [("checkpoint", 1.0 + 0.01 * number) for number in range(6)]
+    validations = [("validation", 1.0 + 0.01 * number) for number in range(6)]
+    a = records("a", ledger=parts, events=[*events, *validations])
+    b = records("b", seed=1, ledger={**parts, "startup/imports": 11.0}, events=[*events, *[("validation", 1.6)] * 6])
+    code, out, _ = forge("compare", a, b, "--fail-over", "5", "--metric", "validation")
+    assert code == 1
+    assert re.match(r"slower: a validation slower by 56 % \(4\d to 7\d %\), limit 5 %\n", out)
+    assert re.search(r"(?m)^a checkpoint s +1\.0\d +1\.0\d +\+0\.0 % .* too noisy$", out)
+    assert re.search(r"(?m)^start-up s +4\.00 +12\.0 +\+200 % +unknown +slower$", out), "equal runs do not differ by 3"
+    code, out, _ = forge("compare", a, a, "--fail-over", "5", "--metric", "startup")
+    assert code == 3
+    assert "One value a run: repeat each side 3 times" in out
+
+
+def test_a_run_that_gets_slower_is_compared_by_its_last_fifth(records, forge, tmp_path):
+    a = records("a", blocks=50)
+    write_record(tmp_path / "b", step_times(10.0, seed=1) * np.linspace(1.0, 1.6, 1000), blocks=50)
+    _code, out, _ = forge("compare", a, tmp_path / "b", "--fail-over", "5", "--metric", "last_fifth", "--scatter", "1")
+    assert re.match(r"(slower|too noisy): last over first fifth (slower by|\+)\D*4\d %", out), out
+    assert re.search(r"(?m)^last / first fifth +[01]\.\d+ +1\.4\d +\+4\d %", out)
+
+
+def test_a_tail_of_slow_steps_is_found_by_p95(records, forge, tmp_path):
+    paces = (1.0, 1.01, 0.99)
+    a = repeats(records, "a", 10.0, paces)
+    b = []
+    for number, pace in enumerate(paces):
+        times = step_times(10.0 * pace, seed=50 + number)
+        times[::12] *= 1.5
+        write_record(tmp_path / f"b{number}", times)
+        b.append(tmp_path / f"b{number}")
+    code, out, _ = forge("compare", *a, "--against", *b, "--fail-over", "20", "--metric", "p95", "--metric", "median")
+    assert code == 1
+    assert re.match(r"slower: p95 of the step slower by 4\d % .*\nsame: median step ", out)
+
+
+def test_github_gets_the_times_of_the_second_side(records, forge):
+    a, b = records("a"), records("b", 20.0, seed=1)
+    code, out, _ = forge("compare", a, b, "--format", "github")
+    entries = {entry["name"]: entry for entry in json.loads(out)}
+    assert code == 0
+    assert entries["step"] == {
+        "name": "step",
+        "unit": "ms",
+        "value": pytest.approx(20, rel=0.02),
+        "range": entries["step"]["range"],
+        "extra": entries["step"]["extra"],
+    }
+    assert re.fullmatch(r"± \d\.\d+", entries["step"]["range"])
+    assert entries["step"]["extra"].startswith("slower: step slower by ")
+    assert {"median", "p95", "forward", "backward"} <= entries.keys()
+    assert not {"samples", "tokens", "goodput"} & entries.keys(), "of which more is better"
 
 
 def test_names_cannot_steer_the_terminal(records, forge):

@@ -57,27 +57,16 @@ _CONDITIONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric on both sides.
-
-    Attributes:
-        name: its name, as `--metric` takes it.
-        unit: unit of both values; "" for a ratio.
-        a: geometric mean over the runs before; None if no run has the metric.
-        b: geometric mean over the runs now; None likewise.
-        pct: change in percent; None unless all runs have the metric.
-        ratio: now over before, with its interval; None likewise.
-        outcome: what the interval decides; None without a ratio.
-        share_pct: share of the step, or of the run's wall time, on the side where it is larger; 100 if it is no part.
-    """
+    """One metric on both sides."""
 
     name: str
     unit: str
-    a: float | None
+    a: float | None  # geometric mean over the runs before; None if no run has it
     b: float | None
-    pct: float | None = None
+    pct: float | None = None  # None unless all runs have it, as ratio and outcome
     ratio: Ratio | None = None
     outcome: Outcome | None = None
-    share_pct: float = 100.0
+    share_pct: float = 100.0  # of the step, or of the wall time; 100 if it is no part
 
     @property
     def more_is_better(self) -> bool:
@@ -87,22 +76,12 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is shown without a test: a part of the ledger, a finding, a kernel. Means over the runs.
-
-    Attributes:
-        name: what it is.
-        a: amount before, 0 where it did not occur.
-        b: amount now.
-        pct: change in percent; None where there was none before.
-        per: what the amount is per.
-        a_calls: calls per step before; 0 if they are not counted.
-        b_calls: calls per step now.
-    """
+    """What is shown without a test: a part of the ledger, a finding, a kernel. Means over the runs."""
 
     name: str
     a: float
     b: float
-    pct: float | None
+    pct: float | None  # None where there was none before
     per: str
     a_calls: float = 0.0
     b_calls: float = 0.0
@@ -110,63 +89,35 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One side of a comparison: a run, or several repeats.
-
-    Attributes:
-        sources: files or folders.
-        steps: number of counted steps of each run.
-        conditions: conditions of the first run.
-        commits: distinct git commits of the runs.
-        verdict: the most frequent verdict; "" without any.
-        verdicts: number of runs by verdict.
-        wall_s: mean wall time in seconds, by the ledger; 0 if unknown.
-    """
+    """One side of a comparison: a run, or several repeats."""
 
     sources: tuple[str, ...]
-    steps: tuple[int, ...]
+    steps: tuple[int, ...]  # counted ones of each run
     conditions: Conditions
     commits: tuple[str, ...]
     verdict: str
-    verdicts: Mapping[str, int]
-    wall_s: float
+    verdicts: Mapping[str, int]  # number of runs by verdict
+    wall_s: float  # mean; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What changed from `a` to `b`.
-
-    Attributes:
-        kind: `record`, `trace` or `benchmark`.
-        a: the runs before.
-        b: the runs now.
-        metrics: metrics by name.
-        ledger: parts of the wall time in seconds, the largest change first, as in all that follow.
-        findings: shares of findings in percent.
-        gpu: means of the GPU's sensors and of the allocator's figures.
-        idle: idle time of the GPU by cause, in milliseconds per step, as in all that follow.
-        kinds: busy time by kernel kind.
-        kernels: busy time by kernel.
-        differs: conditions in which the sides differ, one sentence each.
-        notes: anything else that makes the sides hard to compare, one sentence each.
-        assumed_scatter_pct: assumed scatter between equal runs, as a standard deviation in percent; None with repeats,
-            which measure it.
-        followed: whether the runs were made one after the other.
-    """
+    """What changed from `a` to `b`."""
 
     kind: str
     a: Side
     b: Side
     metrics: Mapping[str, Metric]
-    ledger: tuple[Change, ...] = ()
-    findings: tuple[Change, ...] = ()
+    ledger: tuple[Change, ...] = ()  # seconds; the largest change first, as in all that follow
+    findings: tuple[Change, ...] = ()  # percent
     gpu: tuple[Change, ...] = ()
-    idle: tuple[Change, ...] = ()
+    idle: tuple[Change, ...] = ()  # milliseconds per step by cause, as in all that follow
     kinds: tuple[Change, ...] = ()
     kernels: tuple[Change, ...] = ()
-    differs: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()  # conditions, one sentence each
     notes: tuple[str, ...] = ()
-    assumed_scatter_pct: float | None = None
-    followed: bool = False
+    assumed_scatter_pct: float | None = None  # None with repeats, which measure it
+    followed: bool = False  # whether the runs were made one after the other
 
 
 Sources = Sequence[Source]

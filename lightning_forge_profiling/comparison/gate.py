@@ -20,22 +20,14 @@ from lightning_forge_profiling.results.rank import CATEGORIES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What a comparison says of one metric and a limit.
-
-    Attributes:
-        metric: which one.
-        limit_pct: the limit; None for none.
-        outcome: `slower` where the 95 % interval lies above the limit, `same` where it lies below, `faster` where it
-            lies below zero, `too noisy` where it contains the limit, `too short` where the steps are too few for one.
-        text: the outcome in words, with the numbers.
-        missing: how many runs or steps would decide it; "" for a decided one.
-    """
+    """What a comparison says of one metric and a limit."""
 
     metric: str
     limit_pct: float | None
     outcome: Outcome
     text: str
-    missing: str = ""
+    missing: str = ""  # what would decide it
+    needed_runs: int | None = None  # a side; None if unknown, or over 100
 
 
 def gate(comparison: Comparison, name: str, limit_pct: float | None) -> Gate:
@@ -44,8 +36,24 @@ def gate(comparison: Comparison, name: str, limit_pct: float | None) -> Gate:
     if metric is None or metric.outcome is None:
         having = ", ".join(name for name, other in comparison.metrics.items() if other.outcome is not None)
         raise ConfigurationError(f"no values of {name!r} on both sides; available: {having}")
-    missing = _what_would_tell(comparison, metric, limit_pct) if metric.outcome.startswith("too") else ""
-    return Gate(metric=name, limit_pct=limit_pct, outcome=metric.outcome, text=change_words(metric), missing=missing)
+    undecided = metric.outcome.startswith("too")
+    return Gate(
+        metric=name,
+        limit_pct=limit_pct,
+        outcome=metric.outcome,
+        text=change_words(metric),
+        missing=_what_would_tell(comparison, metric, limit_pct) if undecided else "",
+        needed_runs=_needed_runs(comparison, metric, limit_pct),
+    )
+
+
+def _needed_runs(comparison: Comparison, metric: Metric, limit_pct: float | None) -> int | None:
+    """Number of runs a side that decide, if they are more than there are."""
+    if metric.outcome != "too noisy" or metric.ratio is None or not metric.ratio.scatter:
+        return None
+    needed = runs_needed(metric.ratio.scatter, SAME_WITHIN_PCT if limit_pct is None else limit_pct)
+    few = min(len(comparison.a.steps), len(comparison.b.steps))
+    return needed if needed is not None and needed > few else None
 
 
 def overall(gates: Iterable[Gate]) -> Outcome | None:
@@ -58,6 +66,8 @@ def overall(gates: Iterable[Gate]) -> Outcome | None:
 def headline(comparison: Comparison, decided: Gate) -> str:
     """What the comparison says of a gate's metric; if it is undecided or the same, which other metric stands out."""
     limit = "" if decided.limit_pct is None else f", limit {decided.limit_pct:g} %"
+    if decided.needed_runs is not None:
+        limit += f"; about {decided.needed_runs} runs a side would tell"
     other = _standing_out(comparison, decided)
     if other is None or decided.metric != "step":
         return decided.text + limit

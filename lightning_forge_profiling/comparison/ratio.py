@@ -28,23 +28,14 @@ _T_80: Final = (1.376, 1.061, 0.978, 0.941, 0.920, 0.906, 0.889, 0.879, 0.866, 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Ratio of the second side to the first.
-
-    Attributes:
-        ratio: ratio of the geometric means over the runs.
-        low: lower end of the 95 % interval; None if unknown.
-        high: upper end of the interval; None if unknown.
-        log_error: standard error of the logarithm; None if unknown.
-        scatter: standard deviation of the logarithm between equal runs: measured with repeats, assumed without.
-        paired: whether the interval is from the differences between runs made in turns.
-    """
+    """Ratio of the second side to the first."""
 
     ratio: float
-    low: float | None = None
+    low: float | None = None  # of the 95 % interval; None if unknown
     high: float | None = None
     log_error: float | None = None
-    scatter: float | None = None
-    paired: bool = False
+    scatter: float | None = None  # deviation of the logarithm between equal runs, measured or assumed
+    paired: bool = False  # from the differences between runs made in turns
 
 
 def ratio_of(a: Sequence[Estimate], b: Sequence[Estimate], scatter: float, *, in_turns: bool = False) -> Ratio:

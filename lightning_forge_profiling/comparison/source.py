@@ -46,14 +46,7 @@ _FIFTHS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Conditions that runs must share for their step times to be comparable.
-
-    Attributes:
-        device: the training device, such as `cuda:0 (NVIDIA H200)`.
-        world_size: number of training processes.
-        precision: precision of the Trainer; "" if unknown.
-        batch_size: samples per batch of one rank; None if unknown.
-    """
+    """Conditions that runs must share for their step times to be comparable."""
 
     device: str
     world_size: int
@@ -63,46 +56,25 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One run, trace or benchmark result.
-
-    Attributes:
-        source: its file or folder.
-        kind: what it is.
-        run: id of the run; "" if unknown.
-        conditions: what must be the same on both sides.
-        steps: number of counted steps, or of samples.
-        all_steps: number of steps so far, including those that do not count.
-        began_s: Unix time at which it began; None if unknown.
-        ended_s: time of its newest line.
-        metrics: each metric with its error, by name.
-        unsteadiness: standard deviation of the logarithm to expect between runs as unsteady as this one.
-        amounts: by table (`ledger`, `findings`, `gpu`, `idle`, `kinds`, `kernels`), what is shown without a test.
-        of_run: codes of the findings whose share is of the run, not of the step.
-        wall_s: seconds of the run so far; 0 if unknown.
-        verdict: code of the verdict; "" for none.
-        host: name of the machine.
-        commit: git commit of the code; "" if unknown.
-        settings: versions, and settings of the Trainer and of the training DataLoader, by name.
-        notes: what a reader should know of it, one sentence each.
-    """
+    """One run, trace or benchmark result."""
 
     source: str
     kind: Literal["record", "trace", "benchmark"]
-    run: str = ""
+    run: str = ""  # id of the run
     conditions: Conditions
-    steps: int
-    all_steps: int = 0
-    began_s: float | None = None
+    steps: int  # counted ones
+    all_steps: int = 0  # those that do not count included
+    began_s: float | None = None  # Unix time
     ended_s: float = 0.0
     metrics: Mapping[str, Estimate]
-    unsteadiness: float = 0.0
-    amounts: Mapping[str, Amounts] = field(default_factory=dict)
-    of_run: frozenset[str] = frozenset()
-    wall_s: float = 0.0
+    unsteadiness: float = 0.0  # deviation of the logarithm to expect between runs as unsteady
+    amounts: Mapping[str, Amounts] = field(default_factory=dict)  # by table, shown without a test
+    of_run: frozenset[str] = frozenset()  # findings whose share is of the run, not of the step
+    wall_s: float = 0.0  # 0 if unknown
     verdict: str = ""
     host: str = ""
     commit: str = ""
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)  # and versions
     notes: tuple[str, ...] = ()
 
 

@@ -34,19 +34,12 @@ Column = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A metric of one run.
-
-    Attributes:
-        value: the metric, in its unit.
-        log_error: standard error of its logarithm, from the run's own steps; None with too few of them.
-        blocks: number of blocks of steps behind the error.
-        log_drift: standard deviation of the logarithm from block to block beyond that of independent steps.
-    """
+    """A metric of one run."""
 
     value: float
-    log_error: float | None = None
-    blocks: float = 0.0
-    log_drift: float = 0.0
+    log_error: float | None = None  # standard error of the logarithm; None with too few steps
+    blocks: float = 0.0  # of steps, behind the error
+    log_drift: float = 0.0  # deviation from block to block beyond that of independent steps
 
 
 def resampled(count: int, block: int, resamples: int, random: np.random.Generator) -> npt.NDArray[np.int64]:

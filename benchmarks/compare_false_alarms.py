@@ -35,6 +35,8 @@ BLOCKS: Final = 55
 """As a record's totals have them: 32 to 64."""
 SPIKES: Final = 0.005
 SPIKE_MS: Final = 20.0
+WANDERS_BACK: Final = 0.9
+"""What is left in the next run of how much the machine's pace is off."""
 BETWEEN_RUNS_S: Final = 10.0
 
 Runs = npt.NDArray[np.float64]
@@ -73,9 +75,10 @@ def simulated(random: np.random.Generator, machine: Machine, runs: int, steps: i
     for step in range(1, steps):
         times[:, step] = machine.lasts * times[:, step - 1] + fresh * times[:, step]
     drift = machine.drift * random.normal(size=(runs, 1)) * np.linspace(-0.5, 0.5, steps)
-    pace = machine.scatter * random.normal(size=(runs, 1)) + np.cumsum(
-        machine.wanders * random.normal(size=(runs, 1)), 0
-    )
+    machines = machine.wanders * random.normal(size=(runs, 1))
+    for run in range(1, runs):
+        machines[run] += WANDERS_BACK * machines[run - 1]
+    pace = machine.scatter * random.normal(size=(runs, 1)) + machines
     spikes = SPIKE_MS * (random.random((runs, steps)) < SPIKES)
     steady = np.maximum(1 + machine.noise * times + drift, 0.2)
     return np.asarray(STEP_MS * np.exp(pace) * steady + spikes, dtype=float)

@@ -158,7 +158,7 @@ _STARTUP: Final = {
 
 
 def _logger(run: LedgerCosts, part: str) -> Explanation:
-    advice = "Log less often (Trainer(log_every_n_steps=...)), fewer metrics per row, or to a local logger."
+    advice = "Log less often (Trainer(log_every_n_steps=...)), fewer metrics per log entry, or to a local logger."
     if part.endswith(".finalize"):
         advice = (
             "It uploads and closes files at the end of the fit: upload less (log_model=False, fewer artifacts), or log "
@@ -197,7 +197,7 @@ LEDGER_RULES: Final = {
         _takes(
             "self.log",
             "values",
-            "Log fewer values, or every few steps: each call costs some 0.1 ms, whether or not the logger gets a row. "
+            "Log fewer values, or every few steps: each call costs some 0.1 ms, whether or not the logger gets it. "
             "Collect values in a tensor and log them with on_step=False, on_epoch=True at the end of an epoch.",
         ),
     ),

@@ -213,7 +213,7 @@ class RankWork:
 
     @property
     def error_ms(self) -> float:
-        """The same of the rank's own work: of the regions, as far as they are work."""
+        """Half of the 95 % interval of the rank's own work, from those of its regions."""
         own = ((leaf, self.own_ms(leaf) / self.leaves_ms[leaf]) for leaf in self.errors_ms if self.leaves_ms.get(leaf))
         return float(sum((self.errors_ms[leaf] * share) ** 2 for leaf, share in own) ** 0.5)
 

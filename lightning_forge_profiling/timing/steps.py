@@ -44,13 +44,11 @@ class StepTimes(NamedTuple):
         device_ms: device time of every region that ran (host time where there is no GPU), the excluded ones and the
             user's included.
         host_ms: host time of the same.
-        counts: how many intervals each of them had.
     """
 
     step: int
     device_ms: Mapping[str, float] = MappingProxyType({})
     host_ms: Mapping[str, float] = MappingProxyType({})
-    counts: Mapping[str, int] = MappingProxyType({})
 
     @property
     def step_ms(self) -> float:
@@ -88,7 +86,6 @@ class StepAssembler:
         """The one under way."""
         self._device: dict[str, float] = {}
         self._host: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
 
     def add(self, interval: Interval) -> StepTimes | None:
         """Add one interval, in the order in which they end; returns the step that it completes, if any."""
@@ -97,18 +94,12 @@ class StepAssembler:
         if tag != self.step:
             done = self.flush()
             self.step = tag
-        if region in self._device:
-            self._device[region] += device_ms
-            self._host[region] += host_ms
-            self._counts[region] += 1
-        else:
-            self._device[region] = device_ms
-            self._host[region] = host_ms
-            self._counts[region] = 1
+        self._device[region] = self._device.get(region, 0.0) + device_ms
+        self._host[region] = self._host.get(region, 0.0) + host_ms
         return done
 
     def flush(self) -> StepTimes | None:
         """The current step as far as it is known, if there is one."""
-        done = None if self.step is None else StepTimes(self.step, self._device, self._host, self._counts)
-        self.step, self._device, self._host, self._counts = None, {}, {}, {}
+        done = None if self.step is None else StepTimes(self.step, self._device, self._host)
+        self.step, self._device, self._host = None, {}, {}
         return done

@@ -1,4 +1,4 @@
-"""One frame of `forge-profiling watch`, from the newest lines of a record."""
+"""A run on the terminal, from its record: a frame of `forge-profiling watch`, and `forge-profiling summary`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Final
 
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
-from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
+from lightning_forge_profiling.record.lines import IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_status import (
@@ -15,6 +15,7 @@ from lightning_forge_profiling.report.run_status import (
     RunStatus,
     counted,
     duration,
+    events_once,
     rank_paces,
     rates_of,
     run_status,
@@ -26,6 +27,7 @@ from lightning_forge_profiling.report.run_table import (
     NAMES_WIDTH,
     RegionRow,
     RunTable,
+    print_lines,
     print_run,
     run_table,
     step_table,
@@ -66,16 +68,14 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> No
     screen.line(Text(setting_words(first), "dim"))
     screen.line()
     print_pace(first, screen)
-    for line in _of_run(record):
-        screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH)
+    print_lines(_of_run(record), screen)
     if len(record.ranks) > 1:
         screen.line()
         screen.table(_ranks(rank_paces(record, now), now))
     events = list(_events(record, now))
     if events:
         screen.line()
-    for position, text in enumerate(events):
-        screen.line(text, name=Text("" if position else "events", "bold"), column=NAMES_WIDTH)
+    print_lines((Line("" if position else "events", Text(text)) for position, text in enumerate(events)), screen)
 
 
 def setting_words(rank: RankRecord) -> str:
@@ -96,20 +96,19 @@ def print_pace(rank: RankRecord, screen: Screen) -> None:
     intervals = counted(rank)
     if not intervals:
         waiting = "no step was timed yet" if rank.end is None else "no step was timed"
-        screen.line(waiting, name=Text("step", "bold"), column=NAMES_WIDTH)
+        print_lines([Line("step", Text(waiting))], screen)
         return
     latest = intervals[-1]
     medians = [percentile_ms(interval.steps_us, 50) for interval in intervals if interval.steps_us]
     spread = spread_of([latest])
     times = f"{digits(spread.p50)} ms, p95 {digits(spread.p95 or 0.0)} ms " if medians else ""
     room = min(_MOST_TIMES, screen.width - NAMES_WIDTH - 1 - width_of(times))
-    screen.line(Text(times + sparkline(medians, max(room, 1))), name=Text("step", "bold"), column=NAMES_WIDTH)
+    print_lines([Line("step", Text(times + sparkline(medians, max(room, 1))))], screen)
     by_region = split(intervals)
     if by_region:
         screen.table(step_table(latest_regions(by_region, beside_run=screen.width >= _WIDE), screen.width))
-    for name, parts in (("throughput", _throughput(latest)), ("gpu", _gpu(latest))):
-        if parts:
-            screen.line(", ".join(parts), name=Text(name, "bold"), column=NAMES_WIDTH)
+    rates = (("throughput", _throughput(latest)), ("gpu", _gpu(latest)))
+    print_lines((Line(name, Text(", ".join(parts))) for name, parts in rates if parts), screen)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -177,14 +176,9 @@ def _findings(report: RunReport) -> Iterator[Line]:
 
 
 def _events(record: RunRecord, now: float) -> Iterator[str]:
-    """The latest events. An event of several ranks is listed once."""
-    by_event: dict[tuple[int, str, str], list[tuple[int, EventLine]]] = {}
-    for rank in record.ranks:
-        for event in rank.events:
-            by_event.setdefault((event.step, event.kind, event.text), []).append((rank.begin.rank, event))
-    for ranks in sorted(by_event.values(), key=lambda each: -each[0][1].at)[:_EVENTS]:
-        number, event = ranks[0]
-        on = f" on rank {number}" if len(ranks) == 1 < len(record.ranks) else ""
+    """The latest events, newest first."""
+    for event, ranks in reversed(events_once(record)[-_EVENTS:]):
+        on = f" on rank {ranks[0]}" if len(ranks) == 1 < len(record.ranks) else ""
         took = f", {_length(event.seconds)}" if event.seconds else ""
         said = f": {event.text}" if event.text else ""
         yield f"{duration(now - event.at)} ago, step {event.step:,}: {event.kind}{on}{took}{said}"

@@ -8,7 +8,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
-from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State
+from lightning_forge_profiling.record.lines import End, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run
 from lightning_forge_profiling.report.files import read_summary
 from lightning_forge_profiling.report.live_view import latest_regions, setting_words
@@ -18,6 +18,7 @@ from lightning_forge_profiling.report.run_status import (
     RankPace,
     counted,
     duration,
+    events_once,
     rank_paces,
     run_status,
     split,
@@ -248,17 +249,12 @@ def _rounded(value: float) -> float:
 
 
 def _events(record: RunRecord, began: float) -> tuple[Event, ...]:
-    """All events by time. An event of several ranks is listed once."""
-    once: dict[tuple[int, str, str], EventLine] = {}
-    for rank in record.ranks:
-        for event in rank.events:
-            once.setdefault((event.step, event.kind, event.text), event)
     return tuple(
         Event(
             event.at - event.seconds - began, event.at - began, event.step, event.kind, event.text,
             is_problem=event.kind in _PROBLEMS,
         )
-        for event in sorted(once.values(), key=lambda event: event.at)
+        for event, _ in events_once(record)
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Pace of a run, from its intervals: rates, step times, and the ranks side by side."""
+"""Status and pace of a run, from its record: running or ended, rates, step times, the ranks side by side."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine
 from lightning_forge_profiling.diagnosis.ranks import STRAGGLER
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
-from lightning_forge_profiling.record.lines import Begin, IntervalLine, State
+from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 
@@ -168,6 +168,15 @@ def spread_of(intervals: Iterable[IntervalLine]) -> Percentiles:
     """Median and 95th percentile of the step times; 0 without a step."""
     steps = merged(interval.steps_us for interval in intervals)
     return Percentiles(percentile_ms(steps, 50), percentile_ms(steps, 95)) if steps else Percentiles()
+
+
+def events_once(record: RunRecord) -> list[tuple[EventLine, list[int]]]:
+    """All events by time, each with the ranks that have it."""
+    once: dict[tuple[int, str, str], tuple[EventLine, list[int]]] = {}
+    for rank in record.ranks:
+        for event in rank.events:
+            once.setdefault((event.step, event.kind, event.text), (event, []))[1].append(rank.begin.rank)
+    return sorted(once.values(), key=lambda entry: entry[0].at)
 
 
 def totals(record: RunRecord) -> tuple[RankRecord, State | None]:

@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from math import floor, log10
@@ -341,7 +341,7 @@ def print_run(report: RunReport, screen: Screen | None = None) -> None:
 def print_table(table: RunTable, screen: Screen) -> None:
     """Print it as text."""
     screen.line()
-    _print_lines(table.verdict, screen)
+    print_lines(table.verdict, screen)
     if table.verdict:
         screen.line()
     screen.line(Text(table.title, "bold"))
@@ -349,12 +349,13 @@ def print_table(table: RunTable, screen: Screen) -> None:
         screen.table(step_table(table, screen.width))
     if table.lines:
         screen.line()
-    _print_lines(table.lines, screen)
+    print_lines(table.lines, screen)
     screen.line()
     screen.flush()
 
 
-def _print_lines(lines: Sequence[Line], screen: Screen) -> None:
+def print_lines(lines: Iterable[Line], screen: Screen) -> None:
+    """Print named lines."""
     for line in lines:
         screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH, whole=line.whole)
 

@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lightning_forge_profiling.cli.arguments import number
 from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
@@ -142,13 +142,27 @@ def _refuse_early(args: argparse.Namespace) -> None:
         {"--json": json, "--html": args.html, "--png": args.png, "--svg": args.svg},
         [] if args.source in {None, _DASH} else [("--from", args.source)],
     )
-    if args.html or args.png or args.svg:
-        from lightning_forge_profiling.crossover.plot import check_drawing  # noqa: PLC0415  (start fast)
+    if args.html or args.svg:
+        _check_drawing("svg")
+    if args.png:
+        _check_drawing("png")
 
-        if args.html or args.svg:
-            check_drawing("svg")
-        if args.png:
-            check_drawing("png")
+
+def _check_drawing(kind: Literal["png", "svg"]) -> None:
+    """Draw an empty plot, to find a missing or broken matplotlib before measuring."""
+    from lightning_forge_profiling.crossover.curves import OperationCurves  # noqa: PLC0415  (start fast)
+
+    try:
+        from lightning_forge_profiling.crossover.plot import LIGHT, draw_operation  # noqa: PLC0415
+
+        draw_operation(OperationCurves(name="", meaning="", curves=()), LIGHT, kind)
+    except Exception as error:  # a broken installation can raise anything
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
+        why = "is not installed" if missing else f"fails here ({type(error).__name__}: {error})"
+        raise ConfigurationError(
+            f"drawing needs matplotlib, which {why}: pip install 'lightning-forge-profiling[plots]', "
+            "or write --json here and draw --from it elsewhere"
+        ) from error
 
 
 def _read(path: Path) -> "CrossoverResult":
@@ -215,12 +229,14 @@ def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
 
 def _drawn(args: argparse.Namespace, result: "CrossoverResult") -> Iterator[tuple[Path, bytes]]:
     """The page and the plots that were asked for."""
-    from lightning_forge_profiling.crossover.page import crossover_page  # noqa: PLC0415  (start fast)
-    from lightning_forge_profiling.crossover.plot import LIGHT, draw_result  # noqa: PLC0415
-
     if args.html:
+        from lightning_forge_profiling.crossover.page import crossover_page  # noqa: PLC0415  (loads matplotlib)
+
         yield args.html, crossover_page(result).encode(errors="replace")
-    if args.png:
-        yield args.png, draw_result(result, LIGHT, "png")
-    if args.svg:
-        yield args.svg, draw_result(result, LIGHT, "svg")
+    if args.png or args.svg:
+        from lightning_forge_profiling.crossover.plot import LIGHT, draw_result  # noqa: PLC0415  (loads matplotlib)
+
+        if args.png:
+            yield args.png, draw_result(result, LIGHT, "png")
+        if args.svg:
+            yield args.svg, draw_result(result, LIGHT, "svg")

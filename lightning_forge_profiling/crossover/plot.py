@@ -6,17 +6,19 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+from matplotlib import rc_context, rcParamsDefault
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from lightning_forge_profiling.bench.result import in_unit
 from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves, Way
 from lightning_forge_profiling.crossover.text import WAY_NAMES, about_size, threads
-from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.report.text import short
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Format = Literal["png", "svg"]
 
@@ -61,24 +63,9 @@ _SHORTEST_AXIS: Final = 10.0
 _ROUNDING: Final = 1 - 1e-9
 
 
-def check_drawing(kind: Format) -> None:
-    """Draw an empty plot, to find a missing or broken matplotlib before measuring."""
-    try:
-        draw_operation(OperationCurves(name="", meaning="", curves=()), LIGHT, kind)
-    except Exception as error:  # a broken installation can raise anything
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
-        why = "is not installed" if missing else f"fails here ({type(error).__name__}: {error})"
-        raise ConfigurationError(
-            f"drawing needs matplotlib, which {why}: pip install 'lightning-forge-profiling[plots]', "
-            "or write --json here and draw --from it elsewhere"
-        ) from error
-
-
 def draw_operation(operation: OperationCurves, theme: Theme, kind: Format, *, narrow: bool = False) -> bytes:
     """A plot of one operation's curves."""
     with _style(theme):
-        from matplotlib.figure import Figure  # noqa: PLC0415  (only where something is drawn)
-
         inches = _NARROW_INCHES if narrow else _ALONE_INCHES
         figure = Figure(figsize=inches, layout="constrained")
         axes = figure.subplots()
@@ -91,8 +78,6 @@ def draw_operation(operation: OperationCurves, theme: Theme, kind: Format, *, na
 def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
     """A plot of all operations side by side, with a heading."""
     with _style(theme):
-        from matplotlib.figure import Figure  # noqa: PLC0415  (only where something is drawn)
-
         columns = min(_MOST_COLUMNS, len(result.operations))
         rows = math.ceil(len(result.operations) / columns)
         width, height = _PANEL_INCHES
@@ -130,9 +115,6 @@ def _short(text: str) -> str:
 
 def _wrapped(text: str, inches: float, points: float) -> str:
     """Text broken into lines that fit, with dollar signs escaped: they would begin a formula."""
-    from matplotlib.font_manager import FontProperties  # noqa: PLC0415  (only where something is drawn)
-    from matplotlib.textpath import text_to_path  # noqa: PLC0415
-
     font = FontProperties(size=points)
 
     def fits(line: str) -> bool:
@@ -143,15 +125,7 @@ def _wrapped(text: str, inches: float, points: float) -> str:
     return "\n".join(lines).replace("$", r"\$")
 
 
-def _draw(axes: "Axes", operation: OperationCurves, theme: Theme, *, most_ticks: int) -> None:
-    from matplotlib.ticker import (  # noqa: PLC0415  (only where something is drawn)
-        FixedLocator,
-        FuncFormatter,
-        LogLocator,
-        NullFormatter,
-        NullLocator,
-    )
-
+def _draw(axes: Axes, operation: OperationCurves, theme: Theme, *, most_ticks: int) -> None:
     for curve in operation.curves:
         if not curve.points:
             continue
@@ -185,7 +159,7 @@ def _draw(axes: "Axes", operation: OperationCurves, theme: Theme, *, most_ticks:
     _mark(axes, operation, theme)
 
 
-def _mark(axes: "Axes", operation: OperationCurves, theme: Theme) -> None:
+def _mark(axes: Axes, operation: OperationCurves, theme: Theme) -> None:
     """A line down to the axis at each crossover between two sizes, and the size beside it."""
     low, _ = axes.get_ylim()
     inside = [one for one in operation.crossovers if one.size is not None and not one.everywhere]
@@ -227,8 +201,6 @@ def _round_time(us: float) -> str:
 @contextmanager
 def _style(theme: Theme) -> Iterator[None]:
     """Matplotlib's own defaults, whatever the user's are, in a theme's colours."""
-    from matplotlib import rc_context, rcParamsDefault  # noqa: PLC0415  (only where something is drawn)
-
     defaults = {name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")}
     panels = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
     texts = ("text.color", "legend.labelcolor", "axes.titlecolor")
@@ -245,7 +217,7 @@ def _style(theme: Theme) -> Iterator[None]:
         yield
 
 
-def _file(figure: "Figure", kind: Format) -> bytes:
+def _file(figure: Figure, kind: Format) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
     return stream.getvalue()

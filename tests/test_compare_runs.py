@@ -317,6 +317,16 @@ def test_a_region_on_one_side_only_has_no_ratio(records, forge):
     assert "no values of 'transfer' on both sides" in err
 
 
+def test_a_sensor_is_averaged_over_the_runs_that_have_it(records):
+    a = [
+        source(records(f"a{number}", seed=number, metrics=metrics))
+        for number, metrics in enumerate(({"gpu/power_w": 400.0}, {}))
+    ]
+    b = [source(records("b", seed=5, metrics={"gpu/power_w": 440.0, "gpu/temperature_c": 60.0}))]
+    [power] = compare(a, b).gpu
+    assert (power.name, power.a, power.b, power.pct) == ("gpu/power_w", 400.0, 440.0, pytest.approx(10))
+
+
 def test_each_rank_is_compared_by_its_steps(records, forge):
     a, b = (records(name, seed=seed, world_size=2) for seed, name in enumerate("ab"))
     for folder, mean_ms, seed in ((a, 10.0, 2), (b, 20.0, 3)):

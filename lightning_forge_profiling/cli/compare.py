@@ -204,7 +204,10 @@ def _read_benchmark(path: Path, progress: Progress) -> "Source":
     from lightning_forge_profiling.comparison.source import benchmark_source  # noqa: PLC0415
 
     progress(f"reading {path}")
-    return benchmark_source(str(path), BenchmarkResult.from_json(read_regular(path, _MOST_BYTES).decode()))
+    try:
+        return benchmark_source(str(path), BenchmarkResult.from_json(read_regular(path, _MOST_BYTES).decode()))
+    except ValueError as exc:  # ConfigurationError among them
+        raise ConfigurationError(f"{path}: {exc}") from exc
 
 
 def _read_record(path: Path, progress: Progress) -> "Source":

@@ -145,7 +145,8 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
         metrics={name: _with_share(metric, metrics, (*a, *b)) for name, metric in metrics.items()},
         ledger=_ledger(a, b),
         findings=_findings(a, b),
-        **{table: _changes(a, b, table, "step") for table in ("gpu", "idle", "kinds", "kernels")},
+        gpu=_gpu(a, b),
+        **{table: _changes(a, b, table, "step") for table in ("idle", "kinds", "kernels")},
         differs=differences(a, b),
         notes=tuple(_notes(a, b)),
         assumed_scatter_pct=scatter_pct if alone else None,
@@ -299,6 +300,22 @@ def _findings(a: Sources, b: Sources) -> tuple[Change, ...]:
     of_run = frozenset[str]().union(*(run.of_run for run in (*a, *b)))
     changes = _changes(a, b, "findings", "step")
     return tuple(replace(change, per="run") if change.name in of_run else change for change in changes)
+
+
+def _gpu(a: Sources, b: Sources) -> tuple[Change, ...]:
+    """Means over the runs that have a sensor, of the sensors that both sides have."""
+    sides = [[run.amounts.get("gpu", {}) for run in side] for side in (a, b)]
+    names = [{name: None for amounts in side for name in amounts} for side in sides]
+    return tuple(
+        _change(
+            name,
+            _mean_amount([known for known in sides[0] if name in known], name),
+            _mean_amount([known for known in sides[1] if name in known], name),
+            "run",
+        )
+        for name in names[0]
+        if name in names[1]
+    )
 
 
 def _notes(a: Sources, b: Sources) -> Iterator[str]:

@@ -94,7 +94,7 @@ class Page:
         )
 
     def tables(self):
-        """Of each table: which columns reach over its edge, whether it fades out there, and whether it is said."""
+        """Of each table: which columns reach over its edge, whether it fades out there, and whether a note says so."""
         return self.run(
             """
             return Object.fromEntries([...document.querySelectorAll(".scroll")].map((scroller) => {
@@ -106,7 +106,7 @@ class Page:
               return [scroller.getAttribute("aria-label"), {
                 cut: [...new Set(cut)].sort((a, b) => a - b),
                 fades: masked && parseFloat(style.getPropertyValue("--right")) > 0,
-                told: scroller.nextElementSibling.checkVisibility(),
+                noted: scroller.nextElementSibling.checkVisibility(),
               }];
             }));
             """

@@ -207,7 +207,7 @@ class TestContent:
         )
         assert "Compute 500 TFLOP/s per device carried out, HFU unknown: unknown" in run
 
-    def test_a_rate_is_told_as_in_the_other_reports(self, browser, tmp_path):
+    def test_a_rate_reads_as_in_the_other_reports(self, browser, tmp_path):
         known = RUN.compute[0]
         unknown = replace(known, peak_tflops=None, pct_of_peak=None, peak_source="no peak is known for this CPU")
         bare = replace(unknown, measured_tflops=None, pct_of_measured=None)
@@ -640,7 +640,7 @@ class TestLooks:
             for label, column in (("Top kernels", 3), ("Operators", 3), ("Regions", 3), ("Copies", 4)):
                 assert not tables[label]["cut"] or min(tables[label]["cut"]) > column, label
             for label, table in tables.items():
-                assert table["fades"] == table["told"] == bool(table["cut"]), label
+                assert table["fades"] == table["noted"] == bool(table["cut"]), label
 
     def test_a_table_fades_out_where_it_goes_on(self, browser, tmp_path):
         for width in (400, 900):

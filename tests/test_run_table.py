@@ -25,7 +25,7 @@ from lightning_forge_profiling.timing.steps import StepTimes
 from tests.samples import sample_analysis
 
 
-def books(*left_out, samples=8.0):
+def made_totals(*left_out, samples=8.0):
     """A run whose step k took k + 1 ms in forward and as much in `mine`, with 5 s of validation in step 1."""
     totals = RunTotals()
     for step, reason in enumerate(left_out):
@@ -57,7 +57,7 @@ def sampled(steps, *, chosen_every=4):
 
 
 def test_rates_are_over_the_steps_that_count_and_end_to_end_over_all():
-    run = books("warm-up", "warm-up", "recorded", None, None)
+    run = made_totals("warm-up", "warm-up", "recorded", None, None)
     assert run.steady.total_ms == pytest.approx(4 + 5)
     text = printed(run)
     assert "Where a step goes: 4.50 ms, mean of 2 of 5 steps on cpu" in text
@@ -70,7 +70,7 @@ def test_rates_are_over_the_steps_that_count_and_end_to_end_over_all():
 def test_sentences_wrap_between_words_and_paths_stay_whole(tmp_path):
     path = tmp_path / ("long_name_" * 8) / "rank0.trace.json.gz"
     trace = TraceReport("written", path=path, plugin_path=path, steps=(5, 6))
-    run = books("warm-up", "recorded", None)
+    run = made_totals("warm-up", "recorded", None)
     lines = printed(run, trace, tmp_path, width=60, gpu="[red]no[/] driver " + "word " * 30).splitlines()
     assert any(str(path) in line for line in lines)
     [first] = [line for line in lines if line.startswith("gpu ")]
@@ -153,7 +153,7 @@ def test_the_split_of_the_step_has_shares_of_the_mean_and_percentiles_of_the_tim
 
 
 def test_bars_show_the_share_of_the_mean():
-    run = books(None, None, None)
+    run = made_totals(None, None, None)
     lines = printed(run, width=80).splitlines()
     [bar] = {line.split()[1] for line in lines if line.startswith("forward")}
     assert set(bar) == {"█"}
@@ -161,12 +161,12 @@ def test_bars_show_the_share_of_the_mean():
 
 
 def test_few_steps_have_no_95th_percentile_and_20_have():
-    assert "p95" not in printed(books(*[None] * 19))
-    assert "p95" in printed(books(*[None] * 20))
+    assert "p95" not in printed(made_totals(*[None] * 19))
+    assert "p95" in printed(made_totals(*[None] * 20))
 
 
 def test_what_says_nothing_is_left_out():
-    text = printed(books(None, None))
+    text = printed(made_totals(None, None))
     assert "transfer" not in text, "0.0 % of the step"
     assert "host" not in text
     assert "optimizer steps/s" in text, "each second step changes the weights"
@@ -177,25 +177,25 @@ def test_what_says_nothing_is_left_out():
 
 
 def test_replicas_multiply_samples_and_not_steps():
-    text = printed(books(None, None), replicas=4)
+    text = printed(made_totals(None, None), replicas=4)
     assert "21,333 samples/s, 667 steps/s" in text
     assert "over 4 replicas" in text
 
 
 def test_without_a_batch_size_the_other_rates_stay():
-    text = printed(books(None, None, samples=None))
+    text = printed(made_totals(None, None, samples=None))
     assert "samples/s" not in text
     assert "667 steps/s" in text
 
 
 def test_a_run_of_warm_up_steps_only_shows_them_without_the_first_and_says_so():
-    run = books("warm-up", "warm-up", "warm-up")
+    run = made_totals("warm-up", "warm-up", "warm-up")
     assert run.steady.mean_ms("step") == pytest.approx(2.5)
     assert "the run ended within its 3 warm-up steps" in printed(run)
 
 
 def test_a_run_of_one_step_shows_that():
-    run = books("warm-up")
+    run = made_totals("warm-up")
     assert run.steady.mean_ms("step") == pytest.approx(1)
     assert "only one step ran" in printed(run)
 
@@ -212,14 +212,14 @@ def test_the_trace_line_has_a_command_that_can_be_copied(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x" * 1_500_000)
     trace = TraceReport("written", "", (5, 6, 7), path, path.parent / "tensorboard" / "rank0.pt.trace.json.gz", 12.3)
-    text = printed(books(None), trace, log_folder)
+    text = printed(made_totals(None), trace, log_folder)
     assert f"{path} (3 steps, 1.5 MB; its export blocked training for 12 ms)\n" in text, "in one line, however long"
     assert f"tensorboard --logdir '{log_folder}'" in text
 
 
 @pytest.mark.parametrize("status", ["not reached", "skipped", "failed"])
 def test_a_missing_trace_is_named_with_its_reason(status):
-    text = printed(books(None), TraceReport(status, "because of [brackets]"), Path("logs"))
+    text = printed(made_totals(None), TraceReport(status, "because of [brackets]"), Path("logs"))
     assert f"no trace    {status}: because of [brackets]" in text
     assert "tensorboard" not in text
 
@@ -244,7 +244,7 @@ def test_the_verdict_comes_first_and_what_goes_with_it_next():
     hint = Hint(code="gpu-throttled", rank=0, text="The GPU's clock was held down 40 % of the time.")
     differences = ("recorded steps took 53.27 ms, live ones 40.00 ms", "another")
     analysis = replace(sample_analysis(), hints=(hint,), differences=differences)
-    lines = printed(books(None), analysis=analysis).splitlines()
+    lines = printed(made_totals(None), analysis=analysis).splitlines()
     assert lines[0] == ""
     assert lines[1].startswith("verdict     input-bound: the GPU waits 8.5 ms")
     first = next(number for number, line in enumerate(lines) if line.startswith("also"))
@@ -261,7 +261,7 @@ def test_the_verdict_comes_first_and_what_goes_with_it_next():
 
 def test_names_from_a_trace_cannot_reach_the_terminal():
     analysis = replace(sample_analysis(), verdict_text="input-bound: \x1b[2Jgone [red]not markup[/red]")
-    text = printed(books(None), analysis=analysis)
+    text = printed(made_totals(None), analysis=analysis)
     assert "\x1b" not in text
     assert "gone [red]not markup[/red]" in text
 
@@ -270,23 +270,23 @@ def test_the_report_is_named_where_it_is(tmp_path):
     path = tmp_path / "rank0.trace.json.gz"
     path.write_bytes(b"x")
     trace = TraceReport("written", "", (5,), path, report_path=tmp_path / "report.html")
-    assert f"report      {tmp_path / 'report.html'}\n" in printed(books(None), trace)
+    assert f"report      {tmp_path / 'report.html'}\n" in printed(made_totals(None), trace)
 
 
 @pytest.mark.parametrize(("left_out", "steps"), [((None,) * 4, 4), (("warm-up",) * 9, 0)])
 def test_too_few_steps_for_a_verdict_are_said(left_out, steps):
-    assert f"verdict     not enough steps: {steps} after warm-up, at least 5 needed" in printed(books(*left_out))
+    assert f"verdict     not enough steps: {steps} after warm-up, at least 5 needed" in printed(made_totals(*left_out))
 
 
 def test_a_peak_is_named_once_and_its_source_in_the_reports_without_the_address():
     peak = Peak(989.5e12, "bf16", "H200 SXM", "NVIDIA H200 data sheet, halved, https://www.nvidia.com/h200/")
     found = Compute("mfu", 400e12, peak), Compute("hfu", 500e12, peak, "attention counted in full, causal or not")
     compute = tuple(map(run_compute, found))
-    text = printed(books(None), compute=compute, width=200)
+    text = printed(made_totals(None), compute=compute, width=200)
     assert "400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16)\n" in text
     [named, _] = compute_lines(compute)  # as in the reports
     assert named.endswith("(H200 SXM, bf16; NVIDIA H200 data sheet, halved)")
-    twice = printed(books(None), compute=compute[:1] * 2, width=200)
+    twice = printed(made_totals(None), compute=compute[:1] * 2, width=200)
     assert twice.count("TFLOP/s per device") == 1, "nothing more ran"
     assert "500 TFLOP/s per device carried out, HFU 50.5 % of the same, attention counted in full" in text
 
@@ -335,7 +335,7 @@ def test_a_notebook_gets_one_output_with_the_same_content(outputs, capsys):
 
 def test_ipython_on_a_terminal_gets_the_text(outputs, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", SimpleNamespace)
-    print_run(report_of(books(None)))
+    print_run(report_of(made_totals(None)))
     assert outputs == []
     assert "Where a step goes" in capsys.readouterr().out
 
@@ -347,17 +347,19 @@ def test_the_parts_of_the_fit_are_shown_where_steps_are_not_nearly_all_of_it():
     def text(ledger):
         steps = Distribution(mean=40.0, p50=40.0, min=40.0, max=40.0)
         run = RunEvidence(steps=100, on_device=True, step_ms=steps, regions={}, ledger=ledger)
-        return printed(books(None), analysis=replace(sample_analysis(), run=run))
+        return printed(made_totals(None), analysis=replace(sample_analysis(), run=run))
 
     parts = {"startup/process": 90.0, "steps": 7.0, "checkpoint": 2.0, "validation": 0.95, "teardown": 0.05}
     assert "whole fit   steps 70 %, checkpoint 20 %, validation 10 %\n" in text(ledger(**parts))
     assert "whole fit" not in text(ledger(steps=99.0, teardown=1.0))
+    profiled = ledger(**{"startup/process": 100.0, "steps": 6.0, "profiler": 3.0, "validation": 1.0})
+    assert "whole fit   steps 60 %, profiler 30 %, validation 10 %\n" in text(profiled), "of the fit, without startup"
 
 
 def test_findings_of_the_fit_are_not_said_to_be_of_the_step():
     found = sample_analysis().findings
     outside = replace(found[1], code="checkpoint-bound", share_pct=12.0, of="run")
-    text = printed(books(None), analysis=replace(sample_analysis(), findings=(*found, outside)))
+    text = printed(made_totals(None), analysis=replace(sample_analysis(), findings=(*found, outside)))
     assert "also        compute-bound 38 %, sync-bound 5 % of the step; checkpoint-bound 12 % of the fit" in text
 
 

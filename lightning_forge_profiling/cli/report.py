@@ -20,7 +20,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "report",
         help="write a whole run as one web page",
         description="Write a run as one web page that works offline: verdict, split of the step and of the run, step "
-        "time, rates and GPU over time, events, ranks.",
+        "time, rates and GPU over time, events, ranks, and the recorded window if there is one.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")

@@ -40,11 +40,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser = commands.add_parser(
         "view",
         help="open the HTML report, or the trace in Perfetto",
-        description="Open the HTML report in the browser, created now if there is none;\n"
+        description="Open the page of a run or a trace in the browser, created now if there is none;\n"
         "or serve a trace once, from this machine only, to ui.perfetto.dev.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="report.html, a trace, or a folder with either")
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="report.html, a trace, a record, or a folder with any of them"
+    )
     parser.add_argument("--perfetto", action="store_true", help="show the trace itself, at https://ui.perfetto.dev")
     parser.add_argument(
         "--port",

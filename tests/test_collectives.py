@@ -114,6 +114,11 @@ def test_an_all_to_all_of_send_and_receive_kernels_shows_who_never_waits(tmp_pat
     assert analysis.findings[0].share_pct == pytest.approx(54)
 
 
+def test_the_first_operator_of_a_trace_may_name_its_collective(tmp_path):
+    ranks = [exchanging(ms, within="c10d::alltoall_", steps=1) for ms in (35, 5)]
+    assert costs(analysis_of(tmp_path, *ranks)) == {("alltoall_", "on communication stream 1"): (5, 15)}
+
+
 def test_what_is_sent_from_one_rank_to_another_is_not_compared(tmp_path):
     analysis = analysis_of(tmp_path, exchanging(35, within="nccl:send 0->1"), exchanging(5, within="nccl:recv 1<-0"))
     assert (analysis.rank_waits, analysis.collectives) == ((), ())

@@ -200,6 +200,16 @@ def test_a_sync_with_the_queue_empty_costs_its_own_time(waiting, tmp_path):
     assert prices(waiting.rank(tmp_path)) == (20, 0, 30)
 
 
+@pytest.mark.parametrize(("before", "cost"), [(1e-6, 50), (0, 20)])
+def test_a_sync_costs_all_of_a_gap_that_begins_in_it_to_the_nanosecond(before, cost, tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(0, 10, launched=0)
+    trace.call("cudaDeviceSynchronize", 10 - before, 30)
+    trace.kernel(60, 100, launched=60)
+    assert trace.rank(tmp_path).host.idle_after_sync_ms_per_step == pytest.approx(cost, abs=1e-9)
+
+
 def test_a_sync_does_not_cost_the_gaps_between_kernels_that_were_launched_before(tmp_path):
     trace = Synthetic()
     trace.step(0, 0, 100)

@@ -305,6 +305,15 @@ def test_warm_up_work_belongs_to_no_step_however_late_it_runs(tmp_path):
     assert (rank.gpu.kernels_per_step, rank.unlinked_pct) == (1, 0)
 
 
+def test_each_of_several_windows_has_warm_up_work(tmp_path):
+    for number in range(2):
+        trace = warmed_up(Synthetic())
+        trace.kernel(15, 20, launched=5)
+        trace.write(tmp_path, f"rank0_{number}.trace.json")
+    (rank,) = analyze(tmp_path).analysis.ranks
+    assert steps_of(rank) == [(1, 6, 10, 5)] * 2
+
+
 def test_a_stream_that_begins_beside_the_warm_up_work_does_not_begin_the_step(tmp_path):
     trace = warmed_up(Synthetic())
     trace.copy(4, 6, launched=3, stream=20)

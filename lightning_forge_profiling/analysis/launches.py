@@ -52,8 +52,8 @@ def launched_before(trace: Trace, links: Links) -> NDArray[np.bool_]:
     lowest = np.full(len(begins), np.iinfo(np.int64).max)
     calls = trace.calls.correlation > 0
     recording = np.searchsorted(begins, trace.calls.start[calls], side="right") - 1
-    np.minimum.at(lowest, np.maximum(recording, 0), trace.calls.correlation[calls])
-    before = lowest[np.maximum(np.searchsorted(begins, gpu.start, side="right") - 1, 0)]
+    np.minimum.at(lowest, recording, trace.calls.correlation[calls])
+    before = lowest[np.searchsorted(begins, gpu.start, side="right") - 1]
     return ~links.linked & (gpu.correlation > 0) & (gpu.correlation < before)
 
 

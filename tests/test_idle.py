@@ -200,6 +200,12 @@ def test_a_sync_with_the_queue_empty_costs_its_own_time(waiting, tmp_path):
     assert prices(waiting.rank(tmp_path)) == (20, 0, 30)
 
 
+def test_the_iterator_of_the_data_loader_is_named(waiting, tmp_path):
+    assert waiting.rank(tmp_path / "none").host.data_loader == ""
+    waiting.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 20, 50)
+    assert waiting.rank(tmp_path / "some").host.data_loader == "_MultiProcessingDataLoaderIter"
+
+
 @pytest.mark.parametrize(("before", "cost"), [(1e-6, 50), (0, 20)])
 def test_a_sync_costs_all_of_a_gap_that_begins_in_it_to_the_nanosecond(before, cost, tmp_path):
     trace = Synthetic()

@@ -152,13 +152,6 @@ KINDS: Final = tuple(CATEGORY_OF)
 """All kinds, in the order to show them."""
 
 
-class KernelKind(NamedTuple):
-    """The kind of work of a GPU activity, and its category."""
-
-    category: str  # one of `results.rank.CATEGORIES`
-    kind: str  # one of `KINDS`
-
-
 _EXAMINED_LENGTH: Final = 160
 """Characters of a name that the rules look at. Tensile's names are three times as long, but begin with `Cijk`."""
 
@@ -286,10 +279,9 @@ _WRAPPER: Final = re.compile(
 _LIBRARIES: Final = ("cublas", "cudnn", "rocblas")  # their helper kernels show them by the types of their parameters
 
 
-def classify(name: str, *, activity: str = "kernel", collective: str = "", operator: str = "") -> KernelKind:
-    """Classify a GPU activity by its name."""
-    kind = _memory(name, activity) or ("comm" if collective else _kernel(name, operator))
-    return KernelKind(CATEGORY_OF[kind], kind)
+def classify(name: str, *, activity: str = "kernel", collective: str = "", operator: str = "") -> str:
+    """The kind of a GPU activity by its name, else by the operator that launched it."""
+    return _memory(name, activity) or ("comm" if collective else _kernel(name, operator))
 
 
 def _memory(name: str, activity: str) -> str:

@@ -63,7 +63,7 @@ def _kinds(trace: Trace, links: Links, nesting: Nesting) -> Ints:
                 activity=ACTIVITIES[activity],
                 collective=trace.collectives[collective - 1].name if collective else "",
                 operator=names[operator],
-            ).kind
+            )
         )
         for name, activity, collective, operator in np.transpose(np.unravel_index(keys, shape)).tolist()
     ]

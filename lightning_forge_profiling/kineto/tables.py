@@ -91,12 +91,12 @@ class ExactBareEvent(ExactEvent, gc=False):
 
 
 class Flow(msgspec.Struct, gc=False):
-    """An arrow between events, or metadata: nothing of it is read, which takes a quarter of an event's time."""
+    """An arrow between events, metadata or a counter. Nothing of it is read, which saves a fifth of the decoding."""
 
     cat = name = ts = None
 
 
-_FLOWS: Final = [msgspec.defstruct(f"Flow_{ph}", (), bases=(Flow,), tag_field="ph", tag=ph) for ph in "stfM"]
+_FLOWS: Final = [msgspec.defstruct(f"Flow_{ph}", (), bases=(Flow,), tag_field="ph", tag=ph) for ph in "stfMC"]
 
 _decode_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 

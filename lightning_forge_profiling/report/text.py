@@ -3,7 +3,6 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from itertools import takewhile, zip_longest
 from math import floor, log10
 from typing import Final
@@ -20,11 +19,6 @@ _WORD = re.compile(r"[^\s|]+")  # without pipes, which end a table's cell even i
 # An underscore inside a word is no markup, and setting names are full of them.
 _MARKUP = re.compile(r"[\\`*\[\]|~#]|(?<![^\W_])_|_(?![^\W_])")
 _LIST = re.compile(r"^(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+=]))")  # or the line below a heading
-
-
-def escaped(text: str) -> str:
-    """Text as it stands in HTML, where it can add no markup."""
-    return escape(plain(text))
 
 
 def prose(text: str) -> str:

@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.workloads import GPT, SmallKernels
 from lightning_forge_profiling.gpu.memory import MemorySnapshot, read_allocator
-from lightning_forge_profiling.gpu.nvml import find_device
-from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S, GpuReader, TelemetrySampler, open_reader
+from lightning_forge_profiling.gpu.nvml import GpuReader, find_device, open_reader
+from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S, TelemetrySampler
 
 SAMPLES = 300
 ROUNDS = 30

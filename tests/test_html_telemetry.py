@@ -17,8 +17,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
-from lightning_forge_profiling.gpu.nvml import find_device
-from lightning_forge_profiling.gpu.telemetry import GpuReader, GpuSample
+from lightning_forge_profiling.gpu.nvml import GpuReader, GpuSample, find_device
 from lightning_forge_profiling.names import BEFORE_FIT
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence
 from lightning_forge_profiling.results.rank import Distribution

@@ -9,8 +9,7 @@ import pytest
 
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
-from lightning_forge_profiling.gpu.nvml import find_device
-from lightning_forge_profiling.gpu.telemetry import GpuReader
+from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
 from tests.fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 from tests.outcomes import HANGS_S
 

@@ -14,8 +14,15 @@ import pytest
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, telemetry_series
 from lightning_forge_profiling.diagnosis.hints import telemetry_hints
 from lightning_forge_profiling.gpu.memory import AllocatorReading
-from lightning_forge_profiling.gpu.nvml import find_device, open_nvml, throttle_reasons
-from lightning_forge_profiling.gpu.telemetry import MAX_POINTS, GpuReader, GpuSample, TelemetrySampler, open_reader
+from lightning_forge_profiling.gpu.nvml import (
+    GpuReader,
+    GpuSample,
+    find_device,
+    open_nvml,
+    open_reader,
+    throttle_reasons,
+)
+from lightning_forge_profiling.gpu.telemetry import MAX_POINTS, TelemetrySampler
 from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 from tests.outcomes import HANGS_S

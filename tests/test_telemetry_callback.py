@@ -13,8 +13,7 @@ from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import AllocatorReading
-from lightning_forge_profiling.gpu.nvml import find_device
-from lightning_forge_profiling.gpu.telemetry import GpuReader
+from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
 from tests.outcomes import HANGS_S, unwrapped

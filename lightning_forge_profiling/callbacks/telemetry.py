@@ -10,13 +10,8 @@ from typing import Final
 import torch
 
 from lightning_forge_profiling.gpu.memory import AllocatorReading, read_allocator
-from lightning_forge_profiling.gpu.telemetry import (
-    SENSORS,
-    GpuReader,
-    GpuUsage,
-    TelemetrySampler,
-    open_reader,
-)
+from lightning_forge_profiling.gpu.nvml import SENSORS, GpuReader, open_reader
+from lightning_forge_profiling.gpu.telemetry import GpuUsage, TelemetrySampler
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
 from lightning_forge_profiling.timing.sums import added

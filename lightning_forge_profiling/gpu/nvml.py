@@ -1,4 +1,4 @@
-"""NVML: the part of its Python bindings that is used here, and finding a CUDA device in it."""
+"""NVML: finds a CUDA device and reads its sensors."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -212,3 +212,133 @@ def throttle_reasons(mask: int) -> tuple[str, ...]:
     if mask & _NAMED_APART:
         mask &= ~_HARDWARE_SLOWDOWN
     return tuple(reason for bit, reason in THROTTLES.items() if mask & bit)
+
+
+_GPU_SENSOR: Final = 0  # nvml.h: NVML_TEMPERATURE_GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """NVML's readings at one moment; None for sensors that the device lacks.
+
+    Attributes:
+        at_ns: time on the host's `perf_counter_ns`.
+        utilization_pct: share of NVML's last sample period (1/6 s to 1 s) in which any kernel ran.
+        memory_utilization_pct: share of it in which the device's memory was read or written.
+        encoder_pct: utilization of the video encoder.
+        decoder_pct: utilization of the video (or JPEG) decoder.
+        memory_used_bytes: memory of all processes and the driver.
+        memory_own_bytes: memory of this process; None in a container with its own process ids.
+        allocated_bytes: memory of PyTorch's tensors.
+        power_w: power of the board; on most GPUs since Ampere the mean over a second.
+        temperature_c: temperature of the GPU.
+        sm_mhz: clock of the multiprocessors.
+        memory_mhz: clock of the memory.
+        throttles: why the clock is lowered; empty if it is not.
+        energy_j: energy that the board has used since the driver was loaded.
+    """
+
+    at_ns: int
+    utilization_pct: float | None = None
+    memory_utilization_pct: float | None = None
+    encoder_pct: float | None = None
+    decoder_pct: float | None = None
+    memory_used_bytes: float | None = None
+    memory_own_bytes: float | None = None
+    allocated_bytes: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    throttles: tuple[str, ...] | None = None
+    energy_j: float | None = None
+
+
+SENSORS: Final = tuple(
+    name for name in GpuSample.__dataclass_fields__ if name not in {"at_ns", "throttles", "energy_j"}
+)
+"""The readings with a mean and a peak."""
+
+
+class GpuReader:
+    """Reads the sensors of one device. A sensor that the device lacks is asked once and then is None."""
+
+    def __init__(
+        self, nvml: Nvml, device: NvmlDevice, *, pid: int, allocated_bytes: Callable[[], float | None] = lambda: None
+    ) -> None:
+        self.nvml = nvml
+        self.is_mig = device.is_mig
+        """Whether it is a MIG slice. Power, temperature, clocks and throttling are then the whole GPU's."""
+        self.uuid = device.uuid
+        self._handle, self._board = device.handle, device.board
+        self._pid = pid
+        self._allocated_bytes = allocated_bytes
+        self._unsupported: set[tuple[Any, ...]] = set()
+        self.name = str(self._ask("nvmlDeviceGetName", self._handle) or "GPU")
+        memory = self._ask("nvmlDeviceGetMemoryInfo", self._handle)
+        self.memory_bytes = None if memory is None else float(memory.total)
+        self.power_limit_w = _scaled(self._ask("nvmlDeviceGetEnforcedPowerLimit", self._board), 1e-3)
+
+    def read(self, at_ns: int) -> GpuSample:
+        """Read all sensors."""
+        ask, handle, board = self._ask, self._handle, self._board
+        rates = ask("nvmlDeviceGetUtilizationRates", handle)
+        encoder, decoder = (
+            ask("nvmlDeviceGetEncoderUtilization", handle),
+            ask("nvmlDeviceGetDecoderUtilization", handle),
+        )
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
+        processes = ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+        reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", board)
+        if reasons is None:  # drivers before 535
+            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", board)
+        celsius = ask("nvmlDeviceGetTemperatureV", board, _GPU_SENSOR)
+        if celsius is None:  # drivers before 570
+            celsius = ask("nvmlDeviceGetTemperature", board, _GPU_SENSOR)
+        # a MIG slice has no energy meter, only the board
+        millijoules = None if self.is_mig else ask("nvmlDeviceGetTotalEnergyConsumption", board)
+        return GpuSample(
+            at_ns=at_ns,
+            utilization_pct=None if rates is None else float(rates.gpu),
+            memory_utilization_pct=None if rates is None else float(rates.memory),
+            encoder_pct=None if encoder is None else float(encoder[0]),
+            decoder_pct=None if decoder is None else float(decoder[0]),
+            memory_used_bytes=None if memory is None else float(memory.used),
+            memory_own_bytes=next((_scaled(each.usedGpuMemory) for each in processes if each.pid == self._pid), None),
+            allocated_bytes=self._allocated_bytes(),
+            power_w=_scaled(ask("nvmlDeviceGetPowerUsage", board), 1e-3),
+            temperature_c=_scaled(celsius),
+            sm_mhz=_scaled(ask("nvmlDeviceGetClockInfo", board, SM_CLOCK)),
+            memory_mhz=_scaled(ask("nvmlDeviceGetClockInfo", board, MEMORY_CLOCK)),
+            throttles=None if reasons is None else throttle_reasons(reasons),
+            energy_j=_scaled(millijoules, 1e-3),
+        )
+
+    def _ask(self, function: str, handle: Any, *arguments: int) -> Any:
+        if (function, *arguments) in self._unsupported:
+            return None
+        try:
+            return getattr(self.nvml, function)(handle, *arguments)
+        except self.nvml.NVMLError as exc:
+            if error_code(exc) in DOES_NOT_ANSWER:
+                self._unsupported.add((function, *arguments))
+        except AttributeError:  # bindings older than the function
+            self._unsupported.add((function, *arguments))
+        return None
+
+
+def _scaled(value: float | None, factor: float = 1.0) -> float | None:
+    return None if value is None else value * factor
+
+
+def open_reader(
+    index: int = 0, *, uuid: str | None = None, allocated_bytes: Callable[[], float | None] = lambda: None
+) -> GpuReader:
+    """Open a reader of the device that CUDA calls `index`."""
+    nvml = open_nvml()
+    try:
+        device = find_device(nvml, index, uuid=uuid)
+        return GpuReader(nvml, device, pid=os.getpid(), allocated_bytes=allocated_bytes)
+    except BaseException:
+        nvml.nvmlShutdown()
+        raise

@@ -178,7 +178,7 @@ def test_no_rank_of_a_job_that_comes_down_waits_for_its_trace(tmp_path):
                 os.kill(int(pid), signal.SIGCONT)
     wait_for_processes_of(tmp_path)
     for rank in range(2):
-        assert recorded_steps(read_trace(traces(tmp_path, rank)[0])) == [2, 3, 4]
+        assert recorded_steps(read_trace(traces(tmp_path, rank)[0])) == [2, 3]
 
 
 def test_all_ranks_refuse_a_folder_that_rank_0_cannot_write(tmp_path):

@@ -52,7 +52,10 @@ def main(strategy, folder, *options):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     chosen = dict(option.partition("=")[::2] for option in options)
     forge = ForgeProfilerCallback(
-        2, 6, ranks=[0] if "rank0" in chosen else "all", trace_dir="/dev/null" if "file" in chosen else None
+        2,
+        4 if "stopped" in chosen else 6,
+        ranks=[0] if "rank0" in chosen else "all",
+        trace_dir="/dev/null" if "file" in chosen else None,
     )
     trainer = quiet_trainer(
         *([] if "plain" in chosen else [forge, ThroughputCallback(warmup_steps=1)]),

@@ -300,7 +300,7 @@ class ProfilerProxy:
             self.uninstall(trainer)  # a fit that ended without calling any hook left one
             trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = ours = trainer.profiler
-        self._step_timer.turned = ours.turn
+        self._step_timer.on_split_change = ours.turn
         ours.turn(split=self._step_timer.splits())
 
     def follow(self, trainer: Trainer) -> None:

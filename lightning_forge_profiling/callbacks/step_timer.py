@@ -109,8 +109,8 @@ _LAUNCHING: Final = ("forward", "backward", "optimizer")
 all of its work, and tell how far the GPU is."""
 
 
-def _nobody_asks(*, split: bool) -> None:
-    """Nobody is told which steps are split."""
+def _ignore(*, split: bool) -> None:
+    """What is called without a profiler proxy."""
 
 
 class StepTimer:
@@ -141,14 +141,14 @@ class StepTimer:
         """The step under way."""
         self.saw_training_step = False
         """Whether its training step was announced."""
-        self.turned: Callable[..., object] = _nobody_asks
+        self.on_split_change: Callable[..., object] = _ignore
         """Called when the current step is split and the one before it was not, or the other way round."""
         self.region_ends: Callable[[str], object] | None = None
         """Called with the name of a region that ends in a split step."""
         self.each_fetch = False
         """Whether to time `data` in every step, because any fetch may be the one that finds the loader's end."""
         timed = {*regions, *EXCLUDED, "other"}
-        self._asks = timers.on_device and timed.issuperset(_LAUNCHING)
+        self._queries_gpu = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*REGIONS, *EXCLUDED)}
         self._labels[LOADER_START] = LOADER_START
         self._budget = budget or TimingBudget(None)
@@ -213,7 +213,7 @@ class StepTimer:
         self._chosen = False
         if self._active and not self._split:
             self._split = True
-            self.turned(split=True)
+            self.on_split_change(split=True)
             if self._label == WHOLE:
                 self.timers.relabel(WHOLE, "other")
                 self._be_in("other")
@@ -379,7 +379,7 @@ class StepTimer:
             if self._label != base:
                 self._be_in(base)
             if self._split is not split:
-                self.turned(split=self._split)
+                self.on_split_change(split=self._split)
             timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             self._completed.expect(EndedStep(self.step, work, left_out, timing, timers.dropped == self._dropped))
             self._dropped = timers.dropped
@@ -402,7 +402,7 @@ class StepTimer:
     def _end_split_step(self, base: str, began_ns: int, *, saw_all: bool) -> bool | None:
         """End the last region of a step; returns whether the GPU waits for the host, if that is known."""
         drained = None
-        if self._asks and saw_all:
+        if self._queries_gpu and saw_all:
             # The event of this instant is never complete yet: the end of the last region is asked, some 50 us ago, or
             # the beginning of the update, whose few large kernels outlast their launches also on a GPU that waits.
             drained = self.timers.passed(self._update or self._since)

@@ -27,7 +27,7 @@ _LOGGING_ATTRIBUTES: Final = ("log", "log_dict")
 
 
 class TimedCallback(Callback):
-    """Settings for the monitor of a fit, and the hooks that drive it.
+    """Settings for the monitor of a fit, and the hooks around its steps; those of a step are in the subclasses.
 
     The callbacks of this package in one Trainer share a `FitMonitor`: the first to be set up makes it, and whichever
     hook comes first begins, ends or closes what it is about; for the monitor the second call is nothing new.

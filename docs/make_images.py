@@ -53,7 +53,7 @@ def save(print_on: Callable[[Screen], None], name: str, title: str, *, folder: s
 
 def demo() -> None:
     """Train, and draw what is printed at the end."""
-    from lightning_forge_profiling.callbacks import fit_monitor  # noqa: PLC0415  (torch, which reports need not)
+    from lightning_forge_profiling.callbacks import fit_results  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.report.run_table import print_run  # noqa: PLC0415
     from lightning_forge_profiling.results.run_report import RunReport  # noqa: PLC0415
 
@@ -64,7 +64,7 @@ def demo() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        mock.patch.object(fit_monitor, "print_run", draw),
+        mock.patch.object(fit_results, "print_run", draw),
         mock.patch.object(sys, "argv", [str(script)]),
     ):
         runpy.run_path(str(script), run_name="__main__")

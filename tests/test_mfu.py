@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import fit_log, fit_monitor, lightning_api
+from lightning_forge_profiling.callbacks import fit_log, fit_results, lightning_api
 from lightning_forge_profiling.callbacks import window_flops as peak
 from lightning_forge_profiling.callbacks.window_flops import recorded_compute
 from lightning_forge_profiling.errors import ConfigurationError
@@ -709,7 +709,7 @@ def test_no_operations_or_no_steps_give_no_rate():
 def run_with_window(monkeypatch, make_trainer, rank, flops_per_batch=None, peak_flops=1e12):
     """The metrics of a run whose recorded window gave this: a CPU's trace has no kernels."""
     analysis = replace(sample_analysis(), ranks=(rank,))
-    monkeypatch.setattr(fit_monitor, "recorded_analysis", lambda trace: analysis)
+    monkeypatch.setattr(fit_results, "recorded_analysis", lambda trace: analysis)
     callback = ThroughputCallback(warmup_steps=0, flops_per_batch=flops_per_batch, peak_flops=peak_flops)
     make_trainer(ForgeProfilerCallback(1, 2, analyze=False), callback).fit(Classifier(), loader())
     return callback.summary()

@@ -1,8 +1,6 @@
 """`FitMonitor`: everything that watches one fit of a Trainer, made in `setup` and ended in one place."""
 
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from time import perf_counter_ns
@@ -13,6 +11,7 @@ from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import ProfilerProxy
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
 from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.callbacks.fit_results import FitReporter, FitResults
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
@@ -24,26 +23,14 @@ from lightning_forge_profiling.callbacks.lightning_api import (
     has_exhausted_loader,
     has_unsized_loader,
 )
-from lightning_forge_profiling.callbacks.run_report import (
-    OtherRanks,
-    further_findings,
-    recorded_analysis,
-    run_report,
-    with_ledger,
-)
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
 from lightning_forge_profiling.names import PROFILER
-from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
-from lightning_forge_profiling.report.run_table import print_run
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 
 if TYPE_CHECKING:  # which makes the monitor
@@ -54,25 +41,6 @@ DEFAULT_WARMUP_STEPS = 10
 a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
 _TEAR_DOWN: Final = "teardown"
-
-_log = plain_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FitResults:
-    """What a callback keeps of a fit.
-
-    Attributes:
-        analysis: the verdict, on rank 0.
-        ledger: where the wall time went.
-        trace: what became of the window.
-        summary: the metrics over all steps that count.
-    """
-
-    analysis: Analysis | None = None
-    ledger: Ledger | None = None
-    trace: TraceReport | None = None
-    summary: Mapping[str, float] = field(default_factory=dict)
 
 
 class FitMonitor(Guarded):
@@ -110,14 +78,12 @@ class FitMonitor(Guarded):
         )
         self._set_up: SetUpParts | None = None
         self._tear_down: TearDown | None = None
-        self._report_so_far: RunReport | None = None
-        self._recorded: Analysis | None = None
+        self._reporter = FitReporter(self)
         self._proxy: ProfilerProxy | None = None
         self._previous_sink: RegionSink | None = None
         self._counter: WorkCounter | None = None
         self._ledger_parts: LedgerParts | None = None
         self.readings = HostReadings(self.step_timer, self.ledger)
-        self._continues_from = 0
         self._ended_batch = -1
         self._kind_of_step = (False, True)
         self._automatic = True
@@ -146,7 +112,7 @@ class FitMonitor(Guarded):
         if self._progress is not None:
             return
         self._ended = False
-        self._continues_from = int(trainer.global_step)
+        self._reporter.continues_from = int(trainer.global_step)
         self._progress = progress = lightning_api.step_progress(trainer, module)
         self._automatic = module.automatic_optimization
         self._counter = self._work_counter(module, progress)
@@ -165,7 +131,7 @@ class FitMonitor(Guarded):
             self.window.begin(trainer)
         self.ledger.count_steps(on=not (self.recording or self._warming_up()))
         if self.log is not None:
-            self.log.begin(trainer, self._counter, report=partial(self._report, trainer))
+            self.log.begin(trainer, self._counter, report=partial(self._reporter.so_far, trainer))
 
     def _work_counter(self, module: LightningModule, progress: StepProgress) -> WorkCounter:
         first, last = self.callbacks[0], self.callbacks[-1]  # one of each kind at most
@@ -400,10 +366,8 @@ class FitMonitor(Guarded):
             self._tear_down.install(trainer)  # who kept ours may have assigned it since
         with self.ledger.inside(PROFILER):
             self._finish(interrupted=interrupted)
-            self._report_so_far = report = self._final_report(trainer, interrupted=interrupted)
-            if report is not None and report.analysis is not None and self.log is not None and trainer.is_global_zero:
-                self.log.publish(trainer, report.analysis, self.trace(), interrupted=interrupted)
-        self._keep(report, self.ledger.read(), trainer)
+            self._reporter.make(trainer, interrupted=interrupted)
+        self._reporter.keep(trainer, self.ledger.read())
 
     def _finish(self, *, interrupted: bool) -> None:
         if self.window is not None:
@@ -419,96 +383,31 @@ class FitMonitor(Guarded):
         self._concluded = True
         if not interrupted:
             self._leave_tear_down(trainer)
-        report, ledger = self._report_so_far, self.ledger.read()
+        ledger = self.ledger.read()
         try:
-            self._report_so_far = report = self._with_ledger(ledger)
-            if report is not None and trainer.is_global_zero:
-                # standard output belongs to a script that knows nothing of us
-                added = all(callback.added for callback in self.callbacks)
-                print_run(report, Screen(sys.stderr, wrap=True) if added else None)
+            self._reporter.print(trainer, ledger)
         finally:
             try:
                 if self.log is not None:
-                    self.log.conclude(trainer, report, interrupted=interrupted)
+                    self.log.conclude(trainer, self._reporter.report, interrupted=interrupted)
             finally:
                 self.readings.workers.close()
-                self._keep(report, ledger, trainer)
+                self._reporter.keep(trainer, ledger)
                 for callback in self.callbacks:
                     callback.fit_is_over()
 
-    def _with_ledger(self, ledger: Ledger) -> RunReport | None:
-        """The report with what the ledger has got since it was made."""
-        report = self._report_so_far
-        return None if report is None else with_ledger(report, self._recorded, ledger)
-
-    def _keep(self, report: RunReport | None, ledger: Ledger, trainer: Trainer) -> None:
-        """Give each callback the results so far."""
-        results = FitResults(
-            analysis=report.analysis if report is not None and trainer.is_global_zero else None,
-            ledger=ledger,
-            trace=self.trace(),
-            summary={} if self.log is None else self.log.summary(),
-        )
-        for callback in self.callbacks:
-            callback.fit_results = results
-
     def _follow_failure(self, trainer: Trainer) -> None:
         """Enter into the results what a failing fit does after its table, if it gets there before another begins."""
-        if self._tear_down is None:
-            return
-        self._tear_down.follow_failure(
-            trainer, partial(self._end_of_failure, trainer, [callback.fit_results for callback in self.callbacks])
-        )
+        if self._tear_down is not None:
+            self._tear_down.follow_failure(trainer, partial(self._end_of_failure, trainer, self._reporter.kept()))
 
     @guarded_end
-    def _end_of_failure(self, trainer: Trainer, given: Sequence[FitResults]) -> None:
+    def _end_of_failure(self, trainer: Trainer, kept: Sequence[FitResults]) -> None:
         self._leave_tear_down(trainer)
-        if all(callback.fit_results is results for callback, results in zip(self.callbacks, given, strict=True)):
-            ledger = self.ledger.read()
-            printed, report = self._report_so_far, self._with_ledger(ledger)
-            self._keep(report, ledger, trainer)
-            if report is not None and printed is not None and trainer.is_global_zero:
-                for text in further_findings(printed, report):
-                    _log.warning("After the table: %s", text)
+        self._reporter.follow_failure(trainer, kept)
 
     # -- results -------------------------------------------------------------------------------------------------
 
     def trace(self) -> TraceReport | None:
         """The report on the window; None without one."""
         return None if self.window is None else self.window.report()
-
-    def _report(
-        self, trainer: Trainer, recorded: Analysis | None = None, others: OtherRanks | None = None
-    ) -> RunReport:
-        """The report on the fit so far."""
-        run, trace, log = self.step_timer.summary(), self.trace(), self.log
-        return run_report(
-            trainer,
-            run,
-            on_device=self.step_timer.timers.on_device,
-            trace=trace,
-            recorded=recorded,
-            others=others,
-            gpu=None if log is None else log.telemetry(run),
-            compute=() if log is None else log.compute(trainer, run, trace, recorded),
-            ledger=self.ledger.read(),
-            continues_from=self._continues_from,
-            readings=self.readings,
-            blocks=self.step_timer.totals.blocks.read(self.ledger.marks()),
-            loops=() if log is None else log.loops,
-        )
-
-    def _final_report(self, trainer: Trainer, *, interrupted: bool) -> RunReport | None:
-        """The report at the end. Rewrites the reports beside the trace, and copies them to a remote folder."""
-        window, report = self.window, None
-        if self.step_timer.began and (trainer.is_global_zero or any(callback.record for callback in self.callbacks)):
-            trace = self.trace()
-            self._recorded = recorded = recorded_analysis(trace)
-            log = self.log
-            others = None if log is None else partial(log.other_ranks, trainer, interrupted=interrupted)
-            report = self._report(trainer, recorded, others)
-            if log is not None and recorded is not None and trainer.is_global_zero:
-                log.write_page(report)
-        if window is not None:
-            window.copy_files(trainer, interrupted=interrupted)
-        return None if report is None else replace(report, trace=self.trace())  # with the URL that it was copied to

@@ -7,7 +7,8 @@ from typing import Any, Final
 import torch
 
 from lightning_forge_profiling.callbacks.batches import FlopsPerBatch
-from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor, FitResults
+from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
+from lightning_forge_profiling.callbacks.fit_results import FitResults
 from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.errors import ConfigurationError

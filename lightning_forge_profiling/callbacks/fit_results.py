@@ -1,0 +1,134 @@
+"""The results of a fit: its report, made when training has ended and amended until the fit is over."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.run_report import (
+    OtherRanks,
+    further_findings,
+    recorded_analysis,
+    run_report,
+    with_ledger,
+)
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.report.run_table import print_run
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.ledger import Ledger
+
+if TYPE_CHECKING:  # which makes the reporter
+    from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
+
+_log = plain_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FitResults:
+    """What a callback keeps of a fit.
+
+    Attributes:
+        analysis: the verdict, on rank 0.
+        ledger: where the wall time went.
+        trace: what became of the window.
+        summary: the metrics over all steps that count.
+    """
+
+    analysis: Analysis | None = None
+    ledger: Ledger | None = None
+    trace: TraceReport | None = None
+    summary: Mapping[str, float] = field(default_factory=dict)
+
+
+class FitReporter:
+    """Makes the report on a fit, prints it, and gives each callback the results so far."""
+
+    def __init__(self, monitor: "FitMonitor") -> None:
+        self._monitor = monitor
+        self.report: RunReport | None = None
+        self._recorded: Analysis | None = None
+        self.continues_from = 0
+        """The optimizer step of the checkpoint that the fit continues from."""
+
+    def so_far(self, trainer: Trainer, recorded: Analysis | None = None, others: OtherRanks | None = None) -> RunReport:
+        """The report on the fit up to now."""
+        monitor = self._monitor
+        run, trace, log = monitor.step_timer.summary(), monitor.trace(), monitor.log
+        return run_report(
+            trainer,
+            run,
+            on_device=monitor.step_timer.timers.on_device,
+            trace=trace,
+            recorded=recorded,
+            others=others,
+            gpu=None if log is None else log.telemetry(run),
+            compute=() if log is None else log.compute(trainer, run, trace, recorded),
+            ledger=monitor.ledger.read(),
+            continues_from=self.continues_from,
+            readings=monitor.readings,
+            blocks=monitor.step_timer.totals.blocks.read(monitor.ledger.marks()),
+            loops=() if log is None else log.loops,
+        )
+
+    def make(self, trainer: Trainer, *, interrupted: bool) -> None:
+        """Make the report at the end. Rewrites the reports beside the trace, and copies them to a remote folder."""
+        monitor, report = self._monitor, None
+        window, log, zero = monitor.window, monitor.log, trainer.is_global_zero
+        if monitor.step_timer.began and (zero or any(callback.record for callback in monitor.callbacks)):
+            self._recorded = recorded = recorded_analysis(monitor.trace())
+            others = None if log is None else partial(log.other_ranks, trainer, interrupted=interrupted)
+            report = self.so_far(trainer, recorded, others)
+            if log is not None and recorded is not None and zero:
+                log.write_page(report)
+        if window is not None:
+            window.copy_files(trainer, interrupted=interrupted)
+        if report is not None:
+            self.report = replace(report, trace=monitor.trace())  # with the URL that it was copied to
+        if report is not None and report.analysis is not None and log is not None and zero:
+            log.publish(trainer, report.analysis, monitor.trace(), interrupted=interrupted)
+
+    def amend(self, ledger: Ledger) -> RunReport | None:
+        """Enter what the ledger has got since the report was made."""
+        if self.report is not None:
+            self.report = with_ledger(self.report, self._recorded, ledger)
+        return self.report
+
+    def print(self, trainer: Trainer, ledger: Ledger) -> None:
+        """Print the table, on rank 0."""
+        report = self.amend(ledger)
+        if report is not None and trainer.is_global_zero:
+            # standard output belongs to a script that knows nothing of us
+            added = all(callback.added for callback in self._monitor.callbacks)
+            print_run(report, Screen(sys.stderr, wrap=True) if added else None)
+
+    def keep(self, trainer: Trainer, ledger: Ledger) -> None:
+        """Give each callback the results so far."""
+        report, log = self.report, self._monitor.log
+        results = FitResults(
+            analysis=report.analysis if report is not None and trainer.is_global_zero else None,
+            ledger=ledger,
+            trace=self._monitor.trace(),
+            summary={} if log is None else log.summary(),
+        )
+        for callback in self._monitor.callbacks:
+            callback.fit_results = results
+
+    def kept(self) -> list[FitResults]:
+        """What each callback has now."""
+        return [callback.fit_results for callback in self._monitor.callbacks]
+
+    def follow_failure(self, trainer: Trainer, kept: Sequence[FitResults]) -> None:
+        """Enter what a failing fit did after its table, unless another fit has begun since."""
+        if any(now is not before for now, before in zip(self.kept(), kept, strict=True)):
+            return
+        ledger, printed = self._monitor.ledger.read(), self.report
+        report = self.amend(ledger)
+        self.keep(trainer, ledger)
+        if report is not None and printed is not None and trainer.is_global_zero:
+            for text in further_findings(printed, report):
+                _log.warning("After the table: %s", text)

@@ -252,17 +252,17 @@ class _Activity:
 
 def _activity(recording: Recording, thread: int) -> _Activity:
     trace = recording.trace
-    tables: list[tuple[Spans, Ints]] = [
-        (trace.annotations, np.flatnonzero((trace.annotations.thread == thread) & ~step_marks(trace))),
-        (trace.operators, np.flatnonzero(trace.operators.thread == thread)),
-        (trace.calls, np.flatnonzero(trace.calls.thread == thread)),
+    calls = trace.calls.thread == thread
+    tables: list[tuple[Spans, NDArray[np.bool_]]] = [
+        (trace.annotations, (trace.annotations.thread == thread) & ~step_marks(trace)),
+        (trace.operators, trace.operators.thread == thread),
+        (trace.calls, calls),
     ]
     start, end, kind = (
         np.concatenate([getattr(table, column)[rows] for table, rows in tables]) for column in ("start", "end", "name")
     )
     kind *= len(trace.names) + 1
-    calls = tables[-1][1]
-    kind[len(kind) - len(calls) :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
+    kind[len(kind) - calls.sum() :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
     order = np.lexsort((-end, start))
     start, end, kind = start[order], end[order], kind[order]
     nesting = Nesting(Spans(start=start, end=end, thread=np.zeros(len(start), np.int64)))

@@ -68,7 +68,7 @@ class Intervals:
         """Mask of the instants that lie in an interval."""
         time = np.asarray(time, np.int64)
         number = np.searchsorted(self.start, time, side="right") - 1
-        return (number >= 0) & (time < np.append(self.end, 0)[number])
+        return (number >= 0) & (time < take(self.end, number))
 
     def _before(self, time: Ints) -> Ints:
         """Total length before each instant."""
@@ -110,10 +110,10 @@ class Nesting:
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._order = np.argsort(spans.thread, kind="stable")  # each range directly before those in it
-        start, end, thread = (column[self._order] for column in (spans.start, spans.end, spans.thread))
-        before = np.arange(len(start)) - 1
-        before[np.flatnonzero(np.diff(thread, prepend=_LOWEST))] = -1
-        around = _climb(before, start, before, end)  # a range that has ended is around no later one
+        before = np.arange(len(spans)) - 1
+        before[np.flatnonzero(np.diff(spans.thread[self._order], prepend=_LOWEST))] = -1
+        # a range that has ended is around no later one
+        around = _climb(before, spans.start[self._order], before, spans.end[self._order])
         self.parent = np.empty(len(around), np.int64)
         self.parent[self._order] = take(self._order, around)
 

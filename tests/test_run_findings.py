@@ -1,4 +1,4 @@
-"""The verdict on a run without any trace: on figures measured on an H200, on a GPU of paper, on real Trainers."""
+"""The verdict on a run without any trace: on figures measured on an H200, on a simulated GPU, on real Trainers."""
 
 import json
 import time
@@ -216,11 +216,11 @@ def test_uneven_steps_are_hinted_at():
     assert run_hints(evidence(0, *times, p50=9.9)) == ()
 
 
-# -- from the boundaries to the verdict, on a GPU of paper -------------------------------------------------------------
+# -- from the boundaries to the verdict, on a simulated GPU ------------------------------------------------------------
 
 
 class Loop:
-    """A training loop on a GPU of paper: each region takes the host some time, and queues some work."""
+    """A training loop on a simulated GPU: each region takes the host some time, and queues some work."""
 
     def __init__(self, **options):
         self.device = FakeDevice()

@@ -113,11 +113,6 @@ class ForgeProfilerCallback(TimedCallback):
             if self.ranks != "all" and not (self.ranks and all(type(rank) is int and rank >= 0 for rank in self.ranks)):
                 raise ConfigurationError(f'ranks must be "all" or global ranks from 0 on, got {list(self.ranks)!r}.')
 
-    @property
-    def records_step(self) -> bool:
-        """Whether the profiler runs in the current step, its warm-up included."""
-        return self.monitor is not None and self.monitor.recording
-
     def trace_report(self) -> TraceReport | None:
         """The report on this rank's window; None before a fit.
 

@@ -40,23 +40,14 @@ _ROUNDING: Final = 1 + 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RecordedSteps:
-    """The recorded steps of the lowest rank beside the live steps of the run, in milliseconds.
-
-    Attributes:
-        rank: the figures of that rank.
-        run: the run's own times.
-        busy_ms: how much of the mean recorded step the GPU was busy, the mean over the ranks.
-        work_ms: the same without waiting for other ranks, which depends on the hosts.
-        late_ms: how long ranks wait for a late one in a live step.
-        ranks_ms: what the run's own times lack of the live step: this rank waits for others, or they for it.
-    """
+    """The recorded steps of the lowest rank beside the live steps of the run, in milliseconds."""
 
     rank: RankSummary
-    run: RunEvidence
-    busy_ms: float
-    work_ms: float
-    late_ms: float
-    ranks_ms: float
+    run: RunEvidence  # its own times
+    busy_ms: float  # how much of the mean recorded step the GPU was busy, the mean over the ranks
+    work_ms: float  # the same without waiting for other ranks, which depends on the hosts
+    late_ms: float  # how long ranks wait for a late one in a live step
+    ranks_ms: float  # what the own times lack of the live step: this rank waits for others, or they for it
 
     @property
     def slowed(self) -> bool:

@@ -38,25 +38,15 @@ _SINGLE_PROCESS: Final = "_SingleProcessDataLoaderIter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderWait:
-    """How long training waits for its loader.
-
-    Attributes:
-        host_ms: what the host waits per step.
-        exposed_ms: the part of it for which the GPU waits too; all of it without a GPU.
-        step_ms: the mean step.
-        on_gpu: whether training is on a GPU, to which batches are copied.
-        in_process: whether the loader is known to work in the training process; None if unknown.
-        pinned: whether batches are known to be in pinned memory.
-        cpu: use of the cores; None if unknown, as from a trace alone.
-    """
+    """How long training waits for its loader, in milliseconds per step."""
 
     host_ms: float
-    exposed_ms: float
+    exposed_ms: float  # for which the GPU waits too; all of it without a GPU
     step_ms: float
     on_gpu: bool
-    in_process: bool | None = None
-    pinned: bool = False
-    cpu: CpuUse | None = None
+    in_process: bool | None = None  # None if unknown
+    pinned: bool = False  # whether batches are known to be in pinned memory
+    cpu: CpuUse | None = None  # None if unknown, as from a trace alone
 
     def workers_to_keep_up(self, workers: int) -> int:
         """How many workers keep up with the rest of the step.

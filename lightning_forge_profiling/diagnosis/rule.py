@@ -166,21 +166,13 @@ _NO_CPU_TIME: Final = CpuTime(
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """The figures of one rank.
-
-    Attributes:
-        rank: the rank.
-        wait_ms: how long it waits for other ranks in collectives, per step; None where none could be matched.
-        least_exposed_ms: the least exposed communication of any rank, which is that of the rank that waits least.
-        live: whether its CPU times are upper bounds for an unrecorded step, and not those of the recorded steps.
-        run: evidence of the whole run; None for a trace alone.
-    """
+    """The figures of one rank."""
 
     rank: RankSummary
-    wait_ms: float | None = None
-    least_exposed_ms: float | None = None
-    live: bool = False
-    run: RunEvidence | None = None
+    wait_ms: float | None = None  # for other ranks in collectives; None where none could be matched
+    least_exposed_ms: float | None = None  # communication of the rank that has least, which waits least
+    live: bool = False  # whether CPU times are upper bounds for a live step, and not those of the recorded steps
+    run: RunEvidence | None = None  # None for a trace alone
 
     @property
     def cpu(self) -> CpuTime:

@@ -82,21 +82,13 @@ _NAME: Final = "profile"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a run.
-
-    Attributes:
-        analysis: analysis of the run, and of the trace if there is one.
-        means: logged metrics over all counted steps.
-        step: x-axis value of the last log entry.
-        trace: folder or URL of the trace; "" without one.
-        reports: folder with the three reports; None to write them for the loggers.
-    """
+    """The result of a run."""
 
     analysis: Analysis
-    means: Mapping[str, float]
-    step: int
-    trace: str = ""
-    reports: Path | None = None
+    means: Mapping[str, float]  # logged metrics over all counted steps
+    step: int  # x-axis value of the last log entry
+    trace: str = ""  # folder or URL of the trace; "" without one
+    reports: Path | None = None  # folder with the three reports; None to write them for the loggers
 
 
 def publish(loggers: Iterable[Any], result: Result, *, limit_s: float = PUBLISH_S) -> None:

@@ -60,17 +60,11 @@ _SETTINGS: Final = (
 
 
 class RecordFolder(NamedTuple):
-    """Folder and id of a run's record, the same on all ranks.
-
-    Attributes:
-        path: the folder.
-        run: id of the run.
-        url: remote folder that it is copied to at the end; "" for none.
-    """
+    """Folder and id of a run's record, the same on all ranks."""
 
     path: Path
-    run: str
-    url: str = ""
+    run: str  # id of the run
+    url: str = ""  # remote folder that it is copied to at the end; "" for none
 
 
 def claim_record_folder(trainer: Trainer) -> RecordFolder | None:

@@ -57,17 +57,11 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One CUDA device.
+    """One CUDA device."""
 
-    Attributes:
-        handle: the device, which may be a MIG slice.
-        board: the whole GPU; `handle` itself without MIG.
-        uuid: of `handle`, `GPU-...` or `MIG-...`.
-    """
-
-    handle: Any
-    board: Any
-    uuid: str
+    handle: Any  # may be a MIG slice
+    board: Any  # the whole GPU; `handle` itself without MIG
+    uuid: str  # of `handle`: `GPU-...` or `MIG-...`
 
     @property
     def is_mig(self) -> bool:

@@ -31,21 +31,13 @@ class RecordError(ForgeProfilingError):
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """The record of one rank.
+    """The record of one rank."""
 
-    Attributes:
-        path: its newest file.
-        begin: its first line.
-        lines: all later lines, oldest first.
-        problems: what could not be read, one sentence each.
-        work: what the rank's newest totals say of its own work; None if unknown, and for a single rank.
-    """
-
-    path: Path
+    path: Path  # its newest file
     begin: Begin
-    lines: tuple[Line, ...]
-    problems: tuple[str, ...] = ()
-    work: RankWork | None = None
+    lines: tuple[Line, ...]  # oldest first
+    problems: tuple[str, ...] = ()  # what could not be read, one sentence each
+    work: RankWork | None = None  # None if unknown, and for a single rank
 
     @property
     def intervals(self) -> tuple[IntervalLine, ...]:
@@ -70,16 +62,10 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The records of all ranks of one run.
-
-    Attributes:
-        folder: folder of the records.
-        ranks: the ranks, lowest first; at least one.
-        problems: what could not be read.
-    """
+    """The records of all ranks of one run."""
 
     folder: Path
-    ranks: tuple[RankRecord, ...]
+    ranks: tuple[RankRecord, ...]  # lowest first; at least one
     problems: tuple[str, ...] = ()
 
     @property

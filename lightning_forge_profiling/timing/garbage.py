@@ -16,16 +16,10 @@ _LATEST: Final = 4096
 
 
 class Collection(NamedTuple):
-    """One garbage collection.
-
-    Attributes:
-        generation: the oldest generation that was collected, 0 to 2.
-        began_ns: when it began, by `time.perf_counter_ns`.
-        ended_ns: when it ended.
-    """
+    """One garbage collection."""
 
     generation: int
-    began_ns: int
+    began_ns: int  # by `time.perf_counter_ns`
     ended_ns: int
 
 

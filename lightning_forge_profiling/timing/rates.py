@@ -13,21 +13,13 @@ _FEWEST_FOR_P95: Final = 20
 
 
 class StepWork(NamedTuple):  # made each step, in a fifth of a frozen dataclass's time, as StepTiming is
-    """Samples, tokens and FLOPs of one step on this rank.
+    """Samples, tokens and FLOPs of one step on this rank."""
 
-    Attributes:
-        samples: samples in the batch; None if unknown.
-        tokens: tokens in the batch; None if not counted.
-        optimizer_steps: 1 if the weights changed in this step, else 0.
-        flops: floating-point operations of the batch; None if unknown.
-        ends_cycle: whether it is the last of an accumulation cycle, as every step is without accumulation.
-    """
-
-    samples: float | None = None
-    tokens: float | None = None
-    optimizer_steps: int = 0
-    flops: float | None = None
-    ends_cycle: bool = True
+    samples: float | None = None  # in the batch; None if unknown
+    tokens: float | None = None  # None if not counted
+    optimizer_steps: int = 0  # 1 if the weights changed in this step, else 0
+    flops: float | None = None  # of the batch; None if unknown
+    ends_cycle: bool = True  # the last of an accumulation cycle, as every step is without accumulation
 
 
 class StepTiming(NamedTuple):

@@ -16,18 +16,11 @@ _MOST: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step and its time.
-
-    Attributes:
-        ms: device time; host time without a GPU.
-        step: its number.
-        ended_ns: its end by the host's clock; 0 if unknown.
-        device_ms: its time by region, for the regions that were timed.
-    """
+    """A step and its time."""
 
     ms: float
     step: int
-    ended_ns: int
+    ended_ns: int  # by the host's clock; 0 if unknown
     device_ms: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -53,29 +46,17 @@ _UNKNOWN_WORK: Final = StepWork()
 
 @dataclass(slots=True)
 class StepBlock:
-    """Sums over the counted steps of one block.
-
-    Attributes:
-        steps: how many steps.
-        ms: their time.
-        split_steps: how many of them had their regions timed.
-        split_ms: the time of those.
-        region_ms: their time by region.
-        samples: samples of all steps; None if unknown.
-        tokens: tokens of all steps; None if not counted.
-        histogram: number of steps by bucket of their time.
-        part_ms: time of all steps by part of the ledger.
-    """
+    """Sums over the counted steps of one block."""
 
     steps: int = 0
     ms: float = 0.0
     split_steps: int = 0
     split_ms: float = 0.0
-    samples: float | None = 0.0
+    samples: float | None = 0.0  # None if unknown
     tokens: float | None = 0.0
     histogram: Counter[int] = field(default_factory=Counter)
     region_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    part_ms: Mapping[str, float] = field(default_factory=dict)
+    part_ms: Mapping[str, float] = field(default_factory=dict)  # by part of the ledger
 
     def add(self, other: "StepBlock") -> None:
         """Add the sums of another block."""

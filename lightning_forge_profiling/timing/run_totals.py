@@ -16,11 +16,18 @@ _MOST: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step and its time."""
+    """A step and its time.
+
+    Attributes:
+        ms: device time; host time without a GPU.
+        step: its number.
+        ended_ns: its end by the host's clock; 0 if unknown.
+        device_ms: its time by region, for the regions that were timed.
+    """
 
     ms: float
     step: int
-    ended_ns: int  # by the host's clock; 0 if unknown
+    ended_ns: int
     device_ms: Mapping[str, float] = field(default_factory=dict)
 
 

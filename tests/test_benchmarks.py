@@ -9,7 +9,17 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks import after_window, compare_false_alarms, fresh, ledger, overhead, own_cost, recording, short_run
+from benchmarks import (
+    after_window,
+    analysis,
+    compare_false_alarms,
+    fresh,
+    ledger,
+    overhead,
+    own_cost,
+    recording,
+    short_run,
+)
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from tests.models import Classifier, loader
@@ -34,6 +44,12 @@ def test_steps_after_a_window_are_compared_with_those_before(capsys):
     control, window = rows(capsys.readouterr().out, ["no window", "window"])
     assert "| 1.0000 (1.0000 to 1.0000) |" in control
     assert window.endswith("| 0, 0 |"), "two traces without kernels on a CPU"
+
+
+def test_the_analysis_fails_its_check_above_its_share_of_json_load(capsys, monkeypatch):
+    monkeypatch.setattr(analysis, "MOST_OF_JSON_LOAD", 0.001)
+    assert analysis.check(1, 1) == 1
+    assert capsys.readouterr().out.count("too slow: more than 0.001 of the CPU time of `json.load`") == 1
 
 
 def test_false_alarms_of_compare_are_counted_on_simulated_and_on_real_runs(capsys, tmp_path):

@@ -62,16 +62,14 @@ def _operator_of_calls(calls: Calls, operators: Operators, nesting: Nesting) -> 
 
     In some traces the `External id` of a call is its own correlation id, which by chance may be that of an operator.
     """
-    found = _match(calls.external, operators.external, none=_NO_EXTERNAL)
+    operator = _match(calls.external, operators.external, none=_NO_EXTERNAL)
     around = (
-        (take(operators.thread, found) == calls.thread)
-        & (take(operators.start, found) <= calls.start)
-        & (calls.start <= take(operators.end, found))
+        (take(operators.thread, operator) == calls.thread)
+        & (take(operators.start, operator) <= calls.start)
+        & (calls.start <= take(operators.end, operator))
     )
-    missing = (found < 0) | ~around
-    if missing.any():
-        found[missing] = nesting.enclosing(calls.start[missing], calls.thread[missing])
-    return found
+    operator[~around] = nesting.enclosing(calls.start[~around], calls.thread[~around])
+    return operator
 
 
 def _match(keys: Ints, table: Ints, *, none: tuple[int, ...]) -> Ints:

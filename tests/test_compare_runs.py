@@ -13,7 +13,7 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.comparison.compare import SCATTER_APART_PCT, SCATTER_IN_TURNS_PCT, compare
 from lightning_forge_profiling.comparison.gate import percent
 from lightning_forge_profiling.comparison.ratio import Ratio, ratio_of, runs_needed, steps_needed, tolerable_scatter
-from lightning_forge_profiling.comparison.source import record_source
+from lightning_forge_profiling.comparison.source import record_source, unsteadiness
 from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate, block_length, resampled
 from lightning_forge_profiling.record.histogram import PRECISION, histogram
 from lightning_forge_profiling.record.reader import read_run
@@ -148,6 +148,36 @@ def test_runs_cannot_agree_better_than_their_own_steps_tell():
     ratio = ratio_of(same, same, 0.0, in_turns=True)
     assert ratio.log_error == pytest.approx(0.02 * np.sqrt(2 / 3))
     assert not ratio.paired
+
+
+def test_the_interval_of_pairs_is_student_t_of_their_differences():
+    a, b = (
+        [Estimate(value=value, log_error=0.0, blocks=8) for value in side]
+        for side in ((10.0, 20.0, 40.0), (11.0, 22.0, 48.0))
+    )
+    ratio = ratio_of(a, b, 0.0, in_turns=True)
+    logs = np.log([1.1, 1.1, 1.2])
+    error = logs.std(ddof=1) / np.sqrt(3)
+    assert ratio.paired
+    assert ratio.log_error == pytest.approx(error)
+    assert ratio.scatter == pytest.approx(logs.std(ddof=1) / np.sqrt(2))
+    assert np.log([ratio.ratio, ratio.low]) == pytest.approx([logs.mean(), logs.mean() - 4.303 * error])
+
+
+def test_unsteady_runs_are_expected_to_differ_by_their_drift_and_by_their_slow_steps():
+    step, median = Estimate(value=10.0, log_drift=0.12), Estimate(value=7.0)
+    assert unsteadiness(step, median) == pytest.approx(np.hypot(0.12, 0.3 * 0.3))
+    assert unsteadiness(Estimate(value=10.0), Estimate(value=11.0)) == 0
+
+
+def test_drift_is_what_blocks_differ_by_beyond_independent_steps():
+    wave = list(10.0 + np.repeat([1.0, -1.0], 32))
+    bootstrap = BlockBootstrap([1] * 64, wave)
+    step = bootstrap.ratio(wave, [1.0] * 64)
+    independent = np.std(wave) / np.mean(wave) / np.sqrt(64)
+    assert step.log_drift == pytest.approx(np.sqrt((step.log_error**2 - independent**2) * bootstrap.blocks))
+    assert 0.05 < step.log_drift < 0.15, "halves are 10 % off"
+    assert BlockBootstrap([1] * 64, [9.0, 11.0] * 32).ratio([9.0, 11.0] * 32, [1.0] * 64).log_drift == 0
 
 
 def test_what_is_known_of_the_machine_decides_with_one_run_a_side(records, forge):

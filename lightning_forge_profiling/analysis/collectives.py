@@ -68,8 +68,8 @@ def _unnamed(kernel: str, host_range: str, stream: int) -> CollectiveCall:
 
     The stream stands for the process group: each group has a communicator with its own stream.
     """
-    found = _OPERATION.match(base_name(kernel))
-    name = found[1].lower() if found else base_name(kernel)
+    operation = _OPERATION.match(base_name(kernel))
+    name = operation[1].lower() if operation else base_name(kernel)
     group = f"on communication stream {stream + 1}"
     if name == _SEND_RECEIVE_KERNEL:
         name = host_range or "transfer"
@@ -80,7 +80,7 @@ def _host_ranges(recording: Recording, rows: Ints) -> dict[int, str]:
     """By row of GPU work the collective that `nccl:...` or `c10d::...` around its launch names, if there is one."""
     trace, links = recording.trace, recording.links
     around = Nesting(trace.annotations).enclosing(links.time[rows], links.thread[rows])
-    found = {}
+    ranges = {}
     for row, annotation in zip(rows.tolist(), around.tolist(), strict=True):
         names = [] if annotation < 0 else [trace.names[trace.annotations.name[annotation]]]
         operator = int(links.operator[row])
@@ -89,8 +89,8 @@ def _host_ranges(recording: Recording, rows: Ints) -> dict[int, str]:
             operator = int(recording.nesting.parent[operator])
         named = next(filter(None, map(_HOST_RANGE.fullmatch, names)), None)
         if named is not None:
-            found[row] = named[1]
-    return found
+            ranges[row] = named[1]
+    return ranges
 
 
 def _launch_order(recording: Recording, rows: Ints) -> Ints:

@@ -229,8 +229,8 @@ def _by_thread(recording: Recording, gaps: Intervals) -> Iterator[tuple[int, Int
     steps = int(recording.trace.annotations.thread[marks[0]]) if len(marks) else -1
     thread = take(recording.links.thread, _following(recording, gaps.end))
     thread = np.where(thread < 0, steps, thread)
-    threads, place = np.unique(thread, return_inverse=True)
-    waited = np.bincount(place, gaps.end - gaps.start, len(threads))
+    threads, group = np.unique(thread, return_inverse=True)
+    waited = np.bincount(group, gaps.end - gaps.start, len(threads))
     for number in threads[np.argsort(-waited, kind="stable")][:_MOST_THREADS].tolist():
         yield number, Intervals(gaps.start[thread == number], gaps.end[thread == number])
 

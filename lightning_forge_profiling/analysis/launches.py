@@ -77,8 +77,8 @@ def _match(keys: Ints, table: Ints, *, none: tuple[int, ...]) -> Ints:
     if not len(table):
         return np.full(len(keys), -1)
     order = np.argsort(table, kind="stable")
-    place = np.minimum(np.searchsorted(table[order], keys), len(table) - 1)
-    row = order[place]
+    at = np.minimum(np.searchsorted(table[order], keys), len(table) - 1)
+    row = order[at]
     return np.where((table[row] == keys) & ~np.isin(keys, none), row, -1)
 
 

@@ -108,9 +108,9 @@ def _shapes(recording: Recording, device: Ints, counted: NDArray[np.bool_]) -> d
     """The shapes of each operator that took the most device time."""
     trace, operators = recording.trace, recording.trace.operators
     key = operators.name[counted] * len(trace.signatures) + operators.signature[counted]
-    keys, place = np.unique(key, return_inverse=True)
+    keys, pair = np.unique(key, return_inverse=True)
     names, signatures = np.divmod(keys, len(trace.signatures))
-    longest = np.lexsort((-np.bincount(place, device[counted] + 1.0), names))
+    longest = np.lexsort((-np.bincount(pair, device[counted] + 1.0), names))
     shapes: dict[str, list[str]] = {}
     for name, signature in zip(names[longest].tolist(), signatures[longest].tolist(), strict=True):
         texts = shapes.setdefault(trace.names[name], [])
@@ -209,8 +209,8 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
     if not total:
         return None, "no operator that launched a matrix product, convolution or attention could be counted"
     dtype = _type_used(recording, work, max(by_type, key=by_type.__getitem__))
-    found = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
-    peaks = found.flops if found else {}
+    peak_of_device = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
+    peaks = peak_of_device.flops if peak_of_device else {}
     rate = total / counted_ns / 1e3
     if dtype == "fp32" and _TF32 in peaks and rate * 1e12 > peaks.get("fp32", float("inf")):
         dtype = _TF32  # faster than the fp32 peak

@@ -137,7 +137,7 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
         name: (*_label(trace.names[name]), kind_of(trace.names[name], trace.libraries))
         for name in np.unique(frames.name).tolist()
     }
-    place: dict[tuple[int, tuple[str, str, _Kind]], int] = {}
+    node_of: dict[tuple[int, tuple[str, str, _Kind]], int] = {}
     node = [-1] * (len(frames) + 1)
     keys: list[tuple[int, tuple[str, str, _Kind]]] = []
     sums: list[list[int]] = []
@@ -149,7 +149,7 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
             node[row] = above
             continue
         key = (above, labels[name])
-        at = node[row] = place.setdefault(key, len(place))
+        at = node[row] = node_of.setdefault(key, len(node_of))
         if at == len(keys):
             keys.append(key)
             sums.append([0, 0, 0])
@@ -207,7 +207,7 @@ def _holder(recording: Recording, stacks: _Stacks, spans: Intervals) -> SpentIn 
     if not holders:
         return None
     # an inner function holds no more than the one around it, and is entered later
-    held = min(holders, key=lambda place: (within[place], -first[place]))
+    held = min(holders, key=lambda row: (within[row], -first[row]))
     return SpentIn(
         where=users_line(trace.names[names[held]], trace.libraries),
         ms_per_step=float(within[held]) / steps / 1e6,

@@ -60,12 +60,12 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
     for name in np.unique(gpu.name[is_copy]).tolist():
         groups.setdefault(_direction_and_memory(recording.trace.names[name]), []).append(name)
     everything = int(steps.measure(Intervals.of(gpu.start, gpu.end)).sum())
-    found = []
+    table = []
     for (direction, memory_kind), names in groups.items():
         rows = is_copy & np.isin(gpu.name, names)
         others = int(steps.measure(Intervals.of(gpu.start[~rows], gpu.end[~rows])).sum())
         spent, size = int((gpu.end - gpu.start)[rows].sum()), int(np.maximum(gpu.size[rows], 0).sum())
-        found.append(
+        table.append(
             Copies(
                 direction=direction,
                 memory=memory_kind,
@@ -76,7 +76,7 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
                 exposed_ms_per_step=(everything - others) / len(steps) / 1e6,
             )
         )
-    return tuple(sorted(found, key=lambda copy: -copy.ms_per_step))
+    return tuple(sorted(table, key=lambda copy: -copy.ms_per_step))
 
 
 def memory(recording: Recording) -> Memory | None:

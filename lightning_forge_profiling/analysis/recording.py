@@ -42,8 +42,8 @@ def prepare(trace: Trace) -> Recording:
 
 def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
     """The recording with only some of its steps."""
-    place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
-    return replace(recording, steps=recording.steps.only(chosen), step=place[recording.step])
+    position = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
+    return replace(recording, steps=recording.steps.only(chosen), step=position[recording.step])
 
 
 def _kinds(trace: Trace, links: Links, nesting: Nesting) -> Ints:
@@ -127,12 +127,12 @@ def _at_step(trace: Trace, cut: Cut, steps: Steps) -> str:
         return f", without any step mark: {inside}"
     if cut.table == "gpu":
         return f": {inside}"  # the GPU may be some steps behind the host
-    place = int(np.searchsorted(steps.host_start, cut.time, side="right")) - 1
-    if place < 0:
+    step = int(np.searchsorted(steps.host_start, cut.time, side="right")) - 1
+    if step < 0:
         return f" before step {steps.number[0]}: {inside}"
-    if place and _ascending(trace, cut):
-        inside += f", which are whole up to step {steps.number[place - 1]}"
-    return f" in step {steps.number[place]}: {inside}"
+    if step and _ascending(trace, cut):
+        inside += f", which are whole up to step {steps.number[step - 1]}"
+    return f" in step {steps.number[step]}: {inside}"
 
 
 def _ascending(trace: Trace, cut: Cut) -> bool:

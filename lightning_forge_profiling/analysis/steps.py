@@ -74,8 +74,8 @@ def _successive(trace: Trace, rows: Ints) -> Iterator[int]:
     number = step_numbers(trace, rows)
     recording = np.searchsorted(trace.begins, start, side="right")
     places: dict[tuple[int, ...], list[int]] = {}
-    for place, key in reversed([*enumerate(zip(recording.tolist(), thread.tolist(), number.tolist(), strict=True))]):
-        places.setdefault(key, []).append(place)
+    for at, key in reversed([*enumerate(zip(recording.tolist(), thread.tolist(), number.tolist(), strict=True))]):
+        places.setdefault(key, []).append(at)
     soonest, behind = end - (end - start) // _OVERLAP, np.searchsorted(start, end - _ROUNDING_NS)
     at = 0
     while at < len(rows):
@@ -91,8 +91,8 @@ def _work(trace: Trace, marks: Ints) -> int:
     start, end = trace.annotations.start[marks], trace.annotations.end[marks]
     done = 0
     for table in (trace.operators, trace.calls):
-        place = np.searchsorted(start, table.start, side="right") - 1
-        inside = (place >= 0) & (table.start < end[place]) & (table.thread == trace.annotations.thread[marks[0]])
+        mark = np.searchsorted(start, table.start, side="right") - 1
+        inside = (mark >= 0) & (table.start < end[mark]) & (table.thread == trace.annotations.thread[marks[0]])
         done += int(inside.sum())
     return done
 

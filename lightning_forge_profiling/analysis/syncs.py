@@ -66,10 +66,10 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
             trace.names[frame], trace.libraries
         ) if frame >= 0 else ""
 
-    found: dict[tuple[str, str, bool], list[int]] = {}
+    durations_of: dict[tuple[str, str, bool], list[int]] = {}
     columns = (trace.calls.name[waits], specific, operator, frame, by_lightning, duration)
     for call, *rest, lightning, spent in zip(*(column.tolist() for column in columns), strict=True):
-        found.setdefault((*cause_and_line(call, *rest), lightning), []).append(spent)
+        durations_of.setdefault((*cause_and_line(call, *rest), lightning), []).append(spent)
     causes = [
         SyncCause(
             cause=cause,
@@ -78,7 +78,7 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
             per_step=len(durations) / len(steps),
             host_ms_per_step=sum(durations) / len(steps) / 1e6,
         )
-        for (cause, where, lightning), durations in found.items()
+        for (cause, where, lightning), durations in durations_of.items()
     ]
     return tuple(sorted(causes, key=lambda cause: (-cause.per_step, cause.cause, cause.where)))
 

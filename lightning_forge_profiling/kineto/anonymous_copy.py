@@ -246,11 +246,11 @@ class _Plan:
 def _identities_here() -> set[str]:
     """This user and host, which may have recorded the trace."""
     host = socket.gethostname()
-    found = {host, host.partition(".")[0]}
+    identities = {host, host.partition(".")[0]}
     for name in (getpass.getuser, lambda: Path.home().name):
         with contextlib.suppress(OSError, KeyError, ImportError, RuntimeError):  # no account, as in containers
-            found.add(name())
-    return found
+            identities.add(name())
+    return identities
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -94,8 +94,8 @@ def _before_damage(unpacker: Any, packed: bytes) -> bytes:
     """The data before an error, byte by byte: a call of zlib that fails returns nothing."""
     content = bytearray()
     with contextlib.suppress(zlib.error):
-        for place in range(len(packed)):
-            content += unpacker.decompress(packed[place : place + 1])
+        for at in range(len(packed)):
+            content += unpacker.decompress(packed[at : at + 1])
     return bytes(content)
 
 
@@ -157,11 +157,11 @@ class TraceText(Generic[T]):
 
     def _events(self, pieces: Iterator[bytes]) -> Iterator[list[T]]:
         text = self._read_to_events(pieces)
-        found = last = False
+        any_event = last = False
         while True:
             events, text = self._take(text, last=last)
             if events:
-                found = True
+                any_event = True
                 yield events
             if self._ended or self._gave_up or last:
                 break
@@ -173,7 +173,7 @@ class TraceText(Generic[T]):
             text, last = text + more, not more
         if self._ended:
             self._read_after_events(text + b"".join(_at_least(_LONGEST_EVENT, pieces)))
-        if not found:
+        if not any_event:
             raise TraceError(f"{self.path}: no complete event: {'; '.join(self.problems) or 'its list has none'}")
 
     def _read_to_events(self, pieces: Iterator[bytes]) -> bytes:
@@ -312,13 +312,13 @@ def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"
         try:
             return at + _scan(part)[1], "whole"
         except (ValueError, RecursionError) as exc:
-            place = getattr(exc, "pos", 0)
+            offset = getattr(exc, "pos", 0)
             if isinstance(exc, RecursionError) and (deep := _DEEP.match(part)):
-                place = deep.end()
-            if "Unterminated" not in str(exc) and not _TOKEN.fullmatch(part, place):
-                return at + place, "damaged"
+                offset = deep.end()
+            if "Unterminated" not in str(exc) and not _TOKEN.fullmatch(part, offset):
+                return at + offset, "damaged"
             if at + size >= len(text):
-                return at + place, "cut"
+                return at + offset, "cut"
             size *= 8
 
 
@@ -331,13 +331,13 @@ def _last_boundary(text: bytes, begin: int, end: int) -> tuple[int, int]:
     return (comma, comma + 1) if comma > begin else (0, 0)
 
 
-def _next_event(text: bytes, after: int, place: int) -> int | None:
-    """Start of the first event at or after `place`, and behind `after`; None if there is none."""
-    begin = place
+def _next_event(text: bytes, after: int, offset: int) -> int | None:
+    """Start of the first event at or after `offset`, and behind `after`; None if there is none."""
+    begin = offset
     while begin > after + 1 and text[begin - 1 : begin].isspace():
         begin -= 1
-    found = _EVENT.search(text, max(begin - 1, after + 1))
-    return found.start(1) if found else None
+    event = _EVENT.search(text, max(begin - 1, after + 1))
+    return event.start(1) if event else None
 
 
 def _repaired(text: bytes) -> bytes:

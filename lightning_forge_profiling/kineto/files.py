@@ -109,9 +109,9 @@ def _notes(path: Path, unreadable: Iterable[OSError]) -> tuple[str, ...]:
 def _traces_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
     names = sorted(names)
     for pattern in (_TRACE, _ANY_JSON):
-        found = {name for name in names if pattern.fullmatch(name)}
+        matching = {name for name in names if pattern.fullmatch(name)}
         # without a raw file that lies beside its compressed copy
-        files = [folder / name for name in names if name in found and f"{name}.gz" not in found]
+        files = [folder / name for name in names if name in matching and f"{name}.gz" not in matching]
         if files:
             return tuple(sorted(files, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), _order(file))))
     return ()

@@ -37,9 +37,9 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
         begins.append(began + shift)
         cuts += [cut and replace(cut, time=cut.time + shift) for cut in trace.cuts]
         end = ended + shift
-        place = {column: _merged(lists[name], getattr(trace, name)) for column, name in _INDEX_OF.items()}
+        position = {column: _merged(lists[name], getattr(trace, name)) for column, name in _INDEX_OF.items()}
         for name in _TABLES:
-            pieces[name].append(_moved(getattr(trace, name), shift, place, largest))
+            pieces[name].append(_moved(getattr(trace, name), shift, position, largest))
         for column in _IDS:
             largest[column] = (largest[column] + 1 + max(_largest(trace, column), 0)) % _LARGEST_ID
     joined: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
@@ -60,22 +60,22 @@ def _columns(table: Any) -> dict[str, Ints]:
     return {field.name: getattr(table, field.name) for field in fields(table)}
 
 
-def _moved(table: Any, shift: int, place: Mapping[str, Ints], largest: Mapping[str, int]) -> dict[str, Ints]:
+def _moved(table: Any, shift: int, position: Mapping[str, Ints], largest: Mapping[str, int]) -> dict[str, Ints]:
     """The columns of a later trace, with times, positions and ids moved behind those of the earlier ones."""
     columns = _columns(table)
     for name, values in columns.items():
         if name in _TIMES:
             columns[name] = values + shift
-        elif name in place:
-            columns[name] = place[name][values]
+        elif name in position:
+            columns[name] = position[name][values]
         elif name in largest:
             columns[name] = np.where(values > 0, values + largest[name] + 1, values)
     return columns
 
 
-def _merged(place: dict[Hashable, int], values: Sequence[Hashable]) -> Ints:
+def _merged(position: dict[Hashable, int], values: Sequence[Hashable]) -> Ints:
     """Add new values; returns the position of each value, followed by -1 so that -1 maps to itself."""
-    return np.array([*(place.setdefault(value, len(place)) for value in values), -1], np.int64)
+    return np.array([*(position.setdefault(value, len(position)) for value in values), -1], np.int64)
 
 
 def _largest(trace: Trace, column: str) -> int:

@@ -399,9 +399,9 @@ def _table_of(event: TraceEvent) -> str:
 
 def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str], ...], Ints]:
     """The distinct pairs as text, and the position of each: 7, "7" and "stream 7" are the same."""
-    place: _Index[tuple[str, str]] = _Index()
-    rows = [place[str(first), str(second).removeprefix("stream ")] for first, second in pairs]
-    return tuple(place), np.array(rows, np.int64)
+    distinct: _Index[tuple[str, str]] = _Index()
+    rows = [distinct[str(first), str(second).removeprefix("stream ")] for first, second in pairs]
+    return tuple(distinct), np.array(rows, np.int64)
 
 
 def _without(columns: Mapping[str, Ints], *names: str) -> dict[str, Ints]:

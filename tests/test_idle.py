@@ -200,6 +200,15 @@ def test_a_sync_with_the_queue_empty_costs_its_own_time(waiting, tmp_path):
     assert prices(waiting.rank(tmp_path)) == (20, 0, 30)
 
 
+@pytest.mark.parametrize(("takes", "launch"), [(0.1, 0.1), (0.099_999, 0)])
+def test_a_launch_of_a_tenth_of_a_millisecond_is_long(takes, launch, tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(0, 10, launched=0)
+    trace.kernel(60, 100, launched=50, takes=takes)
+    assert causes(trace.rank(tmp_path)).get("launch", 0) == pytest.approx(launch)
+
+
 def test_the_iterator_of_the_data_loader_is_named(waiting, tmp_path):
     assert waiting.rank(tmp_path / "none").host.data_loader == ""
     waiting.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 20, 50)

@@ -407,6 +407,22 @@ def test_own_time_of_a_step_is_what_recording_its_events_took(device):
     assert parts[PROFILER] == pytest.approx(rates.own_us)
 
 
+def test_what_is_slow_at_the_ends_of_a_log_entry_is_in_one_part_once(device):
+    """On a busy machine the host waits for a core anywhere, also where the part has just changed."""
+    ledger = LedgerClock(0, clock_ns=device.host_clock_ns)
+    step_timer = recorder_on(device, ledger=ledger)
+    step_timer.start()
+    step_timer.region_ends = lambda _: device.pass_host_time(ms=5)
+    with step_timer.own_work():
+        pass
+    step_timer.end_step(StepWork(), began_ns=device.host_ns)
+    step_timer.finish(wait=True)
+    ledger_ms = {part: 1e3 * seconds for part, seconds in ledger.read().parts.items()}
+    assert ledger_ms[PROFILER] == pytest.approx(5)
+    assert sum(ledger_ms.values()) == pytest.approx(1e-6 * device.host_ns)
+    assert min(ledger_ms.values()) >= 0
+
+
 def test_time_of_log_entries_is_own_time_per_step_too(device):
     ledger = LedgerClock(0, clock_ns=device.host_clock_ns)
     step_timer = recorder_on(device, ledger=ledger)

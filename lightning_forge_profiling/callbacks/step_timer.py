@@ -266,7 +266,7 @@ class StepTimer:
                 if name == "data" and not self._before_fetch_ns:
                     self._before_fetch_ns = self._since.host_ns - before.host_ns
                 self._be_in(label)
-            self._own_ns += self._clock_ns() - began_ns
+            self._count_own(began_ns)
         except Exception as exc:
             self.fail(exc)
 
@@ -293,9 +293,14 @@ class StepTimer:
                     self._update = self._since
                 self._since = self.timers.switch(self._label, label)
                 self._be_in(label)
-            self._own_ns += self._clock_ns() - began_ns
+            self._count_own(began_ns)
         except Exception as exc:
             self.fail(exc)
+
+    def _count_own(self, began_ns: int) -> None:
+        """Add the time since `began_ns` to what timing takes of the steps, unless the ledger has it in another part."""
+        if self.ledger is None or self.ledger.changed_ns <= began_ns:
+            self._own_ns += self._clock_ns() - began_ns
 
     def enter_loader_start(self) -> None:
         """Enter `loader start`: the loop creates its loader or its iterator, until the first batch is there."""

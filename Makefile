@@ -12,35 +12,42 @@ LOWEST := build/lightning-$(FLOOR)
 
 GPU_TESTS = $(shell grep -lE 'mark\.(multi_)?gpu' tests/test_*.py)
 
-# Tests that need a GPU one after the other, for they time; then the rest on all cores, a file on each, where more
-# threads in a process would only get in each other's way. $(1) is set for them, $(2) narrows them, $(3) are more options.
-define tests
-$(1) $(RUN) -m pytest -m "(gpu or multi_gpu) $(2)" $(3) $(GPU_TESTS)
-$(1) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu $(2)" --numprocesses auto --dist loadfile \
-	--no-loadscope-reorder $(3)
-endef
+# Tests that need a GPU one after the other, for they time; the others on all cores, a file on each, where more threads in
+# a process would only get in each other's way. $(1) selects them, $(2) is set for them, $(3) are more options.
+pytest = $(2) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu and ($(1))" --numprocesses auto \
+	--dist loadfile --no-loadscope-reorder $(3)
+
+# `slow` takes many seconds or starts processes, `real_time` needs a machine with a free core, `browser` needs Chromium;
+# `smoke` is one of each kind.
+QUICK := smoke or not (slow or real_time or browser)
+REST := not smoke and (slow or real_time or browser)
 
 PYTHONS ?= 3.12 3.13
-TORCH_FREE_NEEDS := cmarkgfm hypothesis jsonschema msgspec numpy pytest pytest-timeout
+TORCH_FREE_NEEDS := cmarkgfm hypothesis jinja2 jsonschema msgspec numpy pytest pytest-timeout
 TORCH_FREE := $(patsubst %,tests/test_%.py,accounting cli collectives combine cut_files flop_rate \
-  hostile_traces idle kernel_kinds labels markdown outputs peaks regions_operators savings steps syncs table \
+  hostile_traces idle kernel_kinds labels markdown nesting outputs peaks regions_operators savings steps syncs table \
   tensorboard_copy trace_files trace_fuzz trace_reader verdicts worker_processes)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types unit coverage pythons lowest docs clean
+.PHONY: help setup demo test test-all rest lint types quick gpu mutants coverage pythons lowest docs clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 setup: $(READY)  ## make .venv and install everything into it (the other targets do this themselves)
 
 demo: $(READY)  ## train a small GPT with both callbacks attached: traces and scalars in demo_runs/
 	@$(RUN) examples/train_gpt.py
 
-# unit comes last, so that pytest's summary is what the output ends with
-test: lint types docs demo lowest unit  ## everything that CI runs
+test: lint types quick  ## what to run before each commit: five minutes on two cores
+
+test-all: test rest coverage  ## everything
+
+# the tests come last, so that pytest's summary is what the output ends with
+rest: docs demo lowest gpu  ## what `make test` leaves out: processes, real time, browser, GPU, lowest Lightning, documentation
+	$(call pytest,$(REST))
 
 lint: $(READY)  ## ruff: rules and formatting
 	$(RUN) -m ruff check .
@@ -49,8 +56,14 @@ lint: $(READY)  ## ruff: rules and formatting
 types: $(READY)  ## mypy, strict, on the package; on the helpers of the tests what has types
 	$(RUN) -m mypy
 
-unit: $(READY)  ## all tests that this machine can run
-	$(call tests,,)
+quick: $(READY)  ## the tests of `make test` alone
+	$(call pytest,$(QUICK))
+
+gpu: $(READY)  ## the tests that need a GPU; skipped, with the reason, where there is none
+	$(RUN) -m pytest -m "gpu or multi_gpu" $(GPU_TESTS)
+
+mutants: $(READY) build/mutants/.ready  ## changes FILE at COUNT places: which changes do the tests not notice?
+	$(RUN) tests/mutants.py $(FILE) --tests "$(TESTS)" --count $(or $(COUNT),30) --cosmic-ray build/mutants/bin/cosmic-ray
 
 # Browser tests run the page's script, not the package. Apart from `unit`,
 # because the tracer of Python 3.11 makes tests take 1.4 to 2.2 times the CPU time.
@@ -71,11 +84,11 @@ pythons:  ## byte-compile for the other Pythons on this machine, and run the tes
 	  $$env/bin/python -m pytest -p no:cacheprovider $(TORCH_FREE) || exit 1; \
 	done
 
-lowest: $(READY) $(LOWEST)/.ready  ## tests that go through Lightning again, with the lowest that pyproject.toml claims
+lowest: $(READY) $(LOWEST)/.ready  ## quick tests that go through Lightning again, with the lowest that pyproject.toml claims
 	@PYTHONPATH=$(LOWEST) $(RUN) -c 'import lightning, pytorch_lightning; \
 	  found = lightning.__version__, pytorch_lightning.__version__; print("Lightning", *found); \
 	  assert found == ("$(FLOOR)", "$(FLOOR)")'
-	$(call tests,PYTHONPATH=$(LOWEST),and not browser,--through-lightning)
+	$(call pytest,$(QUICK),PYTHONPATH=$(LOWEST),--through-lightning)
 
 docs: $(READY)  ## build the documentation into site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
@@ -97,4 +110,10 @@ $(LOWEST)/.ready: pyproject.toml
 	@echo "Fetching Lightning $(FLOOR)"
 	@rm -rf $(LOWEST)
 	@$(INSTALL) --no-deps --target $(LOWEST) lightning==$(FLOOR) pytorch-lightning==$(FLOOR)
+	@touch $@
+
+# apart from the environment: it brings a web server and a database
+build/mutants/.ready:
+	@$(PYTHON) -m venv build/mutants
+	@build/mutants/bin/python -m pip --disable-pip-version-check install -qq 'cosmic-ray>=8.7,<9'
 	@touch $@

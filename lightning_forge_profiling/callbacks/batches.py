@@ -17,21 +17,16 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork
 
+# how deep, and at how many parts of each container, sizes are looked for in the first batch
 _DEPTH: Final = 4
 _LOOKED_AT: Final = 64
-"""How deep, and at how many parts of each container, sizes are looked for in the first batch."""
-
-_FOLLOWED: Final = 8
-"""How many of the sizes found there are read of every batch."""
-
+_FOLLOWED: Final = 8  # how many of the sizes found there are read of every batch
+# a size that matches the batch size in this many batches by chance is a constant, such as a number of channels
 _FIRST_BATCHES: Final = 8
-"""A size that matches the batch size in this many batches by chance is a constant, such as a number of channels."""
 
-_Size = Callable[[Any], int]
-"""Reads one size off a batch."""
-
+_Size = Callable[[Any], int]  # reads one size off a batch
+# raised by it for a batch that lacks what another has
 _LACKING: Final = (AttributeError, IndexError, KeyError, TypeError)
-"""Raised by it for a batch that lacks what another has."""
 
 
 class UnknownBatchSizeError(Exception):
@@ -41,12 +36,10 @@ class UnknownBatchSizeError(Exception):
 class _Known(NamedTuple):
     """The batch size of a loader, and which sizes its batches may have."""
 
+    # samples in all of them but the last; None where they differ and the first dimension of every tensor tells
     size: int | None
-    """Samples in all of them but the last; None where they differ and the first dimension of every tensor tells."""
-    first: int | None
-    """Samples in the first: fewer where the whole data set is smaller."""
-    streams: bool
-    """Whether a short batch may come before the last."""
+    first: int | None  # samples in the first: fewer where the whole data set is smaller
+    streams: bool  # whether a short batch may come before the last
 
     def allows(self, size: int, *, ends_epoch: bool) -> bool:
         """Whether a batch may have this many samples."""
@@ -263,8 +256,7 @@ class BatchCounter:
         self._problems[name] = first, batches + 1
 
 
-_LONGEST_CYCLE: Final = 64
-"""If the module accumulates gradients by itself, its first cycle ends within this many steps."""
+_LONGEST_CYCLE: Final = 64  # if the module accumulates gradients by itself, its first cycle ends within this many steps
 
 
 class AccumulationCycles:

@@ -23,8 +23,8 @@ _log = plain_logger(__name__)
 _NO_ACTIONS: Final = Actions()
 _NO_PARTS: Final[Mapping[str, str]] = MappingProxyType({})
 
+# one or two assignments of a profiler cost a step or two; after this many in a row, give up following them
 _LOST_IN_A_ROW: Final = 3
-"""One or two assignments of a profiler cost a step or two; after this many in a row, give up following them."""
 
 
 _NOTHING: Final = nullcontext()
@@ -222,8 +222,8 @@ class BoundaryProfiler:
     def turn(self, *, split: bool) -> None:
         """The next actions are of a step that is split into regions, or of one that is timed as a whole."""
         self._boundaries = self._of_split if split else self._of_unsplit
+        # a context manager around the action of that name
         self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
-        """A context manager around the action of that name."""
         if self._shares:
             self.profile = self._contexts[split].__getitem__
 

@@ -15,16 +15,13 @@ from lightning_forge_profiling.results.run import CpuUse, RegionCpu, ShareInterv
 from lightning_forge_profiling.timing.run_totals import StepBlocks
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
+# a reading takes 0.6 ms (two CPU cores, and an H100 host of 16), and workers that ended cannot be read
 ACCOUNT_PERIOD_S: Final = 0.5
-"""A reading takes 0.6 ms (two CPU cores, and an H100 host of 16), and workers that ended cannot be read."""
 
-_ENOUGH_S: Final = 0.5
-"""The kernel counts in hundredths of a second: less is no evidence."""
-
+_ENOUGH_S: Final = 0.5  # the kernel counts in hundredths of a second: less is no evidence
 _ENOUGH_FETCH_NS: Final = 50_000_000
 
-AUTOGRAD: Final = "pt_autograd"
-"""PyTorch's name of the threads that run backward for a GPU."""
+AUTOGRAD: Final = "pt_autograd"  # PyTorch's name of the threads that run backward for a GPU
 
 
 class CpuAccount:
@@ -46,8 +43,7 @@ class CpuAccount:
         self._throttled_s = self._stolen_s = self._pressure_s = 0.0
         self._throttled_periods = self._switches = self._readings = 0
         self._blocks = StepBlocks()
-        self.clock: ThreadClock | None = None
-        """That of the training thread; None if the system does not have it."""
+        self.clock: ThreadClock | None = None  # that of the training thread; None if the system does not have it
         self._turned_ns = 0, 0, 0
         self._regions_ns: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 

@@ -36,9 +36,9 @@ from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 if TYPE_CHECKING:  # which makes the monitor
     from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 
+# compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within a
+# few, and a loader with four workers has eight batches ready at the start that it will never have again
 DEFAULT_WARMUP_STEPS = 10
-"""Compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within
-a few, and a loader with four workers has eight batches ready at the start that it will never have again."""
 
 _TEAR_DOWN: Final = "teardown"
 

@@ -52,8 +52,7 @@ class FitReporter:
         self._monitor = monitor
         self.report: RunReport | None = None
         self._recorded: Analysis | None = None
-        self.continues_from = 0
-        """The optimizer step of the checkpoint that the fit continues from."""
+        self.continues_from = 0  # the optimizer step of the checkpoint that the fit continues from
 
     def so_far(self, trainer: Trainer, recorded: Analysis | None = None, others: OtherRanks | None = None) -> RunReport:
         """The report on the fit up to now."""

@@ -19,11 +19,9 @@ from lightning_forge_profiling.results.analysis import TrackedRun
 
 _log = plain_logger(__name__)
 
-UPLOAD_S: Final = 60.0
-"""Longest wait for a copy at the end of a fit. A longer copy goes on while the process lives."""
-
+UPLOAD_S: Final = 60.0  # longest wait for a copy at the end of a fit. A longer copy goes on while the process lives.
+# temporary folder of this process. With several ranks, rank 0's is used.
 _STAGING: Final = f"forge-profiling-{secrets.token_hex(6)}"
-"""Temporary folder of this process. With several ranks, rank 0's is used."""
 
 _OWN: Final = re.compile(r"rank(\d+)\.")
 

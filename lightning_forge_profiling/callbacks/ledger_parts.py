@@ -69,8 +69,7 @@ class LedgerParts:
         self._clock = clock
         self._warming_up = warming_up
         self._thread = get_ident()
-        self.compiling = ""
-        """The part of a compilation that has begun; end it with `end_compilation`."""
+        self.compiling = ""  # the part of a compilation that has begun; end it with `end_compilation`
         self._trainer = trainer
         self._computed: int | None = None  # the epoch
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
@@ -135,18 +134,17 @@ class LedgerParts:
 
 _SET_UP: Final = "startup/fit"
 
+# hooks between the beginning of a fit and the training loop, which are called once or twice
 _OF_SET_UP: Final = (
     *("prepare_data", "setup", "configure_model", "configure_sharded_model", "configure_optimizers"),
     *("on_load_checkpoint", "on_fit_start", "val_dataloader"),
 )
-"""Hooks between the beginning of a fit and the training loop, which are called once or twice."""
+# hooks of the training loop, of which the first is called before it, too
 _BEFORE_THE_LOOP: Final = ("train_dataloader", "on_train_start")
-"""Hooks of the training loop, of which the first is called before it, too."""
 
 _IMPORTERS: Final = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external", "runpy"})
 
-_fits = count()
-"""Counts the fits of this process."""
+_fits = count()  # counts the fits of this process
 
 
 def _at_top_level(frame: FrameType | None) -> bool:
@@ -159,9 +157,9 @@ def _at_top_level(frame: FrameType | None) -> bool:
     return True
 
 
+# when torch, Lightning and what the script imports before this package were imported; None if a function of the script
+# imports it, or the Trainer under `forge-profiling run`: then the script has done other work before
 _IMPORTED_NS: Final = perf_counter_ns() if _at_top_level(sys._getframe()) else None  # noqa: SLF001
-"""When torch, Lightning and what the script imports before this package were imported; None if a function of the
-script imports it, or the Trainer under `forge-profiling run`: then the script has done other work before."""
 
 
 def begin_ledger(built_ns: int) -> LedgerClock:

@@ -33,24 +33,16 @@ Trainer: TypeAlias = Any
 class Actions(NamedTuple):
     """The names of the actions that Lightning announces to `trainer.profiler`, by what they delimit."""
 
-    regions: Mapping[str, str] = MappingProxyType({})
-    """Each is one region, from its beginning to its end."""
-    saves: Collection[str] = ()
-    """Save a checkpoint."""
-    state_collected: Collection[str] = ()
-    """The last action of such a save before its file is written."""
-    may_save: Collection[str] = ()
-    """Hooks of callbacks that save checkpoints and then remove older ones."""
-    loader_starts: Collection[str] = ()
-    """After each of them the loop creates its loader or the loader's iterator."""
-    loader_started: Collection[str] = ()
-    """The first action after that which is not a region."""
-    epochs: Collection[str] = ()
-    """Each is one training epoch, from its beginning to its end."""
+    regions: Mapping[str, str] = MappingProxyType({})  # each is one region, from its beginning to its end
+    saves: Collection[str] = ()  # save a checkpoint
+    state_collected: Collection[str] = ()  # the last action of such a save before its file is written
+    may_save: Collection[str] = ()  # hooks of callbacks that save checkpoints and then remove older ones
+    loader_starts: Collection[str] = ()  # after each of them the loop creates its loader or the loader's iterator
+    loader_started: Collection[str] = ()  # the first action after that which is not a region
+    epochs: Collection[str] = ()  # each is one training epoch, from its beginning to its end
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
-    fetched: Callable[[], object] = bool
-    """Called when a fetch is about to end."""
+    fetched: Callable[[], object] = bool  # called when a fetch is about to end
 
 
 def actions(trainer: Trainer, module: LightningModule) -> Actions:
@@ -91,12 +83,12 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
     )
 
 
+# the modules of the hooks that Lightning calls on whoever does not implement them
 _WITHOUT_EFFECT = tuple(
     f"{package}.{module}"
     for package in ("lightning.pytorch", "pytorch_lightning")
     for module in ("callbacks.callback", "core.hooks", "core.module", "core.datamodule")
 )
-"""The modules of the hooks that Lightning calls on whoever does not implement them."""
 
 
 def implemented_hooks(owner: object) -> list[str]:
@@ -117,11 +109,10 @@ def batches_per_log_entry(trainer: Trainer, every_n_steps: int | None) -> int:
 class StepProgress(NamedTuple):
     """The loop's own progress counters; they keep counting with it."""
 
+    # its `is_last_batch` tells whether the batch that has just ended is the epoch's last, its `total.ready` is the
+    # number of the batch under way, which counts on over epochs and also where a batch is skipped
     batches: Any
-    """Its `is_last_batch` tells whether the batch that has just ended is the epoch's last, its `total.ready` is the
-    number of the batch under way, which counts on over epochs and also where a batch is skipped."""
-    updates: Any
-    """Its `completed` is the number of optimizer steps, as `trainer.global_step`."""
+    updates: Any  # its `completed` is the number of optimizer steps, as `trainer.global_step`
 
 
 def step_progress(trainer: Trainer, module: LightningModule) -> StepProgress:
@@ -247,14 +238,10 @@ def has_exhausted_loader(trainer: Trainer) -> bool:
 class BatchSource(NamedTuple):
     """The loaders that a training batch comes from."""
 
-    loaders: Sequence[Any]
-    """All training loaders, mostly one DataLoader."""
-    ends_epoch: bool = False
-    """Whether the batch is the last of its epoch."""
-    fetched_by_module: bool = False
-    """Whether `training_step` fetches by itself from a `dataloader_iter`."""
-    one_a_step: bool = True
-    """Whether it is all that its step fetched, as always where Lightning does the fetching."""
+    loaders: Sequence[Any]  # all training loaders, mostly one DataLoader
+    ends_epoch: bool = False  # whether the batch is the last of its epoch
+    fetched_by_module: bool = False  # whether `training_step` fetches by itself from a `dataloader_iter`
+    one_a_step: bool = True  # whether it is all that its step fetched, as always where Lightning does the fetching
 
 
 def batch_source(trainer: Trainer) -> BatchSource:

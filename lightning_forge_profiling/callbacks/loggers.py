@@ -30,8 +30,7 @@ class _Failures:
 
     logger: str
     consecutive: int = 0
-    lost: int = 0
-    """Log entries that were lost and not reported yet."""
+    lost: int = 0  # log entries that were lost and not reported yet
     problem: str = ""
 
 
@@ -73,11 +72,10 @@ class Loggers:
         _log.warning("The logger %s %s: %s", failures.logger, what, failures.problem)
 
 
+# longest wait for all loggers together at the end of a fit. A client whose server is gone retries for minutes.
 PUBLISH_S: Final = 30.0
-"""Longest wait for all loggers together at the end of a fit. A client whose server is gone retries for minutes."""
 
-_NAME: Final = "profile"
-"""Prefix of each name, so that a tracker groups them."""
+_NAME: Final = "profile"  # prefix of each name, so that a tracker groups them
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +147,10 @@ def _comet(logger: Any, result: Result, reports: Path) -> None:
 
 _Kind = Callable[[Any, Result, Path], None]
 
+# by class name, so that clients of other loggers are not imported
 _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
     {"TensorBoardLogger": _tensorboard, "WandbLogger": _wandb, "MLFlowLogger": _mlflow, "CometLogger": _comet}
 )
-"""By class name, so that clients of other loggers are not imported."""
 
 
 def _kind(logger: Any) -> _Kind | None:

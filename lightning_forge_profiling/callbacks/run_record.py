@@ -41,6 +41,7 @@ from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
 _log = plain_logger(__name__)
 
+# attributes of the Trainer that are recorded
 _SETTINGS: Final = (
     "precision",
     "accumulate_grad_batches",
@@ -56,7 +57,6 @@ _SETTINGS: Final = (
     "reload_dataloaders_every_n_epochs",
     "num_nodes",
 )
-"""Attributes of the Trainer that are recorded."""
 
 
 class RecordFolder(NamedTuple):
@@ -155,21 +155,17 @@ def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
     return {name: value if isinstance(value, scalar) else str(value) for name, value in settings.items()}
 
 
-_INTERVAL_S: Final = 0.05
-"""Log entries in quicker succession share a line."""
-
+_INTERVAL_S: Final = 0.05  # log entries in quicker succession share a line
 _STATE_S: Final = 5.0
+# shortest pause between states, as a share of the run's time: totals change ever more slowly
 _STATE_SHARE: Final = 0.01
-"""Shortest pause between states, as a share of the run's time: totals change ever more slowly."""
 
+# largest share of the run that the training thread spends on states, at some milliseconds each, and again on intervals,
+# at some 0.1 ms each
 _COST: Final = 0.0002
-"""Largest share of the run that the training thread spends on states, at some milliseconds each, and again on
-intervals, at some 0.1 ms each."""
 
 _CLOSE_S: Final = 3.0
-_CLOSE_WITH_PEERS_S: Final = 1.0
-"""Lightning kills ranks that have not ended within 5 s of the first one that failed."""
-
+_CLOSE_WITH_PEERS_S: Final = 1.0  # Lightning kills ranks that have not ended within 5 s of the first one that failed
 _LONGEST_TEXT: Final = 2000
 
 _EVENTS: Final = ("validation", "checkpoint")

@@ -44,8 +44,7 @@ from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
 _log = plain_logger(__name__)
 
-_SMALL: Final = 0.01
-"""A smaller share is no cause, and its interval costs 0.1 ms."""
+_SMALL: Final = 0.01  # a smaller share is no cause, and its interval costs 0.1 ms
 
 
 def run_compute(compute: Compute) -> RunCompute:
@@ -222,8 +221,7 @@ def analysis_of(
     return analysis
 
 
-OtherRanks = Callable[[RankWork], Sequence[RankWork]]
-"""Reads the work of the other ranks, given that of this one."""
+OtherRanks = Callable[[RankWork], Sequence[RankWork]]  # reads the work of the other ranks, given that of this one
 
 
 def run_report(

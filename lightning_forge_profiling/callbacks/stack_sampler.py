@@ -35,35 +35,29 @@ from lightning_forge_profiling.timing.run_totals import StepBlocks
 _log = plain_logger(__name__)
 
 _PERIOD_S: Final = 0.02
-_SAMPLES: Final = 300
-"""Six seconds of steps that count."""
-
-_ENOUGH: Final = 10
-"""Samples of a part from which its lines are named."""
-
+_SAMPLES: Final = 300  # six seconds of steps that count
+_ENOUGH: Final = 10  # samples of a part from which its lines are named
 _LINES: Final = 3
+# samples over which CPU times of threads are compared: the kernel brings those up to date each 1 to 10 ms
 _INTERVAL: Final = 12
-"""Samples over which CPU times of threads are compared: the kernel brings those up to date each 1 to 10 ms."""
 
+# a thread that finds the interpreter lock free has it within 0.1 ms; one that has to ask for it waits 5 ms
 _LATE_NS: Final = 1_000_000
-"""A thread that finds the interpreter lock free has it within 0.1 ms; one that has to ask for it waits 5 ms."""
 
 _HALF: Final = 0.5
+# parts of torch whose calls may wait for something else than the interpreter lock
 _BLOCKING: Final = ("distributed", "cuda", "multiprocessing", "utils/data")
-"""Parts of torch whose calls may wait for something else than the interpreter lock."""
 
 _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
 
-_TYPED: Final = ("<stdin>", "<ipython")
-"""Code of the user's that has no file."""
-
+_TYPED: Final = ("<stdin>", "<ipython")  # code of the user's that has no file
 _LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy")
 
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 
 
+# nanoseconds in all and without a core, and samples, by file, line and function; "" where none is the user's
 LineSums = defaultdict[tuple[str, int, str], list[int]]
-"""Nanoseconds in all and without a core, and samples, by file, line and function; "" where none is the user's."""
 
 
 _STACK_REGIONS = {
@@ -88,30 +82,25 @@ class Sample(NamedTuple):
     """What a sample stands for: the time since the one before."""
 
     wall_ns: int
-    idle_ns: int
-    """The part of it in which the sampled thread neither computed nor waited for a core; 0 if unknown."""
-    late_ns: int
-    """How much later than asked the sampling thread went on, without waiting for a core."""
+    idle_ns: int  # the part of it in which the sampled thread neither computed nor waited for a core; 0 if unknown
+    late_ns: int  # how much later than asked the sampling thread went on, without waiting for a core
 
 
 class _Code(NamedTuple):
     """What a code object is part of."""
 
     users: bool
-    calls: bool
-    """Whether it calls what may wait for something else than the interpreter lock."""
-    is_loop: bool
-    """Whether it is Lightning's loop or that of a loader's worker, around which is the script."""
+    calls: bool  # whether it calls what may wait for something else than the interpreter lock
+    is_loop: bool  # whether it is Lightning's loop or that of a loader's worker, around which is the script
+    # the region of the step that it is the outermost function of; None for other code, "" outside of training
     region: str | None
-    """The region of the step that it is the outermost function of; None for other code, "" outside of training."""
 
 
 class StackThread:
     """Samples the stack of the thread that creates it."""
 
     def __init__(self, clock: ThreadClock | None) -> None:
-        self.counts = True
-        """Whether to sample at present."""
+        self.counts = True  # whether to sample at present
         self._clock = clock
         self._sampled = threading.get_ident()
         self._folders = _library_folders()
@@ -298,10 +287,10 @@ def sampled_lines(sums: LineSums) -> tuple[SampledLine, ...]:
     )
 
 
+# instructions at which a thread that uses no core waits for the interpreter lock, and nothing else
 _NEVER_BLOCK: Final = frozenset(
     {"BINARY_OP", "COMPARE_OP", "RESUME", "JUMP_BACKWARD", "LOAD_FAST", "STORE_FAST", "POP_TOP", "LOAD_GLOBAL"}
 )
-"""Instructions at which a thread that uses no core waits for the interpreter lock, and nothing else."""
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -319,9 +308,7 @@ def _shown(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
-_WORKER_ID: Final = 10
-"""The position of the worker's number among the arguments of torch's worker loop (2.4 to 2.13)."""
-
+_WORKER_ID: Final = 10  # the position of the worker's number among the arguments of torch's worker loop (2.4 to 2.13)
 _WRITTEN_EVERY: Final = 25
 
 _torchs_loop = worker._worker_loop  # noqa: SLF001

@@ -23,13 +23,11 @@ from lightning_forge_profiling.timing.steps import LOADER_END, LOADER_START, WHO
 class EndedStep(NamedTuple):
     """A step that has ended on the host."""
 
-    step: int
-    """Its number, which is the tag of its intervals."""
+    step: int  # its number, which is the tag of its intervals
     work: StepWork
     left_out: LeftOut | None
     timing: StepTiming
-    complete: bool
-    """Whether every event in it could be recorded."""
+    complete: bool  # whether every event in it could be recorded
 
 
 class CompletedSteps:
@@ -85,28 +83,28 @@ class CompletedSteps:
 
 _log = plain_logger(__name__)
 
+# regions of the user's beyond these are not timed, so that names made up in a loop cannot grow without end
 MAX_USER_REGIONS: Final = 64
-"""Regions of the user's beyond these are not timed, so that names made up in a loop cannot grow without end."""
 
+# reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm
 _DELIVER_EVERY: Final = 64
-"""Reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm."""
 
+# so many intervals are read at once at the most: a region in each layer of a large model makes hundreds a step
 _DELIVER_ABOVE: Final = 1024
-"""So many intervals are read at once at the most: a region in each layer of a large model makes hundreds a step."""
 
+# between the fetch and the transfer, before a closure's forward and between forward and backward are a few lines of
+# Python: below this limit they count to what follows, which saves three of a step's ten events
 _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
-"""Between the fetch and the transfer, before a closure's forward and between forward and backward are a few lines of
-Python: below this limit they count to what follows, which saves three of a step's ten events."""
 _ABSORBED_BELOW_NS: Final = 100_000
 
 _EVERY_STEP_HAS: Final = "forward"
 
+# regions that are parts of the ledger, by the ledger's names
 _PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: DATA_LOADER, LOADER_END: DATA_LOADER}
-"""Regions that are parts of the ledger, by the ledger's names."""
 
+# where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind all
+# of its work, and tell how far the GPU is.
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
-"""Where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind
-all of its work, and tell how far the GPU is."""
 
 
 def _ignore(*, split: bool) -> None:
@@ -135,18 +133,15 @@ class StepTimer:
         self.timers = timers
         self.ledger = ledger
         self.warmup_steps = warmup_steps
-        self.tracing = False
-        """Whether to show the regions in a trace that is being recorded."""
-        self.step = 0
-        """The step under way."""
-        self.saw_training_step = False
-        """Whether its training step was announced."""
+        self.tracing = False  # whether to show the regions in a trace that is being recorded
+        self.step = 0  # the step under way
+        self.saw_training_step = False  # whether its training step was announced
+        # called when the current step is split and the one before it was not, or the other way round
         self.on_split_change: Callable[..., object] = _ignore
-        """Called when the current step is split and the one before it was not, or the other way round."""
+        # called with the name of a region that ends in a split step
         self.region_ends: Callable[[str], object] | None = None
-        """Called with the name of a region that ends in a split step."""
+        # whether to time `data` in every step, because any fetch may be the one that finds the loader's end
         self.each_fetch = False
-        """Whether to time `data` in every step, because any fetch may be the one that finds the loader's end."""
         timed = {*regions, *EXCLUDED, "other"}
         self._queries_gpu = timers.on_device and timed.issuperset(_LAUNCHING)
         self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*REGIONS, *EXCLUDED)}
@@ -155,8 +150,8 @@ class StepTimer:
         self._split = True
         self._chosen = True
         self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
+        # whether the GPU had work left at the end of the last split step, as far as is known
         self.host_is_ahead = False
-        """Whether the GPU had work left at the end of the last split step, as far as is known."""
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
         self._active = self._began = False

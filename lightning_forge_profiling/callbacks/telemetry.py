@@ -18,8 +18,8 @@ from lightning_forge_profiling.timing.sums import added
 
 _GIB: Final = 2**30
 
+# shortest time between two log entries with telemetry, a few samples: reading PyTorch's allocator takes 0.1 ms
 _LOG_NS: Final = 10**9
-"""Shortest time between two log entries with telemetry, a few samples: reading PyTorch's allocator takes 0.1 ms."""
 
 
 class RunTelemetry:

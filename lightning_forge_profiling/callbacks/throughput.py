@@ -23,9 +23,7 @@ from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import LoopRates
 
-_SHORTEST_PERIOD_S: Final = 0.01
-"""NVML needs 1 ms or more per sample; a shorter period adds cost, not information."""
-
+_SHORTEST_PERIOD_S: Final = 0.01  # NVML needs 1 ms or more per sample; a shorter period adds cost, not information
 _LOWEST_SHARE: Final = 1e-6
 
 
@@ -84,12 +82,10 @@ class ThroughputCallback(TimedCallback):
         {}
     """
 
+    # log entries at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one
     log_period_s = 1.0
-    """Log entries at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one."""
-    shares_period_s = 10.0
-    """They have the shares of the run at most this often, and the first and the last one."""
-    _loops: "EvaluationLoops | None" = None
-    """Of the run that the Trainer is in."""
+    shares_period_s = 10.0  # they have the shares of the run at most this often, and the first and the last one
+    _loops: "EvaluationLoops | None" = None  # of the run that the Trainer is in
 
     def __init__(
         self,
@@ -323,11 +319,11 @@ class EvaluationLoops(Guarded):
         self._loggers.close()
 
 
+# smaller values are a mistake of unit: the lowest plausible value, and an example of a right one
 _OPERATIONS: Final = {
     "flops_per_batch": (1e3, "operations, as 2.5e12"),
     "peak_flops": (1e9, "operations a second, as 989e12"),
 }
-"""Smaller values are a mistake of unit: the lowest plausible value, and an example of a right one."""
 
 
 def _refuse_unless_between(lowest: float, value: object, above: float, rule: str) -> None:

@@ -20,11 +20,11 @@ from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
 
 _log = plain_logger(__name__)
 
+# hooks that only manual optimization needs: elsewhere the Trainer's profiler announces backward
 _BACKWARD_HOOKS: Final = ("on_before_backward", "on_after_backward")
-"""Hooks that only manual optimization needs: elsewhere the Trainer's profiler announces backward."""
 
+# what Lightning sets on each callback at the start of a run, bound to the module, and never removes
 _LOGGING_ATTRIBUTES: Final = ("log", "log_dict")
-"""What Lightning sets on each callback at the start of a run, bound to the module, and never removes."""
 
 
 class TimedCallback(Callback):
@@ -42,13 +42,11 @@ class TimedCallback(Callback):
     overhead: float | None = DEFAULT_SHARE
     record: bool = False
     enabled: bool = True
+    # whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing
     added: bool = False
-    """Whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing."""
 
-    monitor: FitMonitor | None = None
-    """Of the fit that is running."""
-    _begun: SetUpParts | None = None
-    """Of a fit that has begun, until `setup`."""
+    monitor: FitMonitor | None = None  # of the fit that is running
+    _begun: SetUpParts | None = None  # of a fit that has begun, until `setup`
 
     def __init__(self) -> None:
         super().__init__()

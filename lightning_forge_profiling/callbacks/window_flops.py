@@ -70,8 +70,8 @@ GIVE_FLOPS: Final = (
 
 _SAME_LENGTH: Final = 0.005
 _SAME_WORK: Final = 0.001
+# what is missing from a share may be as much again as this leaves, which is what runs differ by
 _ENOUGH_COUNTED_PCT: Final = 95.0
-"""What is missing from a share may be as much again as this leaves, which is what runs differ by."""
 _ALL_COUNTED_PCT: Final = 99.0
 _NAMED: Final = 3
 

@@ -16,18 +16,17 @@ import numpy.typing as npt
 
 from lightning_forge_profiling.results.run import ShareInterval
 
-FEWEST_PIECES: Final = 5
-"""With fewer, there are no two blocks of two pieces to compare."""
+FEWEST_PIECES: Final = 5  # with fewer, there are no two blocks of two pieces to compare
 
 _RESAMPLES: Final = 1000
+# beyond this number, neighbouring pieces are merged. Blocks stay the same, and memory stays bounded.
 _MOST_PIECES: Final = 256
-"""Beyond this number, neighbouring pieces are merged. Blocks stay the same, and memory stays bounded."""
 
 _VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
 
 _TYPICAL_OF: Final = 8
+# blocks so long contain what happens in each eighth step, as bursts of up to eight loader workers
 _TYPICAL_STEPS: Final = 8
-"""Blocks so long contain what happens in each eighth step, as bursts of up to eight loader workers."""
 
 Column = npt.NDArray[np.float64]
 

@@ -28,13 +28,12 @@ from lightning_forge_profiling.diagnosis.verdict import by_gain, certain_first, 
 from lightning_forge_profiling.diagnosis.where import located, with_lines
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 
-THE_RUN: Final = "the run"
-"""The source of an analysis without a trace."""
+THE_RUN: Final = "the run"  # the source of an analysis without a trace
 
 _MOSTLY_PCT: Final = 50.0
 
+# without a GPU, a cause that costs less is no verdict beside a step that is mostly computation
 _SMALL_PCT: Final = 10.0
-"""Without a GPU, a cause that costs less is no verdict beside a step that is mostly computation."""
 
 _PAIR: Final = 2
 

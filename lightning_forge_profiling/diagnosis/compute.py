@@ -57,14 +57,14 @@ def _explain_communication(context: RuleContext) -> Explanation:
 # -- recorded kernels ------------------------------------------------------------------------------------------------
 
 _MATH: Final = frozenset({"matmul", "convolution", "attention"})
+# kinds of kernels that memory bandwidth does not limit, or of which that is unknown
 _NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}
-"""Kinds of kernels that memory bandwidth does not limit, or of which that is unknown."""
 
+# the GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest
 _GPU_BOUND_PCT: Final = 85.0
-"""The GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest."""
 
+# memory traffic is the limit where kernels that hardly compute run twice as long as those that do
 _BANDWIDTH_TO_MATH: Final = 2.0
-"""Memory traffic is the limit where kernels that hardly compute run twice as long as those that do."""
 _BANDWIDTH_PCT: Final = 40.0
 
 _ROUNDS_TO_ONE_PCT: Final = 0.5
@@ -208,9 +208,9 @@ def _measured(numbers: str) -> str:
 
 # -- the regions of a run --------------------------------------------------------------------------------------------
 
+# the GPU sets the pace when it had caught up at few batch ends. Between this limit and that of `launch-bound`, neither
+# is claimed for a whole step.
 _RARELY_PCT: Final = 20.0
-"""The GPU sets the pace when it had caught up at few batch ends. Between this limit and that of `launch-bound`, neither
-is claimed for a whole step."""
 
 
 def _work_ms(run: RunEvidence) -> dict[str, float]:
@@ -263,5 +263,5 @@ CPU_RULES: Final = (
     Rule("compute-bound", lambda context: context.cpu.operators_ms_per_step, _explain_operators, unpredicted),
 )
 RUN_RULES: Final = (Rule("compute-bound", _gpu_work_ms, _explain_gpu_work, unpredicted),)
+# of a run, beside other findings
 CPU_WORK: Final = Rule("compute-bound", lambda run: sum(_work_ms(run).values()), _explain_cpu_work, unpredicted)
-"""Of a run, beside other findings."""

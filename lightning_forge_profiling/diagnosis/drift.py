@@ -8,20 +8,18 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.bootstrap import bootstrap_difference
 from lightning_forge_profiling.results.analysis import StepDrift, WindowEffect
 
-DRIFT_STEPS: Final = 100
-"""Fewest steps to test. With fewer, slow moments of a shared machine look like a warm-up."""
+DRIFT_STEPS: Final = 100  # fewest steps to test. With fewer, slow moments of a shared machine look like a warm-up.
 
+# long blocks detect a slow drift despite noise, short ones a warm-up of a dozen steps
 _BLOCK_STEPS: Final = (32, 16, 8, 4)
-"""Long blocks detect a slow drift despite noise, short ones a warm-up of a dozen steps."""
 _FEWEST_BLOCKS: Final = 16
 
+# least distance of the first block from the later level, relative to the largest distance of a later block. Noise alone
+# reaches it in under 5 % of runs: simulated with a step-to-step autocorrelation of up to 0.9
+# (`tests/test_step_drift.py`).
 _BEYOND: Final = 2.5
-"""Least distance of the first block from the later level, relative to the largest distance of a later block. Noise
-alone reaches it in under 5 % of runs: simulated with a step-to-step autocorrelation of up to 0.9
-(`tests/test_step_drift.py`)."""
 
-_LEAST: Final = 0.05
-"""Least drift, as a share of the step. Less is not worth a longer warm-up."""
+_LEAST: Final = 0.05  # least drift, as a share of the step. Less is not worth a longer warm-up.
 
 _STEADY: Final = 0.02
 
@@ -53,12 +51,11 @@ def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | N
     return None
 
 
-WINDOW_STEPS: Final = 20
-"""On each side; with fewer the interval is wider than the effects of interest."""
+WINDOW_STEPS: Final = 20  # on each side; with fewer the interval is wider than the effects of interest
 
+# each side is resampled in so many blocks: a shared machine's pace changes within tens of steps, not from one to the
+# next
 _BLOCKS: Final = 8
-"""Each side is resampled in so many blocks: a shared machine's pace changes within tens of steps, not from one to the
-next."""
 
 
 def window_effect(before_ms: Sequence[float], after_ms: Sequence[float]) -> WindowEffect | None:

@@ -26,16 +26,16 @@ from lightning_forge_profiling.results.analysis import Finding, RankWait, RunEvi
 from lightning_forge_profiling.results.rank import RankSummary
 
 _GPU_RULES: Final = (*loader.GPU_RULES, *host_rules.GPU_RULES, *optimizer.GPU_RULES, *compute.GPU_RULES)
+# for a rank with GPU work. A straggler takes all ranks together: `ranks.py`.
 TRACE_RULES: Final = (*_GPU_RULES, host_rules.largest_idle(_GPU_RULES))
-"""For a rank with GPU work. A straggler takes all ranks together: `ranks.py`."""
 
+# for a rank without GPU work, beside `INPUT_IN_TRACE`: each part of its step belongs to one of them
 CPU_RULES: Final = (*optimizer.CPU_RULES, *compute.CPU_RULES, *host_rules.CPU_RULES)
-"""For a rank without GPU work, beside `INPUT_IN_TRACE`: each part of its step belongs to one of them."""
 
 RUN_RULES: Final = (*loader.RUN_RULES, *optimizer.RUN_RULES, *host_rules.RUN_RULES, *compute.RUN_RULES)
 
+# from here on a finding's sentence says the share of both, the rank that it is of and the mean
 _RANKS_DIFFER_PCT: Final = 1.0
-"""From here on a finding's sentence says the share of both, the rank that it is of and the mean."""
 
 
 def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:

@@ -12,8 +12,7 @@ from lightning_forge_profiling.results.telemetry import TelemetrySummary
 
 # -- a recorded rank -------------------------------------------------------------------------------------------------
 
-_MANY_ITEMS: Final = 20
-"""Lightning and its progress bar read a few a step."""
+_MANY_ITEMS: Final = 20  # Lightning and its progress bar read a few a step
 
 
 def _pct(rank: RankSummary, ms_per_step: float) -> float:
@@ -47,6 +46,7 @@ class _Thumb:
     text: str
 
 
+# from KempnerForge's summary and common teaching
 _OF_RANKS: Final = (
     _Thumb(
         "matmul-heavy",
@@ -97,7 +97,6 @@ _OF_RANKS: Final = (
         "left, checkpoint fewer layers",
     ),
 )
-"""From KempnerForge's summary and common teaching."""
 
 
 def rules_of_thumb(ranks: Iterable[RankSummary]) -> tuple[Hint, ...]:
@@ -180,20 +179,17 @@ def switched_on(switches: Switches | None) -> str:
 
 # -- the GPU's sensors -----------------------------------------------------------------------------------------------
 
-_MIN_SAMPLES: Final = 10
-"""Two seconds at the default period: NVML's utilization is over up to one."""
+_MIN_SAMPLES: Final = 10  # two seconds at the default period: NVML's utilization is over up to one
 
 _WELL_USED_PCT: Final = 90.0
-_UNDERUSED_PCT: Final = 50.0
-"""The limits commonly taught for `nvidia-smi`'s GPU-Util."""
+_UNDERUSED_PCT: Final = 50.0  # the limits commonly taught for `nvidia-smi`'s GPU-Util
 
 _THROTTLED_PCT: Final = 5.0
 _NEARLY_FULL_PCT: Final = 95.0
+# in a steady state the caching allocator needs none; batches of many sizes make it grow occasionally
 _MALLOCS_PER_STEP: Final = 0.1
-"""In a steady state the caching allocator needs none; batches of many sizes make it grow occasionally."""
 
-_FEW_MALLOCS: Final = 5
-"""So many may still be from the warm-up, however many per step they are in a short run."""
+_FEW_MALLOCS: Final = 5  # so many may still be from the warm-up, however many per step they are in a short run
 
 _MEANS: Final = {
     "power cap": "it draws what its power limit allows, as is normal under dense compute",
@@ -277,8 +273,7 @@ def _hint(code: str, text: str) -> Hint:
 
 # -- the steps of a run ------------------------------------------------------------------------------------------------
 
-_UNEVEN: Final = 1.2
-"""A mean so much above the median says that few steps take a good part of the time."""
+_UNEVEN: Final = 1.2  # a mean so much above the median says that few steps take a good part of the time
 
 
 def run_hints(run: RunEvidence) -> tuple[Hint, ...]:

@@ -163,6 +163,7 @@ def _launch_less(graphs: float, single: float) -> str:
 
 # -- the largest part of the recorded idle time, where no other rule explains it -------------------------------------
 
+# by idle cause the findings of which it is a part
 _EXPLAINED_BY: Final = MappingProxyType(
     {
         "data": {"input-bound"},
@@ -174,7 +175,6 @@ _EXPLAINED_BY: Final = MappingProxyType(
         "gpu": set(),
     }
 )
-"""By idle cause the findings of which it is a part."""
 
 
 def largest_idle(rules: Sequence[Rule[RuleContext]]) -> Rule[RuleContext]:
@@ -264,14 +264,14 @@ def _explain_python(context: RuleContext) -> Explanation:
 
 # -- the host sets the pace of a run ---------------------------------------------------------------------------------
 
+# the GPU waits for the host when it had caught up at most batch ends. On an H200 this was 92 to 100 % wherever Python,
+# synchronizations or cudaMalloc set the pace, and 0 % in every run whose GPU did; what lies between is seldom met.
 _MOSTLY_PCT: Final = 50.0
-"""The GPU waits for the host when it had caught up at most batch ends. On an H200 this was 92 to 100 % wherever Python,
-synchronizations or cudaMalloc set the pace, and 0 % in every run whose GPU did; what lies between is seldom met."""
 
+# where the GPU waits for the host, both finish a region at the same time: on an H200 within 0.1 %, and the length of
+# the last kernels. Where the GPU takes longer, the host has queued work ahead.
 _FELL_BEHIND: Final = 1.05
 _LAST_KERNELS_MS: Final = 0.02
-"""Where the GPU waits for the host, both finish a region at the same time: on an H200 within 0.1 %, and the length of
-the last kernels. Where the GPU takes longer, the host has queued work ahead."""
 
 
 def _host_paced(run: RunEvidence) -> list[str]:

@@ -21,46 +21,40 @@ from lightning_forge_profiling.names import (
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.run import CpuUse
 
+# from this length on, one-time work such as startup is a cause. A shorter run is taken for a trial of a longer one, in
+# which such work would not grow.
 _LONG_RUN_S: Final = 600.0
-"""From this length on, one-time work such as startup is a cause. A shorter run is taken for a trial of a longer one, in
-which such work would not grow."""
 
+# kinds of parts that occur once in a run, however long it is
 ONCE: Final = frozenset({"startup", "sanity_check", "profiler", "teardown"})
-"""Kinds of parts that occur once in a run, however long it is."""
 
+# parts that come once an epoch, as hooks of epochs do: in a trial of one epoch they are no one-time work
 _EACH_EPOCH: Final = frozenset({"validation", EPOCH_METRICS})
-"""Parts that come once an epoch, as hooks of epochs do: in a trial of one epoch they are no one-time work."""
 
 _AT_THE_END: Final = ("on_train_end", "on_fit_end", "on_exception", "teardown", "finalize")
+# what ends a fit is named in a trial, too, from this time on: whoever tries something waits for it each time
 NOTICED_S: Final = 1.0
-"""What ends a fit is named in a trial, too, from this time on: whoever tries something waits for it each time."""
 
+# from this many times the mean of the others, the first time is an outlier: it creates files, workers, buffers
 _UNLIKE: Final = 2.0
-"""From this many times the mean of the others, the first time is an outlier: it creates files, workers, buffers."""
 
+# a part of at least this mean that most steps take less than 0.1 ms for has a median under half its mean
 _RARE_MS: Final = 0.2
-"""A part of at least this mean that most steps take less than 0.1 ms for has a median under half its mean."""
 
-_MATTERS: Final = 0.1
-"""A first time that is a smaller share of its part is not left out."""
+_MATTERS: Final = 0.1  # a first time that is a smaller share of its part is not left out
 
+# if the GPU waits for less than this share of a hook's time, the rest is hidden behind queued work
 _HIDDEN: Final = 0.9
-"""If the GPU waits for less than this share of a hook's time, the rest is hidden behind queued work."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCosts:
-    """Costs of the parts of a ledger, on one of two bases.
-
-    Attributes:
-        evidence: evidence of the run.
-        ledger: its ledger.
-        of: the basis. `run` is the fit's wall time. `step` is the mean step, on which only hooks and loggers that run
-            in most steps have a cost; it shows them also in a run that spends most of its time elsewhere.
-    """
+    """Costs of the parts of a ledger, on one of two bases."""
 
     evidence: RunEvidence
     ledger: RunLedger
+    # the basis. `run` is the fit's wall time. `step` is the mean step, on which only hooks and loggers that run in most
+    # steps have a cost; it shows them also in a run that spends most of its time elsewhere.
     of: Literal["run", "step"] = "run"
 
     @property

@@ -30,9 +30,9 @@ from lightning_forge_profiling.names import (
 )
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, Saving
 
+# starting and ending one to four forked workers took 30 to 60 ms on two free cores, 220 to 480 ms on busy ones (torch
+# 2.13, `python -m benchmarks.handover`): in a validation of so many seconds that is at most 5 %
 _SHORT_VALIDATION_S: Final = 10.0
-"""Starting and ending one to four forked workers took 30 to 60 ms on two free cores, 220 to 480 ms on busy ones (torch
-2.13, `python -m benchmarks.handover`): in a validation of so many seconds that is at most 5 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,7 @@ _CACHE: Final = (
 )
 _IMPORTS: Final = "`python -X importtime SCRIPT` lists what each import takes."
 _PREPARE: Final = "Return early where the prepared files exist: it runs in each fit, and all ranks wait for it."
+# by part, what is said of the longest part of the startup, and what to do about it
 _STARTUP: Final = {
     STARTUP_IMPORTS: ("the start of Python with the imports", _IMPORTS),
     STARTUP_SCRIPT: ("the script from its imports to the callbacks", f"{_CACHE} {_IMPORTS}"),
@@ -154,7 +155,6 @@ _STARTUP: Final = {
     "startup/fit": ("Lightning's set-up between the hooks", "It sets up strategy, loggers, loaders and the device."),
     FIRST_STEP: ("the first step", "It starts the loader's workers and loads libraries: see what its batch takes."),
 }
-"""By part, what is said of the longest part of the startup, and what to do about it."""
 
 
 def _logger(run: LedgerCosts, part: str) -> Explanation:
@@ -177,6 +177,7 @@ _FUNCTION: Final = (
     "the DataLoader; flops_per_batch may be a number."
 )
 
+# what is said of a leaf, by itself or else by its kind
 LEDGER_RULES: Final = {
     "checkpoint": LedgerRule("checkpoint-bound", _checkpoint),
     "validation": LedgerRule("validation-bound", _validation),
@@ -224,7 +225,6 @@ LEDGER_RULES: Final = {
     "gc": LedgerRule("gc-bound", _garbage),
     "startup": LedgerRule("startup-bound", _startup),
 }
-"""What is said of a leaf, by itself or else by its kind."""
 
 
 def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:

@@ -25,14 +25,13 @@ from lightning_forge_profiling.diagnosis.rule import (
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
 
+# from this ratio of recorded to live steps on, the trace's shares are converted to the live step
 SLOWED_FROM: Final = 1.1
-"""From this ratio of recorded to live steps on, the trace's shares are converted to the live step."""
 
+# percentage points from which shares of a step are reported as different. A window of few steps varies by less.
 DIFFER_BY_PCT: Final = 5.0
-"""Percentage points from which shares of a step are reported as different. A window of few steps varies by less."""
 
-_WAITS: Final = ("input-bound", "transfer-bound")
-"""What the run measures by itself."""
+_WAITS: Final = ("input-bound", "transfer-bound")  # what the run measures by itself
 
 _QUEUED_PCT: Final = 50.0
 _ROUNDING: Final = 1 + 1e-6

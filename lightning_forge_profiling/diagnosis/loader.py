@@ -18,20 +18,19 @@ from lightning_forge_profiling.diagnosis.rule import (
 from lightning_forge_profiling.results.analysis import RunEvidence
 from lightning_forge_profiling.results.run import OTHERS, CpuUse, LoaderSettings
 
+# a DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13, two
+# cores, `python -m benchmarks.handover`): where a batch takes little longer to make, workers gain little
 _HANDED_OVER_MS: Final = 1.0
-"""A DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13,
-two cores, `python -m benchmarks.handover`): where a batch takes little longer to make, workers gain little."""
 
-_MOST_TRIED: Final = 16
-"""More workers than this are rarely the answer to a loader that loads in the training process."""
+_MOST_TRIED: Final = 16  # more workers than this are rarely the answer to a loader that loads in the training process
 
+# a loader that keeps a core busy for less of its time mostly waits, and its workers may outnumber the cores: with a
+# dataset that waits, steps got faster with up to four on two cores (`python -m docs.measure_fixes --cpu workers`)
 _WAITS_BELOW_PCT: Final = 50.0
-"""A loader that keeps a core busy for less of its time mostly waits, and its workers may outnumber the cores: with a
-dataset that waits, steps got faster with up to four on two cores (`python -m docs.measure_fixes --cpu workers`)."""
 
+# cores that workers get even where none is free, since the scheduler prefers processes that mostly wait. Not so beside
+# a training thread that waits for further threads: with two threads steps took 1.5 times as long there.
 _FOUND: Final = 0.25
-"""Cores that workers get even where none is free, since the scheduler prefers processes that mostly wait. Not so beside
-a training thread that waits for further threads: with two threads steps took 1.5 times as long there."""
 
 _SINGLE_PROCESS: Final = "_SingleProcessDataLoaderIter"
 
@@ -194,17 +193,17 @@ def explain_run_transfer(run: RunEvidence) -> Explanation:
     )
 
 
+# with a GPU or without
 INPUT_IN_TRACE: Final = Rule(
     "input-bound",
     lambda context: _traced_wait(context).exposed_ms,
     _explain_traced_wait,
     at_most=lambda context: only_bounded(_traced_wait(context), context.rank.loader),
 )
-"""With a GPU or without."""
 GPU_RULES: Final = (INPUT_IN_TRACE, Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies))
 
+# only the run shows it: epochs end in few windows, and one restart there would count too much
 WORKER_RESTARTS: Final = Rule("worker-restarts", _restarts_ms, _explain_restarts, at_most=lambda _: False)
-"""Only the run shows it: epochs end in few windows, and one restart there would count too much."""
 RUN_RULES: Final = (
     Rule(
         "input-bound",

@@ -23,9 +23,9 @@ CODE: Final = "slow-optimizer"
 
 # -- a recorded update on a GPU --------------------------------------------------------------------------------------
 
+# a fused optimizer launches 3 to 7 kernels, a foreach one 10 to 50 for the same GPT; a loop over parameters, several
+# for each of them
 _UNFUSED_LAUNCHES: Final = 100
-"""A fused optimizer launches 3 to 7 kernels, a foreach one 10 to 50 for the same GPT; a loop over parameters, several
-for each of them."""
 
 
 def _unfused(context: RuleContext) -> Region | None:
@@ -72,8 +72,7 @@ def _gpu_saving(context: RuleContext) -> float:
 
 # -- a recorded update on a CPU --------------------------------------------------------------------------------------
 
-_FUSED_IS_SLOW_PCT: Final = 20.0
-"""An update that is fused already is named from here on, as in a run without a trace."""
+_FUSED_IS_SLOW_PCT: Final = 20.0  # an update that is fused already is named from here on, as in a run without a trace
 
 
 def _cpu_update_ms(context: RuleContext) -> float:
@@ -104,14 +103,14 @@ def _explain_cpu_update(context: RuleContext) -> Explanation:
     return Explanation(title, evidence, advice)
 
 
+# with fused=True, from PyTorch 2.4 on, and one thread their update took 0.1 to 0.5 of the time of the CPU's default, a
+# loop over the parameters, for 6 to 300 tensors of 256 to 1,048,576 elements; SGD's 0.3 to 1.0, and so it is left out.
+# Steps with Adam took 0.5 to 0.6, also beside a busy process (`python -m docs.measure_fixes --cpu fused`).
 _FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad"})
-"""With fused=True, from PyTorch 2.4 on, and one thread their update took 0.1 to 0.5 of the time of the CPU's default, a
-loop over the parameters, for 6 to 300 tensors of 256 to 1,048,576 elements; SGD's 0.3 to 1.0, and so it is left out.
-Steps with Adam took 0.5 to 0.6, also beside a busy process (`python -m docs.measure_fixes --cpu fused`)."""
 
+# with several threads each tensor is an OpenMP region, for which all threads need a core at the same time: only where
+# cores are free, and half of the tensors have at least so many elements, which the loop divides among the threads too
 _LARGE: Final = 65_536
-"""With several threads each tensor is an OpenMP region, for which all threads need a core at the same time: only where
-cores are free, and half of the tensors have at least so many elements, which the loop divides among the threads too."""
 
 
 def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None, often: str) -> str:

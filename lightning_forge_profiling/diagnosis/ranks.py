@@ -34,27 +34,24 @@ from lightning_forge_profiling.results.analysis import Finding, RankWork, RunEvi
 
 STRAGGLER: Final = "straggler"
 
+# what keeps the GPU waiting for the host, the data loader apart
 HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
-"""What keeps the GPU waiting for the host, the data loader apart."""
 
 _PAIR: Final = 2
 
+# the rank that others wait for waits itself less than this part of what they do; ranks that wait for each other by
+# turns do not differ so much
 _STRAGGLES_BELOW: Final = 0.25
-"""The rank that others wait for waits itself less than this part of what they do; ranks that wait for each other by
-turns do not differ so much."""
 
+# the step in order, from either of the places where ranks are synchronized. Hooks are most often those of its end.
 _AFTER_BACKWARD: Final = ("optimizer", "hooks", "other", "data", "transfer", "forward", "backward")
 _AFTER_OTHER: Final = ("data", "transfer", "forward", "backward", "optimizer", "hooks", "other")
-"""The step in order, from either of the places where ranks are synchronized. Hooks are most often those of its end."""
 
-_MAY_WAIT: Final = frozenset({"forward", "backward", "optimizer", "other"})
-"""The regions that may have collectives."""
+_MAY_WAIT: Final = frozenset({"forward", "backward", "optimizer", "other"})  # the regions that may have collectives
 _SYNCHRONIZED: Final = frozenset({"backward", "other"})
 
-_AS_LATE: Final = 0.5
-"""Ranks with at least this part of the slowest one's excess are late, too."""
-_MOST_OF_IT: Final = 0.5
-"""A leaf with a smaller part of a rank's excess is not its cause."""
+_AS_LATE: Final = 0.5  # ranks with at least this part of the slowest one's excess are late, too
+_MOST_OF_IT: Final = 0.5  # a leaf with a smaller part of a rank's excess is not its cause
 
 
 def rank_work(evidence: RunEvidence, *, host: str) -> RankWork:

@@ -13,21 +13,18 @@ from lightning_forge_profiling.results.analysis import Finding, RunEvidence, Run
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.run import CpuTime
 
-NAMED_FROM_PCT: Final = 5.0
-"""What costs less of a step is not named: run-to-run variation is of that size."""
+NAMED_FROM_PCT: Final = 5.0  # what costs less of a step is not named: run-to-run variation is of that size
 
+# the share from which a finding is named where it is not `NAMED_FROM_PCT`, by its code and source. A fused update of a
+# model that is trained with a sensible batch takes 1 to 10 % of the step. Lightning's own loop with its default
+# callbacks takes some 0.3 ms a step.
 NAMED_FROM: Final = MappingProxyType({("slow-optimizer", "run"): 20.0, ("between-regions", "run"): 10.0})
-"""The share from which a finding is named where it is not `NAMED_FROM_PCT`, by its code and source.
 
-A fused update of a model that is trained with a sensible batch takes 1 to 10 % of the step. Lightning's own loop with
-its default callbacks takes some 0.3 ms a step.
-"""
-
-MIN_STEPS: Final = 5
-"""Fewest steps of a run to diagnose: one odd step in fewer would decide over the mean."""
+MIN_STEPS: Final = 5  # fewest steps of a run to diagnose: one odd step in fewer would decide over the mean
 
 COMPUTE: Final = ("forward", "backward", "optimizer")
 
+# by code the one region that a finding's time is in
 REGION_OF: Final = MappingProxyType(
     {
         "input-bound": "data",
@@ -38,13 +35,12 @@ REGION_OF: Final = MappingProxyType(
         "blocked-backward": "backward",
     }
 )
-"""By code the one region that a finding's time is in."""
 
+# how to measure a setting where there is no evidence that it gains
 MEASURE: Final = "forge-profiling run --no-window train.py with each, then forge-profiling compare A B"
-"""How to measure a setting where there is no evidence that it gains."""
 
+# what to do where Python functions were not recorded
 RECORD_STACKS: Final = "forge-profiling run --stacks, or ForgeProfilerCallback(with_stack=True),"
-"""What to do where Python functions were not recorded."""
 
 Evidence = dict[str, float | str]
 Context = TypeVar("Context")
@@ -61,21 +57,14 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[Context]):
-    """One cause of lost time; it has to cost `NAMED_FROM_PCT` of a step.
+    """One cause of lost time; it has to cost `NAMED_FROM_PCT` of a step."""
 
-    Attributes:
-        code: the code of its finding.
-        cost: milliseconds per step that it costs, 0 where it is not the case.
-        explain: the words for it, called only where it applies.
-        saves_ms: milliseconds per step that its fix saves, None if that cannot be predicted; by default all that it
-            costs.
-        at_most: whether that is a bound, and not the expected value; always by default.
-    """
-
-    code: str
-    cost: Callable[[Context], float]
-    explain: Callable[[Context], Explanation]
+    code: str  # of its finding
+    cost: Callable[[Context], float]  # milliseconds per step that it costs, 0 where it is not the case
+    explain: Callable[[Context], Explanation]  # the words for it, called only where it applies
+    # milliseconds per step that its fix saves, None if that cannot be predicted; by default all that it costs
     saves_ms: Callable[[Context], float | None] | None = None
+    # whether that is a bound, and not the expected value; always by default
     at_most: Callable[[Context], bool] = lambda _: True
 
 
@@ -107,8 +96,7 @@ def as_finding(
     )
 
 
-_BEYOND: Final = 1.2
-"""From this multiple of the cause's cost on, a saving needs an explanation."""
+_BEYOND: Final = 1.2  # from this multiple of the cause's cost on, a saving needs an explanation
 
 
 def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
@@ -229,9 +217,9 @@ class RuleContext:
 
 _NO_REGION: Final = RunRegion(device_ms=0.0, host_ms=0.0)
 
+# backward computes twice what forward does, three times with activation checkpointing. What it takes more in several
+# processes is likely communication, or waiting for the others.
 _BACKWARD_TO_FORWARD: Final = 3.0
-"""Backward computes twice what forward does, three times with activation checkpointing. What it takes more in
-several processes is likely communication, or waiting for the others."""
 
 
 def region(run: RunEvidence, name: str) -> RunRegion:

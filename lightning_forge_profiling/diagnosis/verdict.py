@@ -10,19 +10,16 @@ from lightning_forge_profiling.diagnosis.rule import COMPUTE, NAMED_FROM, NAMED_
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.results.analysis import NO_VERDICT, NOTHING_STANDS_OUT, Finding, RunEvidence
 
+# the part of a finding's share that its fix can be expected to save, where that is less than its bound. A wait can be
+# removed. But recording slows the host, so that launching costs less without it: on an H200, steps that Python paces
+# took 1.4 to 1.8 times as long while they were recorded. Work has to be done, and can be done somewhat better (a lower
+# precision, fused kernels): those two figures are a judgement, not a measurement. All of them only decide which finding
+# comes first, and `order_note` says so where it does.
 RECOVERABLE: Final = MappingProxyType(
     {"launch-bound": 0.6, "python-bound": 0.6, "compute-bound": 0.15, "memory-bandwidth-bound": 0.2}
 )
-"""The part of a finding's share that its fix can be expected to save, where that is less than its bound.
 
-A wait can be removed. But recording slows the host, so that launching costs less without it: on an H200, steps that
-Python paces took 1.4 to 1.8 times as long while they were recorded. Work has to be done, and can be done somewhat
-better (a lower precision, fused kernels): those two figures are a judgement, not a measurement. All of them only decide
-which finding comes first, and `order_note` says so where it does.
-"""
-
-_MOST_NEEDED: Final = 20.0
-"""A longer run is asked for only if so many times the steps would do."""
+_MOST_NEEDED: Final = 20.0  # a longer run is asked for only if so many times the steps would do
 
 # -- the order -------------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary, SpentIn
 from lightning_forge_profiling.results.run import WORKER_LINES, SampledLine
 
-LEAST_PCT: Final = 25.0
-"""A line with a smaller share of a finding's time is not what to change first."""
+LEAST_PCT: Final = 25.0  # a line with a smaller share of a finding's time is not what to change first
 
 _WAITING_PCT: Final = 50.0
 
@@ -68,6 +67,7 @@ def _at_line(finding: Finding, words: str, where: str, pct: float) -> Finding:
 
 # -- recorded stacks ---------------------------------------------------------------------------------------------------
 
+# by code the kind of its time in `PythonFunctions.spent`
 _SPENT: Final = MappingProxyType(
     {
         "python-bound": "python",
@@ -77,7 +77,6 @@ _SPENT: Final = MappingProxyType(
         "blocked-backward": "backward",
     }
 )
-"""By code the kind of its time in `PythonFunctions.spent`."""
 
 
 def in_function(rank: RankSummary, code: str) -> SpentIn | None:

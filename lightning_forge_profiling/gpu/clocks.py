@@ -234,23 +234,14 @@ class ClockReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClockSummary:
-    """The SM clock over a measurement.
+    """The SM clock over a measurement."""
 
-    Attributes:
-        median_mhz: the median reading, without those of discarded samples.
-        min_mhz: the lowest reading.
-        max_mhz: the highest reading.
-        limit_mhz: the highest clock of this GPU.
-        reasons: why the clock was lowered at any time; empty if it was not.
-        discarded: number of samples discarded because the clock was lowered.
-    """
-
-    median_mhz: float
-    min_mhz: int
-    max_mhz: int
-    limit_mhz: int
-    reasons: tuple[str, ...]
-    discarded: int
+    median_mhz: float  # the median reading, without those of discarded samples
+    min_mhz: int  # the lowest reading
+    max_mhz: int  # the highest reading
+    limit_mhz: int  # the highest clock of this GPU
+    reasons: tuple[str, ...]  # why the clock was lowered at any time; empty if it was not
+    discarded: int  # number of samples discarded because the clock was lowered
 
     def __str__(self) -> str:
         """Such as `SM clock 1980 MHz (1755 to 1980, of 1980)`."""

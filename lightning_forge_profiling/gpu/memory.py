@@ -14,22 +14,15 @@ _log = plain_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorReading:
-    """The allocator's counters at one moment, or between two.
+    """The allocator's counters at one moment, or between two."""
 
-    Attributes:
-        allocated_bytes: memory of tensors.
-        reserved_bytes: device memory that the allocator holds, free blocks included.
-        peak_bytes: the highest `allocated_bytes` since the last `torch.cuda.reset_peak_memory_stats()`, or ever;
-            between two readings, the highest known.
-        retries: allocations that failed at first, so that the allocator freed its cached blocks and tried again.
-        device_allocs: calls of `cudaMalloc`, or of `cuMemMap` with expandable segments.
-    """
-
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
+    allocated_bytes: int = 0  # memory of tensors
+    reserved_bytes: int = 0  # device memory that the allocator holds, free blocks included
+    # the highest `allocated_bytes` since the last `torch.cuda.reset_peak_memory_stats()`, or ever; between two
+    # readings, the highest known
     peak_bytes: int = 0
-    retries: int = 0
-    device_allocs: int = 0
+    retries: int = 0  # allocations that failed at first, so that the allocator freed its cached blocks and tried again
+    device_allocs: int = 0  # calls of `cudaMalloc`, or of `cuMemMap` with expandable segments
 
     @classmethod
     def of(cls, stats: Mapping[str, Any]) -> "AllocatorReading":
@@ -88,9 +81,9 @@ def read_allocator(device_index: int) -> AllocatorReading:
 
 SnapshotStep: TypeAlias = Literal["oom"] | int
 
+# number of newest allocations and frees that are kept: with their Python stacks at most some hundred MB of host memory,
+# and a few steps of a large model
 MAX_ENTRIES: Final = 100_000
-"""Number of newest allocations and frees that are kept: with their Python stacks at most some hundred MB of host
-memory, and a few steps of a large model."""
 
 
 def validate_snapshot_step(step: object) -> None:
@@ -138,10 +131,8 @@ class MemorySnapshot:
 
     def __init__(self, when: SnapshotStep, path: Path, history: MemoryHistory | None = None) -> None:
         self.when = when
-        self.written: Path | None = None
-        """The file, once it is written."""
-        self.problem = ""
-        """Why no file was written, although one was due."""
+        self.written: Path | None = None  # the file, once it is written
+        self.problem = ""  # why no file was written, although one was due
         self._path = path
         self._history = history or MemoryHistory()
         self._watching = self._ours = False

@@ -11,22 +11,17 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
-SM_CLOCK: Final = 1
-"""nvml.h, `NVML_CLOCK_SM`."""
-
-MEMORY_CLOCK: Final = 2
-"""nvml.h, `NVML_CLOCK_MEM`."""
-
-NO_PERMISSION: Final = 4
-"""nvml.h, `NVML_ERROR_NO_PERMISSION`."""
+SM_CLOCK: Final = 1  # nvml.h, `NVML_CLOCK_SM`
+MEMORY_CLOCK: Final = 2  # nvml.h, `NVML_CLOCK_MEM`
+NO_PERMISSION: Final = 4  # nvml.h, `NVML_ERROR_NO_PERMISSION`
 
 _NOT_SUPPORTED, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 3, 2, 13, 25
 
+# the `nvmlReturn_t` that every later call would return too, because of this device, driver or user. From nvml.h, where
+# they are part of the binary interface.
 DOES_NOT_ANSWER: Final = frozenset(
     {_NOT_SUPPORTED, NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
 )
-"""The `nvmlReturn_t` that every later call would return too, because of this device, driver or user. From nvml.h, where
-they are part of the binary interface."""
 
 
 class Nvml(Protocol):
@@ -179,6 +174,9 @@ def _answer(nvml: Nvml, function: Callable[..., T], *arguments: Any) -> T | None
         return None
 
 
+# reasons for a lowered clock that cost speed: nvml.h, `nvmlClocksEventReason...`. Left out are those that cost none
+# (0x001: idle; 0x400: the reliability limit, where boost ends) and settings of the user (0x002: application clocks,
+# 0x010: sync boost with other GPUs, 0x100: display clocks).
 THROTTLES: Final[Mapping[int, str]] = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -187,13 +185,9 @@ THROTTLES: Final[Mapping[int, str]] = {
     0x080: "power brake",
     0x200: "board limit",
 }
-"""Reasons for a lowered clock that cost speed: nvml.h, `nvmlClocksEventReason...`. Left out are those that cost none
-(0x001: idle; 0x400: the reliability limit, where boost ends) and settings of the user (0x002: application clocks,
-0x010: sync boost with other GPUs, 0x100: display clocks)."""
 
 _HARDWARE_SLOWDOWN: Final = 0x008
-_NAMED_APART: Final = 0x0C0
-"""NVML sets 0x008 together with either of these, which are more specific."""
+_NAMED_APART: Final = 0x0C0  # NVML sets 0x008 together with either of these, which are more specific
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:
@@ -213,45 +207,28 @@ _GPU_SENSOR: Final = 0  # nvml.h: NVML_TEMPERATURE_GPU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """NVML's readings at one moment; None for sensors that the device lacks.
+    """NVML's readings at one moment; None for sensors that the device lacks."""
 
-    Attributes:
-        at_ns: time on the host's `perf_counter_ns`.
-        utilization_pct: share of NVML's last sample period (1/6 s to 1 s) in which any kernel ran.
-        memory_utilization_pct: share of it in which the device's memory was read or written.
-        encoder_pct: utilization of the video encoder.
-        decoder_pct: utilization of the video (or JPEG) decoder.
-        memory_used_bytes: memory of all processes and the driver.
-        memory_own_bytes: memory of this process; None in a container with its own process ids.
-        allocated_bytes: memory of PyTorch's tensors.
-        power_w: power of the board; on most GPUs since Ampere the mean over a second.
-        temperature_c: temperature of the GPU.
-        sm_mhz: clock of the multiprocessors.
-        memory_mhz: clock of the memory.
-        throttles: why the clock is lowered; empty if it is not.
-        energy_j: energy that the board has used since the driver was loaded.
-    """
-
-    at_ns: int
-    utilization_pct: float | None = None
-    memory_utilization_pct: float | None = None
-    encoder_pct: float | None = None
-    decoder_pct: float | None = None
-    memory_used_bytes: float | None = None
-    memory_own_bytes: float | None = None
-    allocated_bytes: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    throttles: tuple[str, ...] | None = None
-    energy_j: float | None = None
+    at_ns: int  # time on the host's `perf_counter_ns`
+    utilization_pct: float | None = None  # share of NVML's last sample period (1/6 s to 1 s) in which any kernel ran
+    memory_utilization_pct: float | None = None  # share of it in which the device's memory was read or written
+    encoder_pct: float | None = None  # utilization of the video encoder
+    decoder_pct: float | None = None  # utilization of the video (or JPEG) decoder
+    memory_used_bytes: float | None = None  # memory of all processes and the driver
+    memory_own_bytes: float | None = None  # memory of this process; None in a container with its own process ids
+    allocated_bytes: float | None = None  # memory of PyTorch's tensors
+    power_w: float | None = None  # power of the board; on most GPUs since Ampere the mean over a second
+    temperature_c: float | None = None  # temperature of the GPU
+    sm_mhz: float | None = None  # clock of the multiprocessors
+    memory_mhz: float | None = None  # clock of the memory
+    throttles: tuple[str, ...] | None = None  # why the clock is lowered; empty if it is not
+    energy_j: float | None = None  # energy that the board has used since the driver was loaded
 
 
+# the readings with a mean and a peak
 SENSORS: Final = tuple(
     name for name in GpuSample.__dataclass_fields__ if name not in {"at_ns", "throttles", "energy_j"}
 )
-"""The readings with a mean and a peak."""
 
 
 class GpuReader:
@@ -261,8 +238,8 @@ class GpuReader:
         self, nvml: Nvml, device: NvmlDevice, *, pid: int, allocated_bytes: Callable[[], float | None] = lambda: None
     ) -> None:
         self.nvml = nvml
+        # whether it is a MIG slice. Power, temperature, clocks and throttling are then the whole GPU's.
         self.is_mig = device.is_mig
-        """Whether it is a MIG slice. Power, temperature, clocks and throttling are then the whole GPU's."""
         self.uuid = device.uuid
         self._handle, self._board = device.handle, device.board
         self._pid = pid

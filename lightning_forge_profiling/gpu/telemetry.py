@@ -12,14 +12,9 @@ from lightning_forge_profiling.plain_text import plain_logger
 
 _log = plain_logger(__name__)
 
-DEFAULT_PERIOD_S: Final = 0.2
-"""NVML renews the utilization at most every 1/6 s (nvml.h, `nvmlUtilization_t`)."""
-
-MAX_POINTS: Final = 512
-"""Points of a run's curves. A timeline of ordinary width shows no more."""
-
-_JOIN_S: Final = 2.0
-"""The fit ends also if the driver hangs."""
+DEFAULT_PERIOD_S: Final = 0.2  # NVML renews the utilization at most every 1/6 s (nvml.h, `nvmlUtilization_t`)
+MAX_POINTS: Final = 512  # points of a run's curves. A timeline of ordinary width shows no more.
+_JOIN_S: Final = 2.0  # the fit ends also if the driver hangs
 
 
 class ReadingSums(NamedTuple):
@@ -43,31 +38,21 @@ class ReadingSums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
-    """Consecutive samples of a GPU, summed up: those of an interval, of a run, or of one point of a curve.
+    """Consecutive samples of a GPU, summed up: those of an interval, of a run, or of one point of a curve."""
 
-    Attributes:
-        first_ns: time of the first sample.
-        last_ns: time of the last sample.
-        samples: number of samples.
-        counted: number of samples in the run's means; the others are of the warm-up, validation or recorded steps.
-        readings: by the reading's name in `GpuSample`; readings that no sample has are missing.
-        reasons_known: number of samples that tell whether the clock was lowered.
-        throttled: number of samples with a lowered clock.
-        reasons: the same by reason, for reasons that occurred. There may be several at once.
-        seconds: time between consecutive samples with energy, without what was left out.
-        joules: energy of the board in that time; None if unknown.
-    """
-
-    first_ns: int = 0
-    last_ns: int = 0
-    samples: int = 0
+    first_ns: int = 0  # time of the first sample
+    last_ns: int = 0  # time of the last sample
+    samples: int = 0  # number of samples
+    # number of samples in the run's means; the others are of the warm-up, validation or recorded steps
     counted: int = 0
+    # by the reading's name in `GpuSample`; readings that no sample has are missing
     readings: Mapping[str, ReadingSums] = field(default_factory=dict)
-    reasons_known: int = 0
-    throttled: int = 0
+    reasons_known: int = 0  # number of samples that tell whether the clock was lowered
+    throttled: int = 0  # number of samples with a lowered clock
+    # the same by reason, for reasons that occurred. There may be several at once.
     reasons: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    joules: float | None = None
+    seconds: float = 0.0  # time between consecutive samples with energy, without what was left out
+    joules: float | None = None  # energy of the board in that time; None if unknown
 
     @classmethod
     def of(cls, sample: GpuSample, previous: GpuSample | None = None, *, counted: bool = True) -> "GpuUsage":
@@ -176,10 +161,8 @@ class TelemetrySampler:
         period_s: float = DEFAULT_PERIOD_S,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self.device: GpuReader | None = None
-        """The device, once the thread has found it."""
-        self.problem = ""
-        """Why there is no telemetry; empty if there is."""
+        self.device: GpuReader | None = None  # the device, once the thread has found it
+        self.problem = ""  # why there is no telemetry; empty if there is
         self._open_reader = open_reader
         self._period_s = period_s
         self._clock_ns = clock_ns

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from math import ceil, log
 from typing import Final
 
+# largest relative error of a value read from a bucket (as in DDSketch: Masson, Rim and Lee 2019, VLDB)
 PRECISION: Final = 0.01
-"""Largest relative error of a value read from a bucket (as in DDSketch: Masson, Rim and Lee 2019, VLDB)."""
 
 _RATIO: Final = (1 + PRECISION) / (1 - PRECISION)
 _LOG_RATIO: Final = log(_RATIO)

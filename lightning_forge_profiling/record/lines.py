@@ -18,10 +18,10 @@ from lightning_forge_profiling.results.run_report import RunReport
 
 SCHEMA_VERSION: Final = 1
 
+# other numbers than 0 are between these, so that products and quotients of a few of them neither overflow nor vanish.
+# The difference of two equal times may be 1e-17.
 _LEAST: Final = 1e-30
 _MOST: Final = 1e24
-"""Other numbers than 0 are between these, so that products and quotients of a few of them neither overflow nor vanish.
-The difference of two equal times may be 1e-17."""
 
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]

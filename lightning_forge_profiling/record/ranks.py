@@ -12,12 +12,10 @@ from lightning_forge_profiling.record.reader import ends, with_clock, work_of
 from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
-_TAIL_BYTES: Final = 1 << 17
-"""Of the end of a record, which has the latest totals: a line of them takes some 10 kB."""
+_TAIL_BYTES: Final = 1 << 17  # of the end of a record, which has the latest totals: a line of them takes some 10 kB
 
 _PERIOD_S: Final = 0.02
-_READING_S: Final = 1.0
-"""Of many ranks those are read that can be in this time, whatever the timeout."""
+_READING_S: Final = 1.0  # of many ranks those are read that can be in this time, whatever the timeout
 
 
 def read_works(

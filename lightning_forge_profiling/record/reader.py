@@ -18,10 +18,8 @@ from lightning_forge_profiling.record.lines import Begin, End, EventLine, Interv
 from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
-_MOST_BYTES: Final = 16 << 20
-"""Of a segment, and so of a line. A segment of a run has 1 MB and one line."""
-KEPT: Final = 50
-"""Latest intervals and latest events that are kept of each rank but the first."""
+_MOST_BYTES: Final = 16 << 20  # of a segment, and so of a line. A segment of a run has 1 MB and one line.
+KEPT: Final = 50  # latest intervals and latest events that are kept of each rank but the first
 _TRIES: Final = 100
 
 
@@ -93,8 +91,7 @@ class RankLines:
 
     def __init__(self, path: Path, kept: int | None = None) -> None:
         self.path = path
-        self.run = ""
-        """Id of the run."""
+        self.run = ""  # id of the run
         self._kept = kept
         self._inode = self._offset = 0
         self._forget()
@@ -347,8 +344,7 @@ def _written_at(path: Path) -> float:
         return 0.0
 
 
-_INTERVALS: Final = 400
-"""As many as a sparkline shows on a wide terminal."""
+_INTERVALS: Final = 400  # as many as a sparkline shows on a wide terminal
 
 
 class Follower:

@@ -32,8 +32,7 @@ class Segments:
     def __init__(
         self, folder: Path, begin: Begin, *, segment_bytes: int = SEGMENT_BYTES, segments: int = SEGMENTS
     ) -> None:
-        self.begun = 0
-        """Number of segments started."""
+        self.begun = 0  # number of segments started
         self._path = folder / record_name(begin.rank)
         self._begin = begin
         self._segment_bytes, self._segments = segment_bytes, segments
@@ -97,11 +96,10 @@ def _new_file(path: Path) -> FileIO:
 
 _log = plain_logger(__name__)
 
+# longest time in seconds that a line waits in memory. Waking the thread for each line would cost training more.
 FLUSH_S: Final = 1.0
-"""Longest time in seconds that a line waits in memory. Waking the thread for each line would cost training more."""
 
-MOST_WAITING: Final = 256
-"""Longest queue, in lines. Only a stalled disk fills it."""
+MOST_WAITING: Final = 256  # longest queue, in lines. Only a stalled disk fills it.
 
 
 class RecordWriter:
@@ -112,8 +110,7 @@ class RecordWriter:
     """
 
     def __init__(self, open_files: Callable[[], Segments], *, flush_s: float = FLUSH_S) -> None:
-        self.segments = 0
-        """Number of segments started. Each new one should get a fresh `state`."""
+        self.segments = 0  # number of segments started. Each new one should get a fresh `state`.
         self._open_files = open_files
         self._flush_s = flush_s
         self._lines: SimpleQueue[Line] = SimpleQueue()

@@ -23,8 +23,7 @@ class ShareInterval:
     typical_pct: float | None = None
 
 
-OTHERS: Final = 0.2
-"""Cores that the rest of a system uses without being busy, and the resolution of the accounting."""
+OTHERS: Final = 0.2  # cores that the rest of a system uses without being busy, and the resolution of the accounting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +152,7 @@ class OptimizerSettings:
     median_elements: int
 
 
-WORKER_LINES: Final = "data/worker"
-"""The part of the step that a loader worker's lines are listed under."""
+WORKER_LINES: Final = "data/worker"  # the part of the step that a loader worker's lines are listed under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

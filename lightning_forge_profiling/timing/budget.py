@@ -4,27 +4,26 @@ from collections import deque
 from statistics import fmean, median
 from typing import Final
 
-DEFAULT_SHARE: Final = 0.005
-"""Half a percent of the step: far below what runs differ by anyway."""
+DEFAULT_SHARE: Final = 0.005  # half a percent of the step: far below what runs differ by anyway
 
+# multiples of an irrational number, modulo 1, fill the unit interval evenly, and so do those of each k-th step for any
+# k (Weyl's equidistribution theorem). So steps chosen by them cover each phase of an accumulation cycle or a log
+# interval alike, and no random number is drawn from the run's own. Of the square roots up to 400 this one does so
+# soonest, over cycles of 2 to 100 steps, without choosing steps in a row.
 _STRIDE: Final = 218**0.5 % 1
-"""Multiples of an irrational number, modulo 1, fill the unit interval evenly, and so do those of each k-th step for any
-k (Weyl's equidistribution theorem). So steps chosen by them cover each phase of an accumulation cycle or a log interval
-alike, and no random number is drawn from the run's own. Of the square roots up to 400 this one does so soonest, over
-cycles of 2 to 100 steps, without choosing steps in a row."""
 
 _LATEST: Final = 64
 _DECIDE_EVERY: Final = 16
 
+# switching every step's timing on and off within one run cost 1.3 to 1.9 times what it took by its own clock (H200,
+# 2026-11-22, an earlier version): presumably its lines evict others from the caches, which the training then misses
 _COUNTED: Final = 2
-"""Switching every step's timing on and off within one run cost 1.3 to 1.9 times what it took by its own clock (H200,
-2026-11-22, an earlier version): presumably its lines evict others from the caches, which the training then misses."""
 
+# where even the ends of steps cost more than the share, regions of some steps are timed all the same
 _LOWEST_RATE: Final = 1 / 64
-"""Where even the ends of steps cost more than the share, regions of some steps are timed all the same."""
 
+# cost of a step timed as a whole relative to a split one, until it is measured: one event of seven, and counts
 _UNSPLIT_TO_SPLIT: Final = 0.25
-"""Cost of a step timed as a whole relative to a split one, until it is measured: one event of seven, and counts."""
 
 
 class TimingBudget:
@@ -35,8 +34,7 @@ class TimingBudget:
     """
 
     def __init__(self, share: float | None) -> None:
-        self.rate = 1.0
-        """The fraction of steps that are split from here on."""
+        self.rate = 1.0  # the fraction of steps that are split from here on
         self._share = share
         self._step_ns: deque[int] = deque(maxlen=_LATEST)
         self._split_ns: deque[int] = deque(maxlen=_LATEST)

@@ -28,8 +28,7 @@ class Event(Protocol):
 class EventSource(Protocol):
     """Creates events for one device."""
 
-    on_device: bool
-    """True if events are on the GPU's timeline, False if they read the host clock."""
+    on_device: bool  # True if events are on the GPU's timeline, False if they read the host clock
 
     def new_event(self) -> Event:
         """A new event, not recorded yet."""

@@ -9,8 +9,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
-FULL: Final = 2
-"""The oldest generation: collecting it visits every object that the collector tracks."""
+FULL: Final = 2  # the oldest generation: collecting it visits every object that the collector tracks
 
 _LATEST: Final = 4096
 
@@ -48,8 +47,7 @@ class GarbageTimer:
     ) -> None:
         self._thread = get_ident()
         self._timestamps: deque[tuple[int, int]] = deque(maxlen=2 * _LATEST)
-        self.pending = GcInfos(maxlen=_LATEST)
-        """Not empty if there is something to `take`."""
+        self.pending = GcInfos(maxlen=_LATEST)  # not empty if there is something to `take`
         now = zip(iter(clock_ns, None), iter(get_ident, None), strict=False)
         ours = [partial(setattr, sink) for sink in (GcTimestamps(self._timestamps.append, now), self.pending)]
         callbacks.extend(ours)

@@ -29,14 +29,11 @@ from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import PartMarks
 from lightning_forge_profiling.timing.spans import Span, SpanLog
 
-_LONG_NS: Final = 100_000
-"""Shorter parts do not explain a slow step."""
-_SPAN_NS: Final = 1_000_000
-"""Shorter parts have no span."""
-_NEARLY: Final = 0.9
-"""From this share on, the steps in which a part takes long explain its time."""
+_LONG_NS: Final = 100_000  # shorter parts do not explain a slow step
+_SPAN_NS: Final = 1_000_000  # shorter parts have no span
+_NEARLY: Final = 0.9  # from this share on, the steps in which a part takes long explain its time
+# number of steps that keep their long parts. The slowest are known only once the GPU has completed them.
 _CANDIDATES: Final = 32
-"""Number of steps that keep their long parts. The slowest are known only once the GPU has completed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +86,11 @@ class LedgerClock:
         self._entered_ns = [began_ns] if part else []
         self._spans = SpanLog()
         self._open_spans: dict[str, int] = {}
-        self.step: int | None = None
-        """The number of the current step; None before the first."""
-        self.noted: defaultdict[str, int] = defaultdict(int)
-        """Long parts of the current step, in nanoseconds by part."""
+        self.step: int | None = None  # the number of the current step; None before the first
+        self.noted: defaultdict[str, int] = defaultdict(int)  # long parts of the current step, in nanoseconds by part
         self._in_steps: list[tuple[int, int, dict[str, int]]] = []  # a heap: how long, number, parts
         self._garbage: GarbageTimer | None = None
-        self.collected: Collection[object] = ()
-        """Not empty if garbage was collected since the last change."""
+        self.collected: Collection[object] = ()  # not empty if garbage was collected since the last change
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """Enter a part, inside the current one."""
@@ -322,8 +316,8 @@ class LedgerClock:
 
 
 _OUTSIDE_STEPS: Final = frozenset(EXCLUDED)
+# the parts that are the training loop, without what is in parts of its own
 LOOP: Final = frozenset((FIRST_STEP, STEPS))
-"""The parts that are the training loop, without what is in parts of its own."""
 
 
 @cache

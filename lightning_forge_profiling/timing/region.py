@@ -28,8 +28,7 @@ class RegionSink(Protocol):
         """End the region that `open_region` returned `token` for. Must not raise."""
 
 
-_sinks: Final[dict[int, weakref.ref[RegionSink]]] = {}
-"""The sink of each thread's regions, by thread id."""
+_sinks: Final[dict[int, weakref.ref[RegionSink]]] = {}  # the sink of each thread's regions, by thread id
 
 if hasattr(os, "register_at_fork"):  # a loader's worker process has the same thread id, and must not touch the GPU
     os.register_at_fork(after_in_child=_sinks.clear)

@@ -16,29 +16,20 @@ _MOST: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step and its time.
+    """A step and its time."""
 
-    Attributes:
-        ms: device time; host time without a GPU.
-        step: its number.
-        ended_ns: its end by the host's clock; 0 if unknown.
-        device_ms: its time by region, for the regions that were timed.
-    """
-
-    ms: float
-    step: int
-    ended_ns: int
-    device_ms: Mapping[str, float] = field(default_factory=dict)
+    ms: float  # device time; host time without a GPU
+    step: int  # its number
+    ended_ns: int  # its end by the host's clock; 0 if unknown
+    device_ms: Mapping[str, float] = field(default_factory=dict)  # its time by region, for the regions that were timed
 
 
 class SlowestSteps:
     """Keeps the five slowest steps."""
 
     def __init__(self) -> None:
-        self.least_ms = 0.0
-        """A step that took no longer than this need not be added."""
-        self.steps: tuple[TimedStep, ...] = ()
-        """Slowest first."""
+        self.least_ms = 0.0  # a step that took no longer than this need not be added
+        self.steps: tuple[TimedStep, ...] = ()  # slowest first
 
     def add(self, slow: TimedStep) -> None:
         """Add a step that took longer than `least_ms`."""
@@ -120,8 +111,7 @@ class PartMarks:
     """Time so far in counted steps by part of the ledger, at up to 64 steps that are a power of 2 apart."""
 
     def __init__(self) -> None:
-        self.every = 1
-        """In steps of which number times so far are kept."""
+        self.every = 1  # in steps of which number times so far are kept
         self._marks: dict[int, Mapping[str, int]] = {}
 
     def add(self, step: int, counted_ns: Mapping[str, int]) -> None:
@@ -151,63 +141,46 @@ def _merged(blocks: Mapping[int, StepBlock], times: int) -> dict[int, StepBlock]
 
 LeftOut = Literal["warm-up", "recorded"]
 
+# steps at the start of a fit, and right after a window, that say nothing about the others' pace
 SETTLING_STEPS: Final = 5
-"""Steps at the start of a fit, and right after a window, that say nothing about the others' pace."""
-_BESIDE_WINDOW: Final = 256
-"""How many steps before a window and after it are kept, to compare them."""
-_FIRST: Final = 512
-"""How many of the first counted steps are kept, to see whether their time drifts."""
-_FIRST_ENOUGH: Final = 128
-"""A window ends that; if there were fewer, it begins anew behind the window."""
+_BESIDE_WINDOW: Final = 256  # how many steps before a window and after it are kept, to compare them
+_FIRST: Final = 512  # how many of the first counted steps are kept, to see whether their time drifts
+_FIRST_ENOUGH: Final = 128  # a window ends that; if there were fewer, it begins anew behind the window
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The totals of a whole run on this rank.
+    """The totals of a whole run on this rank."""
 
-    Attributes:
-        steps: training batches of this fit.
-        steady: the steps that count; in a run of warm-up steps only, all but the very first of them; in a run of one
-            step, that step.
-        only_warmup: whether the run had warm-up steps only.
-        step_ms: the spread of the steps' times.
-        region_ms: median and 95th percentile of each region, over the latest 1024 of those steps whose regions were
-            timed. Medians of regions do not sum to that of the step; means do.
-        drained_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
-            nothing queued and waited for the host. None if unknown.
-        warmup_steps: how many steps were left out as warm-up.
-        recorded_steps: how many were left out because the profiler ran.
-        untimed_steps: how many were left out because something in them could not be timed.
-        excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
-        samples: samples of all steps; None if unknown.
-        first_step_s: from the start of fit to the end of its first step, None when there was none.
-        wall_s: from the start of fit to its end.
-        recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
-        before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
-        after_window_ms: times of the first steps after it, once they are settled.
-        first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
-            those of the more frequent kind, with or without an optimizer update.
-        slowest: the slowest steps that count, the slowest first.
-    """
-
-    steps: int
+    steps: int  # training batches of this fit
+    # the steps that count; in a run of warm-up steps only, all but the very first of them; in a run of one step, that
+    # step
     steady: Rates
-    only_warmup: bool
-    step_ms: Spread
+    only_warmup: bool  # whether the run had warm-up steps only
+    step_ms: Spread  # the spread of the steps' times
+    # median and 95th percentile of each region, over the latest 1024 of those steps whose regions were timed. Medians
+    # of regions do not sum to that of the step; means do.
     region_ms: Mapping[str, Percentiles]
+    # percentage of steps at whose end the GPU had finished all but the optimizer's update: it had nothing queued and
+    # waited for the host. None if unknown.
     drained_pct: float | None
-    warmup_steps: int
-    recorded_steps: int
-    untimed_steps: int
+    warmup_steps: int  # how many steps were left out as warm-up
+    recorded_steps: int  # how many were left out because the profiler ran
+    untimed_steps: int  # how many were left out because something in them could not be timed
+    # time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`
     excluded_ms: Mapping[str, float]
-    samples: float | None
-    first_step_s: float | None
-    wall_s: float
+    samples: float | None  # samples of all steps; None if unknown
+    first_step_s: float | None  # from the start of fit to the end of its first step, None when there was none
+    wall_s: float  # from the start of fit to its end
+    # tokens of each step that was left out because the profiler ran, where they are counted
     recorded_tokens: Mapping[int, float] = field(default_factory=dict)
+    # times of the latest steps before the recorded window, without the first of the fit
     before_window_ms: tuple[float, ...] = ()
-    after_window_ms: tuple[float, ...] = ()
+    after_window_ms: tuple[float, ...] = ()  # times of the first steps after it, once they are settled
+    # times of the first 512 counted steps by number, on one side of a recorded window; with accumulation those of the
+    # more frequent kind, with or without an optimizer update
     first_ms: Mapping[int, float] = field(default_factory=dict)
-    slowest: tuple[TimedStep, ...] = ()
+    slowest: tuple[TimedStep, ...] = ()  # the slowest steps that count, the slowest first
 
 
 class RunTotals:
@@ -233,8 +206,7 @@ class RunTotals:
         self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
         self._after_window: list[float] = []
         self._slowest = SlowestSteps()
-        self.blocks = StepBlocks(bucket)
-        """The steps that count."""
+        self.blocks = StepBlocks(bucket)  # the steps that count
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
         """Enter one step."""

@@ -19,15 +19,14 @@ class Interval(NamedTuple):
     """Milliseconds on the host between the two calls."""
 
 
-WHOLE: Final = "step"
-"""A step of which only the end is timed, in one piece."""
+WHOLE: Final = "step"  # a step of which only the end is timed, in one piece
 
+# the part of `data` between two epochs: the loop makes its loader's iterator anew, which ends workers and starts
+# others, and waits for the first batch
 LOADER_START: Final = "loader start"
-"""The part of `data` between two epochs: the loop makes its loader's iterator anew, which ends workers and starts
-others, and waits for the first batch."""
 
+# the part of `data` at the end of an iterator of unknown length: the fetch that finds out, which may end workers
 LOADER_END: Final = "loader end"
-"""The part of `data` at the end of an iterator of unknown length: the fetch that finds out, which may end workers."""
 
 BETWEEN_EPOCHS: Final = (LOADER_START, LOADER_END)
 
@@ -37,18 +36,12 @@ RESERVED: Final = frozenset((*REGIONS, *EXCLUDED, *BETWEEN_EPOCHS, WHOLE))
 
 
 class StepTimes(NamedTuple):
-    """The times of one step, in milliseconds by region name.
+    """The times of one step, in milliseconds by region name."""
 
-    Attributes:
-        step: its number, counted from 0 at the start of the fit.
-        device_ms: device time of every region that ran (host time where there is no GPU), the excluded ones and the
-            user's included.
-        host_ms: host time of the same.
-    """
-
-    step: int
+    step: int  # its number, counted from 0 at the start of the fit
+    # device time of every region that ran (host time where there is no GPU), the excluded ones and the user's included
     device_ms: Mapping[str, float] = MappingProxyType({})
-    host_ms: Mapping[str, float] = MappingProxyType({})
+    host_ms: Mapping[str, float] = MappingProxyType({})  # host time of the same
 
     @property
     def step_ms(self) -> float:
@@ -82,8 +75,7 @@ class StepAssembler:
     """Groups intervals by their tag. A step is complete when the first interval of a later one arrives."""
 
     def __init__(self) -> None:
-        self.step: int | None = None
-        """The one under way."""
+        self.step: int | None = None  # the one under way
         self._device: dict[str, float] = {}
         self._host: dict[str, float] = {}
 

@@ -17,18 +17,17 @@ from lightning_forge_profiling.timing.rates import (
 )
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, LOADER_START, StepTimes
 
-MEDIAN_OVER: Final = 4096
-"""The median covers at most this many recent steps, which is what is kept of them."""
+MEDIAN_OVER: Final = 4096  # the median covers at most this many recent steps, which is what is kept of them
 
+# the percentiles of regions cover at most this many recent steps of those whose regions were timed
 REGIONS_OVER: Final = 1024
-"""The percentiles of regions cover at most this many recent steps of those whose regions were timed."""
 
 
+# what simply adds up; None for an amount that is unknown
 _ADDED: Final = (
     *("steps", "starved", "asked", "optimizer_steps", "loader_starts", "samples", "tokens", "flops"),
     *("own_us", "rows_us", "before_fetch_ms"),
 )
-"""What simply adds up; None for an amount that is unknown."""
 
 
 class _Times:

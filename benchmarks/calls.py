@@ -96,7 +96,7 @@ class OnlyTheProxy(OnAndOff):
         """Switch the proxy alone."""
         super().switch(trainer, on=on)
         trainer.callbacks = self._callbacks
-        self._ours.step_timer._active = False  # noqa: SLF001
+        self._ours.step_timer.active = False
 
 
 def train(steps: int, *callbacks: Callback) -> None:

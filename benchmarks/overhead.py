@@ -186,7 +186,7 @@ class OnAndOff(Callback):
         if self._logged_at != before:
             return "with a row"
         step_timer = self._ours.step_timer
-        (split, deliver_at), self._was = self._was, (step_timer._split, step_timer._deliver_at)  # noqa: SLF001
+        (split, deliver_at), self._was = self._was, (step_timer.is_split, step_timer._deliver_at)  # noqa: SLF001
         if step_timer._deliver_at != deliver_at:  # noqa: SLF001
             return "read"
         return "split" if split else "plain"
@@ -201,7 +201,7 @@ class OnAndOff(Callback):
         others = [callback for callback in self._callbacks if not isinstance(callback, TimedCallback)]
         trainer.callbacks = self._callbacks if on else others
         trainer.profiler = self._ours if on else self._ours.inner
-        self._ours.step_timer._active = on  # noqa: SLF001
+        self._ours.step_timer.active = on
 
     def steps_us(self) -> dict[str, list[float]]:
         """Microseconds of the steps by kind, without the first blocks and the first step of each block."""

@@ -301,7 +301,7 @@ class ProfilerProxy:
             trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = ours = trainer.profiler
         self._step_timer.on_split_change = ours.turn
-        ours.turn(split=self._step_timer.splits())
+        ours.turn(split=self._step_timer.is_split)
 
     def follow(self, trainer: Trainer) -> None:
         """Wrap another profiler that was assigned to `trainer.profiler` since the last check."""

@@ -155,23 +155,9 @@ class FitMonitor(Guarded):
         if has_exhausted_loader(trainer):
             self.step_timer.loader_ended()
 
-    def enter_backward(self) -> None:
-        """Begin `backward` in manual optimization."""
-        self.step_timer.forward_in_closure()
-        self.step_timer.enter("backward")
-
-    def exit_backward(self) -> None:
-        """End it."""
-        self.step_timer.exit("backward")
-
-    def begin_step(self) -> None:
-        """The batch is trained on, and not skipped."""
-        if self.window is not None:
-            self.window.begin_step()
-
     def end_step(self, trainer: Trainer, batch: Any) -> None:
         """End the step, move the window on, and log an entry when one is due."""
-        now_ns, progress, window = perf_counter_ns(), self._progress, self.window
+        now_ns, progress = perf_counter_ns(), self._progress
         if progress is None or progress.batches.total.ready == self._ended_batch:
             return
         self._ended_batch = progress.batches.total.ready
@@ -180,9 +166,9 @@ class FitMonitor(Guarded):
                 self._end_step(trainer, batch, progress, now_ns)
             except Exception as exc:
                 self.note_failure(exc)
-        if window is not None:
-            window.end_step(trainer)
-        kind = window is not None and window.running, self.step_timer.step < self.step_timer.warmup_steps
+        if self.window is not None:
+            self.window.end_step(trainer)
+        kind = self.recording, self._warming_up()
         if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
             self._between_steps(trainer, kind, now_ns / 1e9)
 
@@ -199,7 +185,7 @@ class FitMonitor(Guarded):
         )
         step_timer.end_step(
             work,
-            recorded=self.window is not None and self.window.running,
+            recorded=self.recording,
             ends_epoch=bool(progress.batches.is_last_batch),
             saw_all=proxy.saw_step(trainer, trained=batch is not None),
             began_ns=max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns,

@@ -127,8 +127,8 @@ class ForgeProfilerCallback(TimedCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note that the batch is trained on and not skipped."""
-        if self.monitor is not None:
-            self.monitor.begin_step()
+        if self.monitor is not None and self.monitor.window is not None:
+            self.monitor.window.begin_step()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

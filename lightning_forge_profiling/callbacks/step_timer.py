@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from torch.autograd.profiler import record_function
 
+from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.names import DATA_LOADER, EXCLUDED, FIRST_STEP, MARK_PREFIX, PROFILER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.budget import TimingBudget
@@ -71,14 +72,10 @@ class CompletedSteps:
         while self._ended and self._ended[0].step <= times.step:
             ended = self._ended.popleft()
             if ended.step == times.step and ended.complete:
-                self._add(times, ended)
+                shown = times if ended.timing.saw_all else times.whole()
+                self._totals.add(shown, ended.work, ended.left_out, ended.timing)
             else:
                 self._totals.skip(ended.work)
-
-    def _add(self, times: StepTimes, ended: EndedStep) -> None:
-        if not ended.timing.saw_all:
-            times = times.whole()
-        self._totals.add(times, ended.work, ended.left_out, ended.timing)
 
 
 _log = plain_logger(__name__)
@@ -107,11 +104,7 @@ _PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: DATA_LOADER,
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
 
 
-def _ignore(*, split: bool) -> None:
-    """What is called without a profiler proxy."""
-
-
-class StepTimer:
+class StepTimer(Guarded):
     """Attributes every instant of a fit to exactly one built-in region; the user's regions overlap them.
 
     The current region is the innermost one entered. Each change records one event that ends the one and begins the
@@ -137,7 +130,7 @@ class StepTimer:
         self.step = 0  # the step under way
         self.saw_training_step = False  # whether its training step was announced
         # called when the current step is split and the one before it was not, or the other way round
-        self.on_split_change: Callable[..., object] = _ignore
+        self.on_split_change: Callable[..., object] = lambda **_: None
         # called with the name of a region that ends in a split step
         self.region_ends: Callable[[str], object] | None = None
         # whether to time `data` in every step, because any fetch may be the one that finds the loader's end
@@ -147,14 +140,15 @@ class StepTimer:
         self._labels: dict[str, str] = {name: name if name in timed else "other" for name in (*REGIONS, *EXCLUDED)}
         self._labels[LOADER_START] = LOADER_START
         self._budget = budget or TimingBudget(None)
-        self._split = True
+        self.is_split = True  # whether the current step is split into regions
         self._chosen = True
         self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
         # whether the GPU had work left at the end of the last split step, as far as is known
         self.host_is_ahead = False
         self._clock_ns = clock_ns
         self._began_ns = self._started_ns = self._ended_ns = clock_ns()
-        self._active = self._began = False
+        self.active = False  # whether a fit's training loop is running and being timed
+        self.began = False  # whether a training loop has been timed
         self._validating = False
         self._label = "other"
         self._since = Mark(HostEvent())  # start() puts the first in its place
@@ -170,44 +164,28 @@ class StepTimer:
         for region in (*REGIONS, *EXCLUDED, LOADER_START, LOADER_END, WHOLE):
             timers.add_region(region)
 
-    @property
-    def active(self) -> bool:
-        """Whether a fit's training loop is running and being timed."""
-        return self._active
-
-    @property
-    def began(self) -> bool:
-        """Whether a training loop has been timed."""
-        return self._began
-
+    @guarded
     def start(self) -> None:
         """The training loop begins: step 0 starts now."""
         if self.ledger is not None:
             self.ledger.turn_to(FIRST_STEP)
             self.ledger.begin_step(0, last_counts=False)
-        self._active = self._began = True
+        self.active = self.began = True
         self._started_ns = self._clock_ns()
-        try:
-            self._since = self.timers.mark()
-            self._stepped_ns = self._since.host_ns
-            self.timers.start("other", at=self._since)
-        except Exception as exc:
-            self.fail(exc)
+        self._since = self.timers.mark()
+        self._stepped_ns = self._since.host_ns
+        self.timers.start("other", at=self._since)
 
     @property
     def _base(self) -> str:
         """The name of the current step's time outside of all regions."""
-        return "other" if self._split else WHOLE
-
-    def splits(self) -> bool:
-        """Whether the current step is split into regions."""
-        return self._split
+        return "other" if self.is_split else WHOLE
 
     def split(self) -> None:
         """Time the regions of the current step although the budget did not choose it, and let it count for no other."""
         self._chosen = False
-        if self._active and not self._split:
-            self._split = True
+        if self.active and not self.is_split:
+            self.is_split = True
             self.on_split_change(split=True)
             if self._label == WHOLE:
                 self.timers.relabel(WHOLE, "other")
@@ -234,7 +212,7 @@ class StepTimer:
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
         self.saw_training_step |= name == _EVERY_STEP_HAS
-        if not self._active or not (self._split or name in EXCLUDED or (name == "data" and self.each_fetch)):
+        if not self.active or not (self.is_split or name in EXCLUDED or (name == "data" and self.each_fetch)):
             return
         began_ns = self._clock_ns()
         if self._validating and self._is_of_validation(name):
@@ -263,7 +241,7 @@ class StepTimer:
                 self._be_in(label)
             self._count_own(began_ns)
         except Exception as exc:
-            self.fail(exc)
+            self.note_failure(exc)
 
     def _is_of_validation(self, name: str) -> bool:
         """Whether a region belongs to validation, which is timed as one region."""
@@ -274,7 +252,7 @@ class StepTimer:
     def exit(self, name: str) -> None:
         """End a built-in region, and any region still open inside it."""
         stack = self._stack
-        if not self._active or not stack:
+        if not self.active or not stack:
             return
         if stack[-1][0] != name and not any(entered == name for entered, _ in stack):
             return
@@ -290,7 +268,7 @@ class StepTimer:
                 self._be_in(label)
             self._count_own(began_ns)
         except Exception as exc:
-            self.fail(exc)
+            self.note_failure(exc)
 
     def _count_own(self, began_ns: int) -> None:
         """Add the time since `began_ns` to what timing takes of the steps, unless the ledger has it in another part."""
@@ -299,14 +277,14 @@ class StepTimer:
 
     def enter_loader_start(self) -> None:
         """Enter `loader start`: the loop creates its loader or its iterator, until the first batch is there."""
-        if self._active and self._label != LOADER_START:
+        if self.active and self._label != LOADER_START:
             self.split()
             self.enter(LOADER_START)
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
         """Around log entries and lines of the record: the time counts to the profiler, and to no step."""
-        if not self._active:
+        if not self.active:
             with nullcontext() if self.ledger is None else self.ledger.inside(PROFILER):
                 yield
             return
@@ -318,20 +296,18 @@ class StepTimer:
             self.exit(PROFILER)
             self.totals.add_log_time((self._clock_ns() - began_ns) / 1e3)
 
+    @guarded
     def loader_ended(self) -> None:
         """Count the fetch under way as `loader end`: it also looked for a batch that there was not."""
-        if self._active and self._label == "data":
-            try:
-                self.timers.relabel("data", LOADER_END)
-                self._label = LOADER_END
-                if self.ledger is not None:
-                    self.ledger.charge(self._clock_ns() - self._since.host_ns, DATA_LOADER)
-            except Exception as exc:
-                self.fail(exc)
+        if self.active and self._label == "data":
+            self.timers.relabel("data", LOADER_END)
+            self._label = LOADER_END
+            if self.ledger is not None:
+                self.ledger.charge(self._clock_ns() - self._since.host_ns, DATA_LOADER)
 
     def enter_validation(self) -> None:
         """Enter validation at its first announced action."""
-        if not self._active or self._validating:
+        if not self.active or self._validating:
             return
         self.split()
         self.enter("validation")
@@ -342,14 +318,12 @@ class StepTimer:
         self._validating = False
         self.exit("validation")
 
+    @guarded
     def forward_in_closure(self) -> None:
         """Count the time since a manual optimizer step began as `forward`: its closure is about to run backward."""
-        if self._active and self._label == "optimizer":
-            try:
-                self.timers.relabel("optimizer", self._labels["forward"])
-                self._be_in(self._labels["forward"])
-            except Exception as exc:
-                self.fail(exc)
+        if self.active and self._label == "optimizer":
+            self.timers.relabel("optimizer", self._labels["forward"])
+            self._be_in(self._labels["forward"])
 
     def end_step(
         self,
@@ -361,25 +335,25 @@ class StepTimer:
         began_ns: int | None = None,
     ) -> None:
         """End the current step; the next one begins at the same instant."""
-        if not self._active:
+        if not self.active:
             return
         began_ns = self._clock_ns() if began_ns is None else began_ns
         try:
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
-            timers, split, chosen, following = self.timers, self._split, self._chosen, self.step + 1
+            timers, split, chosen, following = self.timers, self.is_split, self._chosen, self.step + 1
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
-            self._split = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
+            self.is_split = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
             self._chosen = not ends_epoch
-            base, drained = "other" if self._split else WHOLE, None
+            base, drained = "other" if self.is_split else WHOLE, None
             if split:
                 drained = self._end_split_step(base, began_ns, saw_all=saw_all)
             else:
                 self._since = timers.switch(self._label, base)
             if self._label != base:
                 self._be_in(base)
-            if self._split is not split:
-                self.on_split_change(split=self._split)
+            if self.is_split is not split:
+                self.on_split_change(split=self.is_split)
             timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             self._completed.expect(EndedStep(self.step, work, left_out, timing, timers.dropped == self._dropped))
             self._dropped = timers.dropped
@@ -397,7 +371,7 @@ class StepTimer:
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
-            self.fail(exc)
+            self.note_failure(exc)
 
     def _end_split_step(self, base: str, began_ns: int, *, saw_all: bool) -> bool | None:
         """End the last region of a step; returns whether the GPU waits for the host, if that is known."""
@@ -415,26 +389,24 @@ class StepTimer:
             self.timers.relabel("other", base)
         return drained
 
+    @guarded
     def finish(self, *, wait: bool) -> None:
         """The training loop has ended."""
-        if not self._active:
+        if not self.active:
             return
-        try:
-            while self._stack:
-                self._pop()
-            self._active = False
-            self.timers.stop(self._label)
-            if wait:
-                self.timers.elapsed_all()
-            self._ended_ns = self._clock_ns()
-            self.deliver()
-            self._completed.flush(self.step)
-        except Exception as exc:
-            self.fail(exc)
+        while self._stack:
+            self._pop()
+        self.active = False
+        self.timers.stop(self._label)
+        if wait:
+            self.timers.elapsed_all()
+        self._ended_ns = self._clock_ns()
+        self.deliver()
+        self._completed.flush(self.step)
 
     def summary(self) -> RunSummary:
         """The run's totals so far."""
-        end_ns = self._clock_ns() if self._active else self._ended_ns
+        end_ns = self._clock_ns() if self.active else self._ended_ns
         return self.totals.summary(
             steps=self.step,
             before_first_s=(self._started_ns - self._began_ns) / 1e9,
@@ -443,7 +415,7 @@ class StepTimer:
 
     def open_region(self, name: str) -> object | None:
         """Begin a region of the user's (see `timing.region`)."""
-        if not self._active or self._validating or not self._split:
+        if not self.active or self._validating or not self.is_split:
             return None
         try:
             with self._user_regions:
@@ -459,7 +431,7 @@ class StepTimer:
             span = record_function(name)
             span.__enter__()  # type: ignore[no-untyped-call]
         except Exception as exc:
-            self.fail(exc)
+            self.note_failure(exc)
             return None
         return span
 
@@ -470,10 +442,10 @@ class StepTimer:
                 token.__exit__(None, None, None)
             with self._user_regions:
                 self._depth[name] -= 1
-                if not self._depth[name] and self._active:
+                if not self._depth[name] and self.active:
                     self.timers.stop(name)
         except Exception as exc:
-            self.fail(exc)
+            self.note_failure(exc)
 
     def _pop(self) -> str:
         name, span = self._stack.pop()
@@ -486,8 +458,8 @@ class StepTimer:
         self._deliver_at = self.step + _DELIVER_EVERY
         self._completed.deliver(self.timers)
 
-    def fail(self, exc: Exception) -> None:
+    def note_failure(self, exc: Exception) -> None:
         """Switch timing off for the rest of this run, and log why."""
-        self._active = self.tracing = False
+        self.active = self.tracing = False
         _log.warning("Profiling is switched off for the rest of this run: %s: %s", type(exc).__name__, exc)
         _log.debug("", exc_info=exc)

@@ -37,31 +37,46 @@ class StepTiming(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Sums over some steps of one rank, and the rates that follow from them."""
+    """Sums over some steps of one rank, and the rates that follow from them.
 
-    steps: int = 0  # how many steps
-    optimizer_steps: int = 0  # in how many of them the weights changed
-    samples: float | None = 0.0  # their samples; None if unknown
-    tokens: float | None = 0.0  # their tokens; None if not counted
-    # device time by region (host time where there is no GPU), the user's regions included. Where the regions were timed
-    # in some of the steps only, it is estimated from those, and sums to the time of all steps.
+    Attributes:
+        steps: how many steps.
+        optimizer_steps: in how many of them the weights changed.
+        samples: their samples; None if unknown.
+        tokens: their tokens; None if not counted.
+        device_ms: device time by region (host time where there is no GPU), the user's regions included. Where the
+            regions were timed in some of the steps only, it is estimated from those, and sums to the time of all steps.
+        host_ms: host time by region, likewise.
+        flops: their floating-point operations; None if unknown.
+        regions: the built-in regions that are timed; the others' time is in `other`.
+        split_steps: in how many of the steps the regions were timed.
+        own_us: host time in microseconds that timing took inside the steps.
+        rows_us: host time in microseconds that log entries and the record took between the steps.
+        before_fetch_ms: in the split steps, host time from a step's beginning to its fetch, which is in `other`. In a
+            run of several processes Lightning synchronizes them there.
+        atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
+        loader_starts: in how many of the steps the loop created a new iterator of its loader.
+        loader_start_ms: device time of that, of the wait for its first batch, and of the ends of iterators of unknown
+            length, which is in `data`.
+        loader_start_host_ms: host time of the same.
+    """
+
+    steps: int = 0
+    optimizer_steps: int = 0
+    samples: float | None = 0.0
+    tokens: float | None = 0.0
     device_ms: Mapping[str, float] = field(default_factory=dict)
-    host_ms: Mapping[str, float] = field(default_factory=dict)  # host time by region, likewise
-    flops: float | None = 0.0  # their floating-point operations; None if unknown
-    regions: tuple[str, ...] = REGIONS  # the built-in regions that are timed; the others' time is in `other`
-    split_steps: int = 0  # in how many of the steps the regions were timed
-    own_us: float = 0.0  # host time in microseconds that timing took inside the steps
-    rows_us: float = 0.0  # host time in microseconds that log entries and the record took between the steps
-    # in the split steps, host time from a step's beginning to its fetch, which is in `other`. In a run of several
-    # processes Lightning synchronizes them there.
+    host_ms: Mapping[str, float] = field(default_factory=dict)
+    flops: float | None = 0.0
+    regions: tuple[str, ...] = REGIONS
+    split_steps: int = 0
+    own_us: float = 0.0
+    rows_us: float = 0.0
     before_fetch_ms: float = 0.0
-    # whether the regions of most steps are estimated from steps unlike them, because there are no others
     atypical: bool = False
-    loader_starts: int = 0  # in how many of the steps the loop created a new iterator of its loader
-    # device time of that, of the wait for its first batch, and of the ends of iterators of unknown length, which is in
-    # `data`
+    loader_starts: int = 0
     loader_start_ms: float = 0.0
-    loader_start_host_ms: float = 0.0  # host time of the same
+    loader_start_host_ms: float = 0.0
 
     @property
     def overhead_us(self) -> float:
@@ -141,17 +156,25 @@ class LoopRates:
     """Sums over runs of a loop without training on this rank, by the host's clock, and the rates that follow.
 
     The first batch of each loader in a run does not count: workers start, and libraries are loaded.
+
+    Attributes:
+        loop: `validation`, `test` or `predict`.
+        runs: how many runs.
+        steps: how many batches count.
+        seconds: wall time from the end of each loader's first batch to that of its last, or to the end of the run,
+            hooks and metrics included.
+        samples: samples of the batches that count; None if unknown.
+        tokens: their tokens; None if not counted.
+        replicas: data-parallel replicas, each with samples of its own.
     """
 
-    loop: str  # `validation`, `test` or `predict`
-    runs: int = 0  # how many runs
-    steps: int = 0  # how many batches count
-    # wall time from the end of each loader's first batch to that of its last, or to the end of the run, hooks and
-    # metrics included
+    loop: str
+    runs: int = 0
+    steps: int = 0
     seconds: float = 0.0
-    samples: float | None = 0.0  # samples of the batches that count; None if unknown
-    tokens: float | None = 0.0  # their tokens; None if not counted
-    replicas: int = 1  # data-parallel replicas, each with samples of its own
+    samples: float | None = 0.0
+    tokens: float | None = 0.0
+    replicas: int = 1
 
     def plus(self, other: "LoopRates") -> "LoopRates":
         """The sums over the runs of both."""
@@ -179,10 +202,15 @@ class LoopRates:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """The median and 95th percentile of some times, in milliseconds."""
+    """The median and 95th percentile of some times, in milliseconds.
 
-    p50: float = 0.0  # the median; 0 without any time
-    p95: float | None = None  # the 95th percentile, interpolated between neighbours; None for fewer than 20 times
+    Attributes:
+        p50: the median; 0 without any time.
+        p95: the 95th percentile, interpolated between neighbours; None for fewer than 20 times.
+    """
+
+    p50: float = 0.0
+    p95: float | None = None
 
 
 def percentiles(times_ms: Sequence[float]) -> Percentiles:
@@ -195,14 +223,21 @@ def percentiles(times_ms: Sequence[float]) -> Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of the steps' device times, in milliseconds; all 0 without a step."""
+    """The spread of the steps' device times, in milliseconds; all 0 without a step.
 
-    p50: float = 0.0  # the median, of the latest 4096 if there are more
-    p95: float | None = None  # the 95th percentile, of the same; None for fewer than 20 steps
-    min: float = 0.0  # the shortest of all
-    max: float = 0.0  # the longest of all
-    # the mean, if each step took the median time of those like it: that change the weights, or that only accumulate
-    # gradients
+    Attributes:
+        p50: the median, of the latest 4096 if there are more.
+        p95: the 95th percentile, of the same; None for fewer than 20 steps.
+        min: the shortest of all.
+        max: the longest of all.
+        like: the mean, if each step took the median time of those like it: that change the weights, or that only
+            accumulate gradients.
+    """
+
+    p50: float = 0.0
+    p95: float | None = None
+    min: float = 0.0
+    max: float = 0.0
     like: float = 0.0
 
 
@@ -213,13 +248,21 @@ def step_ms(by_region: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The peak that a device's rate is relative to."""
+    """The peak that a device's rate is relative to.
 
-    flops: float | None  # FLOP/s; None if unknown
-    dtype: str  # the type that the peak is for: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`
-    device: str  # the device, in words
-    source: str  # where the peak is from, or why there is none
-    in_table: bool = False  # whether the table of peaks has the device, if only for another type
+    Attributes:
+        flops: FLOP/s; None if unknown.
+        dtype: the type that the peak is for: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`.
+        device: the device, in words.
+        source: where the peak is from, or why there is none.
+        in_table: whether the table of peaks has the device, if only for another type.
+    """
+
+    flops: float | None
+    dtype: str
+    device: str
+    source: str
+    in_table: bool = False
 
     def __str__(self) -> str:
         if self.flops is None:
@@ -229,16 +272,23 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A device's compute rate over the steady steps of a run."""
+    """A device's compute rate over the steady steps of a run.
 
-    # `mfu` for the operations that the model needs, `hfu` for those that the device carried out, recomputation included
-    # (Korthikanti et al. 2022, section 6.1).
+    Attributes:
+        kind: `mfu` for the operations that the model needs, `hfu` for those that the device carried out, recomputation
+            included (Korthikanti et al. 2022, section 6.1).
+        flops_per_second: of one device; None if unknown, for the reason in the peak's source.
+        peak: the device's peak.
+        note: a remark on the count, "" for none.
+        reached: FLOP/s of matrix products as measured on the device; None if not measured.
+        partial: whether much of what the device computed could not be counted, so that the rate is no share of a peak.
+    """
+
     kind: Literal["mfu", "hfu"]
-    flops_per_second: float | None  # of one device; None if unknown, for the reason in the peak's source
-    peak: Peak  # the device's peak
-    note: str = ""  # a remark on the count, "" for none
-    reached: float | None = None  # FLOP/s of matrix products as measured on the device; None if not measured
-    # whether much of what the device computed could not be counted, so that the rate is no share of a peak
+    flops_per_second: float | None
+    peak: Peak
+    note: str = ""
+    reached: float | None = None
     partial: bool = False
 
     @property

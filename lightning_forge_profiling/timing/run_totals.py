@@ -16,12 +16,19 @@ _MOST: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step and its time."""
+    """A step and its time.
 
-    ms: float  # device time; host time without a GPU
-    step: int  # its number
-    ended_ns: int  # its end by the host's clock; 0 if unknown
-    device_ms: Mapping[str, float] = field(default_factory=dict)  # its time by region, for the regions that were timed
+    Attributes:
+        ms: device time; host time without a GPU.
+        step: its number.
+        ended_ns: its end by the host's clock; 0 if unknown.
+        device_ms: its time by region, for the regions that were timed.
+    """
+
+    ms: float
+    step: int
+    ended_ns: int
+    device_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 class SlowestSteps:
@@ -150,37 +157,51 @@ _FIRST_ENOUGH: Final = 128  # a window ends that; if there were fewer, it begins
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The totals of a whole run on this rank."""
+    """The totals of a whole run on this rank.
 
-    steps: int  # training batches of this fit
-    # the steps that count; in a run of warm-up steps only, all but the very first of them; in a run of one step, that
-    # step
+    Attributes:
+        steps: training batches of this fit.
+        steady: the steps that count; in a run of warm-up steps only, all but the very first of them; in a run of one
+            step, that step.
+        only_warmup: whether the run had warm-up steps only.
+        step_ms: the spread of the steps' times.
+        region_ms: median and 95th percentile of each region, over the latest 1024 of those steps whose regions were
+            timed. Medians of regions do not sum to that of the step; means do.
+        drained_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
+            nothing queued and waited for the host. None if unknown.
+        warmup_steps: how many steps were left out as warm-up.
+        recorded_steps: how many were left out because the profiler ran.
+        untimed_steps: how many were left out because something in them could not be timed.
+        excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
+        samples: samples of all steps; None if unknown.
+        first_step_s: from the start of fit to the end of its first step, None when there was none.
+        wall_s: from the start of fit to its end.
+        recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
+        before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
+        after_window_ms: times of the first steps after it, once they are settled.
+        first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
+            those of the more frequent kind, with or without an optimizer update.
+        slowest: the slowest steps that count, the slowest first.
+    """
+
+    steps: int
     steady: Rates
-    only_warmup: bool  # whether the run had warm-up steps only
-    step_ms: Spread  # the spread of the steps' times
-    # median and 95th percentile of each region, over the latest 1024 of those steps whose regions were timed. Medians
-    # of regions do not sum to that of the step; means do.
+    only_warmup: bool
+    step_ms: Spread
     region_ms: Mapping[str, Percentiles]
-    # percentage of steps at whose end the GPU had finished all but the optimizer's update: it had nothing queued and
-    # waited for the host. None if unknown.
     drained_pct: float | None
-    warmup_steps: int  # how many steps were left out as warm-up
-    recorded_steps: int  # how many were left out because the profiler ran
-    untimed_steps: int  # how many were left out because something in them could not be timed
-    # time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`
+    warmup_steps: int
+    recorded_steps: int
+    untimed_steps: int
     excluded_ms: Mapping[str, float]
-    samples: float | None  # samples of all steps; None if unknown
-    first_step_s: float | None  # from the start of fit to the end of its first step, None when there was none
-    wall_s: float  # from the start of fit to its end
-    # tokens of each step that was left out because the profiler ran, where they are counted
+    samples: float | None
+    first_step_s: float | None
+    wall_s: float
     recorded_tokens: Mapping[int, float] = field(default_factory=dict)
-    # times of the latest steps before the recorded window, without the first of the fit
     before_window_ms: tuple[float, ...] = ()
-    after_window_ms: tuple[float, ...] = ()  # times of the first steps after it, once they are settled
-    # times of the first 512 counted steps by number, on one side of a recorded window; with accumulation those of the
-    # more frequent kind, with or without an optimizer update
+    after_window_ms: tuple[float, ...] = ()
     first_ms: Mapping[int, float] = field(default_factory=dict)
-    slowest: tuple[TimedStep, ...] = ()  # the slowest steps that count, the slowest first
+    slowest: tuple[TimedStep, ...] = ()
 
 
 class RunTotals:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
-_MAX_SPANS: Final = 128
-"""Most spans of one name. A timeline of the run is about ten times as many pixels wide."""
+_MAX_SPANS: Final = 128  # most spans of one name. A timeline of the run is about ten times as many pixels wide.
 _MAX_SPAN_NAMES: Final = 32
 _FINEST_S: Final = 1e-3
 _LATEST: Final = 256

@@ -99,7 +99,7 @@ def _allocated(recording: Recording) -> Ints:
     """Device memory that each operator itself allocated less what it freed, in bytes."""
     trace = recording.trace
     allocated = np.zeros(len(trace.operators), np.int64)
-    owner = recording.nesting.enclosing(trace.allocations.time, trace.allocations.thread)
+    owner = recording.nesting.enclosing(trace.allocations.start, trace.allocations.thread)
     np.add.at(allocated, owner[owner >= 0], trace.allocations.size[owner >= 0])
     return allocated
 

@@ -110,13 +110,10 @@ def _label(frame: str) -> tuple[str, str]:
 def _of_steps(recording: Recording) -> Spans:
     """The functions on the thread that marks the steps, or else on that with most of them, in the steps."""
     trace, frames = recording.trace, recording.trace.frames
-    if not len(frames):
-        return Spans()
     marks = recording.steps.marks
-    thread = trace.annotations.thread[marks[0]] if len(marks) else np.bincount(frames.thread).argmax()
+    thread = trace.annotations.thread[marks[0]] if len(marks) else np.bincount(frames.thread, minlength=1).argmax()
     inside = recording.steps.host_scope.within(frames.start, frames.end) > 0
-    rows = np.flatnonzero((frames.thread == thread) & inside)
-    return Spans(**{name: getattr(frames, name)[rows] for name in ("start", "end", "name", "thread")})
+    return frames.at((frames.thread == thread) & inside)
 
 
 def _contains_a_step(recording: Recording, frames: Spans) -> NDArray[np.bool_]:

@@ -82,7 +82,7 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
 def memory(recording: Recording) -> Memory | None:
     """Device memory of PyTorch's caching allocator during the recorded steps; None if not recorded."""
     allocations, steps = recording.trace.allocations, recording.steps
-    rows = steps.of_host(allocations.time) >= 0
+    rows = steps.of_host(allocations.start) >= 0
     if not rows.any():
         return None
     # before a free, more was allocated

@@ -139,5 +139,4 @@ def _ascending(trace: Trace, cut: Cut) -> bool:
     """Whether no event of the thread is later than the last one read."""
     table = getattr(trace, cut.table)
     of_thread = np.array([thread == cut.thread for thread in trace.threads])[table.thread]
-    times = table.time if cut.table == "allocations" else table.start
-    return bool((times[of_thread] <= cut.time).all())
+    return bool((table.start[of_thread] <= cut.time).all())

@@ -34,14 +34,8 @@ def region_marks(trace: Trace) -> Spans:
 
     Autograd's threads launch work while the main thread waits inside a mark.
     """
-    annotations = trace.annotations
-    rows = np.flatnonzero(named(trace, annotations, lambda name: name.startswith(MARK_PREFIX)))
-    return Spans(
-        start=annotations.start[rows],
-        end=annotations.end[rows],
-        name=annotations.name[rows],
-        thread=np.zeros(len(rows), np.int64),
-    )
+    marks = trace.annotations.at(named(trace, trace.annotations, lambda name: name.startswith(MARK_PREFIX)))
+    return replace(marks, thread=np.zeros(len(marks), np.int64))
 
 
 def step_numbers(trace: Trace, rows: Ints) -> Ints:

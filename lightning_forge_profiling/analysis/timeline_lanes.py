@@ -1,5 +1,6 @@
 """Lanes of a report's timeline: host regions, streams, communication."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -88,13 +89,7 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
 
 def _host_lanes(recording: Recording, shown: NDArray[np.bool_]) -> list[tuple[str, Spans]]:
     """The host's ranges, one lane per depth of nesting."""
-    annotations = recording.trace.annotations
-    rows = np.flatnonzero(shown)
-    start, end, name = annotations.start[rows], annotations.end[rows], annotations.name[rows]
-    depth = Nesting(Spans(start=start, end=end, thread=np.zeros(len(rows), np.int64))).depth()
-    order = np.argsort(depth, kind="stable")
-    lanes = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(rows) else []
-    return [
-        ("regions" if not number else f"nested {number}", Spans(start=start[own], end=end[own], name=name[own]))
-        for number, own in enumerate(lanes)
-    ]
+    spans = recording.trace.annotations.at(shown)
+    depth = Nesting(replace(spans, thread=np.zeros(len(spans), np.int64))).depth()
+    levels = range(int(depth.max(initial=-1)) + 1)
+    return [(f"nested {level}" if level else "regions", spans.at(depth == level)) for level in levels]

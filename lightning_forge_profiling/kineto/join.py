@@ -1,19 +1,18 @@
 """Several windows of one rank as one trace."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from lightning_forge_profiling.kineto.trace import Ints, Trace
+from lightning_forge_profiling.kineto.trace import Ints, Table, Trace
 
 _APART_NS: Final = 10**9
 _TABLES: Final = ("gpu", "calls", "operators", "annotations", "frames", "allocations")
 _INDEX_OF: Final = {
     "name": "names", "thread": "threads", "lane": "lanes", "signature": "signatures", "collective": "collectives",
 }  # fmt: skip
-_TIMES: Final = ("start", "end", "time")
 _IDS: Final = ("correlation", "external")
 _LARGEST_ID: Final = 2**60  # larger than any profiler's; ids beyond it may collide, but must not overflow
 
@@ -28,7 +27,7 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
         return first
     lists = {name: {value: row for row, value in enumerate(getattr(first, name))} for name in _INDEX_OF.values()}
     largest = {column: max(_largest(first, column), 0) for column in _IDS}
-    pieces: dict[str, list[dict[str, Ints]]] = {name: [_columns(getattr(first, name))] for name in _TABLES}
+    pieces: dict[str, list[dict[str, Ints]]] = {name: [getattr(first, name).columns()] for name in _TABLES}
     begins, (_, end) = [*first.begins], first.extent
     cuts = [*first.cuts]
     for trace in others:
@@ -56,15 +55,11 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     )
 
 
-def _columns(table: Any) -> dict[str, Ints]:
-    return {field.name: getattr(table, field.name) for field in fields(table)}
-
-
-def _moved(table: Any, shift: int, position: Mapping[str, Ints], largest: Mapping[str, int]) -> dict[str, Ints]:
+def _moved(table: Table, shift: int, position: Mapping[str, Ints], largest: Mapping[str, int]) -> dict[str, Ints]:
     """The columns of a later trace, with times, positions and ids moved behind those of the earlier ones."""
-    columns = _columns(table)
+    columns = table.columns()
     for name, values in columns.items():
-        if name in _TIMES:
+        if name in {"start", "end"}:
             columns[name] = values + shift
         elif name in position:
             columns[name] = position[name][values]

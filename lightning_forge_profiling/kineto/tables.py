@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, Union
@@ -20,14 +21,14 @@ from lightning_forge_profiling.kineto.trace import (
     Operators,
     Signature,
     Spans,
+    Table,
     Trace,
 )
 from lightning_forge_profiling.names import MARK_PREFIX
 
 _NONE: Final = msgspec.Raw(b"")
 _BETWEEN_INPUTS: Final = b"\0"  # in no JSON
-_EXACT_US: Final = 2**53 / 1e3
-"""Up to here a float of microseconds is exact to the nanosecond."""
+_EXACT_US: Final = 2**53 / 1e3  # up to here a float of microseconds is exact to the nanosecond
 
 Number = int | float | str | None
 
@@ -78,16 +79,7 @@ class ExactEvent(TraceEvent, gc=False):
     ts: Decimal | None = None  # type: ignore[assignment]
 
 
-class BareEvent(TraceEvent, gc=False):
-    """An event whose `args` are ignored, because they are of an unknown form."""
-
-    args: Arguments | None = msgspec.field(default=_NO_ARGUMENTS, name="no such field")
-
-
-class ExactBareEvent(ExactEvent, gc=False):
-    """An exact event whose `args` are ignored."""
-
-    args: Arguments | None = msgspec.field(default=_NO_ARGUMENTS, name="no such field")
+_ARGS_IGNORED: Final = ("args", Arguments, msgspec.field(default=_NO_ARGUMENTS, name="no such field"))
 
 
 class Flow(msgspec.Struct, gc=False):
@@ -112,7 +104,7 @@ class EventDecoder:
     def __init__(self) -> None:
         self.left_out = 0
         self.without_arguments = 0
-        self._set_type(TraceEvent, BareEvent)
+        self._set_type(TraceEvent)
 
     def __call__(self, text: bytes) -> list[TraceEvent]:
         """Decode a JSON list of events."""
@@ -122,18 +114,19 @@ class EventDecoder:
         except msgspec.ValidationError:
             events, left_out, without_arguments = self._decode_each(_decode_texts(text))
         if not self._exact and any(event.ts is not None and event.ts > _EXACT_US for event in events):
-            self._set_type(ExactEvent, ExactBareEvent)
+            self._set_type(ExactEvent)
             return self(text)
         self.left_out += left_out
         self.without_arguments += without_arguments
         return events
 
-    def _set_type(self, type_: type[TraceEvent], bare: type[TraceEvent]) -> None:
+    def _set_type(self, type_: type[TraceEvent]) -> None:
         self._exact = type_ is ExactEvent
         events = [msgspec.defstruct(f"Event_{ph}", (), bases=(type_,), tag_field="ph", tag=ph, gc=False) for ph in "Xi"]
         list_type: Any = list[Union[(*events, *_FLOWS)]]  # type: ignore[valid-type]
         self._decode_list: Callable[[bytes], list[TraceEvent]] = msgspec.json.Decoder(list_type).decode
         self._decode_one = msgspec.json.Decoder(type_, strict=False).decode  # accepts numbers in quotes
+        bare: Any = msgspec.defstruct("Event", [_ARGS_IGNORED], bases=(type_,), gc=False)
         self._decode_bare = msgspec.json.Decoder(bare, strict=False).decode
 
     def _decode_each(self, texts: list[msgspec.Raw]) -> tuple[list[TraceEvent], int, int]:
@@ -181,6 +174,7 @@ _LATEST_DIGITS: Final = 15
 _LARGEST: Final = 2**60  # nor do sums of numbers up to here
 
 K = TypeVar("K")
+T = TypeVar("T", bound=Table)
 
 _ExtraColumns: TypeAlias = Callable[[list[TraceEvent], list[Arguments]], dict[str, Ints]]
 
@@ -359,9 +353,8 @@ class TraceTables:
         operators, annotations = self._table("operators"), self._table("annotations")
         if not annotations and operators:
             marks = np.array([name.startswith(_ANNOTATIONS_2021) for name in names])[operators["name"]]
-            annotations = {column: operators[column][marks] for column in ("start", "end", "name", "thread")}
+            annotations = {column: values[marks] for column, values in operators.items()}
             operators = {column: values[~marks] for column, values in operators.items()}
-        allocations = self._table("allocations")
         return Trace(
             file=file,
             names=names,
@@ -369,14 +362,12 @@ class TraceTables:
             lanes=lanes,
             signatures=tuple(Signature(*inputs.split(_BETWEEN_INPUTS)) for inputs in self._signatures),
             collectives=tuple(self._collectives),
-            gpu=GpuWork(**_without(self._table("gpu"), "thread")),
-            calls=Calls(**self._table("calls")),
-            operators=Operators(**operators),
-            annotations=Spans(**annotations),
-            frames=Spans(**self._table("frames")),
-            allocations=Allocations(time=allocations["start"], **_without(allocations, "start", "end", "name"))
-            if allocations
-            else Allocations(),
+            gpu=_filled(GpuWork, self._table("gpu")),
+            calls=_filled(Calls, self._table("calls")),
+            operators=_filled(Operators, operators),
+            annotations=_filled(Spans, annotations),
+            frames=_filled(Spans, self._table("frames")),
+            allocations=_filled(Allocations, self._table("allocations")),
         )
 
     def _table(self, table: str) -> dict[str, Ints]:
@@ -404,8 +395,8 @@ def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str
     return tuple(distinct), np.array(rows, np.int64)
 
 
-def _without(columns: Mapping[str, Ints], *names: str) -> dict[str, Ints]:
-    return {name: column for name, column in columns.items() if name not in names}
+def _filled(table: type[T], columns: Mapping[str, Ints]) -> T:
+    return table(**{column.name: columns[column.name] for column in fields(table) if columns})
 
 
 def _external(arguments: list[Arguments]) -> Ints:

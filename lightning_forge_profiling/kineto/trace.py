@@ -1,8 +1,8 @@
 """A trace as columns: one table for each kind of event, times as integer nanoseconds from the file's base time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,8 @@ from lightning_forge_profiling.results.run import LoaderSettings
 
 Ints: TypeAlias = NDArray[np.int64]
 
+# The categories that count as GPU time, and no others.
 ACTIVITIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
-"""The categories that count as GPU time, and no others. `GpuWork.activity` is the position in this tuple."""
 
 
 def _none() -> Ints:
@@ -20,16 +20,30 @@ def _none() -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
-    """Ranges on host threads, in order of their start."""
+class Table:
+    """Columns of events, in order of their start."""
 
     start: Ints = field(default_factory=_none)  # nanoseconds
-    end: Ints = field(default_factory=_none)  # nanoseconds
-    name: Ints = field(default_factory=_none)  # position in `Trace.names`
-    thread: Ints = field(default_factory=_none)  # position in `Trace.threads`
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def columns(self) -> dict[str, Ints]:
+        """The columns by name."""
+        return {column.name: getattr(self, column.name) for column in fields(self)}
+
+    def at(self, rows: NDArray[Any]) -> Self:
+        """Some of the rows, by number or mask."""
+        return type(self)(**{name: column[rows] for name, column in self.columns().items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans(Table):
+    """Ranges on host threads."""
+
+    end: Ints = field(default_factory=_none)  # nanoseconds
+    name: Ints = field(default_factory=_none)  # position in `Trace.names`
+    thread: Ints = field(default_factory=_none)  # position in `Trace.threads`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +66,9 @@ class Operators(Spans):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuWork:
-    """Kernels, copies and fills on the GPU, in order of their start."""
+class GpuWork(Table):
+    """Kernels, copies and fills on the GPU."""
 
-    start: Ints = field(default_factory=_none)  # nanoseconds
     end: Ints = field(default_factory=_none)  # nanoseconds
     name: Ints = field(default_factory=_none)  # position in `Trace.names`
     activity: Ints = field(default_factory=_none)  # position in `ACTIVITIES`
@@ -65,9 +78,6 @@ class GpuWork:
     external: Ints = field(default_factory=_none)  # `External id` of the operator; -1 without
     size: Ints = field(default_factory=_none)  # bytes copied or filled
     collective: Ints = field(default_factory=_none)  # position in `Trace.collectives`; -1 without a `Collective name`
-
-    def __len__(self) -> int:
-        return len(self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +101,13 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allocations:
-    """Device allocations and frees of PyTorch's caching allocator, in order of time."""
+class Allocations(Table):
+    """Device allocations and frees of PyTorch's caching allocator."""
 
-    time: Ints = field(default_factory=_none)  # nanoseconds
     thread: Ints = field(default_factory=_none)  # position in `Trace.threads`
     size: Ints = field(default_factory=_none)  # bytes; negative for a free
     allocated: Ints = field(default_factory=_none)  # bytes allocated afterwards
     reserved: Ints = field(default_factory=_none)  # bytes reserved afterwards
-
-    def __len__(self) -> int:
-        return len(self.time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,11 +58,11 @@ def busy_time(recording: Recording) -> BusyTime:
     measured = np.zeros(len(steps), np.int64)
     for kind in present:
         rows = recording.kind == KINDS.index(kind)
-        claimed |= Intervals.of(gpu.start[rows], gpu.end[rows])
-        now = steps.measure(claimed)
+        claimed |= spans_of(gpu, rows)
+        now = steps.gpu.measure(claimed)
         kinds[kind], measured = now - measured, now
     comm = np.isin(recording.kind, [KINDS.index(kind) for kind in present if CATEGORY_OF[kind] == "comm"])
-    communication = Intervals.of(gpu.start[comm], gpu.end[comm])
+    communication = spans_of(gpu, comm)
     other = ~comm & (gpu.activity == ACTIVITIES.index("kernel"))
     return BusyTime(
         union=claimed,
@@ -75,8 +75,8 @@ def busy_time(recording: Recording) -> BusyTime:
             )
             for category in CATEGORIES
         },
-        comm=steps.measure(communication),
-        comm_exposed=steps.measure(communication - Intervals.of(gpu.start[other], gpu.end[other])),
+        comm=steps.gpu.measure(communication),
+        comm_exposed=steps.gpu.measure(communication - spans_of(gpu, other)),
     )
 
 
@@ -127,7 +127,7 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     the GPU's own: work was launched and did not begin.
     """
     steps, gpu, links = recording.steps, recording.trace.gpu, recording.links
-    gaps = steps.scope - busy
+    gaps = steps.gpu.spans - busy
     following = np.searchsorted(gpu.start, gaps.end, side="left")
     launch = np.append(links.time, -1)[following]
     launch = np.where(launch < 0, gaps.end, launch)
@@ -143,15 +143,15 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     graphs = np.append(named(recording.trace, recording.trace.calls, GRAPH_LAUNCHES), False)[call]
     long_launch = (returned - in_call >= _LONG_LAUNCH_NS) & ~graphs
     activity["launch"] = Intervals.of(in_call[long_launch], returned[long_launch]) - activity["copy"]
-    idle = steps.measure(gaps)
+    idle = steps.gpu.measure(gaps)
     causes: dict[str, Ints] = {}
     claimed = Intervals.of([], [])
     for cause in IDLE_CAUSES[: len(activity)]:
         spans = activity[cause]
-        causes[cause] = steps.measure((for_host & spans) - claimed)
+        causes[cause] = steps.gpu.measure((for_host & spans) - claimed)
         claimed |= spans
-    causes["python"] = steps.measure(waiting) - sum(causes.values())
-    causes["gpu"] = idle - steps.measure(waiting)
+    causes["python"] = steps.gpu.measure(waiting) - sum(causes.values())
+    causes["gpu"] = idle - steps.gpu.measure(waiting)
 
     def caused_by(calls: Intervals) -> Intervals:
         # work launched before the gap would have begun no sooner without the call
@@ -165,10 +165,10 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     return IdleTime(
         idle=idle,
         causes={cause: causes[cause] for cause in IDLE_CAUSES},
-        after_sync=steps.measure(caused_by(_waiting_for_gpu(recording, syncs & ~is_lightning_call(recording)))),
-        after_allocator=steps.measure(after_allocator),
-        launching=steps.measure(for_python),
-        data_wait=steps.measure_host(activity["data"]),
+        after_sync=steps.gpu.measure(caused_by(_waiting_for_gpu(recording, syncs & ~is_lightning_call(recording)))),
+        after_allocator=steps.gpu.measure(after_allocator),
+        launching=steps.gpu.measure(for_python),
+        data_wait=steps.host.measure(activity["data"]),
         for_python=for_python,
         for_host=for_host,
         for_launch=gaps - for_host,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
-from lightning_forge_profiling.kineto.trace import Calls, Ints, Operators, Spans, Trace
+from lightning_forge_profiling.kineto.trace import Calls, GpuWork, Ints, Operators, Spans, Trace
 
 _NO_EXTERNAL: Final = (0, -1)
 
@@ -125,6 +125,6 @@ def named(trace: Trace, spans: Spans, pattern: re.Pattern[str] | Callable[[str],
     return matches[spans.name]
 
 
-def spans_of(spans: Spans, rows: NDArray[np.bool_]) -> Intervals:
+def spans_of(spans: Spans | GpuWork, rows: NDArray[np.bool_]) -> Intervals:
     """The union of some ranges."""
     return Intervals.of(spans.start[rows], spans.end[rows])

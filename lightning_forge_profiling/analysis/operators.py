@@ -39,7 +39,7 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
     """The top operators of the recorded steps, means per step."""
     trace, nesting = recording.trace, recording.nesting
     operators = trace.operators
-    counted = recording.steps.of_host(operators.start) >= 0
+    counted = recording.steps.host.at(operators.start) >= 0
     if not counted.any():
         return ()
     self_device = _device_time(recording)

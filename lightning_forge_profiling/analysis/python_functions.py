@@ -17,28 +17,18 @@ from lightning_forge_profiling.results.rank import PythonCall, PythonFunctions, 
 
 _MOST_CALLS: Final = 200
 _MOST_USERS: Final = 10
-_SHORTEST: Final = 0.001
-"""Of a step: shorter calls are left out of the tree."""
-_HOLDS: Final = 0.5
-"""A function is named for a time if it holds so much of it."""
+_SHORTEST: Final = 0.001  # of a step: shorter calls are left out of the tree
+_HOLDS: Final = 0.5  # a function is named for a time if it holds so much of it
 
 _FRAME: Final = re.compile(r"(?P<file>.+\.pyx?|<.+?>)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _INSTALLED: Final = re.compile(r"<(?!ipython-input)|(?:.*/)?(?:(?:site|dist)-packages|lib/python3[\w.]*)/")
 _OBJECT: Final = re.compile(r"<built-in (?:function|method) (\w+)(?: of (.+?)(?: object)?(?: at 0x[0-9a-f]+)?)?>")
 _OURS: Final = "lightning_forge_profiling"
-_LIBRARIES: Final = frozenset(
-    {
-        "torch",
-        "lightning",
-        "pytorch_lightning",
-        "lightning_fabric",
-        "lightning_utilities",
-        "torchmetrics",
-        "numpy",
-        _OURS,
-    }
-)
-"""Packages that are a library wherever they are installed; a trace of this package names the others."""
+# Packages that are a library wherever they are installed; a trace of this package names the others.
+_LIBRARIES: Final = frozenset({
+    "torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics", "numpy",
+    _OURS,
+})  # fmt: skip
 
 _Kind = Literal["user", "library", "profiler"]
 
@@ -63,9 +53,9 @@ def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> Py
         return None
     nesting, around = Nesting(frames), _contains_a_step(recording, frames)
     users = np.array([kind_of(name, trace.libraries) == "user" for name in trace.names], bool)[frames.name] & ~around
-    total = steps.host_scope.within(frames.start, frames.end)
+    total = steps.host.spans.within(frames.start, frames.end)
     stacks = _Stacks(frames, nesting, total, around, users, users & ~nesting.in_namesake())
-    holders = {kind: _holder(recording, stacks, spans & steps.host_scope) for kind, spans in spent.items()}
+    holders = {kind: _holder(recording, stacks, spans & steps.host.spans) for kind, spans in spent.items()}
     return PythonFunctions(
         tree=_tree(recording, stacks),
         users=_users(recording, stacks),
@@ -112,7 +102,7 @@ def _of_steps(recording: Recording) -> Spans:
     trace, frames = recording.trace, recording.trace.frames
     marks = recording.steps.marks
     thread = trace.annotations.thread[marks[0]] if len(marks) else np.bincount(frames.thread, minlength=1).argmax()
-    inside = recording.steps.host_scope.within(frames.start, frames.end) > 0
+    inside = recording.steps.host.spans.within(frames.start, frames.end) > 0
     return frames.at((frames.thread == thread) & inside)
 
 
@@ -126,7 +116,7 @@ def _contains_a_step(recording: Recording, frames: Spans) -> NDArray[np.bool_]:
 
 def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
     """The tree of calls. Of the functions that contain whole steps, which all stacks share, the innermost is kept."""
-    trace, steps = recording.trace, len(recording.steps)
+    trace, steps = recording.trace, recording.steps
     frames, parent, total = stacks.frames, stacks.nesting.parent, stacks.total
     skipped = stacks.around & np.isin(np.arange(len(frames)), parent[stacks.around])
     own = total - np.bincount(parent[parent >= 0], total[parent >= 0], len(frames)).astype(np.int64)
@@ -138,7 +128,7 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
     node = [-1] * (len(frames) + 1)
     keys: list[tuple[int, tuple[str, str, _Kind]]] = []
     sums: list[list[int]] = []
-    begins = recording.steps.of_host(frames.start) >= 0
+    begins = steps.host.at(frames.start) >= 0
     columns = (parent, frames.name, skipped, total, own, begins)
     for row, (caller, name, skip, *values) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         above = node[caller]
@@ -151,7 +141,7 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
             keys.append(key)
             sums.append([0, 0, 0])
         sums[at] = [*map(add, sums[at], values)]
-    shortest = _SHORTEST * int(recording.steps.host_length().sum())
+    shortest = _SHORTEST * int(steps.host.length().sum())
     # a caller takes as long as its callee at least, and comes before it
     longest = sorted(range(len(keys)), key=lambda at: (-sums[at][0], at))[:_MOST_CALLS]
     kept = sorted(at for at in longest if sums[at][0] >= shortest)
@@ -162,9 +152,9 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
             name=keys[at][1][0],
             where=keys[at][1][1],
             kind=keys[at][1][2],
-            ms_per_step=sums[at][0] / steps / 1e6,
-            self_ms_per_step=max(sums[at][1], 0) / steps / 1e6,
-            calls_per_step=sums[at][2] / steps,
+            ms_per_step=steps.mean_ms(sums[at][0]),
+            self_ms_per_step=steps.mean_ms(max(sums[at][1], 0)),
+            calls_per_step=sums[at][2] / len(steps),
         )
         for at in kept
     )
@@ -172,20 +162,20 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
 
 def _users(recording: Recording, stacks: _Stacks) -> tuple[UserFunction, ...]:
     """The user's functions, the one with the most own time first."""
-    trace, steps = recording.trace, len(recording.steps)
+    trace, steps = recording.trace, recording.steps
     name, users, total = stacks.frames.name, stacks.users, stacks.total
     above = take(stacks.nesting.innermost(users), stacks.nesting.parent)  # the user's function around each
     inner = users & (above >= 0)
     own = total - np.bincount(above[inner], total[inner], len(total)).astype(np.int64)
     own_ns = np.bincount(name[users], own[users], len(trace.names))
     total_ns = np.bincount(name[stacks.once], total[stacks.once], len(trace.names))
-    calls = np.bincount(name[users & (recording.steps.of_host(stacks.frames.start) >= 0)], minlength=len(trace.names))
+    calls = np.bincount(name[users & (steps.host.at(stacks.frames.start) >= 0)], minlength=len(trace.names))
     return tuple(
         UserFunction(
             where=users_line(trace.names[each], trace.libraries),
-            ms_per_step=float(total_ns[each]) / steps / 1e6,
-            own_ms_per_step=float(own_ns[each]) / steps / 1e6,
-            calls_per_step=int(calls[each]) / steps,
+            ms_per_step=steps.mean_ms(total_ns[each]),
+            own_ms_per_step=steps.mean_ms(own_ns[each]),
+            calls_per_step=int(calls[each]) / len(steps),
         )
         for each in np.argsort(-own_ns, kind="stable")[:_MOST_USERS].tolist()
         if own_ns[each] > 0
@@ -194,7 +184,6 @@ def _users(recording: Recording, stacks: _Stacks) -> tuple[UserFunction, ...]:
 
 def _holder(recording: Recording, stacks: _Stacks, spans: Intervals) -> SpentIn | None:
     """The innermost function of the user that holds at least half of a time; None without one."""
-    trace, steps = recording.trace, len(recording.steps)
     rows = np.flatnonzero(stacks.once)
     if not spans.total or not len(rows):
         return None
@@ -206,7 +195,7 @@ def _holder(recording: Recording, stacks: _Stacks, spans: Intervals) -> SpentIn 
     # an inner function holds no more than the one around it, and is entered later
     held = min(holders, key=lambda row: (within[row], -first[row]))
     return SpentIn(
-        where=users_line(trace.names[names[held]], trace.libraries),
-        ms_per_step=float(within[held]) / steps / 1e6,
-        of_ms_per_step=spans.total / steps / 1e6,
+        where=users_line(recording.trace.names[names[held]], recording.trace.libraries),
+        ms_per_step=recording.steps.mean_ms(within[held]),
+        of_ms_per_step=recording.steps.mean_ms(spans.total),
     )

@@ -22,7 +22,7 @@ from lightning_forge_profiling.analysis.operators import flop_rate, operator_tab
 from lightning_forge_profiling.analysis.python_functions import python_functions
 from lightning_forge_profiling.analysis.recording import Recording, with_steps
 from lightning_forge_profiling.analysis.regions import cpu_time, host_spans, outside_operators, region_table
-from lightning_forge_profiling.analysis.steps import step_marks
+from lightning_forge_profiling.analysis.steps import Steps, step_marks
 from lightning_forge_profiling.analysis.syncs import sync_causes
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints
 from lightning_forge_profiling.results.rank import (
@@ -49,7 +49,6 @@ _DIRECTIONS: Final = (
     (re.compile(r"DtoD|DeviceToDevice", re.IGNORECASE), "DtoD"),
     (re.compile(r"HtoH|HostToHost", re.IGNORECASE), "HtoH"),
 )
-_OTHER: Final = "other"
 
 
 def copies(recording: Recording) -> tuple[Copies, ...]:
@@ -59,21 +58,21 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
     groups: dict[tuple[str, str], list[int]] = {}
     for name in np.unique(gpu.name[is_copy]).tolist():
         groups.setdefault(_direction_and_memory(recording.trace.names[name]), []).append(name)
-    everything = int(steps.measure(Intervals.of(gpu.start, gpu.end)).sum())
+    everything = int(steps.gpu.measure(Intervals.of(gpu.start, gpu.end)).sum())
     table = []
     for (direction, memory_kind), names in groups.items():
         rows = is_copy & np.isin(gpu.name, names)
-        others = int(steps.measure(Intervals.of(gpu.start[~rows], gpu.end[~rows])).sum())
+        others = int(steps.gpu.measure(spans_of(gpu, ~rows)).sum())
         spent, size = int((gpu.end - gpu.start)[rows].sum()), int(np.maximum(gpu.size[rows], 0).sum())
         table.append(
             Copies(
                 direction=direction,
                 memory=memory_kind,
                 calls_per_step=int(rows.sum()) / len(steps),
-                ms_per_step=spent / len(steps) / 1e6,
+                ms_per_step=steps.mean_ms(spent),
                 bytes_per_step=size / len(steps),
                 gb_per_s=size / spent if spent else 0.0,
-                exposed_ms_per_step=(everything - others) / len(steps) / 1e6,
+                exposed_ms_per_step=steps.mean_ms(everything - others),
             )
         )
     return tuple(sorted(table, key=lambda copy: -copy.ms_per_step))
@@ -82,7 +81,7 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
 def memory(recording: Recording) -> Memory | None:
     """Device memory of PyTorch's caching allocator during the recorded steps; None if not recorded."""
     allocations, steps = recording.trace.allocations, recording.steps
-    rows = steps.of_host(allocations.start) >= 0
+    rows = steps.host.at(allocations.start) >= 0
     if not rows.any():
         return None
     # before a free, more was allocated
@@ -96,7 +95,7 @@ def memory(recording: Recording) -> Memory | None:
 
 
 def _direction_and_memory(name: str) -> tuple[str, str]:
-    direction = next((direction for pattern, direction in _DIRECTIONS if pattern.search(name)), _OTHER)
+    direction = next((direction for pattern, direction in _DIRECTIONS if pattern.search(name)), "other")
     host_side = {TO_DEVICE: name.partition("->")[0], "DtoH": name.partition("->")[2]}.get(direction, "")
     return direction, next((kind for kind in ("pageable", "pinned") if kind in host_side.lower()), "")
 
@@ -113,8 +112,7 @@ def summarize(
     trace, steps = recording.trace, recording.steps
     busy = busy_time(recording)
     idle = idle_time(recording, busy.union)
-    length = steps.length()
-    share = _PerStep(len(steps), int(length.sum()))
+    length = steps.gpu.length()
     copied, cpu = copies(recording), cpu_time(recording)
     flops, flops_note = flop_rate(recording, int(busy.busy.sum()), int(length.sum()))
     return RankSummary(
@@ -124,24 +122,24 @@ def summarize(
         steps=len(steps),
         step_ms=_distribution(length),
         gpu=Gpu(
-            busy_ms_per_step=share.ms(busy.busy),
-            busy_pct=share.pct(busy.busy),
-            idle_ms_per_step=share.ms(idle.idle),
-            idle_pct=share.pct(idle.idle),
+            busy_ms_per_step=steps.mean_ms(busy.busy),
+            busy_pct=steps.pct(busy.busy),
+            idle_ms_per_step=steps.mean_ms(idle.idle),
+            idle_pct=steps.pct(idle.idle),
             kernels_per_step=int(((recording.step >= 0) & (trace.gpu.activity == 0)).sum()) / len(steps),
         ),
-        categories={category: share.of(spent) for category, spent in busy.categories.items()},
-        kinds=_kinds(recording, busy, share),
-        idle={cause: share.of(spent) for cause, spent in idle.causes.items()},
+        categories={category: _share(steps, spent) for category, spent in busy.categories.items()},
+        kinds=_kinds(recording, busy),
+        idle={cause: _share(steps, spent) for cause, spent in idle.causes.items()},
         idle_parts=idle_parts(recording, idle),
         cpu=cpu,
-        comm=_communication(busy, share),
+        comm=_communication(steps, busy),
         copies=copied,
-        host=_host(recording, idle, copied, share),
+        host=_host(recording, idle, copied),
         memory=memory(recording),
         regions=region_table(recording, idle),
         operators=operator_table(recording, sort=sort, top=top),
-        top_kernels=_top_kernels(recording, share, top),
+        top_kernels=_top_kernels(recording, top),
         flops=flops,
         flops_note=flops_note,
         per_step=_per_step(every, counted),
@@ -166,20 +164,8 @@ def _spent(recording: Recording, idle: IdleTime, *, on_cpu: bool) -> dict[str, I
     return {"data": host["data"], "python": outside, **inside}
 
 
-class _PerStep:
-    """Converts nanoseconds over all steps to milliseconds per step and percent of the step."""
-
-    def __init__(self, steps: int, total_ns: int) -> None:
-        self._steps, self._total = steps, total_ns
-
-    def ms(self, spent: Ints | int) -> float:
-        return int(np.sum(spent)) / self._steps / 1e6
-
-    def pct(self, spent: Ints | int) -> float:
-        return 100 * int(np.sum(spent)) / self._total if self._total else 0.0
-
-    def of(self, spent: Ints | int) -> Share:
-        return Share(ms_per_step=self.ms(spent), pct=self.pct(spent))
+def _share(steps: Steps, spent: Ints) -> Share:
+    return Share(ms_per_step=steps.mean_ms(spent), pct=steps.pct(spent))
 
 
 def _distribution(length: Ints) -> Distribution:
@@ -193,33 +179,33 @@ def _distribution(length: Ints) -> Distribution:
     )
 
 
-def _kinds(recording: Recording, busy: BusyTime, share: _PerStep) -> dict[str, Kind]:
-    calls = np.bincount(recording.kind[recording.step >= 0], minlength=len(KINDS))
+def _kinds(recording: Recording, busy: BusyTime) -> dict[str, Kind]:
+    steps, calls = recording.steps, np.bincount(recording.kind[recording.step >= 0], minlength=len(KINDS))
     spent = {kind: ns for kind, ns in busy.kinds.items() if ns.any() or calls[KINDS.index(kind)]}
     return {
         kind: Kind(
             category=CATEGORY_OF[kind],
-            ms_per_step=share.ms(ns),
-            pct=share.pct(ns),
-            calls_per_step=int(calls[KINDS.index(kind)]) / len(recording.steps),
+            ms_per_step=steps.mean_ms(ns),
+            pct=steps.pct(ns),
+            calls_per_step=int(calls[KINDS.index(kind)]) / len(steps),
         )
         for kind, ns in sorted(spent.items(), key=lambda item: -int(item[1].sum()))
     }
 
 
-def _communication(busy: BusyTime, share: _PerStep) -> Communication:
+def _communication(steps: Steps, busy: BusyTime) -> Communication:
     full, exposed = int(busy.comm.sum()), int(busy.comm_exposed.sum())
     return Communication(
-        ms_per_step=share.ms(full),
-        exposed_ms_per_step=share.ms(exposed),
+        ms_per_step=steps.mean_ms(full),
+        exposed_ms_per_step=steps.mean_ms(exposed),
         hidden_pct=100 * (full - exposed) / full if full else 0.0,
-        exposed_pct=share.pct(exposed),
+        exposed_pct=steps.pct(exposed),
     )
 
 
-def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...], share: _PerStep) -> Host:
+def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...]) -> Host:
     trace, steps = recording.trace, recording.steps
-    inside = steps.of_host(trace.calls.start) >= 0
+    inside = steps.host.at(trace.calls.start) >= 0
     launches, graphs, mallocs, frees = (
         int((inside & named(trace, trace.calls, pattern)).sum()) / len(steps)
         for pattern in (LAUNCHES, GRAPH_LAUNCHES, ALLOCATES, FREES)
@@ -228,27 +214,22 @@ def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...], shar
     return Host(
         device_syncs_per_step=sum(cause.per_step for cause in causes if not cause.lightning),
         lightning_syncs_per_step=sum(cause.per_step for cause in causes if cause.lightning),
-        idle_after_sync_ms_per_step=share.ms(idle.after_sync),
-        idle_after_allocator_ms_per_step=share.ms(idle.after_allocator),
-        idle_launching_ms_per_step=share.ms(idle.launching),
+        idle_after_sync_ms_per_step=steps.mean_ms(idle.after_sync),
+        idle_after_allocator_ms_per_step=steps.mean_ms(idle.after_allocator),
+        idle_launching_ms_per_step=steps.mean_ms(idle.launching),
         launches_per_step=launches,
         graph_launches_per_step=graphs,
         cuda_mallocs_per_step=mallocs,
         cuda_frees_per_step=frees,
         h2d_bytes_per_step=sum(copy.bytes_per_step for copy in copied if copy.direction == TO_DEVICE),
-        data_wait_ms_per_step=share.ms(idle.data_wait),
-        data_loader=_data_loader(recording),
+        data_wait_ms_per_step=steps.mean_ms(idle.data_wait),
+        data_loader=next((loader[1] for loader in map(_LOADER.fullmatch, trace.names) if loader), ""),
         syncs=causes,
     )
 
 
-def _data_loader(recording: Recording) -> str:
-    matches = (_LOADER.fullmatch(name) for name in recording.trace.names)
-    return next((match[1] for match in matches if match), "")
-
-
-def _top_kernels(recording: Recording, share: _PerStep, top: int) -> tuple[Kernel, ...]:
-    gpu = recording.trace.gpu
+def _top_kernels(recording: Recording, top: int) -> tuple[Kernel, ...]:
+    gpu, steps = recording.trace.gpu, recording.steps
     rows = np.flatnonzero((recording.step >= 0) & (gpu.activity == ACTIVITIES.index("kernel")))
     # a kernel may be of several kinds: an elementwise kernel counts to the optimizer only in its step
     key = gpu.name[rows] * len(KINDS) + recording.kind[rows]
@@ -260,10 +241,10 @@ def _top_kernels(recording: Recording, share: _PerStep, top: int) -> tuple[Kerne
             name=recording.trace.names[keys[row] // len(KINDS)],
             kind=KINDS[keys[row] % len(KINDS)],
             category=CATEGORY_OF[KINDS[keys[row] % len(KINDS)]],
-            calls_per_step=int(calls[row]) / len(recording.steps),
-            ms_per_step=share.ms(int(spent[row])),
+            calls_per_step=int(calls[row]) / len(steps),
+            ms_per_step=steps.mean_ms(spent[row]),
             mean_us=float(spent[row] / calls[row]) / 1e3,
-            pct=share.pct(int(spent[row])),
+            pct=steps.pct(spent[row]),
         )
         for row in np.argsort(-spent, kind="stable")[:top].tolist()
     )
@@ -271,7 +252,7 @@ def _top_kernels(recording: Recording, share: _PerStep, top: int) -> tuple[Kerne
 
 def _per_step(recording: Recording, counted: NDArray[np.bool_]) -> tuple[Step, ...]:
     steps, busy = recording.steps, busy_time(recording)
-    length, host_length = steps.length(), steps.host_length()
+    length, host_length = steps.gpu.length(), steps.host.length()
     return tuple(
         Step(
             number=int(steps.number[row]),
@@ -287,29 +268,27 @@ def _per_step(recording: Recording, counted: NDArray[np.bool_]) -> tuple[Step, .
 
 
 def _unlinked_pct(recording: Recording) -> float:
-    gpu, inside = recording.trace.gpu, recording.step >= 0
-    duration = gpu.end - gpu.start
-    spent = int(duration[inside].sum())
-    return 100 * int(duration[inside & ~recording.links.linked].sum()) / spent if spent else 0.0
+    duration = np.where(recording.step >= 0, recording.trace.gpu.end - recording.trace.gpu.start, 0)
+    return 100 * int(duration[~recording.links.linked].sum()) / max(int(duration.sum()), 1)
 
 
 def _warnings(recording: Recording, *, on_cpu: bool) -> list[str]:
     trace, steps = recording.trace, recording.steps
-    warnings = list(trace.warnings)
+    warnings = []
     cut_off = all(trace.cuts)
     if not len(steps.marks):
         where = " before the cut" if cut_off else ""
-        warnings.append(f"{trace.file}: no ProfilerStep marks{where}, so the whole recording counts as one step")
+        warnings.append(f"no ProfilerStep marks{where}, so the whole recording counts as one step")
     elif len(steps.marks) < int(step_marks(trace).sum()):
         thread = trace.threads[trace.annotations.thread[steps.marks[0]]][1]
-        text = "two profilers or threads marked steps at the same time; the steps are those of thread"
-        warnings.append(f"{trace.file}: {text} {thread}")
+        warnings.append(
+            f"two profilers or threads marked steps at the same time; the steps are those of thread {thread}"
+        )
     if not len(trace.gpu) and (cut_off or not on_cpu):
-        what = "no GPU work before the cut" if cut_off else "no GPU work was recorded"
-        warnings.append(f"{trace.file}: {what}")
+        warnings.append("no GPU work before the cut" if cut_off else "no GPU work was recorded")
     elif len(trace.gpu) and not recording.links.linked.any():
-        warnings.append(f"{trace.file}: no GPU work can be joined to its launch, so steps are those of the host")
+        warnings.append("no GPU work can be joined to its launch, so steps are those of the host")
     cut = steps.number[~steps.whole].tolist()
     if cut and not cut_off:
-        warnings.append(f"{trace.file}: GPU work is missing in step {', '.join(map(str, cut))}, which may be cut off")
-    return warnings
+        warnings.append(f"GPU work is missing in step {', '.join(map(str, cut))}, which may be cut off")
+    return [*trace.warnings, *(f"{trace.file}: {warning}" for warning in warnings)]

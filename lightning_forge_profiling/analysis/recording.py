@@ -35,7 +35,7 @@ def prepare(trace: Trace) -> Recording:
     nesting = Nesting(trace.operators)
     links = link(trace, nesting)
     steps = find_steps(trace, links)
-    step = np.where(links.linked, steps.of_host(links.time), steps.of_gpu(trace.gpu.start))
+    step = np.where(links.linked, steps.host.at(links.time), steps.gpu.at(trace.gpu.start))
     step[launched_before(trace, links)] = -1
     return Recording(trace, nesting, links, steps, _kinds(trace, links, nesting), step)
 

@@ -32,8 +32,8 @@ _FRAMEWORK: Final = re.compile(
 _MOST_USER_REGIONS: Final = 64
 
 _ENGINE: Final = re.compile(r"autograd::engine::evaluate_function.*")
+# Nodes that autograd's engine runs, for traces of PyTorch before 1.10, which do not mark the engine.
 _NODE: Final = re.compile(r"\w+Backward\d*|torch::autograd::(?:AccumulateGrad|CopyBackwards|GraphRoot)")
-"""Nodes that autograd's engine runs, for traces of PyTorch before 1.10, which do not mark the engine."""
 
 
 def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
@@ -44,25 +44,25 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
     `forward` that of operators that autograd records (before PyTorch 1.10: that begin before backward), `other` the
     rest.
     """
-    of_work, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
+    of_work, host = _built_in(recording)
     launches = recording.trace.calls.start[named(recording.trace, recording.trace.calls, LAUNCHES)]
     region = partial(_region, recording, idle, launches)
-    table = []
-    for number, name in enumerate(REGIONS):
-        calls, spans = host[number]
-        rows = (of_work == number) & (recording.step >= 0)
-        table.append(region(name, rows, calls=calls, host=spans))
-    return tuple(table) + tuple(_custom_regions(recording, region))
+    built_in = (
+        region(name, (of_work == number) & (recording.step >= 0), calls=calls, host=spans)
+        for number, (name, (calls, spans)) in enumerate(zip(REGIONS, host, strict=True))
+    )
+    return (*built_in, *_custom_regions(recording, region))
 
 
 def host_spans(recording: Recording) -> dict[str, Intervals]:
     """When the host is in each built-in region."""
-    _, host = _marked(recording) if _has_marks(recording) else _inferred(recording)
-    return {name: spans for name, (_, spans) in zip(REGIONS, host, strict=True)}
+    return {name: spans for name, (_, spans) in zip(REGIONS, _built_in(recording)[1], strict=True)}
 
 
-def _has_marks(recording: Recording) -> bool:
-    return any(name.startswith(MARK_PREFIX) for name in recording.trace.names)
+def _built_in(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
+    """For each row of GPU work the position of its region; for each region its calls and its time on the host."""
+    marked = any(name.startswith(MARK_PREFIX) for name in recording.trace.names)
+    return _marked(recording) if marked else _inferred(recording)
 
 
 def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
@@ -77,10 +77,10 @@ def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     for number in range(len(REGIONS)):
         own = region == number
         inner = np.isin(nesting.parent, np.flatnonzero(own)) & ~own
-        calls = int((recording.steps.of_host(spans.start[own]) >= 0).sum())
+        calls = int((recording.steps.host.at(spans.start[own]) >= 0).sum())
         host.append((calls, spans_of(spans, own) - spans_of(spans, inner)))
         covered |= spans_of(spans, own)
-    host[_OTHER] = (0, recording.steps.host_scope - (covered - host[_OTHER][1]))
+    host[_OTHER] = (0, recording.steps.host.spans - (covered - host[_OTHER][1]))
     return np.append(region, _OTHER)[launched], host
 
 
@@ -106,30 +106,29 @@ def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     )
     known = {"data": data, "forward": forward, "backward": backward}
     known["optimizer"] = optimizer - forward - backward - data
-    known["other"] = recording.steps.host_scope - (data | forward | backward | optimizer)
+    known["other"] = recording.steps.host.spans - (data | forward | backward | optimizer)
     return region, [(0, known.get(name, Intervals.of([], []))) for name in REGIONS]
 
 
 def _before_backward(recording: Recording, engine: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Mask of the operators before the backward of their step: forward, in a trace without sequence numbers."""
     start = recording.trace.operators.start
-    step = recording.steps.of_host(start)
+    step = recording.steps.host.at(start)
     begins = np.full(len(recording.steps) + 1, np.iinfo(np.int64).max)
     np.minimum.at(begins, step[engine], start[engine])
-    begins[begins == np.iinfo(np.int64).max] = np.iinfo(np.int64).min  # no backward there
-    begins[-1] = np.iinfo(np.int64).min  # for operators outside the steps
-    return ~engine & (start < begins[step])
+    with_backward = np.isin(step, step[engine]) & (step >= 0)
+    return ~engine & with_backward & (start < begins[step])
 
 
 def _custom_regions(recording: Recording, region: Callable[..., Region]) -> Iterator[Region]:
     trace = recording.trace
     custom = named(trace, trace.annotations, lambda name: not _FRAMEWORK.fullmatch(name))
-    custom &= recording.steps.of_host(trace.annotations.start) >= 0
+    custom &= recording.steps.host.at(trace.annotations.start) >= 0
     for name in np.unique(trace.annotations.name[custom])[:_MOST_USER_REGIONS].tolist():
-        spans = spans_of(trace.annotations, custom & (trace.annotations.name == name))
+        entered = custom & (trace.annotations.name == name)
+        spans = spans_of(trace.annotations, entered)
         rows = spans.contains(recording.links.time) & (recording.step >= 0)
-        calls = int((custom & (trace.annotations.name == name)).sum())
-        yield replace(region(trace.names[name], rows, calls=calls, host=spans), user=True)
+        yield replace(region(trace.names[name], rows, calls=int(entered.sum()), host=spans), user=True)
 
 
 def _region(
@@ -143,18 +142,18 @@ def _region(
     host: Intervals,
 ) -> Region:
     trace, steps = recording.trace, recording.steps
-    spent = int(steps.measure(Intervals.of(trace.gpu.start[rows], trace.gpu.end[rows])).sum())
+    spent = steps.gpu.measure(spans_of(trace.gpu, rows))
     waited = np.append(rows, False)[idle.waiting_for]
     waiting = Intervals(idle.waiting.start[waited], idle.waiting.end[waited])
     return Region(
         name=name,
         user=False,
         calls_per_step=calls / len(steps),
-        host_ms_per_step=int(steps.measure_host(host).sum()) / len(steps) / 1e6,
-        gpu_ms_per_step=spent / len(steps) / 1e6,
-        idle_ms_per_step=int(steps.measure(waiting).sum()) / len(steps) / 1e6,
-        pct=100 * spent / max(int(steps.length().sum()), 1),
-        launches_per_step=int((steps.host_scope & host).contains(launches).sum()) / len(steps),
+        host_ms_per_step=steps.mean_ms(steps.host.measure(host)),
+        gpu_ms_per_step=steps.mean_ms(spent),
+        idle_ms_per_step=steps.mean_ms(steps.gpu.measure(waiting)),
+        pct=steps.pct(spent),
+        launches_per_step=int((steps.host.spans & host).contains(launches).sum()) / len(steps),
     )
 
 
@@ -172,7 +171,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
     trace, steps = recording.trace, recording.steps
     operators = trace.operators
     used_gpu = len(trace.gpu) or len(trace.allocations) or named(trace, trace.calls, LAUNCHES).any()
-    in_step = steps.of_host(operators.start) >= 0
+    in_step = steps.host.at(operators.start) >= 0
     if used_gpu or not in_step.any():
         return None
     host = host_spans(recording)
@@ -183,19 +182,23 @@ def cpu_time(recording: Recording) -> CpuTime | None:
     rows = np.arange(len(operators))
     updates = in_step & by_optimizer(trace, recording.nesting, operators.start, rows)
     elsewhere = in_step & trains & ~data.contains(operators.start) & ~optimizer.contains(operators.start)
+
+    def host_ms(spans: Intervals) -> float:
+        return steps.mean_ms(steps.host.measure(spans))
+
     names = (_STEP.fullmatch(trace.names[name]) for name in np.unique(trace.annotations.name).tolist())
     return CpuTime(
-        data_ms_per_step=_mean_ms(recording, steps.measure_host(data)),
-        optimizer_ms_per_step=_mean_ms(recording, steps.measure_host(optimizer)),
-        operators_ms_per_step=_mean_ms(recording, steps.measure_host(computing)),
-        python_ms_per_step=_mean_ms(recording, steps.measure_host(rest)),
+        data_ms_per_step=host_ms(data),
+        optimizer_ms_per_step=host_ms(optimizer),
+        operators_ms_per_step=host_ms(computing),
+        python_ms_per_step=host_ms(rest),
         costliest_ms_per_step=_costliest(recording, elsewhere),
         optimizer=next((match[1] for match in names if match), ""),
         update=_update(recording, updates),
         update_calls_per_step=int(updates.sum()) / len(steps),
         item_calls_per_step=int((elsewhere & named(trace, operators, _READS)).sum()) / len(steps),
-        item_ms_per_step=_mean_ms(
-            recording, steps.measure_host(spans_of(operators, elsewhere & named(trace, operators, _ITEM)))
+        item_ms_per_step=host_ms(
+            spans_of(operators, elsewhere & named(trace, operators, _ITEM)),
         ),
         operator_threads=len(np.unique(operators.thread[in_step])),
         intra_op_threads=trace.intra_op_threads,
@@ -207,7 +210,7 @@ def outside_operators(recording: Recording, host: Mapping[str, Intervals]) -> In
     """When a rank that trains on the CPU is in no operator, nor in data loader and optimizer."""
     operators = recording.trace.operators
     computing = spans_of(operators, np.isin(operators.thread, _training_threads(recording)))
-    return recording.steps.host_scope - host["data"] - host["optimizer"] - computing
+    return recording.steps.host.spans - host["data"] - host["optimizer"] - computing
 
 
 def _training_threads(recording: Recording) -> NDArray[np.int64]:
@@ -222,7 +225,7 @@ def _costliest(recording: Recording, rows: NDArray[np.bool_]) -> dict[str, float
     trace = recording.trace
     spent = np.bincount(trace.operators.name[rows], self_time(recording)[rows], len(trace.names)).astype(np.int64)
     first = np.argsort(-spent, kind="stable")[:_COSTLIEST].tolist()
-    return {trace.names[name]: _mean_ms(recording, spent[name]) for name in first if spent[name] > 0}
+    return {trace.names[name]: recording.steps.mean_ms(spent[name]) for name in first if spent[name] > 0}
 
 
 def _update(recording: Recording, rows: NDArray[np.bool_]) -> Literal["", "loop", "foreach", "fused"]:
@@ -232,7 +235,3 @@ def _update(recording: Recording, rows: NDArray[np.bool_]) -> Literal["", "loop"
     if (named(trace, operators, _FOREACH) & rows).any():
         return "foreach"
     return "loop" if rows.any() else ""
-
-
-def _mean_ms(recording: Recording, spent: NDArray[np.int64] | np.int64) -> float:
-    return int(np.sum(spent)) / len(recording.steps) / 1e6

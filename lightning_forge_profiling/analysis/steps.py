@@ -8,20 +8,18 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.launches import LAUNCHES, Links, launched_before, named
+from lightning_forge_profiling.analysis.intervals import Intervals, take
+from lightning_forge_profiling.analysis.launches import LAUNCHES, Links, launched_before, named, spans_of
 from lightning_forge_profiling.kineto.trace import Ints, Spans, Trace
 from lightning_forge_profiling.names import EXCLUDED, MARK_PREFIX
 
 _STEP: Final = re.compile(r"ProfilerStep#\d{1,18}")
 
-_ROUNDING_NS: Final = 2_000
-"""A step may seem to begin this much before the end of the previous one: older traces round to microseconds."""
-_OVERLAP: Final = 4
-"""The step with the next number may begin in the last 1/4 of a step."""
+_ROUNDING_NS: Final = 2_000  # a step may begin so much before the previous one ends: older traces round to microseconds
+_OVERLAP: Final = 4  # the step with the next number may begin in the last 1/4 of a step
 _MOST_SETS: Final = 4
+# Among the sets of marks with at least this share of the busiest one's work, the one with the most steps is taken.
 _AS_MUCH: Final = 0.9
-"""Among the sets of marks with at least this share of the busiest one's work, the one with the most steps is taken."""
 
 
 def step_marks(trace: Trace) -> NDArray[np.bool_]:
@@ -91,21 +89,54 @@ def _work(trace: Trace, marks: Ints) -> int:
     return done
 
 
+# Validation and checkpoints as the callbacks mark them: between two batches, and so inside the next `ProfilerStep`.
 _NO_STEP: Final = tuple(MARK_PREFIX + name for name in EXCLUDED)
-"""Validation and checkpoints as the callbacks mark them: between two batches, and so inside the next `ProfilerStep`."""
-
-_PER_STEP: Final = ("number", "host_start", "host_end", "start", "end", "whole")
 
 _BEGINS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture(?:_\w+)?")
 _ENDS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamEndCapture(?:_\w+)?")
 
-_LAUNCHES_DONE: Final = 0.9
-"""A step is whole if at least this share of its launches has GPU work."""
+_LAUNCHES_DONE: Final = 0.9  # a step is whole if at least this share of its launches has GPU work
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTime:
+    """The time of the steps, on the host or on the GPU, without validation and checkpoints."""
+
+    spans: Intervals  # disjoint and ascending; those of adjacent steps are not merged
+    step: Ints  # for each of them the position of its step
+    steps: int  # number of steps
+
+    @classmethod
+    def of(cls, start: Ints, end: Ints, without: Intervals) -> Self:
+        """The steps from these starts to these ends, less some time."""
+        some = np.flatnonzero(end > start)
+        spans = Intervals(start[some], end[some]) - without
+        return cls(spans, some[np.searchsorted(start[some], spans.start, side="right") - 1], len(start))
+
+    def measure(self, covered: Intervals) -> Ints:
+        """Total length of the intervals within each step, in nanoseconds."""
+        return np.bincount(self.step, covered.within(self.spans.start, self.spans.end), self.steps).astype(np.int64)
+
+    def length(self) -> Ints:
+        """Length of each step."""
+        return self.measure(self.spans)
+
+    def at(self, time: Ints) -> Ints:
+        """The step of each instant; -1 for none, and for validation and checkpoints."""
+        number = np.searchsorted(self.spans.start, time, side="right") - 1
+        return np.where(time < take(self.spans.end, number), take(self.step, number), -1)
+
+    def only(self, chosen: NDArray[np.bool_]) -> Self:
+        """Some of the steps."""
+        kept = chosen[self.step]
+        spans = Intervals(self.spans.start[kept], self.spans.end[kept])
+        return replace(self, spans=spans, step=(np.cumsum(chosen) - 1)[self.step[kept]], steps=int(chosen.sum()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Steps in order of time. Arrays have one entry per step, except those of the scopes."""
+    """Steps in order of time. Arrays have one entry per step."""
 
     number: Ints  # the N of `ProfilerStep#N`
     host_start: Ints  # start of the step on the host, nanoseconds
@@ -113,54 +144,27 @@ class Steps:
     start: Ints  # start of its window on the GPU: the GPU has completed the previous step
     end: Ints  # end of its window on the GPU: the GPU has completed this step's work
     whole: NDArray[np.bool_]  # False for a step that is cut off
-    scope: Intervals  # the windows on the GPU without validation and checkpoints, disjoint and ascending
-    scope_step: Ints  # for each interval of the scope the position of its step
-    host_scope: Intervals  # the steps on the host without validation and checkpoints
-    host_scope_step: Ints  # for each interval of the host scope the position of its step
+    host: StepTime
+    gpu: StepTime
     marks: Ints  # rows of `Trace.annotations` that mark the steps; empty if the whole recording is one step
 
     def __len__(self) -> int:
         return len(self.number)
 
-    def measure(self, covered: Intervals) -> Ints:
-        """Total length of the intervals within each step's window on the GPU, in nanoseconds."""
-        return self._sum(covered, self.scope, self.scope_step)
+    def mean_ms(self, nanoseconds: Ints | int) -> float:
+        """A time over all steps as milliseconds per step."""
+        return int(np.sum(nanoseconds)) / len(self) / 1e6
 
-    def measure_host(self, covered: Intervals) -> Ints:
-        """Total length of the intervals within each step on the host."""
-        return self._sum(covered, self.host_scope, self.host_scope_step)
-
-    def length(self) -> Ints:
-        """Length of each step's window on the GPU, without validation and checkpoints."""
-        return self.measure(self.scope)
-
-    def host_length(self) -> Ints:
-        """Length of each step on the host, without validation and checkpoints."""
-        return self.measure_host(self.host_scope)
-
-    def of_host(self, time: Ints) -> Ints:
-        """The step of each instant on the host; -1 for none, and for validation and checkpoints."""
-        return _belongs(time, self.host_scope, self.host_scope_step)
-
-    def of_gpu(self, time: Ints) -> Ints:
-        """The step whose window on the GPU each instant lies in; -1 for none."""
-        return _belongs(time, self.scope, self.scope_step)
+    def pct(self, nanoseconds: Ints | int) -> float:
+        """A time over all steps in percent of their windows on the GPU."""
+        total = int(self.gpu.length().sum())
+        return 100 * int(np.sum(nanoseconds)) / total if total else 0.0
 
     def only(self, chosen: NDArray[np.bool_]) -> Self:
         """Some of the steps."""
-        place = np.cumsum(chosen) - 1
-        scope, host_scope = chosen[self.scope_step], chosen[self.host_scope_step]
-        return replace(
-            self,
-            **{name: getattr(self, name)[chosen] for name in _PER_STEP},
-            scope=Intervals(self.scope.start[scope], self.scope.end[scope]),
-            scope_step=place[self.scope_step[scope]],
-            host_scope=Intervals(self.host_scope.start[host_scope], self.host_scope.end[host_scope]),
-            host_scope_step=place[self.host_scope_step[host_scope]],
-        )
-
-    def _sum(self, covered: Intervals, scope: Intervals, step: Ints) -> Ints:
-        return np.bincount(step, covered.within(scope.start, scope.end), len(self)).astype(np.int64)
+        per_step = ("number", "host_start", "host_end", "start", "end", "whole")
+        columns = {name: getattr(self, name)[chosen] for name in per_step}
+        return replace(self, **columns, host=self.host.only(chosen), gpu=self.gpu.only(chosen))
 
 
 def find_steps(trace: Trace, links: Links) -> Steps:
@@ -172,24 +176,23 @@ def find_steps(trace: Trace, links: Links) -> Steps:
     """
     rows = chosen_marks(trace)
     if len(rows):
-        number = step_numbers(trace, rows)
-        host_start, host_end = trace.annotations.start[rows], trace.annotations.end[rows]
-        recording = np.searchsorted(trace.begins, host_start, side="right")
+        number, recording = (
+            step_numbers(trace, rows),
+            np.searchsorted(trace.begins, trace.annotations.start[rows], "right"),
+        )
         # a step may have been marked more than once
-        first = np.concatenate(([True], (number[1:] != number[:-1]) | (recording[1:] != recording[:-1])))
-        number, host_start, host_end, recording = number[first], host_start[first], host_end[first], recording[first]
-        same = recording[1:] == recording[:-1]
+        first = (np.diff(number, prepend=-1) != 0) | (np.diff(recording, prepend=-1) != 0)
+        number, marks = number[first], trace.annotations.at(rows[first])
+        host_start, host_end, same = marks.start, marks.end, np.diff(recording[first]) == 0
         host_end[:-1] = np.where(same, host_start[1:], host_end[:-1])
     else:
-        first_event, last_event = trace.extent
-        number, host_start, host_end = np.array([0]), np.array([first_event]), np.array([last_event])
-        same = np.zeros(0, bool)
+        number, same = np.array([0]), np.zeros(0, bool)
+        host_start, host_end = np.split(np.array(trace.extent), 2)
     start, end = _windows(trace, links, host_start, host_end, same)
     whole = _whole(trace, links, host_start, host_end)
     not_host, not_gpu = _no_step(trace, links)
-    scope, scope_step = _scope(start, end, not_gpu)
-    host_scope, host_scope_step = _scope(host_start, host_end, not_host)
-    return Steps(number, host_start, host_end, start, end, whole, scope, scope_step, host_scope, host_scope_step, rows)
+    host, gpu = StepTime.of(host_start, host_end, not_host), StepTime.of(start, end, not_gpu)
+    return Steps(number, host_start, host_end, start, end, whole, host, gpu, rows)
 
 
 def _windows(
@@ -204,7 +207,7 @@ def _windows(
     inside = (step >= 0) & (links.time[linked] < host_end[step])
     completed = np.full(steps, np.iinfo(np.int64).min)
     np.maximum.at(completed, step[inside], trace.gpu.end[linked[inside]])
-    first = np.full(steps, np.iinfo(np.int64).max)
+    first = np.full(steps, _NEVER)
     np.minimum.at(first, step[inside], trace.gpu.start[linked[inside]])
     # work of a warm-up step, even if it overlaps work of the first step on another stream
     warm_up = launched_before(trace, links)
@@ -224,7 +227,7 @@ def _windows(
             start[number] = end[number - 1]
         else:
             start[number] = max(host_start[number], left_over[number], warm_until[recording[number]])
-        done = completed[number] if first[number] < np.iinfo(np.int64).max else host_end[number]
+        done = completed[number] if first[number] < _NEVER else host_end[number]
         end[number] = max(start[number], done)
     return start, end
 
@@ -247,7 +250,7 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
     recording = np.maximum(np.searchsorted(trace.begins, host_start, side="right") - 1, 0)
     # a file that is cut off has all events before its last one only if they are in order of time
     until = [cut and (cut.time if cut.in_order else -1) for cut in trace.cuts]
-    ends = np.array([np.iinfo(np.int64).max if end is None else end for end in until])[recording]
+    ends = np.array([_NEVER if end is None else end for end in until])[recording]
     enough = np.where([cut is None for cut in trace.cuts], _LAUNCHES_DONE, 1)[recording]
     whole: NDArray[np.bool_] = (done >= enough * asked) & (host_end < ends)
     return whole
@@ -257,40 +260,19 @@ def _captures(trace: Trace) -> Intervals:
     """When CUDA graphs are captured: launches of any thread then go into the graph."""
     calls = trace.calls
     begins = calls.start[named(trace, calls, _BEGINS_CAPTURE)]
-    ends = np.append(np.sort(calls.end[named(trace, calls, _ENDS_CAPTURE)]), np.iinfo(np.int64).max)
+    ends = np.append(np.sort(calls.end[named(trace, calls, _ENDS_CAPTURE)]), _NEVER)
     return Intervals.of(begins, ends[np.searchsorted(ends, begins, side="right")])
 
 
 def _no_step(trace: Trace, links: Links) -> tuple[Intervals, Intervals]:
     """The time of validation and checkpoints, on the host and on the GPU."""
-    if not len(trace.annotations):
-        return Intervals.of([], []), Intervals.of([], [])
-    annotations = trace.annotations
-    marks = np.array([name in _NO_STEP for name in trace.names])[annotations.name]
-    host = Intervals.of(annotations.start[marks], annotations.end[marks])
+    host = spans_of(trace.annotations, named(trace, trace.annotations, _NO_STEP.__contains__))
     # on the GPU such a range begins once the host has reached it and earlier work is complete, and ends likewise
     order = np.argsort(links.time, kind="stable")
     order = order[links.linked[order]]
-    time, completed = links.time[order], np.maximum.accumulate(trace.gpu.end[order])
-    begin = np.maximum(host.start, _completed(time, completed, host.start))
-    end = np.maximum(host.end, _completed(time, completed, host.end))
-    return host, Intervals.of(begin, end)
+    completed: Ints = np.append(np.maximum.accumulate(trace.gpu.end[order]), -1)
 
+    def reached(time: Ints) -> Ints:
+        return np.maximum(time, completed[np.searchsorted(links.time[order], time, side="left") - 1])
 
-def _completed(launch: Ints, completed: Ints, time: Ints) -> Ints:
-    """When all work launched before each instant is complete."""
-    number = np.searchsorted(launch, time, side="left") - 1
-    return np.where(number >= 0, np.append(completed, 0)[number], time)
-
-
-def _scope(start: Ints, end: Ints, without: Intervals) -> tuple[Intervals, Ints]:
-    some = end > start
-    # adjacent windows must not be merged, so no union here
-    scope = Intervals(start[some], end[some]) - without
-    return scope, np.flatnonzero(some)[np.searchsorted(start[some], scope.start, side="right") - 1]
-
-
-def _belongs(time: Ints, scope: Intervals, step: Ints) -> Ints:
-    number = np.searchsorted(scope.start, time, side="right") - 1
-    inside = (number >= 0) & (time < np.append(scope.end, 0)[number])
-    return np.where(inside, np.append(step, -1)[number], -1)
+    return host, Intervals.of(reached(host.start), reached(host.end))

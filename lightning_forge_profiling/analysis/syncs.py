@@ -48,7 +48,7 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     """Causes of the synchronizing calls in the recorded steps, most frequent first."""
     trace, steps = recording.trace, recording.steps
     waits = np.flatnonzero(named(trace, trace.calls, WAITS))
-    waits = waits[steps.of_host(trace.calls.start[waits]) >= 0]
+    waits = waits[steps.host.at(trace.calls.start[waits]) >= 0]
     if not len(waits):
         return ()
     operators, around = trace.operators, recording.links.call_operator[waits]

@@ -68,7 +68,7 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
         name = f"stream {stream}" if group == "stream" else f"communication, stream {stream}"
         name += f" (GPU {device})" if several else ""
         lanes.append(lane(name, group, (gpu.start[chosen], gpu.end[chosen], gpu.name[chosen]), recording.kind[chosen]))
-    left_out = Intervals.of(steps.start, steps.end) - steps.scope
+    left_out = Intervals.of(steps.start, steps.end) - steps.gpu.spans
     return Timeline(
         rank=rank,
         length_us=(end - begin) / 1e3,

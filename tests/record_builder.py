@@ -182,7 +182,9 @@ def _state(  # noqa: PLR0917
         memory_total_gib=139.8, power_w=495.0, power_limit_w=700.0, temperature_peak_c=58.0,
         sm_mhz=1755.0, throttled_pct=0.0)  # fmt: skip
     ledger = Ledger(clock - began, dict(sorted(spent.items(), key=lambda part: -part[1])), 0.0, {"validation": 1})
-    evidence = run_evidence(summary, on_device=True, world_size=run.ranks, telemetry=gpu, ledger=ledger)
+    evidence = run_evidence(summary, on_device=True, ledger=ledger)
+    if evidence is not None:
+        evidence = replace(evidence, world_size=run.ranks, telemetry=gpu)
     if evidence is not None and run.ranks > 1:
         evidence = replace(evidence, rank=rank)
         evidence = replace(evidence, ranks=(rank_work(evidence, host=f"node{rank // 8}"),))

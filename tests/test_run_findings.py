@@ -250,7 +250,7 @@ class Loop:
         for _ in range(steps):
             self.step(regions)
         self.step_timer.finish(wait=True)
-        return run_evidence(self.step_timer.summary(), on_device=True, world_size=1)
+        return run_evidence(self.step_timer.summary(), on_device=True)
 
 
 STEADY = {"transfer": {"host": 0.1}, "other": {"host": 0.1}}
@@ -374,7 +374,7 @@ def test_where_every_step_is_split_loader_starts_count_to_the_percentiles_of_dat
     for step in range(40):
         start = {"loader start": 100.0} if step % 4 == 0 else {}
         totals.add(StepTimes(step, {"data": 1.0, **start}, {}), StepWork(), None, StepTiming(chosen=not start))
-    evidence = run_evidence(totals.summary(steps=40, before_first_s=0, wall_s=1), on_device=True, world_size=1)
+    evidence = run_evidence(totals.summary(steps=40, before_first_s=0, wall_s=1), on_device=True)
     assert (evidence.regions["data"].p50_ms, evidence.regions["data"].p95_ms) == (1.0, 101.0)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,7 +15,6 @@ from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
 from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, claim_record_folder
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_FLOPS,
@@ -26,7 +25,6 @@ from lightning_forge_profiling.callbacks.window_flops import (
     with_advice,
     with_problem,
 )
-from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP_MS, TFLOPS, per_second
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
@@ -36,39 +34,15 @@ from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.ledger import LedgerClock, ledger_metrics
+from lightning_forge_profiling.timing.ledger import ledger_metrics
 from lightning_forge_profiling.timing.rates import Compute, LoopRates, Peak, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 
+if TYPE_CHECKING:  # which make the log
+    from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
+    from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
+
 _log = plain_logger(__name__)
-
-
-class LogSettings(Protocol):
-    """What `ThroughputCallback` was given."""
-
-    log_every_n_steps: int | None
-    prog_bar: bool
-    peak_flops: float | None
-    measured_peak: MeasuredPeak | None
-    telemetry_period_s: float | None
-    record: bool
-    publish: bool
-    log_period_s: float
-    shares_period_s: float
-
-    def loop_rates(self) -> dict[str, LoopRates]:
-        """What the fit's validation runs did."""
-
-
-class LoggedFit(Protocol):
-    """The monitor of a fit, as its log sees it."""
-
-    step_timer: StepTimer
-    ledger: LedgerClock
-
-    @property
-    def callbacks(self) -> Sequence[object]:
-        """Those that take part."""
 
 
 class FitLog(Guarded):
@@ -79,7 +53,7 @@ class FitLog(Guarded):
 
     called = "ThroughputCallback"
 
-    def __init__(self, trainer: Trainer, settings: LogSettings, monitor: LoggedFit) -> None:
+    def __init__(self, trainer: Trainer, settings: "ThroughputCallback", monitor: "FitMonitor") -> None:
         self._settings, self._monitor = settings, monitor
         self._step_timer, self._ledger = monitor.step_timer, monitor.ledger
         self._sought_peak = self._logged_peak = self._advised = False

@@ -30,19 +30,12 @@ _log = plain_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FitResults:
-    """What a callback keeps of a fit.
+    """What a callback keeps of a fit."""
 
-    Attributes:
-        analysis: the verdict, on rank 0.
-        ledger: where the wall time went.
-        trace: what became of the window.
-        summary: the metrics over all steps that count.
-    """
-
-    analysis: Analysis | None = None
+    analysis: Analysis | None = None  # on rank 0
     ledger: Ledger | None = None
-    trace: TraceReport | None = None
-    summary: Mapping[str, float] = field(default_factory=dict)
+    trace: TraceReport | None = None  # what became of the window
+    summary: Mapping[str, float] = field(default_factory=dict)  # the metrics over all steps that count
 
 
 class FitReporter:
@@ -128,6 +121,6 @@ class FitReporter:
         ledger, printed = self._monitor.ledger.read(), self.report
         report = self.amend(ledger)
         self.keep(trainer, ledger)
-        if report is not None and printed is not None and trainer.is_global_zero:
-            for text in further_findings(printed, report):
+        if report and printed and report.analysis and printed.analysis and trainer.is_global_zero:
+            for text in further_findings(printed.analysis, report.analysis):
                 _log.warning("After the table: %s", text)

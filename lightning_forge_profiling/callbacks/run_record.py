@@ -22,9 +22,10 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import run_folder
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.run_report import built_in_ms
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.names import RECORD_FOLDER, REGIONS
+from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.paths import numbered_folders
@@ -37,7 +38,6 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import StepBlock
-from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
 _log = plain_logger(__name__)
 
@@ -229,8 +229,7 @@ class RunRecorder(Guarded):
 
     def _pause_s(self, began_s: float, least_s: float) -> float:
         """Pause before the next line of a kind. `began_s` is the thread's CPU time at which the last one was begun."""
-        spent_s = thread_time() - began_s
-        return max(least_s, spent_s / _COST)
+        return max(least_s, (thread_time() - began_s) / _COST)
 
     @guarded
     def window(self, trace: TraceReport | None) -> None:
@@ -333,10 +332,7 @@ def _block(block: StepBlock) -> Block:
     device_ms = {"step": block.ms}
     if block.split_ms > 0:
         whole = block.ms / block.split_ms
-        device_ms = {name: whole * max(block.region_ms[name], 0.0) for name in REGIONS if name in block.region_ms}
-        between = whole * sum(block.region_ms.get(name, 0.0) for name in BETWEEN_EPOCHS)
-        if between > 0:
-            device_ms["data"] = device_ms.get("data", 0.0) + between
+        device_ms = {name: whole * max(ms, 0.0) for name, ms in built_in_ms(block.region_ms).items()}
     return Block(
         counted=block.steps,
         samples=block.samples,

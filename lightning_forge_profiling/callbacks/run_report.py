@@ -29,11 +29,7 @@ from lightning_forge_profiling.results.analysis import (
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import (
-    LoaderSettings,
-    ShareInterval,
-    SlowStep,
-)
+from lightning_forge_profiling.results.run import ShareInterval, SlowStep
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -64,19 +60,8 @@ def run_compute(compute: Compute) -> RunCompute:
     )
 
 
-def run_evidence(
-    run: RunSummary,
-    *,
-    on_device: bool,
-    world_size: int,
-    telemetry: TelemetrySummary | None = None,
-    compute: Sequence[RunCompute] = (),
-    workers: int = 0,
-    loader: LoaderSettings | None = None,
-    ledger: Ledger | None = None,
-    continues_from: int = 0,
-) -> RunEvidence | None:
-    """The run's figures for rules and reports; None if no step counts."""
+def run_evidence(run: RunSummary, *, on_device: bool, ledger: Ledger | None = None) -> RunEvidence | None:
+    """The figures of timer and ledger for rules and reports; None if no step counts."""
     steady, spread = run.steady, run.step_ms
     if run.only_warmup or not steady.steps:
         return None
@@ -86,24 +71,16 @@ def run_evidence(
         step_ms=Distribution(
             mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max, p95=spread.p95
         ),
-        regions={
-            name: _region(run, name) for name in ((*steady.regions, *steady.user_regions) if steady.split_steps else ())
-        },
+        regions={name: _region(run, name) for name in (*steady.regions, *steady.user_regions) if steady.split_steps},
         user_regions=steady.user_regions,
         drained_pct=run.drained_pct,
-        world_size=world_size,
-        telemetry=telemetry,
-        compute=tuple(compute),
         split_steps=steady.split_steps if steady.split_steps < steady.steps else None,
         overhead_us=steady.overhead_us,
         window_effect=window_effect(run.before_window_ms, run.after_window_ms),
-        worker_restarts=_worker_restarts(steady, workers),
         like_ms=spread.like,
-        loader=loader,
         ledger=None if ledger is None else run_ledger(ledger, steady if on_device else None),
         all_steps=run.steps,
         drift=step_drift([*run.first_ms], [*run.first_ms.values()]),
-        continues_from=continues_from,
         slowest=tuple(_slow_step(slow, ledger) for slow in run.slowest),
     )
 
@@ -113,21 +90,22 @@ def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
     if len(blocks) < FEWEST_PIECES:
         return {}
     names = dict.fromkeys(name for block in blocks for name in block.part_ms)
-    intervals = _intervals(
-        {name: [block.part_ms.get(name, 0.0) for block in blocks] for name in names},
-        [block.ms for block in blocks],
-        [block.steps for block in blocks],
-    )
-    split = [block for block in blocks if block.split_ms]
-    regions = {name: (name, *BETWEEN_EPOCHS) if name == "data" else (name,) for name in REGIONS}
-    return intervals | _intervals(
-        {
-            name: [sum(block.region_ms.get(part, 0.0) for part in parts) for block in split]
-            for name, parts in regions.items()
-        },
-        [block.split_ms for block in split],
-        [block.split_steps for block in split],
-    )
+    parts = {name: [block.part_ms.get(name, 0.0) for block in blocks] for name in names}
+    split = [(block, built_in_ms(block.region_ms)) for block in blocks if block.split_ms]
+    regions = {name: [region_ms.get(name, 0.0) for _, region_ms in split] for name in REGIONS}
+    return {
+        **_intervals(parts, [block.ms for block in blocks], [block.steps for block in blocks]),
+        **_intervals(regions, [block.split_ms for block, _ in split], [block.split_steps for block, _ in split]),
+    }
+
+
+def built_in_ms(region_ms: Mapping[str, float]) -> dict[str, float]:
+    """Times of the built-in regions alone; what is between two epochs is a part of `data`."""
+    times = {name: region_ms[name] for name in REGIONS if name in region_ms}
+    for part in BETWEEN_EPOCHS:
+        if part in region_ms:
+            times["data"] = times.get("data", 0.0) + region_ms[part]
+    return times
 
 
 def _intervals(
@@ -143,16 +121,12 @@ def _intervals(
 
 def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:
     parts = {} if ledger is None else ledger.in_steps.get(slow.step, {})
-    regions = {name: slow.device_ms[name] for name in REGIONS if name in slow.device_ms}
-    for part in BETWEEN_EPOCHS:
-        if part in slow.device_ms:
-            regions["data"] = regions.get("data", 0.0) + slow.device_ms[part]
     return SlowStep(
         step=slow.step,
         ms=slow.ms,
         end_s=None if ledger is None or not slow.ended_ns else (slow.ended_ns - ledger.began_ns) / 1e9,
         parts_ms={name: 1e3 * seconds for name, seconds in parts.items()},
-        regions_ms=regions,
+        regions_ms=built_in_ms(slow.device_ms),
     )
 
 
@@ -242,20 +216,16 @@ def run_report(
 ) -> RunReport:
     """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten."""
     rates = tuple(map(run_compute, compute))
-    evidence = run_evidence(
-        run,
-        on_device=on_device,
-        world_size=trainer.world_size,
-        telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
-        compute=rates,
-        workers=restarted_workers(trainer),
-        loader=loader_settings(trainer),
-        ledger=ledger,
-        continues_from=continues_from,
-    )
+    evidence = run_evidence(run, on_device=on_device, ledger=ledger)
     if evidence is not None:
         evidence = replace(
             evidence,
+            world_size=trainer.world_size,
+            telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
+            compute=rates,
+            worker_restarts=_worker_restarts(run.steady, restarted_workers(trainer)),
+            continues_from=continues_from,
+            loader=loader_settings(trainer),
             validation_loader=loader_settings(trainer, validation=True),
             optimizer=optimizer_settings(trainer),
             intervals=share_intervals(blocks),
@@ -301,13 +271,11 @@ def _own_s(ledger: Ledger | RunLedger) -> float:
     return ledger.wall_s - ledger.parts.get(PROFILER, 0.0)
 
 
-def further_findings(before: RunReport, after: RunReport) -> list[str]:
-    """Findings of parts of the ledger, as text, that an earlier report does not have."""
-    if before.analysis is None or after.analysis is None:
-        return []
-    known = {finding.evidence.get("part") for finding in before.analysis.findings}
+def further_findings(before: Analysis, after: Analysis) -> list[str]:
+    """Findings of parts of the ledger, as text, that an earlier analysis does not have."""
+    known = {finding.evidence.get("part") for finding in before.findings}
     return [
         f"{finding.code}: {finding.title}. {finding.advice}"
-        for finding in after.analysis.findings
+        for finding in after.findings
         if finding.evidence.get("part") not in {None, *known}
     ]

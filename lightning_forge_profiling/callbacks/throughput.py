@@ -1,6 +1,6 @@
 """`ThroughputCallback`: logs throughput and the time of each region of a step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
@@ -22,6 +22,7 @@ from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import LoopRates
+from lightning_forge_profiling.timing.sums import added
 
 _SHORTEST_PERIOD_S: Final = 0.01  # NVML needs 1 ms or more per sample; a shorter period adds cost, not information
 _LOWEST_SHARE: Final = 1e-6
@@ -157,7 +158,7 @@ class ThroughputCallback(TimedCallback):
 
     def loop_rates(self) -> dict[str, LoopRates]:
         """What validation, test and prediction did since the last fit began, by loop."""
-        return self._loop_rates | ({} if self._loops is None else dict(self._loops.sums))
+        return self._loop_rates | ({} if self._loops is None else self._loops.sums)
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree with the other ranks on a folder for the record."""
@@ -261,42 +262,35 @@ class EvaluationLoops(Guarded):
         self._counters: dict[tuple[str, int], BatchCounter] = {}
         self._run: LoopRates | None = None
         self._loader: int | None = None
-        self._since_ns = self._ns = self._steps = 0
-        self._samples: float | None = 0.0
-        self._tokens: float | None = 0.0
+        self._since_ns = self._ns = 0
         self._loggers = Loggers()
-        self._sums: dict[str, LoopRates] = {}
-
-    @property
-    def sums(self) -> Mapping[str, LoopRates]:
-        """The sums over the runs that have ended, by loop."""
-        return self._sums
+        self.sums: dict[str, LoopRates] = {}  # over the runs that have ended, by loop
 
     @guarded
     def begin(self, loop: str, trainer: Trainer) -> None:
         """A run of a loop begins; the sanity check does not count."""
         self._run = self._loader = None
-        self._ns = self._steps = 0
-        self._samples = self._tokens = 0.0
+        self._ns = 0
         if not trainer.sanity_checking:
             self._run = LoopRates(loop, runs=1, replicas=lightning_api.replicas(trainer))
 
     @guarded
     def end_batch(self, trainer: Trainer, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Count a batch, but for the first of each loader."""
-        if self._run is None:
+        run = self._run
+        if run is None:
             return
-        now_ns, key = perf_counter_ns(), (self._run.loop, dataloader_idx)
+        now_ns, key = perf_counter_ns(), (run.loop, dataloader_idx)
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = self._counter_of(loop=self._run.loop)
+            counter = self._counters[key] = self._counter_of(loop=run.loop)
         samples = counter.samples(batch, partial(evaluation_source, trainer, batch_idx, dataloader_idx))
         tokens = counter.tokens(batch)
         if dataloader_idx == self._loader:
             self._ns += now_ns - self._since_ns
-            self._steps += 1
-            self._samples = None if samples is None or self._samples is None else self._samples + samples
-            self._tokens = None if tokens is None or self._tokens is None else self._tokens + tokens
+            self._run = replace(
+                run, steps=run.steps + 1, samples=added(run.samples, samples), tokens=added(run.tokens, tokens)
+            )
         self._loader = dataloader_idx
         self._since_ns = perf_counter_ns()  # counting is no part of the loop
 
@@ -304,12 +298,10 @@ class EvaluationLoops(Guarded):
     def end(self, trainer: Trainer) -> None:
         """A run has ended: log its rates."""
         run, self._run = self._run, None
-        if run is None or not self._steps:
+        if run is None or not run.steps:
             return
-        seconds = (self._ns + perf_counter_ns() - self._since_ns) / 1e9
-        run = replace(run, steps=self._steps, seconds=seconds, samples=self._samples, tokens=self._tokens)
-        before = self._sums.get(run.loop)
-        self._sums[run.loop] = run if before is None else before.plus(run)
+        run = replace(run, seconds=(self._ns + perf_counter_ns() - self._since_ns) / 1e9)
+        self.sums[run.loop] = self.sums[run.loop].plus(run) if run.loop in self.sums else run
         if trainer.is_global_zero:
             self._loggers.log(trainer.loggers, run.metrics(), lightning_api.logger_step(trainer))
 
@@ -326,28 +318,23 @@ _OPERATIONS: Final = {
 }
 
 
-def _refuse_unless_between(lowest: float, value: object, above: float, rule: str) -> None:
-    """Raise ConfigurationError unless a value is None or a number from `lowest` to below `above`; `rule` says so."""
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or not lowest <= value < above:
+def _refuse_unless_between(lowest: float, value: float | None, above: float, rule: str) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and lowest <= value < above):
         raise ConfigurationError(f"{rule}; got {value!r}.")
 
 
 def _refuse_unless_function(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is None or can be called with a batch."""
     if value is not None and not callable(value):
         raise ConfigurationError(f"{name} must be a function of the batch, got {value!r}.")
 
 
 def _refuse_unless_integer(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is an integer >= 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigurationError(f"{name} must be an integer >= 0, got {value!r}.")
 
 
 def _refuse_unless_operations(name: str, value: object) -> None:
-    """Raise ConfigurationError unless a value is None or a number of operations, and not one in tera."""
     if value is None:
         return
     if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:

@@ -30,15 +30,13 @@ from lightning_forge_profiling.safe_files import discard_with_folders, make_own_
 OTHERS_WAIT_S = 15.0
 LOOK_S = 1.0
 SHORTEST_LOOK_S = 0.25
-LONGEST_LOOK_S = 60.0
-"""How long the cores are watched before one counts as free: longer each time that none was."""
+LONGEST_LOOK_S = 60.0  # the cores are watched longer each time that none was free
+# Of a free core, some time goes to the rest of the system. With one of two cores free, the steps beside the analysis
+# took 1.01 times as long as later ones in ten runs (0.91 to 1.06), without it 1.015 (0.91 to 1.10).
 FREE_CORES = 0.9
-"""Of a free core, some time goes to the rest of the system. With one of two cores free, the steps beside the analysis
-took 1.01 times as long as later ones in ten runs (0.91 to 1.06), without it 1.015 (0.91 to 1.10)."""
+# once training is over, work that gets less of a core than this at the lowest priority is begun again at the usual
 STARVES_BELOW = 0.5
-"""Once training is over, work that gets less of a core than this at the lowest priority is begun again at the usual."""
-INTERRUPTED = 75
-"""EX_TEMPFAIL of sysexits.h: to be tried again."""
+INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: to be tried again
 PART = ".part"
 
 
@@ -59,10 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def beside_training(work: Callable[[], int], training: int) -> int | None:
-    """Do the work at the lowest priority, once a core is free for it; None if it is still to be done after training.
-
-    A process cannot raise its priority again, so another one works.
-    """
+    """Work in a process at the lowest priority once a core is free; None if it is still to be done after training."""
     if not _core_is_free(training):
         return None
     worker = get_context("fork").Process(target=_at_lowest_priority, args=(work,))
@@ -176,11 +171,7 @@ def _copy_for_plugin(raw: Path, plugin: Path) -> None:
 
 
 def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
-    """Give the copies of all ranks their final names together.
-
-    The plugin reads a folder once, so a copy that appears later is never shown. The first rank waits for the others; a
-    rank that is later than that publishes its own copy.
-    """
+    """Give all ranks' copies their final names together: the plugin reads a folder once and never shows later ones."""
     finals = [own.with_name(plugin_name(rank)) for rank in ranks]
     deadline = time.monotonic() + wait_s
     while not all(_part(final).exists() or final.exists() for final in finals):
@@ -201,13 +192,7 @@ def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
 
 
 def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
-    """Analyse the traces of all ranks and write the reports beside them.
-
-    Args:
-        own: the trace of the first rank.
-        ranks: the ranks that record.
-        wait_s: time to wait for the traces of other ranks. The reports list those that are missing then.
-    """
+    """Analyse the traces of all ranks, those within `wait_s` of the first's, and write the reports beside them."""
     # imported here, so that compressing does not wait for them
     from lightning_forge_profiling import pipeline  # noqa: PLC0415
     from lightning_forge_profiling.report.files import write_reports  # noqa: PLC0415

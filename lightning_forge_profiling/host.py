@@ -22,27 +22,22 @@ _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
+# where the CPU controller's files are below the mount point: cgroup v2, v2 beside v1, and v1 by two names
 _HIERARCHIES = ("", "unified", "cpu", "cpu,cpuacct")
-"""Where the CPU controller's files are below the mount point: cgroup v2, v2 beside v1, and v1 by two names."""
-
+# the field of /proc/PID/stat, counted behind the name, with the ticks from boot to the process's start: proc(5)
 _STARTED = 19
-"""The field of /proc/PID/stat, counted behind the name, with the ticks from boot to the process's start: proc(5)."""
-
-_USED = slice(11, 13)
-"""The fields with the ticks of CPU time, in user and in kernel mode."""
-
+_USED = slice(11, 13)  # the fields with the ticks of CPU time, in user and in kernel mode
+# for cgroup v2 and v1: the files of the CPU time that is granted, and of the period that it is granted for
 _QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-"""For cgroup v2 and v1: the files of the CPU time that is granted, and of the period that it is granted for."""
-
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _CPU_STAT = "the cgroup's cpu.stat"
 _PRESSURE = "/proc/pressure/cpu"
 
+# for cgroup v2 and v1: the files of limit, usage and statistics, and the statistic of reclaimable pages
 _ACCOUNTS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
-"""For cgroup v2 and v1: the files of limit, usage and statistics, and the statistic of reclaimable pages."""
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
@@ -52,12 +47,7 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def process_age_s() -> float | None:
-    """Seconds since this process was started, to a hundredth; None if the system does not tell.
-
-    Example:
-        >>> (process_age_s() or 1.0) > 0
-        True
-    """
+    """Seconds since this process was started, to a hundredth; None if the system does not say."""
     fields = _text(Path("/proc/self/stat")).rpartition(")")[2].split()  # a name may hold anything
     if len(fields) <= _STARTED or not hasattr(time, "CLOCK_BOOTTIME"):
         return None
@@ -132,12 +122,7 @@ class CpuTimes(NamedTuple):
 
 
 def free_cores(before: CpuTimes, after: CpuTimes) -> float:
-    """How many cores were idle between two readings, within the control group's quota; 0 if unknown.
-
-    Example:
-        >>> free_cores(CpuTimes(at_s=0.0, process_s=0.0, idle_s=10.0), CpuTimes(at_s=2.0, process_s=0.0, idle_s=13.0))
-        1.5
-    """
+    """How many cores were idle between two readings, within the control group's quota; 0 if unknown."""
     seconds = after.at_s - before.at_s
     if before.idle_s is None or after.idle_s is None or seconds <= 0:
         return 0.0
@@ -178,11 +163,7 @@ def cpu_times(
 
 
 def waited_s(before: CpuTimes, after: CpuTimes) -> float:
-    """For how long this thread's work waited for a core: as long as that of its threads that waited longest.
-
-    Its threads are this one and those that Python does not know: autograd's, and the helpers of operators. They may
-    wait at the same time, so that a sum of theirs would be too much.
-    """
+    """How long this thread's work waited for a core: as long as the thread that waited longest, as they may overlap."""
     if after.thread_s is None or before.thread_s is None:
         return 0.0
     threads = [thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)]  # noqa: SLF001
@@ -265,15 +246,7 @@ def _on_core(about: Path) -> tuple[float, float] | None:
 
 
 class ThreadClock:
-    """CPU time and waits for a core of the thread that creates this, read in about a microsecond from any thread.
-
-    Example:
-        >>> thread = ThreadClock()
-        >>> cpu_ns, waited_ns = thread.ns()
-        >>> cpu_ns > 0, waited_ns >= 0
-        (True, True)
-        >>> thread.close()
-    """
+    """CPU time and waits for a core of the thread that creates this, read in about a microsecond from any thread."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._file = open_regular(proc / "thread-self" / "schedstat")  # the file stays that of this thread
@@ -289,12 +262,9 @@ class ThreadClock:
 
 
 def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Memory that a process can still allocate: available to Linux, and within the container's limit.
-
-    Within the limit, all but the working set is free: memory in use without inactive file pages, which the kernel
-    reclaims first. Beyond it the kernel kills the process. The kubelet computes it the same way:
-    kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction.
-    """
+    """Memory that a process can still allocate: available to Linux, and within the container's limit."""
+    # Within the limit, all but the working set is free: memory in use without inactive file pages, which the kernel
+    # reclaims first. The kubelet does the same: kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction
     available = re.search(r"^MemAvailable:\s*(\d+) kB$", _text(meminfo), re.MULTILINE)
     if available is None:
         return None

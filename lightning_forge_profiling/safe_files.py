@@ -20,8 +20,7 @@ _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_
 _READ_WRITE: Final = 0o666
 _PIECE: Final = 1 << 16
 
-MOST_BYTES: Final = 1 << 28
-"""Of a file that is read whole. No summary or report comes near it."""
+MOST_BYTES: Final = 1 << 28  # Of a file that is read whole. No summary or report comes near it.
 
 
 def open_regular(path: Path, *, owners: Container[int] | None = None) -> BinaryIO:
@@ -65,10 +64,7 @@ def read_at_most(file: BinaryIO, most: int) -> bytes:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write; it appears at `path` once the context ends without an exception.
-
-    It takes over the mode of a file that it replaces.
-    """
+    """Open a file to write, which appears at `path`, with the mode of one it replaces, once the context ends well."""
     part = path.with_name(f".{token_hex(8)}.tmp")  # cannot be guessed
     before = _existing_file(path)
     try:

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from lightning_forge_profiling.pipeline import AnalysisResult
     from lightning_forge_profiling.results.analysis import Analysis
 
+# the keys of `analysis.operators.SORTS`, repeated so that `--help` does not import it
 SORTS = ("self_device", "device", "self_host", "host", "calls", "memory")
-"""The keys of `analysis.operators.SORTS`, repeated so that `--help` does not import it."""
-
 _CUT_OFF = 65  # EX_DATAERR of sysexits.h
 
 _TOP = 20  # kernels and operators in the reports by default

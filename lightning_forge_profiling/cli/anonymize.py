@@ -61,10 +61,7 @@ def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str]
 
 
 def _names(sources: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Each trace and the name of its copy: the rank or a running number, and the number of the window.
-
-    `windows_by_rank` groups the copies as it does the traces.
-    """
+    """Each trace and the name of its copy: rank or running number, and window; `windows_by_rank` groups them alike."""
     for number, windows in enumerate(windows_by_rank(sources), start=1):
         rank = rank_in_name(windows[0])
         for window, source in enumerate(windows, start=1):

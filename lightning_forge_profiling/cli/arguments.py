@@ -32,12 +32,7 @@ def number(text: str) -> float:
 
 
 def percentage(text: str) -> float:
-    """A number that is not negative, with or without a percent sign.
-
-    Example:
-        >>> percentage("5%")
-        5.0
-    """
+    """A number that is not negative, with or without a percent sign."""
     value = number(text.removesuffix("%"))
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage")

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 _AGAINST = "against"
 _EXIT_CODES: dict[str | None, int] = {"slower": 1, "too noisy": 3, "too short": 3}
-_MOST_RANKS = 64
-"""Of more ranks, only the first is read: a run of 1,000 ranks needs some 150 MB."""
-
+_MOST_RANKS = 64  # of more ranks, only the first is read: a run of 1,000 ranks needs some 150 MB
 _START_BYTES = 4096
 _MOST_BYTES = 64 << 20
 

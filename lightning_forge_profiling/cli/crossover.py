@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from lightning_forge_profiling.crossover.curves import CrossoverResult
 
 OPERATIONS = ("matmul", "add", "softmax", "layernorm", "conv2d")
+# those of `crossover.operations`, repeated here so that `--help` loads no torch
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-"""Those of `crossover.operations`, repeated here so that `--help` loads no torch."""
-
 _SIZES = "64:8192"
 _MAX_TIME_S = 1.0
 _DASH = Path("-")
@@ -84,12 +83,7 @@ def _operations(text: str) -> tuple[str, ...]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Sizes, ascending: doubling in a range, or a list.
-
-    Example:
-        >>> _sizes("64:512"), _sizes("300,100")
-        ((64, 128, 256, 512), (100, 300))
-    """
+    """Sizes, ascending: doubling in a range as 64:512, or a list as 100,300."""
     from lightning_forge_profiling.crossover.curves import MOST_SIZE  # noqa: PLC0415  (start fast)
 
     first, colon, last = text.partition(":")

@@ -32,10 +32,7 @@ def same_file(path: Path, other: Path) -> bool:
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write a file that the user named, complete or not at all.
-
-    A link is followed. A pipe or a device is written to directly.
-    """
+    """Write a file that the user named, whole or not at all; through a link, and straight to a pipe or a device."""
     if _is_replaced(path):
         write_whole(_target(path), content)
     else:

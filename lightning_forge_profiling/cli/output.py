@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Context manager that reports progress once work has taken a while; call it with a text for each stage.
-
-    A terminal shows the latest text, a file gets a line for each.
-    """
+    """Context manager that, once work takes a while, shows the latest text on a terminal, or a line each in a file."""
 
     def __init__(self, stream: TextIO | None = None, *, after_s: float = 1.0) -> None:
         self._stream = stream or sys.stderr

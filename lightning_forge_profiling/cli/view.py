@@ -73,10 +73,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _report(path: Path, undo: ExitStack) -> Path:
-    """The page at a path; where there is none, or one without the run, a new one in a temporary folder.
-
-    `undo` removes that folder.
-    """
+    """The page at a path, or a new one in a temporary folder, which `undo` removes, if none there has the run."""
     if path.suffix == ".html":
         path.stat()
         return path
@@ -148,10 +145,7 @@ def _perfetto(trace: Path, port: int, *, browser: bool) -> int:
 
 
 def _redirect(link: str, folder: Path) -> str:
-    """The address of a page that only this user can read, and that redirects to a link.
-
-    The link contains a secret, and every user of the machine can read a browser's arguments.
-    """
+    """A private page that redirects to a link: every user of the machine can read a browser's arguments."""
     page = folder / "perfetto.html"
     address = escape(link)
     page.write_text(

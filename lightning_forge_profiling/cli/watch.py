@@ -134,15 +134,11 @@ def _frame(record: "RunRecord", where: str) -> str:
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, lines cut instead of wrapped
 _RESTORE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ENDING: Final = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-_SLICE_S: Final = 0.1
-"""Longest time until a resized terminal is redrawn."""
+_SLICE_S: Final = 0.1  # longest time until a resized terminal is redrawn
 
 
 class LiveScreen:
-    """Shows one frame at a time on a terminal; created by `live_screen`.
-
-    Only the screen and the cursor are changed, not the terminal's attributes.
-    """
+    """Shows one frame at a time on a terminal, whose attributes stay as they are; created by `live_screen`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,10 +1,11 @@
 """Compares two sides of runs, traces or benchmark results: metrics with their intervals, and what else changed."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import hypot
+from operator import mul
 from statistics import fmean
 from typing import Final
 
@@ -15,26 +16,21 @@ from lightning_forge_profiling.comparison.ratio import (
     geometric_mean,
     ratio_of,
 )
-from lightning_forge_profiling.comparison.source import Amounts, Conditions, Source
+from lightning_forge_profiling.comparison.source import Conditions, Source, mean_amount
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 
 SCATTER_IN_TURNS_PCT: Final = 4.0
+# Assumed standard deviation between equal runs with one run a side, if one followed the other and if not. The error
+# rates that follow are those of `python -m benchmarks.compare_false_alarms`.
 SCATTER_APART_PCT: Final = 6.0
-"""Assumed standard deviation between equal runs with one run a side, if one followed the other and if not. The error
-rates that follow are those of `python -m benchmarks.compare_false_alarms`."""
-
-_FOLLOWS_S: Final = 900.0
-"""Longest pause between runs that were made in turns."""
-
+_FOLLOWS_S: Final = 900.0  # longest pause between runs that were made in turns
+# runs a side to begin with: two leave two degrees of freedom instead of four, and an interval twice as wide
 REPEATS: Final = 3
-"""Runs a side to begin with: two leave two degrees of freedom instead of four, and an interval twice as wide."""
-
 _PER_STEPS: Final = 1000
 _LENGTHS_DIFFER: Final = 0.01
-_ONCE: Final = ("startup", "sanity_check", "teardown")
-"""Parts of the ledger that do not grow with the run."""
-
+_NONE: Final = (0.0, 0.0)
+_ONCE: Final = ("startup", "sanity_check", "teardown")  # parts of the ledger that do not grow with the run
 _RATES: Final = frozenset({"samples", "tokens", "goodput"})
 OF_THE_RUN: Final = frozenset({"validation", "checkpoint", "startup", "goodput"})
 _UNITS: Final = {
@@ -154,9 +150,6 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
     )
 
 
-# --- how the runs were made ----------------------------------------------------------------------------------------
-
-
 def _refuse_twice(side: Sources) -> None:
     first: dict[str, str] = {}
     for run in side:
@@ -192,9 +185,6 @@ def _in_turns(a: Sources, b: Sources) -> list[tuple[Source, Source]]:
     return [(a[first[2]], b[second[2]]) for first, second in pairs]
 
 
-# --- metrics -------------------------------------------------------------------------------------------------------
-
-
 def _metric(name: str, sides: Sequence[Sources], scatter: float, limit_pct: float | None, *, in_turns: bool) -> Metric:
     estimates = [[run.metrics[name] for run in side if name in run.metrics] for side in sides]
     a, b = (geometric_mean([each.value for each in side]) if side else None for side in estimates)
@@ -228,9 +218,6 @@ def _with_share(metric: Metric, metrics: Mapping[str, Metric], runs: Sources) ->
     return replace(metric, share_pct=share)
 
 
-# --- what is shown without a test ----------------------------------------------------------------------------------
-
-
 def differences(a: Sources, b: Sources) -> tuple[str, ...]:
     """Conditions in which any two of the runs differ, one sentence each. Unknown conditions are ignored."""
     differing = []
@@ -259,18 +246,15 @@ def _changes(a: Sources, b: Sources, table: str, per: str) -> tuple[Change, ...]
     """Means over the runs, the largest change first."""
     sides = [[run.amounts.get(table, {}) for run in side] for side in (a, b)]
     names = dict.fromkeys(name for side in sides for amounts in side for name in amounts)
-    changes = [_change(name, _mean_amount(sides[0], name), _mean_amount(sides[1], name), per) for name in names]
+    return _largest_first(_change(name, per, *(mean_amount(side, name) for side in sides)) for name in names)
+
+
+def _largest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
     return tuple(sorted(changes, key=lambda change: -abs(change.b - change.a)))
 
 
-def _mean_amount(side: Sequence[Amounts], name: str) -> tuple[float, float]:
-    amounts, calls = zip(*(amounts.get(name, (0.0, 0.0)) for amounts in side), strict=True)
-    return fmean(amounts), fmean(calls)
-
-
-def _change(name: str, before: tuple[float, float], now: tuple[float, float], per: str) -> Change:
-    """A change of amounts with their calls."""
-    (a, a_calls), (b, b_calls) = before, now
+def _change(name: str, per: str, *sides: tuple[float, float]) -> Change:
+    (a, a_calls), (b, b_calls) = sides
     pct = 100 * (b - a) / a if a else None if b else 0.0
     return Change(name=name, a=a, b=b, pct=pct, per=per, a_calls=a_calls, b_calls=b_calls)
 
@@ -285,15 +269,13 @@ def _ledger(a: Sources, b: Sources) -> tuple[Change, ...]:
     changes = []
     for part in dict.fromkeys(part for run in runs for part in run.amounts["ledger"]):
         of_run = alike or part.startswith(_ONCE)
-        before, now = (
-            fmean(
-                run.amounts["ledger"].get(part, (0.0, 0.0))[0] * (1 if of_run else _PER_STEPS / run.all_steps)
-                for run in side
-            )
-            for side in (a, b)
-        )
-        changes.append(_change(part, (before, 0.0), (now, 0.0), "run" if of_run else f"{_PER_STEPS:,} steps"))
-    return tuple(sorted(changes, key=lambda change: -abs(change.b - change.a)))
+        means = []
+        for side in (a, b):
+            factors = (1 if of_run else _PER_STEPS / run.all_steps for run in side)
+            seconds = (run.amounts["ledger"].get(part, _NONE)[0] for run in side)
+            means.append((fmean(map(mul, seconds, factors)), 0.0))
+        changes.append(_change(part, "run" if of_run else f"{_PER_STEPS:,} steps", *means))
+    return _largest_first(changes)
 
 
 def _findings(a: Sources, b: Sources) -> tuple[Change, ...]:
@@ -305,16 +287,11 @@ def _findings(a: Sources, b: Sources) -> tuple[Change, ...]:
 def _gpu(a: Sources, b: Sources) -> tuple[Change, ...]:
     """Means over the runs that have a sensor, of the sensors that both sides have."""
     sides = [[run.amounts.get("gpu", {}) for run in side] for side in (a, b)]
-    names = [{name: None for amounts in side for name in amounts} for side in sides]
+    before, now = (dict.fromkeys(chain.from_iterable(side)) for side in sides)
     return tuple(
-        _change(
-            name,
-            _mean_amount([known for known in sides[0] if name in known], name),
-            _mean_amount([known for known in sides[1] if name in known], name),
-            "run",
-        )
-        for name in names[0]
-        if name in names[1]
+        _change(name, "run", *(mean_amount([known for known in side if name in known], name) for side in sides))
+        for name in before
+        if name in now
     )
 
 

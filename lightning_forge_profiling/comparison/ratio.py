@@ -12,12 +12,9 @@ from lightning_forge_profiling.diagnosis.bootstrap import Estimate
 
 Outcome = Literal["faster", "same", "slower", "too noisy", "too short"]
 
-SAME_WITHIN_PCT: Final = 5.0
-"""Without a limit, sides are the same if the whole interval is within this percentage."""
-
+SAME_WITHIN_PCT: Final = 5.0  # without a limit, sides are the same if the whole interval is within this percentage
+# equal runs differ by less than this factor: a larger ratio is a difference, also where no error is known
 _PLAUSIBLE: Final = 2.0
-"""Equal runs differ by less than this factor: a larger ratio is a difference, also where no error is known."""
-
 _MOST_RUNS: Final = 100
 
 # Student's t by degrees of freedom, interpolated linearly in their inverse: within 0.2 % from one degree on

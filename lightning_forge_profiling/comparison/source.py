@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from math import hypot, sqrt
-from statistics import fmean, mean
+from statistics import fmean, mean, stdev
 from typing import Final, Literal
 
 from lightning_forge_profiling.bench.result import BenchmarkResult
@@ -11,36 +12,23 @@ from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBo
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.names import REGIONS, STARTUP
 from lightning_forge_profiling.record.histogram import PRECISION
-from lightning_forge_profiling.record.lines import Begin, Block, IntervalLine, State
+from lightning_forge_profiling.record.lines import Begin, Block, IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
-from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
-from lightning_forge_profiling.results.rank import CATEGORIES, RankSummary, Step
+from lightning_forge_profiling.report.run_status import mean_metrics, sums
+from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis, RunLedger
+from lightning_forge_profiling.results.rank import CATEGORIES, Kernel, Kind, Step
 
-RECORD_METRICS: Final = (
-    *("step", "median", "p95", "samples", "tokens", *REGIONS),
-    *("last_fifth", "validation", "checkpoint", "startup", "goodput"),
-)
-"""Of a record; `rankN` is the step of another rank."""
-
-TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)
-"""Of a trace: medians over whole steps."""
-
-Amounts = Mapping[str, tuple[float, float]]
-"""Amount and number of calls, by name."""
-
-_WHOLE: Final = "step"
-"""Key of the time of steps whose regions were not timed."""
-
+TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)  # of a trace: medians over whole steps
+Amounts = Mapping[str, tuple[float, float]]  # amount and number of calls, by name
+_WHOLE: Final = "step"  # key of the time of steps whose regions were not timed
 _BUCKET_RATIO: Final = (1 + PRECISION) / (1 - PRECISION)
 _FEWEST_FOR_P95: Final = 20
+# number of steps in a row that count as one independent step, where the steps' distribution is all that is known
 _CORRELATED: Final = 9
-"""Number of steps in a row that count as one independent step, where the steps' distribution is all that is known."""
-
+# Assumed scatter between runs for each unit of the mean step that is above the median. Steps that wait for a core make
+# the mean 2 to 6 times the median: of 400 comparisons of equal runs on two cores with a load of 10, without it 7.6 %
+# were `slower` by more than 5 %, with 0.2 of it 1.2 %, with 0.3 of it 0.2 %.
 _SLOW_STEPS: Final = 0.3
-"""Assumed scatter between runs for each unit of the mean step that is above the median. Steps that wait for a core make
-the mean 2 to 6 times the median: of 400 comparisons of equal runs on two cores with a load of 10, without it 7.6 %
-were `slower` by more than 5 %, with 0.2 of it 1.2 %, with 0.3 of it 0.2 %."""
-
 _FIFTHS: Final = 5
 
 
@@ -78,9 +66,6 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-# --- records -------------------------------------------------------------------------------------------------------
-
-
 def record_source(record: RunRecord) -> Source:
     """A run by its record: rank 0's steps, and the mean step of the other ranks."""
     rank, *others = record.ranks
@@ -94,7 +79,8 @@ def record_source(record: RunRecord) -> Source:
     metrics = _record_metrics(pieces)
     analysis = state.report.analysis if state is not None else None
     findings = analysis.findings if analysis is not None else ()
-    ledger_s = _ledger_s(state, rank.intervals)
+    ledger = analysis.run.ledger if analysis is not None and analysis.run is not None else None
+    ledger_s = _ledger_s(ledger, rank.intervals)
     steps_of_others = {
         f"rank{other.begin.rank}": _step(theirs, BlockBootstrap(*_step_columns(theirs)))
         for other in others
@@ -109,12 +95,16 @@ def record_source(record: RunRecord) -> Source:
         all_steps=max((interval.step for interval in rank.intervals), default=0) or steps,
         began_s=begin.at,
         ended_s=rank.lines[-1].at,
-        metrics=metrics | _run_metrics(rank, ledger_s) | steps_of_others,
+        metrics=metrics | _run_metrics(rank, ledger, ledger_s) | steps_of_others,
         unsteadiness=unsteadiness(metrics["step"], metrics.get("median")),
         amounts={
             "ledger": {part: (seconds, 0.0) for part, seconds in ledger_s.items()},
             "findings": {finding.code: (finding.share_pct, 0.0) for finding in reversed(findings)},  # the largest last
-            "gpu": _gpu(state, rank.intervals),
+            "gpu": {  # the GPU's sensors and the allocator's figures over the run, by logged name
+                name: (value, 0.0)
+                for name, value in (mean_metrics(rank.intervals) if state is None else state.metrics).items()
+                if name.startswith("gpu/")
+            },
         },
         of_run=frozenset(finding.code for finding in findings if finding.of == "run"),
         wall_s=sum(ledger_s.values()),
@@ -207,7 +197,7 @@ def _last_fifth(counted: Sequence[int], step_ms: Sequence[float]) -> Estimate | 
     )
 
 
-def _run_metrics(rank: RankRecord, ledger_s: Mapping[str, float]) -> dict[str, Estimate]:
+def _run_metrics(rank: RankRecord, ledger: RunLedger | None, ledger_s: Mapping[str, float]) -> dict[str, Estimate]:
     """One value a run, or one for each validation or checkpoint."""
     estimates = {}
     for kind in ("validation", "checkpoint"):
@@ -219,8 +209,6 @@ def _run_metrics(rank: RankRecord, ledger_s: Mapping[str, float]) -> dict[str, E
     startup_s = sum(seconds for part, seconds in ledger_s.items() if part.startswith(STARTUP))
     if startup_s > 0:
         estimates["startup"] = Estimate(value=startup_s)
-    analysis = rank.state.report.analysis if rank.state is not None else None
-    ledger = analysis.run.ledger if analysis is not None and analysis.run is not None else None
     if ledger is not None and ledger.goodput:
         estimates["goodput"] = Estimate(value=100 * ledger.goodput)
     return estimates
@@ -230,8 +218,7 @@ def _mean(values: Sequence[float]) -> Estimate:
     value = fmean(values)
     if len(values) < FEWEST_PIECES:
         return Estimate(value=value)
-    spread = sqrt(sum((each - value) ** 2 for each in values) / (len(values) - 1))
-    return Estimate(value=value, log_error=spread / value / sqrt(len(values)), blocks=len(values))
+    return Estimate(value=value, log_error=stdev(values) / value / sqrt(len(values)), blocks=len(values))
 
 
 def _conditions(begin: Begin) -> Conditions:
@@ -247,10 +234,8 @@ def _conditions(begin: Begin) -> Conditions:
 def _settings(begin: Begin) -> dict[str, str]:
     loader = asdict(begin.loader) if begin.loader is not None else {}
     settings = {name: str(value) for name, value in {**begin.settings, **loader}.items()}
-    return {name: value for name, value in {**begin.versions, **settings}.items() if name not in _CONDITION_NAMES}
-
-
-_CONDITION_NAMES: Final = frozenset(Conditions.__dataclass_fields__)
+    conditions = Conditions.__dataclass_fields__
+    return {name: value for name, value in {**begin.versions, **settings}.items() if name not in conditions}
 
 
 def _ended(rank: RankRecord, steps: int) -> Iterable[str]:
@@ -261,42 +246,16 @@ def _ended(rank: RankRecord, steps: int) -> Iterable[str]:
         yield f"the run failed after {so_far:,} steps"
 
 
-def _gpu(state: State | None, intervals: Sequence[IntervalLine]) -> Amounts:
-    """Means of the GPU's sensors and of the allocator's figures over the run, by logged name."""
-    if state is not None:
-        return {name: (value, 0.0) for name, value in state.metrics.items() if name.startswith("gpu/")}
-    sums: dict[str, tuple[float, int]] = {}
-    for interval in intervals:
-        for name, value in interval.metrics.items():
-            if name.startswith("gpu/"):
-                total, steps = sums.get(name, (0.0, 0))
-                sums[name] = total + value * interval.counted, steps + interval.counted
-    return {name: (total / steps, 0.0) for name, (total, steps) in sums.items() if steps}
-
-
-def _ledger_s(state: State | None, intervals: Sequence[IntervalLine]) -> dict[str, float]:
+def _ledger_s(ledger: RunLedger | None, intervals: Sequence[IntervalLine]) -> dict[str, float]:
     """Seconds by part, from the newest state; summed over the intervals if there is none."""
-    analysis = state.report.analysis if state is not None else None
-    run = analysis.run if analysis is not None else None
-    if run is not None and run.ledger is not None:
-        rest = {"unexplained": run.ledger.unexplained_s} if run.ledger.unexplained_s > 0 else {}
-        return {**run.ledger.parts, **rest}
-    parts: dict[str, float] = {}
-    for interval in intervals:
-        for name, seconds in interval.ledger_s.items():
-            parts[name] = parts.get(name, 0.0) + seconds
-    return parts
-
-
-# --- traces --------------------------------------------------------------------------------------------------------
+    if ledger is not None:
+        rest = {"unexplained": ledger.unexplained_s} if ledger.unexplained_s > 0 else {}
+        return {**ledger.parts, **rest}
+    return sums(interval.ledger_s for interval in intervals)
 
 
 def trace_source(analysis: Analysis) -> Source:
-    """A trace by its analysis.
-
-    A step of several ranks takes as long as on its slowest rank, for which the others wait; the other metrics of a step
-    are means over the ranks.
-    """
+    """A trace: a step takes as long as on its slowest rank, for which others wait; the rest are means over ranks."""
     if not analysis.ranks:
         raise TraceError(f"{analysis.source}: no recorded rank to compare")
     if analysis.verdict == NO_VERDICT:
@@ -316,21 +275,26 @@ def trace_source(analysis: Analysis) -> Source:
         all_steps=len(analysis.ranks[0].per_step),
         metrics={name: estimate or Estimate(value=0.0) for name, estimate in metrics.items()},
         amounts={
-            "idle": _mean_over_ranks(
-                {c: (s.ms_per_step, 0.0) for c, s in rank.idle.items()} for rank in analysis.ranks
-            ),
-            "kinds": _mean_over_ranks(
-                {kind: (spent.ms_per_step, spent.calls_per_step) for kind, spent in rank.kinds.items()}
-                for rank in analysis.ranks
-            ),
-            "kernels": _mean_over_ranks(map(_kernels, analysis.ranks)),
+            table: {name: mean_amount(ranks, name) for name in chain.from_iterable(ranks)}
+            for table, ranks in (
+                ("idle", [{c: (s.ms_per_step, 0.0) for c, s in rank.idle.items()} for rank in analysis.ranks]),
+                ("kinds", [_calls(rank.kinds.items()) for rank in analysis.ranks]),
+                ("kernels", [_calls((one.name, one) for one in rank.top_kernels) for rank in analysis.ranks]),
+            )
         },
         notes=(*([left_out] if cut else []), *analysis.warnings),
     )
 
 
-def _kernels(rank: RankSummary) -> Amounts:
-    return {kernel.name: (kernel.ms_per_step, kernel.calls_per_step) for kernel in rank.top_kernels}
+def _calls(spent: Iterable[tuple[str, Kind | Kernel]]) -> Amounts:
+    return {name: (one.ms_per_step, one.calls_per_step) for name, one in spent}
+
+
+def mean_amount(amounts: Sequence[Amounts], name: str) -> tuple[float, float]:
+    """The mean of an amount and of its calls; 0 where there is none."""
+    means = zip(*(each.get(name, (0.0, 0.0)) for each in amounts), strict=True)
+    amount, calls = map(fmean, means)
+    return amount, calls
 
 
 def _common_steps(analysis: Analysis) -> list[list[Step]]:
@@ -355,22 +319,6 @@ def _of_step(metric: str, ranks: Sequence[Step]) -> float:
         case "idle":
             return mean(step.ms - step.busy_ms for step in ranks)
     return mean(step.categories_ms.get(metric, 0.0) for step in ranks)
-
-
-def _mean_over_ranks(ranks: Iterable[Amounts]) -> Amounts:
-    each = list(ranks)
-    names = dict.fromkeys(name for amounts in each for name in amounts)
-    zero = (0.0, 0.0)
-    return {
-        name: (
-            fmean(amounts.get(name, zero)[0] for amounts in each),
-            fmean(amounts.get(name, zero)[1] for amounts in each),
-        )
-        for name in names
-    }
-
-
-# --- results of `benchmark` ----------------------------------------------------------------------------------------
 
 
 def benchmark_source(path: str, result: BenchmarkResult) -> Source:

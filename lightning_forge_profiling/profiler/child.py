@@ -15,8 +15,8 @@ from typing import Final
 from lightning_forge_profiling.profiler.paths import plugin_path, trace_path, window_folder
 
 PATIENCE_S: Final = 4.0
+# for the other ranks' last lines: ranks end together, but the disk of another node may show them later, or never
 RANKS_S: Final = 2.0
-"""For the other ranks' last lines: ranks end together, but the disk of another node may show them later, or never."""
 
 
 def exit_timeout_s(world_size: int) -> float:
@@ -41,14 +41,7 @@ def ctrl_c_ends() -> Iterator[None]:
 
 
 def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> list[Exception | None]:
-    """Do several things at once, each in a thread, and say what became of each.
-
-    A thread that does not end in time is left alone; it does not keep the process alive.
-
-    Example:
-        >>> problems_within(60.0, [lambda: 1, lambda: 1 // 0])
-        [None, ZeroDivisionError('integer division or modulo by zero')]
-    """
+    """Do several things at once, a thread each; the exception of each, or TimeoutError if it is not done in time."""
     late: list[Exception | None] = [TimeoutError(f"not done within {max(limit_s, 0):g} s")] * len(works)
     if limit_s <= 0:
         return late
@@ -71,11 +64,8 @@ def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> li
     return list(problems)
 
 
-_PROGRAM: Final = "lightning_forge_profiling.finish"
-"""Not imported here: it runs in a process without torch."""
-
-_SHORTEST_WAIT_S: Final = 0.1
-"""Shorter is too short to learn that the process has ended."""
+_PROGRAM: Final = "lightning_forge_profiling.finish"  # not imported here: it runs in a process without torch
+_SHORTEST_WAIT_S: Final = 0.1  # shorter is too short to learn that the process has ended
 
 
 class _Process(subprocess.Popen[bytes]):
@@ -86,16 +76,7 @@ class _Process(subprocess.Popen[bytes]):
 
 
 class FinishingChild:
-    """A process without torch that compresses a raw trace, writes the copy for TensorBoard and analyses the trace.
-
-    Args:
-        raw: the exported trace, in the folder that `paths.claim` has made.
-        rank: this process's rank.
-        ranks: the ranks that record; the first analyses the traces of all.
-        tensorboard: whether to write the copy.
-        analyze: whether to analyse.
-        alone: the training failed: begin at once, and wait for no other rank.
-    """
+    """A process without torch that compresses a raw trace, copies it for TensorBoard and analyses the trace."""
 
     def __init__(
         self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool, alone: bool = False
@@ -124,11 +105,7 @@ class FinishingChild:
         return self._process.pid
 
     def wait(self, timeout_s: float) -> str:
-        """Tell it that training is over, and wait for its end. Ctrl-C leaves it alone with its work.
-
-        Returns:
-            What went wrong; "" if nothing did.
-        """
+        """Tell it that training is over, and wait for its end; what went wrong, or "". Ctrl-C leaves it at its work."""
         try:
             return self._problem(timeout_s)
         except subprocess.TimeoutExpired:

@@ -18,8 +18,8 @@ from torch.profiler import ProfilerAction, profile
 
 from lightning_forge_profiling.profiler.child import ctrl_c_ends, exit_timeout_s
 
+# Held while this package records. PyTorch reports only its own thread's profilers, and two at once end the process.
 RECORDING: Final = Lock()
-"""Held while this package records. PyTorch reports only its own thread's profilers, and two at once end the process."""
 
 
 def active_profiler() -> str:
@@ -44,13 +44,11 @@ def scheduled_profiler(until: int) -> str:
     return ""
 
 
+# what a rank allows the GPU also among others: while that is busy, the profiler's stop would block
 _GPU_SETTLES_S: Final = 1.0
-"""What a rank allows the GPU also among others: while that is busy, the profiler's stop would block."""
-
 _VARIABLE: Final = "TEARDOWN_CUPTI"
 
-_SAFE_FROM: Final = (12, 6)
-"""Detaching crashed processes with CUDA graphs before CUDA 12.6 (pytorch/pytorch#146604)."""
+_SAFE_FROM: Final = (12, 6)  # detaching crashed processes with CUDA graphs before CUDA 12.6 (pytorch/pytorch#146604)
 
 
 def why_attached(environment: Mapping[str, str], cuda: str | None) -> str:

@@ -60,8 +60,7 @@ class StepWindow:
         return f"step {last}" if self.steps == 1 else f"steps {self.start_step}-{last}"
 
 
-ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")
-"""Names of `torch.profiler.ProfilerActivity`, in lower case."""
+ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")  # names of `torch.profiler.ProfilerActivity`, in lower case
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,7 @@ def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
 
 @contextmanager
 def _name_for_kineto(raw: Path) -> Iterator[str]:
-    """A name for the raw file that Kineto writes into the JSON unchanged.
-
-    Kineto replaces backslashes in the path, drops line breaks, puts it into the JSON without escaping it, and renames
-    its temporary file to the result.
-    """
+    """A name for the raw file that Kineto, which does not escape it, writes into the JSON unchanged."""
     if json.dumps(str(raw)) == f'"{raw}"':
         yield str(raw)
         return

@@ -6,8 +6,8 @@ from typing import Final
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.json_layout import schema_of
 
+# The copy in the package. `python -m lightning_forge_profiling.report.json_schema > FILE` renews it.
 SHIPPED: Final = Path(__file__).with_name("summary.schema.json")
-"""The copy in the package. `python -m lightning_forge_profiling.report.json_schema > FILE` renews it."""
 
 
 def schema_json() -> bytes:

@@ -1,18 +1,17 @@
 """A run on the terminal, from its record: a frame of `forge-profiling watch`, and `forge-profiling summary`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
-from lightning_forge_profiling.record.lines import IntervalLine, State
+from lightning_forge_profiling.record.lines import IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_status import (
     Outcome,
     RankPace,
-    RunStatus,
     counted,
     duration,
     events_once,
@@ -35,7 +34,6 @@ from lightning_forge_profiling.report.run_table import (
 from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.run_report import RunReport
 
 _STYLES: Final[Mapping[Outcome, str]] = {
     "running": "bold green",
@@ -43,13 +41,12 @@ _STYLES: Final[Mapping[Outcome, str]] = {
     "failed": "bold red",
     "silent": "bold yellow",
 }
-_WIDE: Final = 60
-"""Terminal width from which the means of the whole run are shown too."""
+_WIDE: Final = 60  # terminal width from which the means of the whole run are shown too
 _FINDINGS, _EVENTS, _RANKS = 3, 5, 8
 _OF_RUN: Final = ("compute", "clocks", "whole fit")
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
+# smallest range of a sparkline, as a share of its lowest value, so that noise does not look like a change
 _LEAST_RANGE: Final = 0.1
-"""Smallest range of a sparkline, as a share of its lowest value, so that noise does not look like a change."""
 _MOST_TIMES: Final = 60
 
 _GPU: Final = (
@@ -86,9 +83,6 @@ def setting_words(rank: RankRecord) -> str:
     chosen = [f"{name} {value}" for name, value in said.items() if value not in {None, -1, ""}]
     ranks = f"{begin.world_size} ranks" if begin.world_size > 1 else ""
     return ", ".join(filter(None, (f"{begin.device} on {begin.host}", ranks, *chosen)))
-
-
-# -- pace ------------------------------------------------------------------------------------------------------------
 
 
 def print_pace(rank: RankRecord, screen: Screen) -> None:
@@ -150,20 +144,13 @@ def _gpu(latest: IntervalLine) -> list[str]:
     return words + ([f"throttled {throttled:.0f} % of the time"] if throttled >= 1 else [])
 
 
-# -- the run ---------------------------------------------------------------------------------------------------------
-
-
 def _of_run(record: RunRecord) -> Iterator[Line]:
     """Lines about the run as a whole, from its latest totals."""
     _, state = totals(record)
     if state is None:
         return
     yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
-    yield from _findings(state.report)
-
-
-def _findings(report: RunReport) -> Iterator[Line]:
-    analysis = report.analysis
+    analysis = state.report.analysis
     if analysis is None:
         return
     if not analysis.findings:
@@ -179,13 +166,10 @@ def _events(record: RunRecord, now: float) -> Iterator[str]:
     """The latest events, newest first."""
     for event, ranks in reversed(events_once(record)[-_EVENTS:]):
         on = f" on rank {ranks[0]}" if len(ranks) == 1 < len(record.ranks) else ""
-        took = f", {_length(event.seconds)}" if event.seconds else ""
+        length = f"{event.seconds:.1f} s" if event.seconds >= 1 else f"{1e3 * event.seconds:.0f} ms"
+        took = f", {length}" if event.seconds else ""
         said = f": {event.text}" if event.text else ""
         yield f"{duration(now - event.at)} ago, step {event.step:,}: {event.kind}{on}{took}{said}"
-
-
-def _length(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
 
 
 def _ranks(paces: Sequence[RankPace], now: float) -> Table:
@@ -193,15 +177,9 @@ def _ranks(paces: Sequence[RankPace], now: float) -> Table:
     table = Table("rank", "step", "ms", "own work", "waits", "last line")
     ordered = sorted(paces, key=lambda pace: (not pace.late, pace.outcome != "silent", pace.rank))
     for pace in ordered[:_RANKS]:
-        table.row(
-            f"{pace.rank}",
-            f"{pace.step:,}",
-            "" if pace.step_ms is None else f"{pace.step_ms:.2f}",
-            "" if pace.own_ms is None else f"{pace.own_ms:.2f}",
-            "" if pace.waits_ms is None else f"{pace.waits_ms:.2f}",
-            f"{duration(now - pace.at)} ago",
-            style="yellow" if pace.late or pace.outcome in {"silent", "failed"} else "",
-        )
+        times = ("" if ms is None else f"{ms:.2f}" for ms in (pace.step_ms, pace.own_ms, pace.waits_ms))
+        style = "yellow" if pace.late or pace.outcome in {"silent", "failed"} else ""
+        table.row(f"{pace.rank}", f"{pace.step:,}", *times, f"{duration(now - pace.at)} ago", style=style)
     if len(ordered) > _RANKS:
         table.row(f"{len(ordered) - _RANKS} more")
     return table
@@ -209,46 +187,28 @@ def _ranks(paces: Sequence[RankPace], now: float) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSummary:
-    """Content of `summary --json`.
-
-    Attributes:
-        outcome: `running`; `finished` or `failed`, by the last line; `silent` without a new line for long.
-        run: id of the run, the same on all ranks.
-        record: folder of the record.
-        step: number of steps up to the last line.
-        began: start of the fit, Unix time in seconds.
-        at: time of the last line, Unix time in seconds.
-        text: the status in words.
-        metrics: logged metrics over all counted steps up to the latest totals, by name; {} before the first totals.
-        analysis: verdict, findings and measurements, as in `summary.json`; None before the first totals.
-        ranks: the pace of each rank.
-        problems: what could not be read.
-    """
+    """Content of `summary --json`."""
 
     outcome: Outcome
-    run: str
-    record: str
+    run: str  # id of the run, the same on all ranks
+    record: str  # folder of the record
     step: int
     began: float
     at: float
-    text: str
-    metrics: Mapping[str, float]
-    analysis: Analysis | None
+    text: str  # the status in words, which the four fields above are of too
+    metrics: Mapping[str, float]  # over all counted steps up to the latest totals; {} before the first
+    analysis: Analysis | None  # as in `summary.json`; None before the first totals
     ranks: tuple[RankPace, ...]
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # what could not be read
 
 
 def run_summary(record: RunRecord, now: float) -> RecordSummary:
     """Summarize a run as data."""
     status, (first, state) = run_status(record, now), totals(record)
     return RecordSummary(
-        outcome=status.outcome,
+        **asdict(status),
         run=first.begin.run,
         record=str(record.folder),
-        step=status.step,
-        began=status.began,
-        at=status.at,
-        text=status.text,
         metrics={} if state is None else state.metrics,
         analysis=None if state is None else state.report.analysis,
         ranks=tuple(rank_paces(record, now)),
@@ -265,11 +225,6 @@ def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> 
         screen.line()
         print_pace(first, screen)
         return
-    if remark := _older(status, state):
-        screen.line(remark)
+    if state.step < status.step:
+        screen.line(f"the table covers the first {state.step:,} steps")
     print_run(state.report, screen)
-
-
-def _older(status: RunStatus, state: State) -> str:
-    """A sentence if the table lacks the latest steps; else ""."""
-    return f"the table covers the first {state.step:,} steps" if state.step < status.step else ""

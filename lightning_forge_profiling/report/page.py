@@ -20,8 +20,8 @@ from lightning_forge_profiling.results.timeline import Timeline
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+# Lines of comments, and indentation: for whoever changes a script. Each page would have 16 kB of them.
 _FOR_READERS: Final = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
-"""Lines of comments, and indentation: for whoever changes a script. Each page would have 16 kB of them."""
 
 # In JSON these are in strings only, where an escape means the same. Without them no name can end the block.
 _ESCAPED: Final = "<>&\u2028\u2029"
@@ -38,11 +38,7 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def web_page(template: str, *, styles: tuple[str, ...] = (), scripts: tuple[str, ...] = (), **values: Any) -> str:
-    """Render a template that extends `page.html`.
-
-    The content security policy blocks every request, and any style and script but the page's own, named by their hash:
-    a name in a trace could not run even if it got into the page as markup.
-    """
+    """Render a template that extends `page.html`; its policy blocks all requests, and styles and scripts of others."""
     style = "".join(asset(f"{name}.css") for name in ("report", *styles))
     script = "\n".join(["'use strict';", *(_FOR_READERS.sub("", asset(f"{name}.js")) for name in scripts)])
     sources = f"script-src {_source(script)}; " if scripts else ""
@@ -88,21 +84,12 @@ def _source(text: str) -> str:
 _SCRIPTS: Final = (
     *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "axis", "breakdown", "sections"),
 )
-_SHOWN_OF_NAME: Final = 70
-"""A kernel's name is shown so far at least, in the two lines that it has."""
+_SHOWN_OF_NAME: Final = 70  # a kernel's name is shown so far at least, in the two lines that it has
 _LABEL: Final = 80
 
 
 def report_page(analysis: Analysis, timelines: Sequence[Timeline], record: object = None) -> str:
-    """The page of an analysis.
-
-    It holds the results as blocks of JSON and draws itself from them.
-
-    Args:
-        analysis: the results.
-        timelines: the timeline of each rank of the recorded window.
-        record: what the run's record adds, a `RunView` or the JSON of one; None without a record.
-    """
+    """The page of an analysis, with a timeline for each rank; `record` is a `RunView`, the JSON of one, or None."""
     run = analysis.run
     blocks = {
         "summary": embedded({"analysis": analysis, "words": _words(analysis)}),

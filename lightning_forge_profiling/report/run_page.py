@@ -19,6 +19,7 @@ from lightning_forge_profiling.report.run_status import (
     counted,
     duration,
     events_once,
+    mean_metrics,
     rank_paces,
     run_status,
     split,
@@ -35,9 +36,8 @@ from lightning_forge_profiling.safe_files import read_regular, write_whole
 _PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation"})
 _MOST_EVENTS: Final = 2000
 _MOST_POINTS: Final = 500
+# at the end of a fit with more ranks the page has the record of the first alone: each is up to a megabyte
 _MOST_RANKS_READ: Final = 64
-"""At the end of a fit with more ranks the page has the record of the first alone: each is up to a megabyte."""
-
 _NO_VERDICT: Final = Analysis(source="", verdict="no verdict yet", verdict_text="No verdict yet.", findings=())
 
 _METRICS: Final = (
@@ -108,10 +108,7 @@ def run_page(record: RunRecord, now: float) -> str:
 
 
 def write_run_page(folder: Path, report: RunReport, end: End) -> None:
-    """Add a run to the page of its window; the record has neither the report nor the end yet.
-
-    May raise OSError, ValueError or RecordError.
-    """
+    """Add a run to its window's page; the record lacks report and end. Raises OSError, ValueError or RecordError."""
     trace, analysis = report.trace, report.analysis
     if trace is None or trace.report_path is None or analysis is None:
         return
@@ -122,9 +119,6 @@ def write_run_page(folder: Path, report: RunReport, end: End) -> None:
     view = run_view(replace(record, ranks=(first, *others)), end.at, has_sensors=_has_sensors(analysis))
     timelines = timelines_of(read_regular(trace.report_path).decode())
     write_whole(trace.report_path, report_page(analysis, timelines, view).encode(errors="replace"))
-
-
-# -- the recorded window ---------------------------------------------------------------------------------------------
 
 
 def _window_folder(record: Path, trace: TraceReport | None) -> Path | None:
@@ -160,9 +154,6 @@ def _has_sensors(analysis: Analysis) -> bool:
     """Whether the page has curves of the GPU's sensors already."""
     run = analysis.run
     return run is not None and run.telemetry is not None and bool(run.telemetry.series.seconds)
-
-
-# -- the record ------------------------------------------------------------------------------------------------------
 
 
 def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> RunView:
@@ -219,17 +210,9 @@ def points_of(intervals: Sequence[IntervalLine], began: float, most: int = _MOST
     for start in range(0, len(intervals), each):
         part = intervals[start : start + each]
         spread = spread_of(part)
-        points.append(Point(part[-1].at - began, spread.p50 or 0.0, spread.p95 or spread.p50 or 0.0, _means(part)))
+        p95 = spread.p95 or spread.p50 or 0.0
+        points.append(Point(part[-1].at - began, spread.p50 or 0.0, p95, mean_metrics(part)))
     return points
-
-
-def _means(intervals: Sequence[IntervalLine]) -> dict[str, float]:
-    sums: dict[str, tuple[float, int]] = {}
-    for interval in intervals:
-        for name, value in interval.metrics.items():
-            total, steps = sums.get(name, (0.0, 0))
-            sums[name] = (total + value * interval.counted, steps + interval.counted)
-    return {name: total / steps for name, (total, steps) in sums.items()}
 
 
 def _curves(points: Sequence[Point], *, has_sensors: bool) -> Iterator[Curve]:

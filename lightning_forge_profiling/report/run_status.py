@@ -17,10 +17,10 @@ from lightning_forge_profiling.timing.rates import Percentiles, Rates
 
 Outcome = Literal["running", "finished", "failed", "silent"]
 
+# Shortest silence. A run writes every few seconds; a shared file system may show that some seconds later.
 _PATIENCE_S: Final = 30.0
-"""Shortest silence. A run writes every few seconds; a shared file system may show that some seconds later."""
+# silence is longer than this many times the longest recent pause: steps and validation may take long
 _PATIENT: Final = 3.0
-"""Silence is longer than this many times the longest recent pause: steps and validation may take long."""
 _RECENT: Final = 50
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
@@ -38,10 +38,7 @@ class RunStatus:
 
 
 def run_status(record: RunRecord, now: float) -> RunStatus:
-    """Status of a run.
-
-    A run has finished when its lowest rank has, and failed when any rank has.
-    """
+    """Status of a run: finished when its lowest rank has, failed when any rank has."""
     ranks = {rank.begin.rank: rank_status(rank, now) for rank in record.ranks}
     failed = min((one for one in ranks.values() if one.outcome == "failed"), key=lambda one: one.at, default=None)
     if failed is not None:
@@ -92,37 +89,23 @@ def duration(seconds: float) -> str:
     return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
 
 
-_COMPARED: Final = 20
-"""Number of latest intervals that a rank's step time is the mean of."""
+_COMPARED: Final = 20  # number of latest intervals that a rank's step time is the mean of
 
 
 @dataclass(frozen=True, slots=True)
 class RankPace:
-    """The pace of one rank.
-
-    Attributes:
-        rank: the global rank.
-        host: name of its machine.
-        device: its device, such as `cuda:0 (NVIDIA H200)`.
-        outcome: its status.
-        step: number of steps up to its last line.
-        at: time of its last line, Unix time in seconds.
-        step_ms: mean step time over the latest intervals; None before the first.
-        own_ms: the rank's own work per step, by its latest totals; None before the first.
-        waits_ms: time per step in which it waits for other ranks, likewise.
-        late: whether the others wait for it.
-    """
+    """The pace of one rank."""
 
     rank: int
     host: str
-    device: str
+    device: str  # such as `cuda:0 (NVIDIA H200)`
     outcome: Outcome
-    step: int
-    at: float
-    step_ms: float | None
-    own_ms: float | None = None
-    waits_ms: float | None = None
-    late: bool = False
+    step: int  # number of steps up to its last line
+    at: float  # time of its last line, Unix time in seconds
+    step_ms: float | None  # mean over the latest intervals; None before the first
+    own_ms: float | None = None  # its own work per step, by its latest totals; None before the first
+    waits_ms: float | None = None  # per step, for other ranks, likewise
+    late: bool = False  # whether the others wait for it
 
 
 def counted(rank: RankRecord) -> list[IntervalLine]:
@@ -138,25 +121,34 @@ def split(intervals: Iterable[IntervalLine]) -> list[IntervalLine]:
 def rates_of(intervals: Sequence[IntervalLine]) -> Rates:
     """Sums and rates over intervals."""
     steps = sum(one.counted for one in intervals)
-    device_ms = _sums(one.device_ms for one in intervals)
+    device_ms = sums(one.device_ms for one in intervals)
     return Rates(
         steps=steps,
         optimizer_steps=sum(one.optimizer_steps for one in intervals),
         samples=_sum(one.samples for one in intervals),
         tokens=_sum(one.tokens for one in intervals),
         device_ms=device_ms,
-        host_ms=_sums(one.host_ms for one in intervals),
+        host_ms=sums(one.host_ms for one in intervals),
         flops=None,
         split_steps=0 if device_ms.keys().isdisjoint(REGIONS) else steps,
     )
 
 
-def _sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by name."""
     total: dict[str, float] = {}
     for part in parts:
-        for name, ms in part.items():
-            total[name] = total.get(name, 0.0) + ms
+        for name, amount in part.items():
+            total[name] = total.get(name, 0.0) + amount
     return total
+
+
+def mean_metrics(intervals: Sequence[IntervalLine]) -> dict[str, float]:
+    """Means of the logged metrics over the counted steps."""
+    counted = [interval for interval in intervals if interval.counted]
+    steps = sums(dict.fromkeys(one.metrics, float(one.counted)) for one in counted)
+    totals = sums({name: value * one.counted for name, value in one.metrics.items()} for one in counted)
+    return {name: total / steps[name] for name, total in totals.items()}
 
 
 def _sum(amounts: Iterable[float | None]) -> float | None:
@@ -180,10 +172,8 @@ def events_once(record: RunRecord) -> list[tuple[EventLine, list[int]]]:
 
 
 def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
-    """The lowest rank with totals, and its latest; the lowest rank and None if no rank has any.
-
-    Their analysis is of all ranks: a rank that has not ended knows only its own work.
-    """
+    """The lowest rank with totals, and its latest with the analysis of all ranks; or the lowest rank, and None."""
+    # a rank that has not ended knows only its own work
     states = ((rank, rank.state) for rank in record.ranks if rank.state is not None)
     first, state = next(states, (record.ranks[0], None))
     analysis, works = None if state is None else state.report.analysis, record.works

@@ -35,21 +35,16 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import LoopRates, Percentiles, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 
-_SHOWN_PCT: Final = 0.05
-"""What is shorter shows as 0.0 %."""
-_SMALL_PCT: Final = 1.0
-"""Regions that take less share a row."""
+_SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
+_SMALL_PCT: Final = 1.0  # regions that take less share a row
 _REST: Final = "rest"
-_HOST_DIFFERS_PCT: Final = 1.0
-"""From this share of the step on, a host time that is not the device time has a column."""
+_HOST_DIFFERS_PCT: Final = 1.0  # from this share of the step on, a host time that is not the device time has a column
+# elsewhere a host time says where the host waits for room in the GPU's queue
 _HOST_WAITS_IN: Final = ("data", "transfer")
-"""Elsewhere a host time says where the host waits for room in the GPU's queue."""
 _PART_SHOWN_PCT: Final = 2.0
 _PARTS_SHOWN: Final = 3
 
-_SHORTEST_EXCLUDED_MS: Final = 5.0
-"""What is shorter shows as 0.00 s."""
-
+_SHORTEST_EXCLUDED_MS: Final = 5.0  # what is shorter shows as 0.00 s
 _MEGABYTE: Final = 1e6
 
 
@@ -318,8 +313,7 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
         yield Line("open with", Text(command), whole=True)
 
 
-NAMES_WIDTH: Final = 11
-"""Of the names before lines of text."""
+NAMES_WIDTH: Final = 11  # of the names before lines of text
 _BAR_WIDTH: Final = 24
 _SHORTEST_BAR: Final = 6
 _GAP: Final = 3
@@ -333,9 +327,6 @@ def print_run(report: RunReport, screen: Screen | None = None) -> None:
         _show_in_notebook(table)
     else:
         print_table(table, screen or Screen(wrap=True))
-
-
-# -- as text ---------------------------------------------------------------------------------------------------------
 
 
 def print_table(table: RunTable, screen: Screen) -> None:
@@ -381,9 +372,6 @@ def step_table(table: RunTable, width: int) -> Table:
 def _bar(pct: float, width: int) -> str:
     full, eighths = divmod(round(min(pct, 100.0) / 100 * width * 8), 8)
     return "█" * full + (_EIGHTHS[eighths] if eighths else "")
-
-
-# -- in a notebook ---------------------------------------------------------------------------------------------------
 
 
 def _in_notebook() -> bool:

@@ -27,16 +27,15 @@ _SHOWN: Final = 8
 _LEAVES: Final = 3
 _LEAST_PART_PCT: Final = 0.1
 _SAME_WORK: Final = 0.001
+# CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %,
+# beside busy neighbours by up to 30 %.
 _SLOWER_PCT: Final = 10.0
-"""CUPTI left attached made launch-bound steps 14 to 24 % longer, and without any window they drifted by 3 to 6 %,
-beside busy neighbours by up to 30 %."""
 _ALL_PCT: Final = 100.0
-_GEFORCE_PCT: Final = 115.0
-"""GeForce cards run at up to this share of the clock that their peak is stated for."""
+_GEFORCE_PCT: Final = 115.0  # GeForce cards run at up to this share of the clock that their peak is stated for
 _ABOVE_CLOCK: Final = "a GeForce runs above its stated clock"
 _TOO_MUCH: Final = "above the device's peak: the FLOP count or the peak is wrong"
+# the address of a peak's source, which would double the line; the log has it
 _URL: Final = re.compile(r", https?://[^ )]+")
-"""The address of a peak's source, which would double the line; the log has it."""
 
 
 def timing_lines(run: RunEvidence) -> Iterator[str]:
@@ -178,8 +177,7 @@ def _clocks(ranks: list[RankWork]) -> str:
     return f"that of {work.host} is {ahead} ahead of rank 0's, give or take {error}; the times of a rank are by its own"
 
 
-_SLOW: Final = 2.0
-"""From so many medians on, a step is worth a line in the table."""
+_SLOW: Final = 2.0  # from so many medians on, a step is worth a line in the table
 _NAMED: Final = 3
 _CAUSES: Final = 2
 _LEAST_SHARE: Final = 0.1

@@ -16,8 +16,8 @@ from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.blocks import Rows, Text
 
 _CODES: Final = MappingProxyType({"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"})
+# spaces between columns and the least width of the widest text column, in the order they are tried
 _LAYOUTS: Final = ((3, 20), (2, 20), (1, 12))
-"""Spaces between columns and the least width of the widest text column, in the order they are tried."""
 
 
 def painted(text: Text, line: str) -> str:
@@ -52,7 +52,7 @@ def padded(text: str, width: int, align: str = "<") -> str:
     return space + text if align == ">" else text + space
 
 
-def wrap(text: str, width: int, most_lines: int | None = None) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
     """Text in lines of at most `width` columns, broken between words, and in a word that is longer than a line."""
     if width_of(text) <= width:
         return [text]
@@ -65,9 +65,6 @@ def wrap(text: str, width: int, most_lines: int | None = None) -> list[str]:
             lines[-1] = longer
         else:
             lines[-1:] = [*filter(None, lines[-1:]), *_pieces(word, room)]
-    if most_lines is not None and len(lines) > most_lines:
-        rest = " ".join(lines[most_lines - 1 :])
-        lines[most_lines - 1 :] = [next(_pieces(rest, room - 1)).rstrip() + "…"]
     return [indent + line for line in lines]
 
 
@@ -82,15 +79,10 @@ def _pieces(word: str, width: int) -> Iterator[str]:
 
 
 class Table:
-    """Rows under headings.
+    """Rows under headings. Wide text wraps; numbers are never cut: columns without room follow below the others."""
 
-    Where it is wider than the terminal, its widest column of text wraps. Numbers are never cut: columns that still find
-    no room follow below, with the first column repeated.
-    """
-
-    def __init__(self, *headings: str, align: str = "<", most_lines: int | None = None) -> None:
+    def __init__(self, *headings: str, align: str = "<") -> None:
         self._align = align.ljust(len(headings), ">")
-        self._most_lines = most_lines
         self._rows: list[list[Text]] = []
         if any(headings):
             self.row(*headings, style="bold")
@@ -100,10 +92,6 @@ class Table:
         """Add a row, in one style or each cell in its own; missing cells at its end are empty."""
         empty = [""] * (len(self._align) - len(cells))
         self._rows.append([replace(cell, style=cell.style or style) for cell in map(clean, (*cells, *empty))])
-
-    def section(self) -> None:
-        """Add an empty line."""
-        self.row()
 
     def lines(self, width: int) -> list[str]:
         """The table in lines of at most `width` columns; numbers are never cut, so a line can be wider."""
@@ -138,7 +126,7 @@ class Table:
         gap, widths = self._layout(columns, width)
         for number, row in enumerate(self._rows):
             cells = [row[column] for column in columns]
-            wrapped = [wrap(cell.text, room, self._most_lines) for cell, room in zip(cells, widths, strict=True)]
+            wrapped = [wrap(cell.text, room) for cell, room in zip(cells, widths, strict=True)]
             for parts in zip_longest(*wrapped, fillvalue=""):
                 aligned = (
                     padded(part, room, self._align[column])

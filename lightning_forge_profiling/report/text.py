@@ -22,11 +22,7 @@ _LIST = re.compile(r"^(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+=]))")  # or the line bel
 
 
 def prose(text: str) -> str:
-    """Text escaped for a line or a table cell of GitHub's Markdown.
-
-    There is no markup, no HTML, no new line, column or list in it. A word that GitHub would link, or that would notify
-    a user, becomes a code span.
-    """
+    """Text escaped for a line or cell of GitHub's Markdown; a word it would link or notify becomes a code span."""
     text = plain(text).strip()
     pieces: list[str] = []
     shown = 0
@@ -105,13 +101,9 @@ def digits(rate: float) -> str:
 
 _TOKEN: Final = re.compile(r"[^\W_]+|.", re.DOTALL)
 _RETURN_TYPE_OR_NAMESPACE: Final = re.compile(r"^void |\(anonymous namespace\)::|\b(?:\w+::)+")
-_TAIL: Final = 2 / 3
-"""The share of a label for the part that differs; the rest is the beginning of the name."""
-_ROUNDS: Final = 3
-"""A label that separates two names may equal that of a third; then those two are separated."""
-_FILLERS: Final = 2
-"""This many equal tokens between two that differ are shown: they take no more room than an ellipsis."""
-
+_TAIL: Final = 2 / 3  # the share of a label for the part that differs; the rest is the beginning of the name
+_ROUNDS: Final = 3  # a label that separates two names may equal that of a third; then those two are separated
+_FILLERS: Final = 2  # this many equal tokens between two that differ are shown: they take no more room than an ellipsis
 _Shorten = Callable[[str, int], str]
 
 

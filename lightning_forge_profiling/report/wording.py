@@ -16,6 +16,7 @@ from lightning_forge_profiling.results.analysis import (
 )
 from lightning_forge_profiling.results.rank import RankSummary, Region
 
+# host activity while the GPU was idle, by `IDLE_CAUSES`
 IDLE_WORDS: Final = MappingProxyType(
     {
         "data": "in the data loader",
@@ -27,8 +28,6 @@ IDLE_WORDS: Final = MappingProxyType(
         "gpu": "next kernel already launched",
     }
 )
-"""Host activity while the GPU was idle, by `IDLE_CAUSES`."""
-
 STACKS_NOTE: Final = "Recorded with stacks, which slow each Python call: functions that make many calls are overstated"
 
 _USERS_SHOWN: Final = 3
@@ -51,10 +50,7 @@ def verdict(analysis: Analysis) -> Text:
 
 
 def slowest_rank(ranks: Sequence[RankSummary]) -> RankSummary:
-    """The rank with the longest median step; one odd step among few moves a mean.
-
-    One whose file is cut off is taken only if all are.
-    """
+    """The rank with the longest median step (one odd step moves a mean); one that is cut off only if all are."""
     return max(ranks, key=lambda rank: (not rank.cut_off, rank.step_ms.p50))
 
 
@@ -126,10 +122,7 @@ def linked(rank: RankSummary) -> str:
 
 
 def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, str]]:
-    """Rows for a step without GPU work: a part's name, milliseconds, share in percent, and style.
-
-    Built-in regions sum to the step; the user's lie over them, and so do operators and what is between them.
-    """
+    """Name, ms, share in percent and style of the parts of a step without GPU work. The user's regions overlap."""
     step = rank.step_ms.mean
     parts = [("step", step, "bold"), *((_named(one), one.host_ms_per_step, "") for one in rank.regions)]
     if rank.cpu is not None:

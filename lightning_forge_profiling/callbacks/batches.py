@@ -25,8 +25,6 @@ _FOLLOWED: Final = 8  # how many of the sizes found there are read of every batc
 _FIRST_BATCHES: Final = 8
 
 _Size = Callable[[Any], int]  # reads one size off a batch
-# raised by it for a batch that lacks what another has
-_LACKING: Final = (AttributeError, IndexError, KeyError, TypeError)
 
 
 class UnknownBatchSizeError(Exception):
@@ -47,12 +45,9 @@ class _Known(NamedTuple):
 
 
 class BatchSize:
-    """Counts the samples of batches.
+    """Counts the samples of batches where the first one shows the loader's batch size, else they are unknown."""
 
-    The loader's batch size is looked for in the first batch: a tensor's first dimension, or the length of a list of
-    samples. It is read there in every batch, as the last one may be shorter. Nothing is guessed: if
-    the loader has no batch size or the batch does not show it, the size is unknown.
-    """
+    # that is a tensor's first dimension, or the length of a list of samples; the last batch may be shorter
 
     def __init__(self, loaders: Sequence[Any]) -> None:
         self.loaders = loaders
@@ -174,7 +169,7 @@ def _within(get: Callable[[Any], Any], where: _Size, part: Any) -> int:
 def _read(where: _Size, batch: Any) -> int | None:
     try:
         return where(batch)
-    except _LACKING:
+    except (AttributeError, IndexError, KeyError, TypeError):  # the batch lacks what another has
         return None
 
 
@@ -266,10 +261,7 @@ class AccumulationCycles:
         self._updates = updates
 
     def after_batch(self, updates: int, step: int, *, each_changes: bool) -> tuple[bool, bool]:
-        """Whether a batch changed the weights, and whether it was the last of its cycle.
-
-        Several optimizers in one batch are one change of the weights.
-        """
+        """Whether a batch changed the weights, with one optimizer or more, and whether it was the last of its cycle."""
         changed, self._updates = updates != self._updates, updates
         # a module may step an optimizer that Lightning does not know of
         return changed, changed or each_changes or (not updates and step >= _LONGEST_CYCLE)

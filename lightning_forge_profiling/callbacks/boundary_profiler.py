@@ -27,14 +27,26 @@ _NO_PARTS: Final[Mapping[str, str]] = MappingProxyType({})
 _LOST_IN_A_ROW: Final = 3
 
 
-_NOTHING: Final = nullcontext()
+def _nothing() -> None:
+    pass
 
 
 class _Boundary(NamedTuple):
     """The functions called right before and right after an announced action."""
 
-    before: Callable[[], object]
-    after: Callable[[], object]
+    before: Callable[[], object] = _nothing
+    after: Callable[[], object] = _nothing
+
+    def around(self, inner: "_Boundary") -> "_Boundary":
+        return _Boundary(partial(_both, self.before, inner.before), partial(_both, inner.after, self.after))
+
+
+def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
+    first()
+    second()
+
+
+_IDLE: Final = _Boundary()
 
 
 def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
@@ -42,28 +54,28 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
         name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
         for name, region in actions.regions.items()
     }
-    inside = _Boundary(_nothing, actions.fetched)
+    fetched = _Boundary(after=actions.fetched)
     boundaries |= {
-        name: _inside(boundaries[name], inside) for name, region in actions.regions.items() if region == "data"
+        name: boundaries[name].around(fetched) for name, region in actions.regions.items() if region == "data"
     }
     checkpoint = _Checkpoint(step_timer)
     boundaries |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
     boundaries |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
-    boundaries |= dict.fromkeys(actions.state_collected, _Boundary(_nothing, checkpoint.write))
-    boundaries |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.enter_loader_start, _nothing))
-    boundaries |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.exit, LOADER_START), _nothing))
-    boundaries |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation, _nothing))
-    boundaries |= dict.fromkeys(actions.validation_ends, _Boundary(_nothing, step_timer.exit_validation))
+    boundaries |= dict.fromkeys(actions.state_collected, _Boundary(after=checkpoint.write))
+    boundaries |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.enter_loader_start))
+    boundaries |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.exit, LOADER_START)))
+    boundaries |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation))
+    boundaries |= dict.fromkeys(actions.validation_ends, _Boundary(after=step_timer.exit_validation))
     ledger = step_timer.ledger
     if ledger is not None:
         epoch = _Boundary(partial(ledger.open_span, EPOCH), partial(ledger.close_span, EPOCH))
-        boundaries |= {name: _inside(epoch, boundaries.get(name, _IDLE)) for name in actions.epochs}
+        boundaries |= {name: epoch.around(boundaries.get(name, _IDLE)) for name in actions.epochs}
     return boundaries
 
 
 def _without_regions(boundaries: dict[str, _Boundary], step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
     """The boundaries in a step that is timed as a whole: calls without effect would take 20 us."""
-    training_step = _Boundary(step_timer.training_begins, _nothing)
+    training_step = _Boundary(partial(setattr, step_timer, "saw_training_step", True))  # noqa: FBT003
     kept = {}
     for name, boundary in boundaries.items():
         region = actions.regions.get(name, "")
@@ -75,10 +87,7 @@ def _without_regions(boundaries: dict[str, _Boundary], step_timer: StepTimer, ac
 
 
 class _Checkpoint:
-    """The region `checkpoint`: from the save to the end of its hook, which then removes older checkpoints.
-
-    In the ledger, writing is a part of its own.
-    """
+    """The region `checkpoint`, to the end of the hook, which removes older ones; writing is its own ledger part."""
 
     def __init__(self, step_timer: StepTimer) -> None:
         self._step_timer = step_timer
@@ -106,22 +115,6 @@ class _Checkpoint:
     def leave_hook(self) -> None:
         self._in_hook = False
         self.saved()
-
-
-def _nothing() -> None:
-    pass
-
-
-_IDLE: Final = _Boundary(_nothing, _nothing)
-
-
-def _inside(outer: _Boundary, inner: _Boundary) -> _Boundary:
-    return _Boundary(partial(_both, outer.before, inner.before), partial(_both, inner.after, outer.after))
-
-
-def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
-    first()
-    second()
 
 
 class _Announced:
@@ -154,10 +147,7 @@ class _Announced:
 
 
 class _Contexts(dict[str, AbstractContextManager[Any]]):
-    """The context manager for each action name, for a Trainer without a profiler of the user's.
-
-    Lightning asks some sixty times a step, so each name is looked up once and then kept.
-    """
+    """The context manager for each action name; Lightning asks some sixty times a step, so each is kept."""
 
     MOST = 4096
 
@@ -169,24 +159,19 @@ class _Contexts(dict[str, AbstractContextManager[Any]]):
         self._boundary_of = boundary_of
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
+        boundary = self._boundary_of(action_name)
         of_lightning = action_name[:1] == "[" or action_name == "run_training_batch"
-        if not of_lightning and self._boundary_of(action_name) is None:
-            # announced by the user, who may want what `as` gives
+        if boundary is None and not of_lightning:  # announced by the user, who may want what `as` gives
             inner: AbstractContextManager[Any] = self._inner.profile(action_name)
             return inner
-        boundary = self._boundary_of(action_name)
-        context = _NOTHING if boundary is None else _Announced(boundary, raised=self._raised)
+        context = nullcontext() if boundary is None else _Announced(boundary, raised=self._raised)
         if len(self) < self.MOST:
             self[action_name] = context
         return context
 
 
 class BoundaryProfiler:
-    """Forwards everything to the user's profiler, and reports the regions' boundaries to the step timer.
-
-    Without a profiler of the user's, Lightning's pass-through creates a generator context manager per hook, some sixty
-    per step; shared objects that do nothing replace it.
-    """
+    """Forwards everything to the user's profiler, and reports the regions' boundaries to the step timer."""
 
     _OWN: Final = {
         *("inner", "step_timer", "profile", "_parts", "_around_parts", "_both", "_of_split", "_of_unsplit"),
@@ -224,7 +209,7 @@ class BoundaryProfiler:
         self._boundaries = self._of_split if split else self._of_unsplit
         # a context manager around the action of that name
         self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
-        if self._shares:
+        if self._shares:  # Lightning's pass-through would make a generator for each of some sixty hooks a step
             self.profile = self._contexts[split].__getitem__
 
     def _boundary(self, action_name: str) -> _Boundary | None:
@@ -236,7 +221,7 @@ class BoundaryProfiler:
         of_part = _Boundary(partial(ledger.enter, part), partial(ledger.exit, part))
         if boundary is None:
             return of_part
-        return _inside(boundary, of_part) if action_name in self._around_parts else _inside(of_part, boundary)
+        return boundary.around(of_part) if action_name in self._around_parts else of_part.around(boundary)
 
     def _profile_both(self, action_name: str) -> AbstractContextManager[Any]:
         inner: AbstractContextManager[Any] = self.inner.profile(action_name)
@@ -246,15 +231,11 @@ class BoundaryProfiler:
     def start(self, action_name: str) -> None:
         """Begin an action."""
         self.inner.start(action_name)
-        boundary = self._boundaries.get(action_name)
-        if boundary is not None:
-            boundary.before()
+        self._boundaries.get(action_name, _IDLE).before()
 
     def stop(self, action_name: str) -> None:
         """End an action."""
-        boundary = self._boundaries.get(action_name)
-        if boundary is not None:
-            boundary.after()
+        self._boundaries.get(action_name, _IDLE).after()
         self.inner.stop(action_name)
 
     def describe(self) -> None:

@@ -46,10 +46,7 @@ _log = plain_logger(__name__)
 
 
 class FitLog(Guarded):
-    """Logs metrics, reads the GPU's sensors, finds the device's peak and keeps the record of one fit.
-
-    Making it is a collective: all ranks agree on a folder for the record.
-    """
+    """Logs metrics, reads the GPU's sensors, finds the device's peak and keeps the record of one fit."""
 
     called = "ThroughputCallback"
 
@@ -71,7 +68,7 @@ class FitLog(Guarded):
         self._loggers = Loggers()
         self._run_record: RunRecorder | None = None
         keeps = settings.record and not trainer.fast_dev_run
-        self._record_folder: RecordFolder | None = claim_record_folder(trainer) if keeps else None
+        self._record_folder = claim_record_folder(trainer) if keeps else None  # a collective
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, up to now or, once they have ended, of the fit; {} before any."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import inf
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
@@ -40,15 +40,9 @@ if TYPE_CHECKING:  # which makes the monitor
 # few, and a loader with four workers has eight batches ready at the start that it will never have again
 DEFAULT_WARMUP_STEPS = 10
 
-_TEAR_DOWN: Final = "teardown"
-
 
 class FitMonitor(Guarded):
-    """Owns what watches a fit: step timer, profiler proxy, ledger, window, log, record; and ends all of it.
-
-    Each method may be called by every callback of the Trainer for the same event; the first call acts. No method raises
-    into the training: a failure is logged once.
-    """
+    """Owns what watches a fit, and ends it. Each callback may call a method for the same event; the first call acts."""
 
     called = "The profiling of this fit"
 
@@ -304,7 +298,7 @@ class FitMonitor(Guarded):
             self._begin_tear_down(trainer)
 
     def _begin_tear_down(self, trainer: Trainer) -> None:
-        self.ledger.turn_to(_TEAR_DOWN)
+        self.ledger.turn_to("teardown")
         parts = hook_parts(trainer, trainer.lightning_module, self.callbacks)
         over = partial(self._conclude, trainer, interrupted=False)
         self._tear_down = TearDown(self.ledger, trainer, parts, over)

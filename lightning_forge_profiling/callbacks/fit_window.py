@@ -43,10 +43,7 @@ _log = plain_logger(__name__)
 
 
 class FitWindow(Guarded):
-    """Records the window, if this rank is to: starts and stops the profiler between steps, and waits for its reports.
-
-    Making it is a collective: all ranks agree on a folder.
-    """
+    """Records the window, if this rank is to: starts and stops the profiler between steps, waits for its reports."""
 
     called = "ForgeProfilerCallback"
 
@@ -72,7 +69,7 @@ class FitWindow(Guarded):
         settings, config = self._settings, self._settings.config
         run = run_folder(trainer)
         root = run / config.trace_dir if settings.default_dir else folder_of(config.trace_dir)
-        # the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
+        # a collective: the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(config.window).replace(' ', '_')}"
         problem = _unrecordable(config) or _folder_problem(root) if trainer.is_global_zero else ""

@@ -27,15 +27,10 @@ _OWN: Final = re.compile(r"rank(\d+)\.")
 
 
 class Folder(NamedTuple):
-    """A folder that files are written to.
+    """A folder that files are written to."""
 
-    Attributes:
-        path: the local folder.
-        url: remote folder that it is copied to at the end of the fit; "" for none.
-    """
-
-    path: Path
-    url: str = ""
+    path: Path  # the local folder
+    url: str = ""  # remote folder that it is copied to at the end of the fit; "" for none
 
     def __truediv__(self, name: str | os.PathLike[str]) -> "Folder":
         """A subfolder."""
@@ -51,13 +46,7 @@ def folder_of(name: str | os.PathLike[str]) -> Folder:
 
 
 def run_folder(trainer: Trainer) -> Folder:
-    """The folder of this run and of no other: of TensorBoard's logger, else of the Trainer's first logger with one.
-
-    A logger without a folder for each run has the one that Lightning puts its checkpoints into, so that the files of a
-    run lie together and outside of what belongs to the tracker. Without a logger it is the Trainer's default folder.
-
-    This is a collective: call it on every rank.
-    """
+    """The folder of this run: of TensorBoard's logger, else of the first logger, else the default. A collective."""
     folder = logger_folder(trainer) or folder_of(trainer.default_root_dir) if trainer.is_global_zero else None
     agreed: Folder = trainer.strategy.broadcast(folder)
     return agreed
@@ -73,6 +62,7 @@ def _folder(logger: Any, root: str) -> Folder | None:
     try:
         if own := getattr(logger, "log_dir", None):
             return folder_of(own)
+        # where Lightning puts its checkpoints, so that a run's files lie together and outside of the tracker's
         run, saved = tracked_run(logger), logger.save_dir
         version = f"version_{run.version}" if isinstance(logger.version, int) else run.version
         if not (saved or run.name or version):

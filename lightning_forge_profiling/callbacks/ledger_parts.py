@@ -34,15 +34,9 @@ from lightning_forge_profiling.names import (
 from lightning_forge_profiling.timing.garbage import GarbageTimer
 from lightning_forge_profiling.timing.ledger import LOOP, LedgerClock
 
-_HOOKS: Final = ("callback/", "module/")
-_ANYWHERE: Final = ("",)
-
 
 def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object]) -> dict[str, str]:
-    """The parts for the hooks that callbacks, module and data module implement, by the name that Lightning announces.
-
-    This package's own hooks of each training batch are in none: the step timer measures them.
-    """
+    """The parts for the hooks that callbacks, module and data module implement, by Lightning's name of the action."""
     parts, kinds = {}, {type(one) for one in own}  # one that is inactive beside them has the same actions
     for callback in trainer.callbacks:
         mine = type(callback) in kinds
@@ -50,7 +44,7 @@ def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object
             action = f"[Callback]{callback.state_key}.{hook}"
             if not mine:
                 parts[action] = f"callback/{type(callback).__name__}.{hook}"
-            elif "train_batch" not in hook:
+            elif "train_batch" not in hook:  # those the step timer measures
                 parts[action] = "profiler"
     for kind, owner in ("LightningModule", module), ("LightningDataModule", trainer.datamodule):
         for hook in implemented_hooks(owner):
@@ -60,10 +54,7 @@ def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object
 
 
 class LedgerParts:
-    """Enters into the ledger what Lightning does not announce, while a training loop runs.
-
-    Only the training thread's time is entered.
-    """
+    """Enters what Lightning does not announce into the ledger while a training loop runs, of its thread alone."""
 
     def __init__(self, clock: LedgerClock, trainer: Trainer, warming_up: Callable[[], bool]) -> None:
         self._clock = clock
@@ -75,7 +66,7 @@ class LedgerParts:
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
         self._logger_part = f"logger/{names}"
         self._methods: list[WrappedMethod | WrappedLoggerMethod] = [
-            wrap_logging(trainer, partial(self._in_part, self._logger_part, _ANYWHERE)),
+            wrap_logging(trainer, partial(self._in_part, self._logger_part, ("",))),
             *wrap_logger_method(trainer, "log_metrics", self._in_part),
             *wrap_self_log(trainer, partial(self._in_part, SELF_LOG), self._in_epoch_metrics),
             *wrap_originals(trainer, trainer.lightning_module, self._outside_hook),
@@ -111,7 +102,7 @@ class LedgerParts:
     def _in_epoch_metrics(self) -> AbstractContextManager[None]:
         """Compute what was logged in an epoch; further calls in the same epoch get the same values."""
         before, self._computed = self._computed, self._trainer.current_epoch
-        return self._in_part(EPOCH_METRICS, _HOOKS, counts=before != self._computed)
+        return self._in_part(EPOCH_METRICS, ("callback/", "module/"), counts=before != self._computed)
 
     def _outside_hook(self, hook: str) -> AbstractContextManager[None]:
         """A hook of the module lets Lightning do what it does without that hook."""

@@ -47,10 +47,8 @@ class Actions(NamedTuple):
 
 def actions(trainer: Trainer, module: LightningModule) -> Actions:
     """The action names of this run."""
-    of_module, of_strategy = (
-        f"[LightningModule]{type(module).__name__}.",
-        f"[Strategy]{type(trainer.strategy).__name__}.",
-    )
+    of_module = f"[LightningModule]{type(module).__name__}."
+    of_strategy = f"[Strategy]{type(trainer.strategy).__name__}."
     of_data = f"[LightningDataModule]{type(trainer.datamodule).__name__}."
     return Actions(
         regions={
@@ -93,10 +91,10 @@ _WITHOUT_EFFECT = tuple(
 
 def implemented_hooks(owner: object) -> list[str]:
     """The hooks that a callback, a module or a data module implements itself, on its class or on the object."""
-    classes = type(owner).__mro__
-    hooks = {name for base in classes if base.__module__ in _WITHOUT_EFFECT for name in vars(base)}
-    own = {name for base in classes if base.__module__ not in _WITHOUT_EFFECT for name in vars(base)}
-    own |= vars(owner).keys() if hasattr(owner, "__dict__") else set()
+    hooks: set[str] = set()
+    own = set(getattr(owner, "__dict__", ()))
+    for base in type(owner).__mro__:
+        (hooks if base.__module__ in _WITHOUT_EFFECT else own).update(vars(base))
     return sorted(name for name in hooks & own if not name.startswith("_"))
 
 
@@ -143,14 +141,10 @@ def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
 
 def may_be_last(trainer: Trainer) -> bool:
     """Whether the batch that has just ended may have been the fit's last."""
-    if (
-        trainer.should_stop
-        or trainer.received_sigterm
-        or (trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps)
-    ):
-        return True
+    last_step = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
     last_epoch = trainer.max_epochs not in {None, -1} and trainer.current_epoch + 1 >= trainer.max_epochs
-    return bool(trainer.is_last_batch and last_epoch)
+    ends = trainer.should_stop or trainer.received_sigterm or last_step
+    return bool(ends or (trainer.is_last_batch and last_epoch))
 
 
 def replicas(trainer: Trainer) -> int:
@@ -165,11 +159,8 @@ def devices_per_batch(trainer: Trainer) -> int:
 
 
 def compute_dtype(trainer: Trainer) -> str:
-    """The type that this run's matrix products compute in, once its strategy has set the model up.
-
-    It is autocast's type, else the type that FSDP casts parameters to, else the parameters' own. A `torch.autocast` in
-    the module itself is not visible here.
-    """
+    """The type that matrix products compute in: autocast's, else what FSDP casts to, else the parameters' own."""
+    # a `torch.autocast` in the module itself is not visible here
     plugin = trainer.precision_plugin
     precision = str(plugin.precision)
     if precision.startswith("transformer-engine"):
@@ -187,8 +178,6 @@ def compute_dtype(trainer: Trainer) -> str:
 
 
 _MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
-
-
 _TRUE = {"bf16-true": "bf16", "16-true": "fp16", "64-true": "fp64"}
 
 
@@ -219,9 +208,7 @@ def uses_pytorch_profiler(trainer: Trainer) -> bool:
 def device_name(trainer: Trainer) -> str:
     """The device that the run trains on, in words."""
     device = trainer.strategy.root_device
-    if device.type != "cuda":
-        return str(device)
-    return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def has_unsized_loader(trainer: Trainer) -> bool:
@@ -240,7 +227,6 @@ class BatchSource(NamedTuple):
 
     loaders: Sequence[Any]  # all training loaders, mostly one DataLoader
     ends_epoch: bool = False  # whether the batch is the last of its epoch
-    fetched_by_module: bool = False  # whether `training_step` fetches by itself from a `dataloader_iter`
     one_a_step: bool = True  # whether it is all that its step fetched, as always where Lightning does the fetching
 
 
@@ -248,13 +234,16 @@ def batch_source(trainer: Trainer) -> BatchSource:
     """The loaders that the batch that has just ended comes from."""
     loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
     fetcher = loop._data_fetcher  # noqa: SLF001
-    own = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
     return BatchSource(
         loop._combined_loader.flattened,  # noqa: SLF001
         bool(progress.is_last_batch),
-        own,
-        not own or fetcher.fetched == progress.current.ready,
+        not _fetched_by_module(fetcher) or fetcher.fetched == progress.current.ready,
     )
+
+
+def _fetched_by_module(fetcher: object) -> bool:
+    """Whether the module fetches by itself, from a `dataloader_iter`."""
+    return type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
 
 
 def evaluation_source(trainer: Trainer, batch_idx: int, dataloader_idx: int) -> BatchSource:
@@ -263,21 +252,14 @@ def evaluation_source(trainer: Trainer, batch_idx: int, dataloader_idx: int) -> 
     loaders, fetcher = loop._combined_loader.flattened, loop._data_fetcher  # noqa: SLF001
     if loop._combined_loader._mode == "sequential":  # noqa: SLF001
         loaders = loaders[dataloader_idx : dataloader_idx + 1]
-    own = type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
-    one_a_step = not own or fetcher.fetched == loop.batch_progress.current.ready
-    return BatchSource(loaders, batch_idx + 1 >= loop.max_batches[dataloader_idx], own, one_a_step)
+    one_a_step = not _fetched_by_module(fetcher) or fetcher.fetched == loop.batch_progress.current.ready
+    return BatchSource(loaders, batch_idx + 1 >= loop.max_batches[dataloader_idx], one_a_step)
 
 
-def training_loaders(trainer: Trainer) -> list[Any]:
-    """The training loaders of this fit, mostly one DataLoader; empty before the training loop has set them up."""
-    combined = trainer.fit_loop._combined_loader  # noqa: SLF001
-    return [] if combined is None else list(combined.flattened)
-
-
-def validation_loaders(trainer: Trainer) -> list[Any]:
-    """The validation loaders of this fit; empty before the first validation has set them up."""
-    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader  # noqa: SLF001
-    return [] if combined is None else list(combined.flattened)
+def loaders_of_fit(trainer: Trainer, *, validation: bool = False) -> list[Any]:
+    """The loaders for training or validation, mostly one DataLoader; empty before the loop has set them up."""
+    loop = trainer.fit_loop.epoch_loop.val_loop if validation else trainer.fit_loop
+    return [] if loop._combined_loader is None else list(loop._combined_loader.flattened)  # noqa: SLF001
 
 
 def worker_processes(trainer: Trainer) -> list[int]:

@@ -35,10 +35,7 @@ class _Failures:
 
 
 class Loggers:
-    """Gives each log entry to every logger, and drops a logger that has raised three times in a row.
-
-    A logger that loses entries causes one warning: when it is dropped, else at the end of the fit.
-    """
+    """Gives each log entry to every logger; drops one that raised three times in a row. One warning per logger."""
 
     def __init__(self) -> None:
         self._failures: dict[int, _Failures] = {}  # by id: a logger is the user's, and is not held

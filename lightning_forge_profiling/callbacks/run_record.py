@@ -68,10 +68,7 @@ class RecordFolder(NamedTuple):
 
 
 def claim_record_folder(trainer: Trainer) -> RecordFolder | None:
-    """Create the folder of this run's record on rank 0 and broadcast it; None, with a warning, if that fails.
-
-    This is a collective: call it on every rank.
-    """
+    """Create the folder of this run's record on rank 0 and broadcast it; None, with a warning, if that fails."""
     run = run_folder(trainer)
     claimed: RecordFolder | None = None
     if trainer.is_global_zero:
@@ -348,10 +345,7 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _slim(report: RunReport, *, final: bool) -> RunReport:
-    """The report without its large parts: figures of each rank's trace, times of single steps, curves of the sensors.
-
-    The final state keeps the curves.
-    """
+    """The report without figures of each rank's trace, times of single steps, and, before the end, sensors' curves."""
     analysis = report.analysis
     if analysis is not None:
         evidence = analysis.run

@@ -253,14 +253,11 @@ def run_report(
 
 
 def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) -> RunReport:
-    """The report with findings and verdict by a later reading of the ledger; the reports beside the trace have it, too.
-
-    Less than a second could be no finding, and the report stays as it is. So do copies of it in a remote folder.
-    """
+    """The report by a later reading of the ledger; the local reports beside the trace are rewritten, too."""
     analysis = report.analysis
     if analysis is None or analysis.run is None or analysis.run.ledger is None:
         return report
-    if _own_s(ledger) - _own_s(analysis.run.ledger) < NOTICED_S:
+    if _own_s(ledger) - _own_s(analysis.run.ledger) < NOTICED_S:  # could be no finding
         return report
     read = run_ledger(ledger, report.run.steady if report.on_device else None)
     trace = None if report.trace is None or report.trace.url else report.trace

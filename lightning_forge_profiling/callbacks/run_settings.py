@@ -12,9 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from lightning_forge_profiling.callbacks.lightning_api import (
     Trainer,
     compute_dtype,
-    training_loaders,
+    loaders_of_fit,
     uses_pytorch_profiler,
-    validation_loaders,
 )
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.host import usable_cores
@@ -24,7 +23,7 @@ from lightning_forge_profiling.results.run import LoaderSettings, OptimizerSetti
 
 def restarted_workers(trainer: Trainer) -> int:
     """How many worker processes the training loaders stop and start between epochs."""
-    loaders = [each for each in training_loaders(trainer) if isinstance(each, DataLoader)]
+    loaders = [each for each in loaders_of_fit(trainer) if isinstance(each, DataLoader)]
     return sum(loader.num_workers for loader in loaders if not loader.persistent_workers)
 
 
@@ -46,7 +45,7 @@ def optimizer_settings(trainer: Trainer) -> OptimizerSettings | None:
 
 def loader_settings(trainer: Trainer, *, validation: bool = False) -> LoaderSettings | None:
     """The settings of the training loaders as Lightning set them up, with this rank's sampler."""
-    loaders = (validation_loaders if validation else training_loaders)(trainer)
+    loaders = loaders_of_fit(trainer, validation=validation)
     if not loaders:
         return None
     of_fit: dict[str, Any] = {
@@ -55,7 +54,7 @@ def loader_settings(trainer: Trainer, *, validation: bool = False) -> LoaderSett
         "cores": usable_cores(),
         "ranks_on_host": max(int(trainer.num_devices), 1),
         "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
-        "batches": _validation_batches(trainer) if validation else None,
+        "batches": int(batches) if validation and isfinite(batches := sum(trainer.num_val_batches)) else None,
     }
     known = [each for each in loaders if isinstance(each, DataLoader)]
     if len(known) < len(loaders):
@@ -71,12 +70,6 @@ def loader_settings(trainer: Trainer, *, validation: bool = False) -> LoaderSett
         sampler=_sampler(first),
         iterable=any(isinstance(each.dataset, IterableDataset) for each in known),
     )
-
-
-def _validation_batches(trainer: Trainer) -> int | None:
-    """Batches of a validation, as limited by the Trainer; None if unknown."""
-    number = sum(trainer.num_val_batches)
-    return int(number) if isfinite(number) else None
 
 
 def _batch_size(loader: DataLoader[Any]) -> int | None:

@@ -45,11 +45,11 @@ _INTERVAL: Final = 12
 _LATE_NS: Final = 1_000_000
 
 _HALF: Final = 0.5
+
 # parts of torch whose calls may wait for something else than the interpreter lock
 _BLOCKING: Final = ("distributed", "cuda", "multiprocessing", "utils/data")
 
 _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
-
 _TYPED: Final = ("<stdin>", "<ipython")  # code of the user's that has no file
 _LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy")
 
@@ -191,7 +191,10 @@ class StackSampler(StackThread):
         self._part = part
         self._native = threading.get_native_id()
         self._lines: defaultdict[str, LineSums] = defaultdict(new_sums)
-        self._interval = _Interval(self._native)
+        self._interval: list[
+            tuple[Sample, bool]
+        ] = []  # a quarter of a second; whether the thread may have been blocked
+        self._threads_s = python_threads_s(self._native)
         self._held = StepBlocks()
         self._intervals = 0
         self._held_by: Counter[str] = Counter()
@@ -214,49 +217,33 @@ class StackSampler(StackThread):
         return interval, next((name for name, _ in self._held_by.most_common(1)), "")
 
     def add(self, frame: FrameType, sample: Sample) -> None:
-        """Add a sample to its line, and to the present quarter of a second."""
+        """Add a sample to its line, and to the present interval."""
         line, region = self.walk(frame)
         part = self._part()
         hooked = part.startswith(("callback/", "module/", "datamodule/", "logger"))
         if hooked or (region is not None and part == STEPS):
             add_sample(self._lines[part if hooked else region or ""], line, sample)
-        interval = self._interval
-        interval.add(sample, blocked=self._may_block(frame))
-        if interval.samples >= _INTERVAL:
-            self._end(interval)
-            self._interval = _Interval(self._native)
+        self._interval.append((sample, self._may_block(frame)))
+        if len(self._interval) >= _INTERVAL:
+            self._end_interval()
 
     def _may_block(self, frame: FrameType) -> bool:
         code = frame.f_code
         return self.classify(code).calls and dis.opname[code.co_code[frame.f_lasti]] not in _NEVER_BLOCK
 
-    def _end(self, interval: "_Interval") -> None:
-        """Add a quarter of a second: if another Python thread held the lock, how long training waited for it."""
-        before_s, now_s = interval.threads_s, python_threads_s(self._native)
-        busy_s, busiest = max(
-            ((now_s[name] - s, name) for name, s in before_s.items() if name in now_s), default=(0.0, "")
-        )
-        late = interval.late_ns > _LATE_NS * interval.samples
-        held = late and busy_s * 1e9 > _HALF * interval.idle_ns
-        self._held.add(self._intervals, interval.wall_ns / 1e6, {"gil": interval.waiting_ns / 1e6 if held else 0.0})
+    def _end_interval(self) -> None:
+        """If another Python thread held the lock, add how long training waited for it."""
+        before_s, self._threads_s = self._threads_s, python_threads_s(self._native)
+        samples, self._interval = self._interval, []
+        used_s = {name: now_s - before_s[name] for name, now_s in self._threads_s.items() if name in before_s}
+        busiest = max(used_s, key=used_s.__getitem__, default="")
+        wall_ns, idle_ns, late_ns = (sum(ns) for ns in zip(*(sample for sample, _ in samples), strict=True))
+        held = late_ns > _LATE_NS * len(samples) and used_s.get(busiest, 0.0) * 1e9 > _HALF * idle_ns
+        waiting_ns = sum(sample.idle_ns for sample, blocked in samples if held and not blocked)
+        self._held.add(self._intervals, wall_ns / 1e6, {"gil": waiting_ns / 1e6})
         self._intervals += 1
         if held:
             self._held_by[busiest] += 1
-
-
-class _Interval:
-    """Sums over some samples."""
-
-    def __init__(self, sampled: int) -> None:
-        self.samples = self.wall_ns = self.late_ns = self.idle_ns = self.waiting_ns = 0
-        self.threads_s = python_threads_s(sampled)
-
-    def add(self, sample: Sample, *, blocked: bool) -> None:
-        self.samples += 1
-        self.wall_ns += sample.wall_ns
-        self.late_ns += sample.late_ns
-        self.idle_ns += sample.idle_ns
-        self.waiting_ns += 0 if blocked else sample.idle_ns
 
 
 def new_sums() -> LineSums:
@@ -316,10 +303,7 @@ _written_to = -1
 
 
 class WorkerStacks:
-    """Lets the first worker that is forked from here on sample itself, and reads what it found.
-
-    While it watches, torch's worker loop is replaced by one that starts the sampler and then calls torch's.
-    """
+    """Lets the first worker that is forked from here on sample itself, by a replaced worker loop, and reads that."""
 
     def __init__(self) -> None:
         self._file = -1
@@ -327,10 +311,8 @@ class WorkerStacks:
     def watch(self) -> None:
         """Replace the loop. Does nothing where workers are not forked: they would have to import this package."""
         global _written_to  # noqa: PLW0603  (what a forked worker inherits)
-        forks = (
-            multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-        ) == "fork"
-        if forks and hasattr(os, "memfd_create") and worker._worker_loop is _torchs_loop:  # noqa: SLF001
+        start = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        if start == "fork" and hasattr(os, "memfd_create") and worker._worker_loop is _torchs_loop:  # noqa: SLF001
             self._file = self._file if self._file >= 0 else os.memfd_create("forge-worker-stacks")
             _written_to = self._file
             worker._worker_loop = _sampled_loop  # type: ignore[assignment]  # noqa: SLF001

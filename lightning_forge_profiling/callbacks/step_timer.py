@@ -94,8 +94,6 @@ _DELIVER_ABOVE: Final = 1024
 _ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
 _ABSORBED_BELOW_NS: Final = 100_000
 
-_EVERY_STEP_HAS: Final = "forward"
-
 # regions that are parts of the ledger, by the ledger's names
 _PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: DATA_LOADER, LOADER_END: DATA_LOADER}
 
@@ -105,12 +103,10 @@ _LAUNCHING: Final = ("forward", "backward", "optimizer")
 
 
 class StepTimer(Guarded):
-    """Attributes every instant of a fit to exactly one built-in region; the user's regions overlap them.
+    """Attributes every instant of a fit to the innermost built-in region; the user's regions overlap them."""
 
-    The current region is the innermost one entered. Each change records one event that ends the one and begins the
-    other, so that the regions tile the step and an outer one (`optimizer`, around a closure) has its self time only.
-    Nothing here raises into the training loop: a failure is logged once and switches the step timer off.
-    """
+    # Each change records one event that ends one region and begins another, so that the regions tile the step and an
+    # outer one (`optimizer`, around a closure) has its self time only.
 
     def __init__(
         self,
@@ -205,13 +201,9 @@ class StepTimer(Guarded):
         while parts and parts[-1] != part:
             self.ledger.exit(parts.pop())
 
-    def training_begins(self) -> None:
-        """Note that the training step of the current step was announced."""
-        self.saw_training_step = True
-
     def enter(self, name: str) -> None:
         """A built-in region begins, inside the current one."""
-        self.saw_training_step |= name == _EVERY_STEP_HAS
+        self.saw_training_step |= name == "forward"
         if not self.active or not (self.is_split or name in EXCLUDED or (name == "data" and self.each_fetch)):
             return
         began_ns = self._clock_ns()

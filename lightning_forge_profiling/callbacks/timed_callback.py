@@ -28,11 +28,7 @@ _LOGGING_ATTRIBUTES: Final = ("log", "log_dict")
 
 
 class TimedCallback(Callback):
-    """Settings for the monitor of a fit, and the hooks around its steps; those of a step are in the subclasses.
-
-    The callbacks of this package in one Trainer share a `FitMonitor`: the first to be set up makes it, and whichever
-    hook comes first begins, ends or closes what it is about; for the monitor the second call is nothing new.
-    """
+    """Settings for the `FitMonitor` that the callbacks in one Trainer share, and the hooks around its steps."""
 
     warmup_steps: int | None = None
     regions: Collection[str] = REGIONS
@@ -75,10 +71,7 @@ class TimedCallback(Callback):
         self.use_backward_hooks(on=True)
 
     def use_backward_hooks(self, *, on: bool) -> None:
-        """Whether Lightning calls the hooks around a manual backward.
-
-        Each costs a context manager, a call and two formatted strings per batch.
-        """
+        """Whether Lightning calls the hooks around a manual backward, at a context manager and two strings each."""
         for name in _BACKWARD_HOOKS:
             self.__dict__.pop(name, None)
             if not on:
@@ -207,10 +200,8 @@ def _are_twins(one: TimedCallback, other: TimedCallback) -> bool:
 
 
 def taking_part(callbacks: Iterable[Callback]) -> tuple[TimedCallback, ...]:
-    """The enabled callbacks of this package: of each kind those of the script, else the first that `run` added.
-
-    A script that gives one list to two Trainers has what was added to the first in the second, too.
-    """
+    """The enabled callbacks of this package: of each kind those of the script, else the first that `run` added."""
+    # a script that gives one list to two Trainers has what was added to the first in the second, too
     ours = [callback for callback in callbacks if isinstance(callback, TimedCallback) and callback.enabled]
     chosen = [callback for callback in ours if not callback.added]
     for callback in ours:

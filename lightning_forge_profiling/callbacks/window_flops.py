@@ -86,11 +86,7 @@ def recorded_compute(
     reached: Callable[[Peak], float | None] = lambda _peak: None,
     model_is_counted: bool = False,
 ) -> tuple[Compute, ...]:
-    """FLOPs of the recorded steps over the time of the steady steps.
-
-    Recorded steps are slower than others, so their own time does not count; what they compute is the same. FLOPs are
-    scaled with the tokens, if those are counted.
-    """
+    """FLOPs of the recorded steps over the time of the steady steps, as recording slows steps; scaled with tokens."""
     flops, step_ms = rank.flops, run.steady.mean_ms("step")
     if flops is None or not step_ms:
         return ()

@@ -49,10 +49,7 @@ class WrappedMethod:
 
 
 class WrappedLoggerMethod:
-    """A context manager around each call of a method of a logger's class, which a module may call itself.
-
-    The class's, because a logger may be copied during a fit, or refuse attributes.
-    """
+    """A context manager around a method of a logger's class: a logger may be copied in a fit, or refuse attributes."""
 
     def __init__(self, owner: Any, name: str, around: AroundLogger) -> None:
         self.around = around
@@ -148,11 +145,9 @@ def wrap_last_teardown(trainer: Trainer, over: Callable[[], object]) -> WrappedM
 
 
 def watch_failure(loop: Any, failed: Callable[[BaseException], object]) -> WrappedMethod:
-    """Calls `failed` when an exception ends one of Lightning's loops.
-
-    Lightning calls the hook `on_exception` only in the process that launched the ranks, not in spawned or forked ones,
-    and not on a callback behind one whose own `on_exception` raises.
-    """
+    """Calls `failed` when an exception ends one of Lightning's loops."""
+    # Lightning calls `on_exception` only in the process that launched the ranks, not in spawned or forked ones, and not
+    # on a callback behind one whose own `on_exception` raises
 
     @contextmanager
     def around() -> Iterator[None]:

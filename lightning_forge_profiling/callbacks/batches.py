@@ -77,10 +77,9 @@ class BatchSize:
             return [where for where, _ in read]
         if known.size is None or (known.streams and self._batches <= _FIRST_BATCHES):
             return []
-        if ends_epoch or known.streams:  # a short batch: what is as large as ever is something else
-            read = [(where, size) for where, size in read if size < known.size]
-        else:  # a full one: what has changed was the same by chance
-            read = [(where, size) for where, size in read if size == known.size]
+        # in a short batch what is as large as ever is something else; in a full one what changed was the same by chance
+        short = ends_epoch or known.streams
+        read = [(where, size) for where, size in read if (size < known.size if short else size == known.size)]
         return [where for where, _ in read] if len({size for _, size in read}) == 1 else []
 
 

@@ -127,7 +127,7 @@ class CpuAccount:
             loader_busy_pct=self._loader_busy_pct(),
             workers=self._worker_busy_s / self._wall_s,
             waits_pct=pct * self._waits_s if self._readings else None,
-            waits=self._waits(),
+            waits=share_of(self._blocks, "waits"),
             throttled_pct=min(pct * self._throttled_s, 100.0),
             throttled_periods=self._throttled_periods,
             stolen_pct=pct * self._stolen_s / max(usable_cores(), 1),
@@ -135,15 +135,6 @@ class CpuAccount:
             switches_per_s=self._switches / self._wall_s,
             missing=self._first.missing,
             regions=self._regions(),
-        )
-
-    def _waits(self) -> ShareInterval | None:
-        """The share of the time in which training waited for a core."""
-        blocks = self._blocks.read()
-        return share_interval(
-            [block.region_ms["waits"] for block in blocks],
-            [block.ms for block in blocks],
-            [block.steps for block in blocks],
         )
 
     def _regions(self) -> dict[str, RegionCpu]:
@@ -166,6 +157,14 @@ class CpuAccount:
         if data is None or self._regions_ns["data"][0] < _ENOUGH_FETCH_NS:
             return None
         return min(data.used_pct + data.waits_pct, 100.0)
+
+
+def share_of(blocks: StepBlocks, name: str) -> ShareInterval | None:
+    """The share of a named part of the time in blocks, with its interval."""
+    read = blocks.read()
+    return share_interval(
+        [block.region_ms[name] for block in read], [block.ms for block in read], [block.steps for block in read]
+    )
 
 
 def _grown(before: float | None, now: float | None) -> float:

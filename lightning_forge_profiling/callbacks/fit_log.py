@@ -174,13 +174,12 @@ class FitLog(Guarded):
     @guarded
     def other_steps_come(self, *, recording: bool, trace: TraceReport | None) -> None:
         """Sample what counts: neither the warm-up nor steps in which the profiler runs."""
-        if self._telemetry is not None:
-            if self._step_timer.step == self._step_timer.warmup_steps:
-                self._telemetry.restart()
-            if recording:
-                self._telemetry.pause()
-            else:
-                self._telemetry.resume()
+        if self._telemetry is not None and self._step_timer.step == self._step_timer.warmup_steps:
+            self._telemetry.restart()
+        if recording:
+            self.pause()
+        else:
+            self.resume()
         if self._run_record is not None:
             self._run_record.window(trace)
 
@@ -274,7 +273,7 @@ class FitLog(Guarded):
             return self._no_telemetry or None
         rates = run.steady
         summary = self._telemetry.summary(rates.per_second(rates.samples), 0 if run.only_warmup else rates.steps)
-        return summary or self._telemetry.problem or "the run was over before the first sample"
+        return summary or self._telemetry.sampler.problem or "the run was over before the first sample"
 
     def compute(
         self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None

@@ -16,13 +16,7 @@ from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
-from lightning_forge_profiling.callbacks.lightning_api import (
-    LightningModule,
-    StepProgress,
-    Trainer,
-    has_exhausted_loader,
-    has_unsized_loader,
-)
+from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
 from lightning_forge_profiling.names import PROFILER
@@ -113,7 +107,7 @@ class FitMonitor(Guarded):
         self._leave_set_up(trainer)
         self.readings.begin(trainer)
         actions = lightning_api.actions(trainer, module)._replace(fetched=partial(self._fetch_ends, trainer))
-        self.step_timer.each_fetch = has_unsized_loader(trainer)
+        self.step_timer.each_fetch = lightning_api.has_unsized_loader(trainer)
         self._proxy = ProfilerProxy(self.step_timer, actions, hook_parts(trainer, module, self.callbacks))
         self._proxy.install(trainer)
         self._previous_sink = set_region_sink(self.step_timer)
@@ -146,7 +140,7 @@ class FitMonitor(Guarded):
         return self.window is not None and self.window.running
 
     def _fetch_ends(self, trainer: Trainer) -> None:
-        if has_exhausted_loader(trainer):
+        if lightning_api.has_exhausted_loader(trainer):
             self.step_timer.loader_ended()
 
     def end_step(self, trainer: Trainer, batch: Any) -> None:

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.profiler import supported_activities
 
-from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.folders import (
-    UPLOAD_S,
-    Folder,
-    finished_files,
-    folder_of,
-    remote_problem,
-    run_folder,
-    upload,
-)
+from lightning_forge_profiling.callbacks import folders, lightning_api
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
@@ -57,7 +48,7 @@ class FitWindow(Guarded):
         self._skipped: TraceReport | None = None
         self._no_memory = self._copied_to = ""
         self._ended_steps = 0
-        self._folder: Folder | None = None
+        self._folder: folders.Folder | None = None
         if trainer.fast_dev_run:
             self._skip("fast_dev_run is a trial run")
         elif lightning_api.uses_pytorch_profiler(trainer):
@@ -67,8 +58,8 @@ class FitWindow(Guarded):
 
     def _prepare(self, trainer: Trainer) -> None:
         settings, config = self._settings, self._settings.config
-        run = run_folder(trainer)
-        root = run / config.trace_dir if settings.default_dir else folder_of(config.trace_dir)
+        run = folders.run_folder(trainer)
+        root = run / config.trace_dir if settings.default_dir else folders.folder_of(config.trace_dir)
         # a collective: the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(config.window).replace(' ', '_')}"
@@ -186,13 +177,13 @@ class FitWindow(Guarded):
         if session is None or folder is None or not folder.url or not folder.path.is_dir():
             return
         lowest = 0 if ranks == "all" else min(ranks)
-        files = finished_files(folder.path, trainer.global_rank, others=trainer.global_rank == lowest)
+        files = folders.finished_files(folder.path, trainer.global_rank, others=trainer.global_rank == lowest)
         if session.report.pending:
             what = "The run failed before its trace was complete, so that it is not in %s but in %s"
             _log.warning(what, folder.url, folder.path)
         elif files:
-            limit_s = exit_timeout_s(trainer.world_size) if interrupted else UPLOAD_S
-            self._copied_to = folder.url if upload(folder.path, folder.url, files, limit_s=limit_s) else ""
+            limit_s = exit_timeout_s(trainer.world_size) if interrupted else folders.UPLOAD_S
+            self._copied_to = folder.url if folders.upload(folder.path, folder.url, files, limit_s=limit_s) else ""
 
     def _end_step_of(self, memory: MemorySnapshot) -> None:
         step, self._ended_steps = self._ended_steps, self._ended_steps + 1
@@ -249,5 +240,5 @@ def _unrecordable(config: ProfilingConfig) -> str:
     )
 
 
-def _folder_problem(folder: Folder) -> str:
-    return (folder.url and remote_problem(folder.url)) or writable_folder_problem(folder.path)
+def _folder_problem(folder: folders.Folder) -> str:
+    return (folder.url and folders.remote_problem(folder.url)) or writable_folder_problem(folder.path)

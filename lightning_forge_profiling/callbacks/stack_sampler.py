@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data._utils import worker
 
-from lightning_forge_profiling.diagnosis.bootstrap import share_interval
+from lightning_forge_profiling.callbacks.cpu_account import share_of
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.plain_text import plain_logger
@@ -208,13 +208,7 @@ class StackSampler(StackThread):
         """The share of time in which the thread waited for the interpreter lock, and the name of who had it."""
         if self._clock is None:
             return None, ""
-        blocks = self._held.read()
-        interval = share_interval(
-            [block.region_ms["gil"] for block in blocks],
-            [block.ms for block in blocks],
-            [block.steps for block in blocks],
-        )
-        return interval, next((name for name, _ in self._held_by.most_common(1)), "")
+        return share_of(self._held, "gil"), next((name for name, _ in self._held_by.most_common(1)), "")
 
     def add(self, frame: FrameType, sample: Sample) -> None:
         """Add a sample to its line, and to the present interval."""

@@ -43,11 +43,6 @@ class RunTelemetry:
         self._interval: AllocatorReading | None = None
         self._run: AllocatorReading | None = None
 
-    @property
-    def problem(self) -> str:
-        """Why there is no telemetry; "" if there is."""
-        return self.sampler.problem
-
     def start(self) -> None:
         """Begin to sample, as training begins."""
         self._began_ns = self._clock_ns()

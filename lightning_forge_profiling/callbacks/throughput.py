@@ -227,16 +227,14 @@ class ThroughputCallback(TimedCallback):
         self._loop_begins("test", trainer)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the rate of the test."""
+        """Log the rates."""
         self._loop_ends(trainer)
+
+    on_predict_end = on_test_end
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count the batches of the prediction."""
         self._loop_begins("predict", trainer)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the rate of the prediction."""
-        self._loop_ends(trainer)
 
     def _loop_begins(self, loop: str, trainer: Trainer) -> None:
         if self._loops is not None:

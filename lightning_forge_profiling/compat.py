@@ -30,7 +30,7 @@ def print_rank_0(message: str) -> None:
     Args:
         message: what to print.
 
-    Example:
+    Examples:
         >>> print_rank_0("epoch done")
         epoch done
     """
@@ -49,7 +49,7 @@ class SynchronizedWallClockTimer:
     Args:
         clock: the clock, in seconds; for tests.
 
-    Example:
+    Examples:
         >>> timers = SynchronizedWallClockTimer()
         >>> timers("forward").start()
         >>> timers("forward").stop()
@@ -229,7 +229,7 @@ class ThroughputTimer:
         TypeError: the first argument is neither a name nor a `config`.
         ConfigurationError: `monitor_memory` is True, or `steps_per_output` is not positive.
 
-    Example:
+    Examples:
         >>> ticks = iter([0.0, 9.0, 10.0, 12.0, 20.0, 22.0])
         >>> timer = ThroughputTimer(batch_size=8, clock=lambda: next(ticks))
         >>> for _ in range(3):

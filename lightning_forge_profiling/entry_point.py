@@ -14,7 +14,7 @@ RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
 def callbacks() -> list[object]:
     """Callbacks for one Trainer.
 
-    Example:
+    Examples:
         >>> callbacks()
         []
     """

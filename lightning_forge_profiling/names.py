@@ -90,7 +90,7 @@ LOGGED_KINDS: Final = (
 def part_kind(part: str) -> str:
     """What a part of the ledger is one of: `callbacks`, `hooks`, `loggers`, `startup`, or itself.
 
-    Example:
+    Examples:
         >>> part_kind("callback/EMA.on_train_batch_end"), part_kind("startup/fit"), part_kind("validation")
         ('callbacks', 'startup', 'validation')
     """
@@ -102,7 +102,7 @@ def part_kind(part: str) -> str:
 def hook_region(part: str) -> str:
     """The region that contains a part of the ledger: a hook within a step, or a logger; "" for any other part.
 
-    Example:
+    Examples:
         >>> hook_region("module/on_before_optimizer_step"), hook_region("logger/CSVLogger"), hook_region("validation")
         ('optimizer', 'other', '')
     """
@@ -164,7 +164,7 @@ def segment_name(rank: int, number: int) -> str:
 def record_part(name: str) -> tuple[int, int | None] | None:
     """Rank and segment of a file of a record by its name; no segment for the newest, None for another file.
 
-    Example:
+    Examples:
         >>> record_part("rank3.jsonl"), record_part("rank3.12.jsonl"), record_part("rank03.jsonl")
         ((3, None), (3, 12), None)
     """

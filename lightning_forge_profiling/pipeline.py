@@ -104,7 +104,7 @@ def analyze(
         ConfigurationError: `sort` is unknown.
         OSError: a file could not be read.
 
-    Example:
+    Examples:
         >>> result = analyze("tests/data/traces/input_bound")
         >>> result.analysis.verdict, result.analysis.ranks[0].steps
         ('input-bound', 2)

@@ -22,7 +22,7 @@ def plain(text: str) -> str:
     Escape sequences, control characters and invisible ones, such as overrides of the writing direction, are removed;
     line breaks and tabs become spaces.
 
-    Example:
+    Examples:
         >>> plain("red \x1b[31malert\x07 and\na\u202enoitcerid wen")
         'red alert and anoitcerid wen'
     """

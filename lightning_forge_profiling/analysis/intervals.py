@@ -100,7 +100,7 @@ class Nesting:
         parent: for each range the innermost one around it; -1 for the outermost. After a clock jump a range may end
             after the one around it.
 
-    Example:
+    Examples:
         >>> start, end = np.array([0, 1, 2, 6]), np.array([9, 5, 3, 8])
         >>> nesting = Nesting(Spans(start=start, end=end, thread=np.zeros(4, int)))
         >>> nesting.parent.tolist(), nesting.sums(np.array([1, 10, 100, 1000])).tolist()

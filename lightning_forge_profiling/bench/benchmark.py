@@ -203,7 +203,7 @@ def benchmark(
         ForgeProfilingError: the method that was asked for cannot time this function.
         Exception: whatever the function raises.
 
-    Example:
+    Examples:
         >>> result = benchmark(torch.add, torch.ones(1000), 1, max_time=0.2)
         >>> result.name, result.method
         ('add(float32[1000], 1)', 'cpu')

@@ -134,7 +134,7 @@ def compare_benchmarks(results: Iterable[BenchmarkResult], *, seed: int = 0) -> 
     Raises:
         ConfigurationError: these are not results, or there is nothing to compare.
 
-    Example:
+    Examples:
         >>> first = BenchmarkResult(name="f", method="cpu", device="cpu", samples_us=(10.0, 10.1, 9.9) * 20)
         >>> second = BenchmarkResult(name="g", method="cpu", device="cpu", samples_us=(12.0, 12.1, 11.9) * 20)
         >>> compare_benchmarks([first, second]).ratios[0].verdict

@@ -99,7 +99,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed., 1999), section 3.2, with the normal
     approximation of the binomial and its correction for continuity.
 
-    Example:
+    Examples:
         >>> median_interval([10.0] * 12 + [10.5] * 8)
         (10.0, 10.5)
     """
@@ -130,7 +130,7 @@ class BenchmarkResult:
         clock: the GPU's clock while sampling; None if it was not read.
         warnings: what to know before trusting the number, one sentence each.
 
-    Example:
+    Examples:
         >>> result = BenchmarkResult(name="f()", method="cpu", device="cpu", samples_us=(2.0, 1.0, 3.0))
         >>> result.median_us, result.min_us
         (2.0, 1.0)
@@ -299,7 +299,7 @@ def printable(text: str) -> str:
 def in_unit(us: float) -> str:
     """A time with its unit, to three digits.
 
-    Example:
+    Examples:
         >>> in_unit(2.345), in_unit(0.0213), in_unit(187_300.0)
         ('2.35 µs', '21.3 ns', '187 ms')
     """

@@ -52,7 +52,7 @@ class ForgeProfilerCallback(TimedCallback):
             or bad `ranks` or `memory_snapshot`; in `setup`, a second callback of this class, a `trace_dir` that cannot
             be written, or no activity that can be recorded on this machine.
 
-    Example:
+    Examples:
         >>> callback = ForgeProfilerCallback(start_step=5, end_step=8)
         >>> ForgeProfilerCallback(start_step=8, end_step=8)
         Traceback (most recent call last):

@@ -77,7 +77,7 @@ class ThroughputCallback(TimedCallback):
             not a positive number, a period below 0.01 s, or an `overhead` outside of (0, 1); in `setup`, a second
             callback of this class.
 
-    Example:
+    Examples:
         >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
         >>> callback.summary()
         {}

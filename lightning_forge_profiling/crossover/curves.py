@@ -188,7 +188,7 @@ def find_crossover(cpu: Curve, gpu: Curve) -> Crossover:
     Between two sizes both curves are interpolated as straight lines on logarithmic axes, as any power of the size is.
     The crossover is where the ratio of the two times passes 1.
 
-    Example:
+    Examples:
         >>> def curve(way, times):
         ...     points = [Point(size=n, us=us, low_us=us, high_us=us, samples=9) for n, us in times.items()]
         ...     return Curve(way=way, points=tuple(points))

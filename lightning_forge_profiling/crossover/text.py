@@ -38,7 +38,7 @@ def about_size(size: float) -> str:
 def describe(crossover: Crossover) -> str:
     """The size from which the GPU is faster, as the rest of a sentence.
 
-    Example:
+    Examples:
         >>> describe(Crossover(way="stream", compared=(64, 128, 256), size=187.3, low=180.0, high=190.0))
         'faster from about 190 on'
         >>> describe(Crossover(way="stream", compared=(64, 128), size=64.0, low=64.0, high=64.0, everywhere=True))

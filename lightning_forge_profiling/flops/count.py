@@ -109,7 +109,7 @@ def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> Flop
         ConfigurationError: it is not a module, or cannot run on shapes: it cannot be copied (FSDP), reads values
             (`.item()`, a mask of varying size, nested tensors), needs its Trainer, or uses tensors from elsewhere.
 
-    Example:
+    Examples:
         >>> counted = count_flops(torch.nn.Linear(256, 512), torch.randn(128, 256))
         >>> counted.forward, counted.backward  # the input needs no gradient: the weight's alone
         (33554432, 33554432)

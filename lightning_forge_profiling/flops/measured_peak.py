@@ -78,7 +78,7 @@ def measure_peak(
     Raises:
         ConfigurationError: the type or device cannot be measured, or `seconds` is not positive.
 
-    Example:
+    Examples:
         >>> peak = measure_peak("fp32", device="cpu", seconds=0.05)
         >>> peak.flops > 1e9
         True

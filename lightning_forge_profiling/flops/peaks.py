@@ -243,7 +243,7 @@ def find_peak(
     taken for a device in the table. The other arguments decide between devices of one name, or contradict it (a compute
     partition with fewer units).
 
-    Example:
+    Examples:
         >>> find_peak("NVIDIA H100 PCIe").flops["bf16"] / 1e12
         756.0
         >>> find_peak("NVIDIA H100") is None

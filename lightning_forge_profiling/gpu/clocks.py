@@ -315,7 +315,7 @@ class ClockWatch:
 def throttled_samples(readings: Sequence[ClockReading], samples: int) -> list[bool]:
     """Whether the reading before or after each sample shows a lowered clock.
 
-    Example:
+    Examples:
         >>> readings = [ClockReading(0, 1980, 0), ClockReading(2, 1980, 0), ClockReading(3, 1700, 0x04)]
         >>> throttled_samples(readings, 4)
         [False, False, True, True]

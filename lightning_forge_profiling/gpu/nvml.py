@@ -193,7 +193,7 @@ _NAMED_APART: Final = 0x0C0  # NVML sets 0x008 together with either of these, wh
 def throttle_reasons(mask: int) -> tuple[str, ...]:
     """The names of the clock event reasons in NVML's bit mask that cost speed.
 
-    Example:
+    Examples:
         >>> throttle_reasons(0x4), throttle_reasons(0x8 | 0x40), throttle_reasons(0x1)
         (('power cap',), ('temperature (hardware)',), ())
     """

@@ -89,7 +89,7 @@ class ProfilingConfig:
         ConfigurationError: enabled, and the window is empty or negative, an activity unknown, or `trace_dir` empty or
             no path.
 
-    Example:
+    Examples:
         >>> ProfilingConfig(enable=True, start_step=5, end_step=8).window.steps
         3
     """

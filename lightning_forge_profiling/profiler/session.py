@@ -408,7 +408,7 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
     Raises:
         ConfigurationError: `config.trace_dir` is a file, cannot be written, or is remote.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
         >>> config = ProfilingConfig(enable=True, start_step=1, end_step=2, trace_dir=folder.name)

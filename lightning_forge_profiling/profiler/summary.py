@@ -44,7 +44,7 @@ def print_profiler_summary(
         TraceError: its trace cannot be analysed.
         OSError: a file could not be written.
 
-    Example:
+    Examples:
         >>> import contextlib, io, tempfile, torch
         >>> from torch.profiler import profile
         >>> with profile() as prof:

@@ -51,7 +51,7 @@ def write_reports(
         OSError: a file could not be read or written.
         ValueError: `timelines` is None, and `report.html` is a page of something else.
 
-    Example:
+    Examples:
         >>> from tempfile import mkdtemp
         >>> analysis = Analysis(source="run", verdict="nothing stands out", verdict_text="", findings=())
         >>> write_reports(analysis, (), f"{mkdtemp()}/reports").html.name

@@ -33,7 +33,7 @@ class CUDATimerCollection:
         events: the source of events, instead of `device`; for tests.
         clock_ns: the host clock, in nanoseconds; for tests.
 
-    Example:
+    Examples:
         >>> timers = CUDATimerCollection(["forward", "backward"], device="cpu")
         >>> for step in range(3):
         ...     with timers.region("forward"):
@@ -353,7 +353,7 @@ class CUDATimer:
         device: the GPU to time; None takes the current one, or the host clock where there is no GPU.
         events: the source of events, instead of `device`; for tests.
 
-    Example:
+    Examples:
         >>> timer = CUDATimer(device="cpu")
         >>> with timer:
         ...     total = sum(range(1000))

@@ -77,7 +77,7 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
     Raises:
         ConfigurationError: the name is empty or that of a built-in region (`data`, `forward`, ...).
 
-    Example:
+    Examples:
         >>> with region("attention"):
         ...     scores = torch.ones(2, 2).softmax(-1)
         >>> @region("mlp")

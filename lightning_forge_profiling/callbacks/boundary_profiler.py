@@ -67,10 +67,8 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
     boundaries |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation))
     boundaries |= dict.fromkeys(actions.validation_ends, _Boundary(after=step_timer.exit_validation))
     ledger = step_timer.ledger
-    if ledger is not None:
-        epoch = _Boundary(partial(ledger.open_span, EPOCH), partial(ledger.close_span, EPOCH))
-        boundaries |= {name: epoch.around(boundaries.get(name, _IDLE)) for name in actions.epochs}
-    return boundaries
+    epoch = _Boundary(partial(ledger.open_span, EPOCH), partial(ledger.close_span, EPOCH))
+    return boundaries | {name: epoch.around(boundaries.get(name, _IDLE)) for name in actions.epochs}
 
 
 def _without_regions(boundaries: dict[str, _Boundary], step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
@@ -99,12 +97,11 @@ class _Checkpoint:
             self._step_timer.enter("checkpoint")
 
     def write(self) -> None:
-        if self._open and self._step_timer.ledger is not None:
+        if self._open:
             self._step_timer.ledger.enter(CHECKPOINT_WRITE)
 
     def saved(self) -> None:
-        if self._step_timer.ledger is not None:
-            self._step_timer.ledger.exit(CHECKPOINT_WRITE)
+        self._step_timer.ledger.exit(CHECKPOINT_WRITE)
         if self._open and not self._in_hook:
             self._open = False
             self._step_timer.exit("checkpoint")

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import Lock
 from time import perf_counter_ns
 from typing import Final, NamedTuple
@@ -120,7 +120,7 @@ class StepTimer(Guarded):
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.timers = timers
-        self.ledger = ledger
+        self.ledger = LedgerClock(clock_ns(), clock_ns=clock_ns) if ledger is None else ledger
         self.warmup_steps = warmup_steps
         self.tracing = False  # whether to show the regions in a trace that is being recorded
         self.step = 0  # the step under way
@@ -163,9 +163,8 @@ class StepTimer(Guarded):
     @guarded
     def start(self) -> None:
         """The training loop begins: step 0 starts now."""
-        if self.ledger is not None:
-            self.ledger.turn_to(FIRST_STEP)
-            self.ledger.begin_step(0, last_counts=False)
+        self.ledger.turn_to(FIRST_STEP)
+        self.ledger.begin_step(0, last_counts=False)
         self.active = self.began = True
         self._started_ns = self._clock_ns()
         self._since = self.timers.mark()
@@ -192,7 +191,7 @@ class StepTimer(Guarded):
         before, self._label = self._label, label
         if self.region_ends is not None:
             self.region_ends(before)
-        if self.ledger is None or (label not in _PARTS and before not in _PARTS):
+        if label not in _PARTS and before not in _PARTS:
             return
         part, parts = _PARTS.get(label), self._open_parts
         if part is not None and part not in parts:
@@ -264,7 +263,7 @@ class StepTimer(Guarded):
 
     def _count_own(self, began_ns: int) -> None:
         """Add the time since `began_ns` to what timing takes of the steps, unless the ledger has it in another part."""
-        if self.ledger is None or self.ledger.changed_ns <= began_ns:
+        if self.ledger.changed_ns <= began_ns:
             self._own_ns += self._clock_ns() - began_ns
 
     def enter_loader_start(self) -> None:
@@ -277,7 +276,7 @@ class StepTimer(Guarded):
     def own_work(self) -> Iterator[None]:
         """Around log entries and lines of the record: the time counts to the profiler, and to no step."""
         if not self.active:
-            with nullcontext() if self.ledger is None else self.ledger.inside(PROFILER):
+            with self.ledger.inside(PROFILER):
                 yield
             return
         began_ns = self._clock_ns()
@@ -294,8 +293,7 @@ class StepTimer(Guarded):
         if self.active and self._label == "data":
             self.timers.relabel("data", LOADER_END)
             self._label = LOADER_END
-            if self.ledger is not None:
-                self.ledger.charge(self._clock_ns() - self._since.host_ns, DATA_LOADER)
+            self.ledger.charge(self._clock_ns() - self._since.host_ns, DATA_LOADER)
 
     def enter_validation(self) -> None:
         """Enter validation at its first announced action."""
@@ -355,8 +353,7 @@ class StepTimer(Guarded):
                 own_ns = 0 if self.host_is_ahead else self._own_ns
                 self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split)
             self._stepped_ns = self._since.host_ns
-            if self.ledger is not None:
-                self.ledger.begin_step(following, own_ns=self._own_ns, last_counts=left_out is None)
+            self.ledger.begin_step(following, own_ns=self._own_ns, last_counts=left_out is None)
             self._own_ns = self._before_fetch_ns = 0
             self.step = timers.tag = following
             if following >= self._deliver_at or (split and timers.backlog > _DELIVER_ABOVE):

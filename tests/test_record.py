@@ -7,6 +7,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from functools import partial
+from types import SimpleNamespace
 
 import jsonschema
 import lightning as L
@@ -408,17 +410,14 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     timer = StepTimer(CUDATimerCollection((), device="cpu"), warmup_steps=10, bucket=bucket)
     ledger = LedgerClock(time.perf_counter_ns())
 
-    def report():
-        nothing = {"trace": None, "recorded": None, "gpu": None, "others": None, "compute": ()}
-        nothing["readings"] = HostReadings(timer, ledger)
-        read = ledger.read()
-        return run_report(trainer, timer.summary(), on_device=False, ledger=read, continues_from=0, **nothing)
-
+    monitor = SimpleNamespace(
+        step_timer=timer, ledger=ledger, readings=HostReadings(timer, ledger), log=None, trace=lambda: None
+    )
     record = RunRecorder(
         trainer,
         RecordFolder(tmp_path / "forge_record", "a1"),
         timer,
-        report=report,
+        report=partial(run_report, trainer, monitor),
         metrics=lambda: timer.totals.steady().metrics(),
         ledger=ledger,
     )
@@ -437,7 +436,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
             record.state()
     timer.finish(wait=True)
     record.loop_ended()
-    record.close(report())
+    record.close(run_report(trainer, monitor))
 
     paths = list((tmp_path / "forge_record").iterdir())
     assert 1e6 < sum(path.stat().st_size for path in paths) < 5e6

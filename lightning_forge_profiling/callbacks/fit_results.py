@@ -49,23 +49,7 @@ class FitReporter:
 
     def so_far(self, trainer: Trainer, recorded: Analysis | None = None, others: OtherRanks | None = None) -> RunReport:
         """The report on the fit up to now."""
-        monitor = self._monitor
-        run, trace, log = monitor.step_timer.summary(), monitor.trace(), monitor.log
-        return run_report(
-            trainer,
-            run,
-            on_device=monitor.step_timer.timers.on_device,
-            trace=trace,
-            recorded=recorded,
-            others=others,
-            gpu=None if log is None else log.telemetry(run),
-            compute=() if log is None else log.compute(trainer, run, trace, recorded),
-            ledger=monitor.ledger.read(),
-            continues_from=self.continues_from,
-            readings=monitor.readings,
-            blocks=monitor.step_timer.totals.blocks.read(monitor.ledger.marks()),
-            loops=() if log is None else log.loops,
-        )
+        return run_report(trainer, self._monitor, recorded, others, continues_from=self.continues_from)
 
     def make(self, trainer: Trainer, *, interrupted: bool) -> None:
         """Make the report at the end. Rewrites the reports beside the trace, and copies them to a remote folder."""

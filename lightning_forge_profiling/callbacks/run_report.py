@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from socket import gethostname
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
-from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, share_interval
@@ -34,9 +33,12 @@ from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger, goodput
-from lightning_forge_profiling.timing.rates import Compute, LoopRates, Rates
+from lightning_forge_profiling.timing.rates import Compute, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary, StepBlock, TimedStep
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
+
+if TYPE_CHECKING:  # which makes the reports
+    from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 
 _log = plain_logger(__name__)
 
@@ -200,38 +202,33 @@ OtherRanks = Callable[[RankWork], Sequence[RankWork]]  # reads the work of the o
 
 def run_report(
     trainer: Trainer,
-    run: RunSummary,
+    monitor: "FitMonitor",
+    recorded: Analysis | None = None,
+    others: OtherRanks | None = None,
     *,
-    on_device: bool,
-    trace: TraceReport | None,
-    recorded: Analysis | None,
-    others: OtherRanks | None,
-    gpu: TelemetrySummary | str | None,
-    compute: Sequence[Compute],
-    ledger: Ledger,
-    continues_from: int,
-    readings: HostReadings,
-    blocks: Sequence[StepBlock] = (),
-    loops: tuple[LoopRates, ...] = (),
+    continues_from: int = 0,
 ) -> RunReport:
-    """The report on a fit. With the analysis of its trace, the reports beside the trace are rewritten."""
-    rates = tuple(map(run_compute, compute))
-    evidence = run_evidence(run, on_device=on_device, ledger=ledger)
+    """The report on a fit up to now. With the analysis of its trace, the reports beside the trace are rewritten."""
+    step_timer, log, trace = monitor.step_timer, monitor.log, monitor.trace()
+    run, on_device = step_timer.summary(), step_timer.timers.on_device
+    gpu = None if log is None else log.telemetry(run)
+    compute = () if log is None else tuple(map(run_compute, log.compute(trainer, run, trace, recorded)))
+    evidence = run_evidence(run, on_device=on_device, ledger=monitor.ledger.read())
     if evidence is not None:
         evidence = replace(
             evidence,
             world_size=trainer.world_size,
             telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
-            compute=rates,
+            compute=compute,
             worker_restarts=_worker_restarts(run.steady, restarted_workers(trainer)),
             continues_from=continues_from,
             loader=loader_settings(trainer),
             validation_loader=loader_settings(trainer, validation=True),
             optimizer=optimizer_settings(trainer),
-            intervals=share_intervals(blocks),
-            lines=readings.lines(),
-            cpu=readings.cpu_use(max(int(trainer.num_devices), 1)),
-            switches=readings.switches,
+            intervals=share_intervals(step_timer.totals.blocks.read(monitor.ledger.marks())),
+            lines=monitor.readings.lines(),
+            cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
+            switches=monitor.readings.switches,
             rank=trainer.global_rank,
         )
         if trainer.world_size > 1:
@@ -246,9 +243,9 @@ def run_report(
         replicas=lightning_api.replicas(trainer),
         log_folder=None if folder is None else folder.path,
         analysis=analysis_of(trace, recorded, evidence, tracked_runs(trainer)),
-        compute=rates,
+        compute=compute,
         gpu=gpu,
-        loops=loops,
+        loops=() if log is None else log.loops,
     )
 
 

@@ -56,15 +56,13 @@ def resampled_medians(values: Column, block: int, resamples: int, random: np.ran
 
 
 def block_length(values: Sequence[float] | Column) -> int:
-    """Number of consecutive values per block that makes blocks nearly independent of each other.
-
-    The length minimizes the error of the mean's variance, from the autocorrelations up to the lag at which they
-    vanish: D. N. Politis and H. White, Automatic block-length selection for the dependent bootstrap (2004), for
-    circular blocks with the correction of A. Patton, D. N. Politis and H. White (2009). It is at least the square root
-    of the number of values: simulated with noise that lasts for a few values, a nominal 95 % interval of the difference
-    of two means then contains the true one in 93 to 98 % of cases from 5 values on; with the formula alone, in 79 to
-    91 %.
-    """
+    """Number of consecutive values per block that makes blocks nearly independent of each other."""
+    # the length minimizes the error of the mean's variance, from the autocorrelations up to the lag at which they
+    # vanish: D. N. Politis and H. White, Automatic block-length selection for the dependent bootstrap (2004), for
+    # circular blocks with the correction of A. Patton, D. N. Politis and H. White (2009). It is at least the square
+    # root of the number of values: simulated with noise that lasts for a few values, a nominal 95 % interval of the
+    # difference of two means then contains the true one in 93 to 98 % of cases from 5 values on; with the formula
+    # alone, in 79 to 91 %.
     column = np.asarray(values, dtype=float)
     count = len(column)
     fewest = max(1, round(sqrt(count)))
@@ -100,7 +98,7 @@ class BlockBootstrap:
     mean.
     """
 
-    def __init__(self, steps: Sequence[int], step_ms: Sequence[float], seed: int = 0) -> None:
+    def __init__(self, steps: Sequence[int], step_ms: Sequence[float]) -> None:
         pieces = min(len(steps), _MOST_PIECES)
         self._starts = np.arange(pieces) * len(steps) // pieces
         self.pieces = pieces
@@ -108,7 +106,7 @@ class BlockBootstrap:
             return
         block = block_length(self._merged(step_ms) / self._merged(steps))
         self.blocks = pieces / block
-        drawn = resampled(pieces, block, _RESAMPLES, np.random.default_rng(seed))
+        drawn = resampled(pieces, block, _RESAMPLES, np.random.default_rng(0))
         cells = (drawn + pieces * np.arange(_RESAMPLES)[:, None]).ravel()
         self._times = np.bincount(cells, minlength=_RESAMPLES * pieces).reshape(_RESAMPLES, pieces).astype(float)
         self._widened = sqrt(pieces / (pieces - block))
@@ -140,10 +138,8 @@ class BlockBootstrap:
     def quantile(
         self, histograms: Sequence[Mapping[int, int]], bucket_ratio: float, quantile: float
     ) -> Estimate | None:
-        """A quantile of the steps in milliseconds, interpolated in its bucket; None without a step.
-
-        The error includes a bucket's width, because steps may not be spread evenly in it.
-        """
+        """A quantile of the steps in milliseconds, interpolated in its bucket; None without a step."""
+        # the error includes a bucket's width, because steps may not be spread evenly in it.
         buckets = sorted({bucket for counts in histograms for bucket in counts})
         if not buckets:
             return None
@@ -194,11 +190,9 @@ def median_estimate(values: Sequence[float], block: int = 1) -> Estimate | None:
 
 
 def bootstrap_difference(before: Sequence[float], after: Sequence[float], *, block: int = 1) -> tuple[float, float]:
-    """The 95 % percentile interval of the difference of two medians.
-
-    With a drift that is longer than a block the true interval is wider. Source: B. Efron and R. J. Tibshirani, An
-    Introduction to the Bootstrap (1993), sections 8.3 (two samples) and 13.3 (percentile interval).
-    """
+    """The 95 % percentile interval of the difference of two medians."""
+    # with a drift that is longer than a block the true interval is wider. Source: B. Efron and R. J. Tibshirani, An
+    # Introduction to the Bootstrap (1993), sections 8.3 (two samples) and 13.3 (percentile interval).
     random = np.random.default_rng(0)
     first, second = (resampled_medians(np.asarray(side), block, 2 * _RESAMPLES, random) for side in (before, after))
     low, high = np.percentile(second - first, [2.5, 97.5])

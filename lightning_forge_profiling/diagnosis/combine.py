@@ -5,7 +5,7 @@ does not slow. So the trace decides what the cause is, the run how long a step t
 two disagree. Without a GPU the run decides about waiting; operators and Python are in the trace alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -54,17 +54,7 @@ class _Run:
     @property
     def ranks_ms(self) -> float:
         """What the own times lack of the step."""
-        less = (self.all.regions[name].device_ms - self.own.regions[name].device_ms for name in self.own.regions)
-        return sum(less)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """Findings by what their shares are of: the recorded step, the live step, and the fit or a hook in the step."""
-
-    recorded: tuple[Finding, ...]
-    live: Mapping[str, Finding]
-    ledger: tuple[Finding, ...]
+        return sum(self.all.regions[name].device_ms - own.device_ms for name, own in self.own.regions.items())
 
 
 def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis:
@@ -73,13 +63,14 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         if analysis is None:
             raise ValueError("combine() needs an analysis or the run's evidence.")
         return analysis
-    run = _compared(evidence)
+    compared = replace(evidence, ranks=with_waits(evidence.ranks))
+    late = straggler(compared) if compared.steps >= MIN_STEPS else None
+    run = _Run(compared, own_times(compared, late), late)
     if analysis is not None and evidence.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)
     else:
-        candidates = _collect(analysis, run)
-        findings, differences = _to_live_step(candidates, analysis, run)
-        ranked = _ranked(_merge(findings, candidates.ledger, run), run)
+        findings, differences = _to_live_step(analysis, run)
+        ranked = _ranked(_merge(findings, ledger_findings(run.own), run), run)
         combined = before_all(_with_verdict(ranked, differences, analysis, run), run.all)
     return replace(
         combined,
@@ -88,25 +79,9 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     )
 
 
-def _compared(evidence: RunEvidence) -> _Run:
-    evidence = replace(evidence, ranks=with_waits(evidence.ranks))
-    late = straggler(evidence) if evidence.steps >= MIN_STEPS else None
-    return _Run(evidence, own_times(evidence, late), late)
-
-
-def _collect(analysis: Analysis | None, run: _Run) -> _Candidates:
-    return _Candidates(
-        recorded=() if analysis is None else _without_late_hosts(analysis, run),
-        live={finding.code: finding for finding in run_findings(run.own)},
-        ledger=ledger_findings(run.own),
-    )
-
-
 def _without_late_hosts(analysis: Analysis, run: _Run) -> tuple[Finding, ...]:
-    """The trace's findings without what the ranks' own clocks decide: which host is late in live steps.
-
-    Recording slows every rank's host, each by another amount, so that in a trace another rank may be the late one.
-    """
+    """The trace's findings without what the ranks' own clocks decide: which host is late in live steps."""
+    # recording slows every rank's host, each by another amount, so that in a trace another rank may be the late one.
     findings, late = analysis.findings, run.straggler
     if len(run.all.ranks) < _PAIR:
         return findings
@@ -119,11 +94,12 @@ def _without_late_hosts(analysis: Analysis, run: _Run) -> tuple[Finding, ...]:
     return findings
 
 
-def _to_live_step(candidates: _Candidates, analysis: Analysis | None, run: _Run) -> tuple[list[Finding], list[str]]:
+def _to_live_step(analysis: Analysis | None, run: _Run) -> tuple[list[Finding], list[str]]:
     """The causes in the step as shares of the live step, and where trace and run differ."""
-    recorded, live = candidates.recorded, candidates.live
+    live = {finding.code: finding for finding in run_findings(run.own)}
     if analysis is None or not analysis.ranks:
         return list(live.values()), []
+    recorded = _without_late_hosts(analysis, run)
     steps = recorded_steps(analysis, run.own, late_ms=run.late_ms, ranks_ms=run.ranks_ms)
     if steps.rank.gpu.busy_ms_per_step:
         return gpu_findings(recorded, live, steps)
@@ -197,11 +173,5 @@ def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
         )
     if steps < MIN_STEPS and not ranked:
         verdict, text = NOTHING_STANDS_OUT, f"No verdict: {steps} steady steps, at least {MIN_STEPS} needed."
-    return Analysis(
-        source=THE_RUN,
-        verdict=verdict,
-        verdict_text=text,
-        findings=findings,
-        hints=run_hints(run.all),
-        run=run.all,
-    )
+    hints = run_hints(run.all)
+    return Analysis(source=THE_RUN, verdict=verdict, verdict_text=text, findings=findings, hints=hints, run=run.all)

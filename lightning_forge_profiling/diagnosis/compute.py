@@ -35,23 +35,19 @@ def _explain_communication(context: RuleContext) -> Explanation:
         if context.wait_ms is None
         else "waits for other ranks not counted"
     )
-    title = (
+    return Explanation(
         f"communication takes {context.of_step(comm.ms_per_step)}, {comm.hidden_pct:.0f} % of it "
-        f"hidden; {in_ms(_communication_ms(context))} are exposed ({waiting})"
-    )
-    evidence: Evidence = {
-        "comm_ms_per_step": comm.ms_per_step,
-        "exposed_ms_per_step": comm.exposed_ms_per_step,
-        "hidden_pct": comm.hidden_pct,
-    }
-    if context.wait_ms is not None:
-        evidence["waiting_for_ranks_ms_per_step"] = context.wait_ms
-    advice = (
+        f"hidden; {in_ms(_communication_ms(context))} are exposed ({waiting})",
+        {
+            "comm_ms_per_step": comm.ms_per_step,
+            "exposed_ms_per_step": comm.exposed_ms_per_step,
+            "hidden_pct": comm.hidden_pct,
+            **({} if context.wait_ms is None else {"waiting_for_ranks_ms_per_step": context.wait_ms}),
+        },
         f"Communicate less often or less: a larger accumulate_grad_batches{accumulating(context.rank.loader)}, of "
         "which DDP exchanges the last batch's alone; a larger batch per GPU, bf16 gradients (DDP's "
-        "bf16_compress_hook), a larger bucket_cap_mb; with FSDP, prefetching."
+        "bf16_compress_hook), a larger bucket_cap_mb; with FSDP, prefetching.",
     )
-    return Explanation(title, evidence, advice)
 
 
 # -- recorded kernels ------------------------------------------------------------------------------------------------
@@ -149,23 +145,19 @@ def _gpu_saving(context: RuleContext) -> float | None:
 def _explain_operators(context: RuleContext) -> Explanation:
     cpu = context.cpu
     costliest = ", ".join(f"{name} {context.pct(ms):.0f} %" for name, ms in cpu.costliest_ms_per_step.items())
-    title = (
-        "operators outside data loader and optimizer take "
-        f"{context.of_step(cpu.operators_ms_per_step, bound=True)} on the CPU; largest self times: {costliest} of "
-        "the step"
-    )
-    evidence: Evidence = {
-        "operators_ms_per_step": cpu.operators_ms_per_step,
-        "own_time_per_step": ", ".join(f"{name} {in_ms(ms)}" for name, ms in cpu.costliest_ms_per_step.items()),
-        "threads_that_run_operators": cpu.operator_threads,
-    }
-    if cpu.intra_op_threads is not None:
-        evidence["intra_op_threads"] = cpu.intra_op_threads
-    if cpu.usable_cores is not None:
-        evidence["usable_cores"] = cpu.usable_cores
     threads = _threads(cpu, None if context.run is None else context.run.cpu)
-    advice = f"{threads}Cheaper: torch.compile, a smaller model, or a GPU if its operations are large."
-    return Explanation(title, evidence, advice)
+    numbers = {"intra_op_threads": cpu.intra_op_threads, "usable_cores": cpu.usable_cores}
+    return Explanation(
+        f"operators outside data loader and optimizer take {context.of_step(cpu.operators_ms_per_step, bound=True)} "
+        f"on the CPU; largest self times: {costliest} of the step",
+        {
+            "operators_ms_per_step": cpu.operators_ms_per_step,
+            "own_time_per_step": ", ".join(f"{name} {in_ms(ms)}" for name, ms in cpu.costliest_ms_per_step.items()),
+            "threads_that_run_operators": cpu.operator_threads,
+            **{name: number for name, number in numbers.items() if number is not None},
+        },
+        f"{threads}Cheaper: torch.compile, a smaller model, or a GPU if its operations are large.",
+    )
 
 
 def _threads(cpu: CpuTime, use: CpuUse | None) -> str:

@@ -25,13 +25,11 @@ _STEADY: Final = 0.02
 
 
 def step_drift(steps: Sequence[int], times_ms: Sequence[float]) -> StepDrift | None:
-    """Drift at the start of the counted steps.
-
-    The later half of the steps is the reference. Its median is the level; the largest distance of a block's median from
-    it is the noise. There is a drift if the median of the first block is at least 5 % and 2.5 times the noise away from
-    the level. It lasts while the following blocks are on the same side, further away than the noise and 2 % of the
-    level.
-    """
+    """Drift at the start of the counted steps."""
+    # the later half of the steps is the reference. Its median is the level; the largest distance of a block's median
+    # from it is the noise. There is a drift if the median of the first block is at least 5 % and 2.5 times the noise
+    # away from the level. It lasts while the following blocks are on the same side, further away than the noise and 2 %
+    # of the level.
     if len(times_ms) < DRIFT_STEPS:
         return None
     level = median(times_ms[len(times_ms) // 2 :])

@@ -39,11 +39,9 @@ _RANKS_DIFFER_PCT: Final = 1.0
 
 
 def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:
-    """Apply the rules to every rank, and compare the ranks.
-
-    A finding's share of the step is the mean over the ranks. Where a cause is found on one of several ranks only, the
-    finding names it.
-    """
+    """Apply the rules to every rank, and compare the ranks."""
+    # a finding's share of the step is the mean over the ranks. Where a cause is found on one of several ranks only, the
+    # finding names it.
     findings = rank_causes(ranks, waits)
     straggler = trace_straggler(_contexts(ranks, waits))
     return findings if straggler is None else [*(part_of(straggler, finding) for finding in findings), straggler]

@@ -35,14 +35,13 @@ def _explain_slow_launches(context: RuleContext) -> Explanation:
     part = next((part for part in context.rank.idle_parts if not part.launched and "Launch" in part.activity), None)
     waits_ms = context.rank.idle["launch"].ms_per_step
     where = f", {in_ms(min(part.ms_per_step, waits_ms))} of it in {_activity(part)}" if part else ""
-    title = f"the GPU waits {context.of_step(waits_ms)} inside launch calls of 0.1 ms or more{where}"
-    evidence: Evidence = {"idle_in_launches_ms_per_step": waits_ms, **(_evidence(part) if part else {})}
-    advice = (
+    return Explanation(
+        f"the GPU waits {context.of_step(waits_ms)} inside launch calls of 0.1 ms or more{where}",
+        {"idle_in_launches_ms_per_step": waits_ms, **(_evidence(part) if part else {})},
         "The first launch of a kernel loads its module: record later steps (a larger start_step), or load all modules "
         "at the start (CUDA_MODULE_LOADING=EAGER, on AMD HIP_ENABLE_DEFERRED_LOADING=0). If later steps show it too, "
-        "new kernels keep being loaded: keep shapes constant, look for recompilations (TORCH_LOGS=recompiles)."
+        "new kernels keep being loaded: keep shapes constant, look for recompilations (TORCH_LOGS=recompiles).",
     )
-    return Explanation(title, evidence, advice)
 
 
 def _sync_ms(context: RuleContext) -> float:
@@ -54,23 +53,20 @@ def _explain_sync(context: RuleContext) -> Explanation:
     host, cost_ms = context.rank.host, _sync_ms(context)
     first = next(cause for cause in host.syncs if not cause.lightning)
     where = f" from {first.where}" if first.where else ""
-    title = (
-        f"the host waits for the GPU {host.device_syncs_per_step:.0f} times a step, mostly in {first.cause}{where}: "
-        f"the queue runs dry, and the GPU idles {context.of_step(cost_ms)}"
-    )
-    evidence: Evidence = {
-        "idle_after_sync_ms_per_step": cost_ms,
-        "device_syncs_per_step": host.device_syncs_per_step,
-        "lightning_syncs_per_step": host.lightning_syncs_per_step,
-        "cause": first.cause,
-    }
-    if first.where:
-        evidence["where"] = first.where
     more = f"{context.more_with_stacks} shows the functions that call them." if context.more_with_stacks else ""
-    advice = (
-        "Keep values on the GPU: detach() instead of item(), log every n steps, no if on a tensor, non_blocking copies."
+    return Explanation(
+        f"the host waits for the GPU {host.device_syncs_per_step:.0f} times a step, mostly in {first.cause}{where}: "
+        f"the queue runs dry, and the GPU idles {context.of_step(cost_ms)}",
+        {
+            "idle_after_sync_ms_per_step": cost_ms,
+            "device_syncs_per_step": host.device_syncs_per_step,
+            "lightning_syncs_per_step": host.lightning_syncs_per_step,
+            "cause": first.cause,
+            **({"where": first.where} if first.where else {}),
+        },
+        "Keep values on the GPU: detach() instead of item(), log every n steps, no if on a tensor, non_blocking "
+        f"copies.{more}",
     )
-    return Explanation(title, evidence, advice + more)
 
 
 def _allocator_ms(context: RuleContext) -> float:
@@ -79,34 +75,29 @@ def _allocator_ms(context: RuleContext) -> float:
 
 def _explain_allocator(context: RuleContext) -> Explanation:
     host, cost_ms = context.rank.host, _allocator_ms(context)
-    title = (
-        f"{host.cuda_mallocs_per_step:.1f} cudaMalloc and {host.cuda_frees_per_step:.1f} cudaFree a step keep the GPU "
-        f"waiting {context.of_step(cost_ms)}"
-    )
-    evidence: Evidence = {
-        "idle_after_allocator_ms_per_step": cost_ms,
-        "cuda_mallocs_per_step": host.cuda_mallocs_per_step,
-        "cuda_frees_per_step": host.cuda_frees_per_step,
-    }
-    advice = (
-        "Remove torch.cuda.empty_cache() from the loop; keep batch shapes constant or pad them to a few sizes; set "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; leave some memory free."
-    )
+    remove = "Remove"
     if context.rank.steps == 1:  # which may be the first of the run
-        advice = (
+        remove = (
             "The allocator grows in the first steps of a run, and a single recorded step does not show whether "
-            f"later ones do too: record several steps after the warm-up. If they show it too: {advice[0].lower()}"
-            f"{advice[1:]}"
+            "later ones do too: record several steps after the warm-up. If they show it too: remove"
         )
-    return Explanation(title, evidence, advice)
+    return Explanation(
+        f"{host.cuda_mallocs_per_step:.1f} cudaMalloc and {host.cuda_frees_per_step:.1f} cudaFree a step keep the GPU "
+        f"waiting {context.of_step(cost_ms)}",
+        {
+            "idle_after_allocator_ms_per_step": cost_ms,
+            "cuda_mallocs_per_step": host.cuda_mallocs_per_step,
+            "cuda_frees_per_step": host.cuda_frees_per_step,
+        },
+        f"{remove} torch.cuda.empty_cache() from the loop; keep batch shapes constant or pad them to a few "
+        "sizes; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; leave some memory free.",
+    )
 
 
 def _held_up(cost_ms: Callable[[RuleContext], float], context: RuleContext) -> float:
-    """What a step is shorter once calls no longer hold the host up.
-
-    The host gains what it waited in them: while the GPU was busy, so no longer than that, and while it was idle. With
-    that lead it can close other gaps too, but its own work between the launches stays.
-    """
+    """What a step is shorter once calls no longer hold the host up."""
+    # the host gains what it waited in them: while the GPU was busy, so no longer than that, and while it was idle. With
+    # that lead it can close other gaps too, but its own work between the launches stays.
     return min(context.late_host_ms, context.rank.gpu.busy_ms_per_step + cost_ms(context))
 
 
@@ -127,24 +118,24 @@ def _explain_launching(context: RuleContext) -> Explanation:
     where = max(built_in, key=lambda part: part.idle_ms_per_step)
     kernel_us = rank.gpu.busy_ms_per_step * 1e3 / max(rank.gpu.kernels_per_step, 1)
     inside = f", most of it in {where.name}" if where.name != "other" else ""  # which names no place
-    title = (
-        f"the GPU waits {context.of_step(cost_ms)} for Python between its {host.launches_per_step:.0f} launches"
-        f"{inside}; the mean kernel runs {kernel_us:.1f} µs"
-    )
-    evidence: Evidence = {
-        "idle_launching_ms_per_step": cost_ms,
-        "launches_per_step": host.launches_per_step,
-        "mean_kernel_us": kernel_us,
-        "most_in_region": where.name,
-    }
-    if host.graph_launches_per_step:
-        evidence["graph_launches_per_step"] = host.graph_launches_per_step
     advice = _launch_less(host.graph_launches_per_step, host.launches_per_step - host.graph_launches_per_step)
     if context.pct(_sync_ms(context)) >= NAMED_FROM_PCT:
         advice += " First fix sync-bound: a CUDA graph cannot contain calls that wait for the GPU."
     held = in_function(rank, "launch-bound")
     first = "" if held is None else f"Look at {held.where} first, which holds most of that time. "
-    return Explanation(title, evidence, first + advice)
+    graphs = host.graph_launches_per_step
+    return Explanation(
+        f"the GPU waits {context.of_step(cost_ms)} for Python between its {host.launches_per_step:.0f} launches"
+        f"{inside}; the mean kernel runs {kernel_us:.1f} µs",
+        {
+            "idle_launching_ms_per_step": cost_ms,
+            "launches_per_step": host.launches_per_step,
+            "mean_kernel_us": kernel_us,
+            "most_in_region": where.name,
+            **({"graph_launches_per_step": graphs} if graphs else {}),
+        },
+        first + advice,
+    )
 
 
 def _launch_less(graphs: float, single: float) -> str:
@@ -244,22 +235,21 @@ def _evidence(part: IdlePart) -> Evidence:
 
 
 def _explain_python(context: RuleContext) -> Explanation:
-    cpu = context.cpu
-    title = (
-        f"{context.of_step(cpu.python_ms_per_step, bound=True)} are spent outside operators, data loader and "
-        f"optimizer: in Python, the training loop and callbacks{'' if context.live else ' (recording adds to it)'}"
-    )
-    evidence: Evidence = {
-        "outside_of_operators_ms_per_step": cpu.python_ms_per_step,
-        "operators_ms_per_step": cpu.operators_ms_per_step,
-    }
-    held = in_function(context.rank, "python-bound")
+    cpu, held = context.cpu, in_function(context.rank, "python-bound")
     advice = "Do more in each call: a larger batch, torch.compile, fewer and larger modules."
     if held is not None:
         advice = f"Look at {held.where} first: what it waits for, or computes in Python."
     elif context.more_with_stacks:
         advice += f"{context.more_with_stacks} names the Python functions."
-    return Explanation(title, evidence, advice)
+    return Explanation(
+        f"{context.of_step(cpu.python_ms_per_step, bound=True)} are spent outside operators, data loader and "
+        f"optimizer: in Python, the training loop and callbacks{'' if context.live else ' (recording adds to it)'}",
+        {
+            "outside_of_operators_ms_per_step": cpu.python_ms_per_step,
+            "operators_ms_per_step": cpu.operators_ms_per_step,
+        },
+        advice,
+    )
 
 
 # -- the host sets the pace of a run ---------------------------------------------------------------------------------
@@ -350,11 +340,9 @@ def _explain_between_regions(run: RunEvidence) -> Explanation:
 
 
 def waits_are_known(run: RunEvidence) -> bool:
-    """Whether a wait in the module's code is known from its time without a core.
-
-    Where another thread of the process waits for a core, no thread may use one; several ranks wait for each other, and
-    on a GPU the training thread waits for autograd's.
-    """
+    """Whether a wait in the module's code is known from its time without a core."""
+    # where another thread of the process waits for a core, no thread may use one; several ranks wait for each other,
+    # and on a GPU the training thread waits for autograd's.
     cpu = run.cpu
     if cpu is None or run.on_device or run.world_size > 1:
         return False

@@ -83,11 +83,9 @@ class LedgerCosts:
 
     @property
     def whole_s(self) -> float:
-        """Seconds that costs are a share of.
-
-        Time before the fit is left out, since the script may have run for long, and so is the profiler's. In a trial,
-        one-time work is left out too: setup, the sanity check.
-        """
+        """Seconds that costs are a share of."""
+        # time before the fit is left out, since the script may have run for long, and so is the profiler's. In a trial,
+        # one-time work is left out too: setup, the sanity check.
         if self.of == "step":
             return self.evidence.step_ms.mean * self.steps / 1e3
         if not self.is_trial:
@@ -116,11 +114,9 @@ class LedgerCosts:
         return sum(map(self.inside_ms, REGIONS)) + sum(map(self.per_step_ms, (GC_FULL, GC_YOUNG)))
 
     def seconds(self, part: str) -> float:
-        """Cost of a part. On a GPU, the hooks within a region together cost at most what the GPU waits in it.
-
-        A garbage collection may come anywhere in a step. It costs all its time if the GPU waits for the host anyway;
-        otherwise its excess over the step time, because the GPU has about one step queued.
-        """
+        """Cost of a part. On a GPU, the hooks within a region together cost at most what the GPU waits in it."""
+        # a garbage collection may come anywhere in a step. It costs all its time if the GPU waits for the host anyway;
+        # otherwise its excess over the step time, because the GPU has about one step queued.
         seconds, count = self._recurring(part)
         drained_pct = self.evidence.drained_pct
         if part_kind(part) == "gc" and self.evidence.on_device and drained_pct is not None:
@@ -204,11 +200,9 @@ def in_steps_pct(evidence: RunEvidence) -> float:
 
 
 def self_times(evidence: RunEvidence) -> RunEvidence:
-    """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice.
-
-    Hooks and garbage collections are measured in every step, regions are estimated from the split ones. So on a CPU
-    what those leave of the mean step is the most that the regions have together.
-    """
+    """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice."""
+    # hooks and garbage collections are measured in every step, regions are estimated from the split ones. So on a CPU
+    # what those leave of the mean step is the most that the regions have together.
     if evidence.ledger is None:
         return evidence
     costs = LedgerCosts(evidence, evidence.ledger)

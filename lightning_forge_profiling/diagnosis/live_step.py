@@ -106,10 +106,8 @@ def recorded_steps(analysis: Analysis, run: RunEvidence, *, late_ms: float, rank
 
 
 def work_ms(analysis: Analysis) -> dict[int, float]:
-    """By rank, how long its GPU works on a recorded step, waiting for other ranks not counted.
-
-    Exposed communication of the rank that has least of it is the communication; what others have more is waiting.
-    """
+    """By rank, how long its GPU works on a recorded step, waiting for other ranks not counted."""
+    # exposed communication of the rank that has least of it is the communication; what others have more is waiting.
     comm_ms = {rank.rank: rank.categories["comm"].ms_per_step for rank in analysis.ranks}
     least_ms = min(comm_ms.values())
     return {rank.rank: rank.gpu.busy_ms_per_step - comm_ms[rank.rank] + least_ms for rank in analysis.ranks}
@@ -192,11 +190,9 @@ def _gpu_work_ms(finding: Finding) -> float:
 
 
 def _bounded_by_region(finding: Finding, steps: RecordedSteps) -> Finding:
-    """The optimizer's fix takes away no more than the GPU's work in it and the time that the host spends in it.
-
-    The step is a chain of work on host and GPU. Without the update the chain still has all of its other links, so it
-    gets shorter by no more than those of the update, on either side. The run timed the host's without recording.
-    """
+    """The optimizer's fix takes away no more than the GPU's work in it and the time that the host spends in it."""
+    # the step is a chain of work on host and GPU. Without the update the chain still has all of its other links, so it
+    # gets shorter by no more than those of the update, on either side. The run timed the host's without recording.
     region, saves, live_ms = steps.run.regions.get("optimizer"), finding.saves, steps.run.step_ms.mean
     if finding.code != "slow-optimizer" or region is None or saves is None:
         return finding

@@ -48,10 +48,8 @@ class LoaderWait:
     cpu: CpuUse | None = None  # None if unknown, as from a trace alone
 
     def workers_to_keep_up(self, workers: int) -> int:
-        """How many workers keep up with the rest of the step.
-
-        Without workers a batch is made in the wait; else each of them takes up to as many steps for one as there are.
-        """
+        """How many workers keep up with the rest of the step."""
+        # without workers a batch is made in the wait; else each of them takes up to as many steps for one as there are.
         batch_ms = workers * self.step_ms if workers else self.host_ms
         return max(ceil(batch_ms / max(self.step_ms - self.exposed_ms, 1e-6)), 1)
 
@@ -113,10 +111,6 @@ def _explain_wait(wait: LoaderWait, hidden: str, settings: LoaderSettings | None
     return Explanation(title, evidence | loader_evidence(settings), loader_advice(wait, settings))
 
 
-def _restarts_ms(run: RunEvidence) -> float:
-    return 0.0 if run.worker_restarts is None else run.worker_restarts.device_ms
-
-
 def _explain_restarts(run: RunEvidence) -> Explanation:
     restarts = run.worker_restarts
     if restarts is None:
@@ -150,40 +144,31 @@ def _explain_traced_copies(context: RuleContext) -> Explanation:
     size = sum(copy.bytes_per_step for copy in copies)
     memory = f"{main.memory} memory" if main and main.memory else "the host"
     rate = main.gb_per_s if main else 0.0
-    title = (
-        f"copies to the GPU take {context.of_step(_traced_copies_ms(context))} "
-        f"({size / 1e6:.1f} MB, mostly from {memory} at {rate:.1f} GB/s)"
-    )
     less = "copy less (uint8 or bf16 with the conversion on the GPU), or copy the next batch while this one is computed"
     advice = f"{less[0].upper()}{less[1:]}."
     if main and main.memory == "pageable":
         advice = f"{pin_memory_advice(context.rank.loader)}; {less}."
-    evidence: Evidence = {
-        "exposed_copy_ms_per_step": sum(copy.exposed_ms_per_step for copy in copies),
-        "copied_bytes_per_step": size,
-        "bandwidth_gb_per_s": rate,
-        "from": main.memory if main else "",
-        **loader_evidence(context.rank.loader),
-    }
-    return Explanation(title, evidence, advice)
-
-
-def _run_transfer_ms(run: RunEvidence) -> float:
-    return region(run, "transfer").device_ms if run.on_device else 0.0
+    return Explanation(
+        f"copies to the GPU take {context.of_step(_traced_copies_ms(context))} "
+        f"({size / 1e6:.1f} MB, mostly from {memory} at {rate:.1f} GB/s)",
+        {
+            "exposed_copy_ms_per_step": sum(copy.exposed_ms_per_step for copy in copies),
+            "copied_bytes_per_step": size,
+            "bandwidth_gb_per_s": rate,
+            "from": main.memory if main else "",
+            **loader_evidence(context.rank.loader),
+        },
+        advice,
+    )
 
 
 def explain_run_transfer(run: RunEvidence) -> Explanation:
     """The words for a run that moves its batches slowly."""
     transfer = region(run, "transfer")
+    less = "less: uint8 or bf16 instead of float32 with the conversion on the GPU"
+    how, advice = "blocking, as from pageable memory", f"{pin_memory_advice(run.loader)}, and copy {less}."
     if transfer.host_ms < transfer.device_ms / 2:
-        how = "non-blocking, as from pinned memory"
-        advice = "Copy less: uint8 or bf16 instead of float32 with the conversion on the GPU, no unused fields."
-    else:
-        how = "blocking, as from pageable memory"
-        advice = (
-            f"{pin_memory_advice(run.loader)}, and copy less: uint8 or bf16 instead of float32 with the conversion on "
-            "the GPU."
-        )
+        how, advice = "non-blocking, as from pinned memory", f"Copy {less}, no unused fields."
     evidence: Evidence = {"transfer_ms_per_step": transfer.device_ms, "transfer_host_ms_per_step": transfer.host_ms}
     return Explanation(
         f"moving the batch to the GPU takes {of_step(transfer.device_ms, run.step_ms.mean)} "
@@ -203,7 +188,12 @@ INPUT_IN_TRACE: Final = Rule(
 GPU_RULES: Final = (INPUT_IN_TRACE, Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies))
 
 # only the run shows it: epochs end in few windows, and one restart there would count too much
-WORKER_RESTARTS: Final = Rule("worker-restarts", _restarts_ms, _explain_restarts, at_most=lambda _: False)
+WORKER_RESTARTS: Final = Rule(
+    "worker-restarts",
+    lambda run: 0.0 if run.worker_restarts is None else run.worker_restarts.device_ms,
+    _explain_restarts,
+    at_most=lambda _: False,
+)
 RUN_RULES: Final = (
     Rule(
         "input-bound",
@@ -212,7 +202,7 @@ RUN_RULES: Final = (
         at_most=lambda run: only_bounded(_run_wait(run), run.loader),
     ),
     WORKER_RESTARTS,
-    Rule("transfer-bound", _run_transfer_ms, explain_run_transfer),
+    Rule("transfer-bound", lambda run: region(run, "transfer").device_ms * run.on_device, explain_run_transfer),
 )
 
 

@@ -21,10 +21,8 @@ _DECIDES_PCT: Final = 10.0
 
 
 def before_all(analysis: Analysis, run: RunEvidence) -> Analysis:
-    """The analysis with what the machine does to the run as its verdict, if it costs enough.
-
-    Under 10 % of the step it leaves the verdict to a cause that would be one without all of that time.
-    """
+    """The analysis with what the machine does to the run as its verdict, if it costs enough."""
+    # under 10 % of the step it leaves the verdict to a cause that would be one without all of that time.
     machine = machine_findings(run)
     if not machine:
         return analysis

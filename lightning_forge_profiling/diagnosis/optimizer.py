@@ -7,7 +7,6 @@ from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
     NAMED_FROM,
     NAMED_FROM_PCT,
-    Evidence,
     Explanation,
     Rule,
     RuleContext,
@@ -48,24 +47,22 @@ def _explain_gpu_update(context: RuleContext) -> Explanation:
     update, cost_ms = _unfused(context), _gpu_update_ms(context)
     if update is None:
         raise ValueError("a step without an optimizer")
-    title = (
+    return Explanation(
         f"the optimizer takes {context.of_step(cost_ms)}: {update.launches_per_step:.0f} launches, "
-        f"{in_ms(update.gpu_ms_per_step)} of GPU work and {in_ms(update.idle_ms_per_step)} of waiting"
+        f"{in_ms(update.gpu_ms_per_step)} of GPU work and {in_ms(update.idle_ms_per_step)} of waiting",
+        {
+            "optimizer_ms_per_step": cost_ms,
+            "gpu_busy_ms_per_step": update.gpu_ms_per_step,
+            "gpu_waits_ms_per_step": update.idle_ms_per_step,
+            "launches_per_step": update.launches_per_step,
+        },
+        "Give the optimizer fused=True (or foreach=True where it has no fused kernel).",
     )
-    evidence: Evidence = {
-        "optimizer_ms_per_step": cost_ms,
-        "gpu_busy_ms_per_step": update.gpu_ms_per_step,
-        "gpu_waits_ms_per_step": update.idle_ms_per_step,
-        "launches_per_step": update.launches_per_step,
-    }
-    return Explanation(title, evidence, "Give the optimizer fused=True (or foreach=True where it has no fused kernel).")
 
 
 def _gpu_saving(context: RuleContext) -> float:
-    """Its GPU work, and waiting for the host, which runs ahead once the update is a few launches.
-
-    The host gains no more lead than the update takes it, so waits of more than that stay.
-    """
+    """Its GPU work, and waiting for the host, which runs ahead once the update is a few launches."""
+    # the host gains no more lead than the update takes it, so waits of more than that stay.
     update = _unfused(context)
     return 0.0 if update is None else update.gpu_ms_per_step + min(context.late_host_ms, update.host_ms_per_step)
 
@@ -85,22 +82,22 @@ def _explain_cpu_update(context: RuleContext) -> Explanation:
     cpu = context.cpu
     called = f"{cpu.optimizer}'s update" if cpu.optimizer else "the optimizer's update"
     how = {"loop": " in a loop over the parameters", "foreach": " with foreach", "fused": ", already fused", "": ""}
-    title = (
-        f"{called} takes {context.of_step(cpu.optimizer_ms_per_step)} on the CPU: "
-        f"{cpu.update_calls_per_step:.0f} operator calls{how[cpu.update]}"
-    )
     often = "a larger batch, accumulate_grad_batches"
     if cpu.update == "fused":
         advice = f"Update less often ({often})."
     else:
         advice = _unfused_cpu_advice(cpu.optimizer, cpu.intra_op_threads, context.run, often)
-    evidence: Evidence = {
-        "optimizer_ms_per_step": cpu.optimizer_ms_per_step,
-        "operator_calls_per_step": cpu.update_calls_per_step,
-        "optimizer_class": cpu.optimizer,
-        "update": cpu.update,
-    }
-    return Explanation(title, evidence, advice)
+    return Explanation(
+        f"{called} takes {context.of_step(cpu.optimizer_ms_per_step)} on the CPU: "
+        f"{cpu.update_calls_per_step:.0f} operator calls{how[cpu.update]}",
+        {
+            "optimizer_ms_per_step": cpu.optimizer_ms_per_step,
+            "operator_calls_per_step": cpu.update_calls_per_step,
+            "optimizer_class": cpu.optimizer,
+            "update": cpu.update,
+        },
+        advice,
+    )
 
 
 # with fused=True, from PyTorch 2.4 on, and one thread their update took 0.1 to 0.5 of the time of the CPU's default, a

@@ -8,10 +8,10 @@ clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean, median
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, self_times
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
@@ -130,8 +130,7 @@ def _computed_ms(work: RankWork, leaf: str) -> float:
     return ms * max(1 - work.cpu.blocked_pct(leaf) / 100, 0.0) if known and work.cpu is not None else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Excess:
+class _Excess(NamedTuple):
     """What the last rank takes longer than the others, and the whole that it is a part of, in milliseconds per step."""
 
     own_ms: float
@@ -159,17 +158,7 @@ def _excess(last: RankWork, others: Sequence[RankWork], run: RunEvidence) -> _Ex
     of: Literal["step", "run"] = "step"
     if leaf in last.outside and run.ledger is not None:
         of, whole_ms = "run", 1e3 * LedgerCosts(run, run.ledger).whole_s / steps
-    return _Excess(
-        own_ms=own_ms,
-        others_own_ms=others_own_ms,
-        waits_ms=waits_ms,
-        leaf=leaf,
-        leaf_ms=leaf_ms,
-        others_leaf_ms=others_leaf_ms,
-        of=of,
-        whole_ms=whole_ms,
-        steps=steps,
-    )
+    return _Excess(own_ms, others_own_ms, waits_ms, leaf, leaf_ms, others_leaf_ms, of, whole_ms, steps)
 
 
 def straggler(run: RunEvidence) -> Finding | None:
@@ -261,29 +250,24 @@ def compare_advice(rank: int) -> str:
 
 
 def own_times(run: RunEvidence, late: Finding | None) -> RunEvidence:
-    """A rank's regions without its waiting for others, and without what it takes longer if others wait for it.
-
-    Both are the straggler's finding, and no other one.
-    """
+    """A rank's regions without its waiting for others, and without what it takes longer if others wait for it."""
+    # both are the straggler's finding, and no other one.
     work = next((work for work in run.ranks if work.rank == run.rank), None)
     if work is None:
         return run
     less_ms = dict(work.waits_ms)
-    if late is not None and _is_late(work, late):
+    if late is not None:
+        last_ms, others_ms = (float(late.evidence[name]) for name in ("own_ms_per_step", "others_own_ms_per_step"))
         leaf = str(late.evidence["leaf"])
-        excess_ms = work.own_ms(leaf) - float(late.evidence["others_leaf_ms_per_step"])
-        less_ms[leaf] = less_ms.get(leaf, 0.0) + max(excess_ms, 0.0)
+        if work.own_ms() - others_ms >= _AS_LATE * (last_ms - others_ms):
+            excess_ms = work.own_ms(leaf) - float(late.evidence["others_leaf_ms_per_step"])
+            less_ms[leaf] = less_ms.get(leaf, 0.0) + max(excess_ms, 0.0)
     return replace(
         run,
         regions={
             name: shorter(times, ms := less_ms.get(name, 0.0), ms, p50_ms=ms) for name, times in run.regions.items()
         },
     )
-
-
-def _is_late(work: RankWork, late: Finding) -> bool:
-    own_ms, others_ms = (float(late.evidence[name]) for name in ("own_ms_per_step", "others_own_ms_per_step"))
-    return work.own_ms() - others_ms >= _AS_LATE * (own_ms - others_ms)
 
 
 def beside_straggler(findings: Iterable[Finding], run: RunEvidence, late: Finding | None) -> list[Finding]:

@@ -174,11 +174,9 @@ class RuleContext:
 
     @property
     def exposed_wait_ms(self) -> float:
-        """Waiting for other ranks while nothing else ran.
-
-        It is what this rank has more exposed communication than the rank with least. If ranks wait by turns, each has
-        it: then it is as much of all waiting as of all communication.
-        """
+        """Waiting for other ranks while nothing else ran."""
+        # it is what this rank has more exposed communication than the rank with least. If ranks wait by turns, each has
+        # it: then it is as much of all waiting as of all communication.
         comm = self.rank.comm
         if not self.wait_ms or not comm.ms_per_step:
             return 0.0

@@ -56,10 +56,8 @@ def order_note(findings: Sequence[Finding]) -> str:
 
 
 def is_certain(finding: Finding) -> bool:
-    """Whether a finding's interval lies above the share from which it is named, so that it may be the verdict.
-
-    So must its typical share: a few slow steps make a region uneven, not slow.
-    """
+    """Whether a finding's interval lies above the share from which it is named, so that it may be the verdict."""
+    # so must its typical share: a few slow steps make a region uneven, not slow.
     least = _threshold_pct(finding)
     return all(pct is None or pct >= least for pct in (finding.low_pct, finding.typical_pct))
 
@@ -69,11 +67,9 @@ def _threshold_pct(finding: Finding) -> float:
 
 
 def with_intervals(findings: Iterable[Finding], run: RunEvidence) -> list[Finding]:
-    """The findings with the intervals of their shares, as far as the run's own steps give them.
-
-    A share follows from the times of regions or of a part of the ledger: its interval is as wide, in proportion, as
-    theirs together.
-    """
+    """The findings with the intervals of their shares, as far as the run's own steps give them."""
+    # a share follows from the times of regions or of a part of the ledger: its interval is as wide, in proportion, as
+    # theirs together.
     return [finding if finding.low_pct is not None else _with_interval(finding, run) for finding in findings]
 
 

@@ -1,7 +1,7 @@
 """PyTorch's memory on a GPU: the allocator's counters, and a snapshot of one step or at an out-of-memory error."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -47,9 +47,8 @@ class AllocatorReading:
         known = [before.allocated_bytes, self.allocated_bytes, int(sampled_bytes)]
         if self.peak_bytes < before.peak_bytes:  # the user reset it in this interval: all of it is since then
             known.append(self.peak_bytes)
-        return AllocatorReading(
-            allocated_bytes=self.allocated_bytes,
-            reserved_bytes=self.reserved_bytes,
+        return replace(
+            self,
             peak_bytes=self.peak_bytes if self.peak_bytes > before.peak_bytes else max(known),
             retries=_increase(before.retries, self.retries),
             device_allocs=_increase(before.device_allocs, self.device_allocs),
@@ -57,9 +56,8 @@ class AllocatorReading:
 
     def plus(self, later: "AllocatorReading") -> "AllocatorReading":
         """The activity in this interval and a later one."""
-        return AllocatorReading(
-            allocated_bytes=later.allocated_bytes,
-            reserved_bytes=later.reserved_bytes,
+        return replace(
+            later,
             peak_bytes=max(self.peak_bytes, later.peak_bytes),
             retries=self.retries + later.retries,
             device_allocs=self.device_allocs + later.device_allocs,
@@ -199,13 +197,11 @@ def _out_of_memory(exception: BaseException) -> bool:
     """Whether it is an out-of-memory error, or caused by one, as in compiled code."""
     import torch  # noqa: PLC0415
 
-    return any(isinstance(each, torch.OutOfMemoryError) for each in _causes(exception))
-
-
-def _causes(exception: BaseException) -> Iterator[BaseException]:
     visited: set[int] = set()
     each: BaseException | None = exception
     while each is not None and id(each) not in visited:
+        if isinstance(each, torch.OutOfMemoryError):
+            return True
         visited.add(id(each))
-        yield each
         each = each.__cause__ or each.__context__
+    return False

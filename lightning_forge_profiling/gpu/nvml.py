@@ -1,7 +1,7 @@
 """NVML: finds a CUDA device and reads its sensors."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -150,17 +150,11 @@ def _whole(nvml: Nvml, handle: Any) -> NvmlDevice:
     mode = _answer(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mode is None or not mode[0]:
         return NvmlDevice(handle, handle, nvml.nvmlDeviceGetUUID(handle))
-    slices = list(_slices(nvml, handle))
+    count, ask = nvml.nvmlDeviceGetMaxMigDeviceCount(handle), nvml.nvmlDeviceGetMigDeviceHandleByIndex
+    slices = [each for index in range(count) if (each := _answer(nvml, ask, handle, index)) is not None]
     if len(slices) != 1:
         raise LookupError(f"the GPU has {len(slices)} MIG slices: name one in CUDA_VISIBLE_DEVICES")
     return _slice(nvml, slices[0])
-
-
-def _slices(nvml: Nvml, board: Any) -> Iterator[Any]:
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(board)):
-        handle = _answer(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, index)
-        if handle is not None:
-            yield handle
 
 
 def _slice(nvml: Nvml, handle: Any) -> NvmlDevice:
@@ -254,10 +248,8 @@ class GpuReader:
         """Read all sensors."""
         ask, handle, board = self._ask, self._handle, self._board
         rates = ask("nvmlDeviceGetUtilizationRates", handle)
-        encoder, decoder = (
-            ask("nvmlDeviceGetEncoderUtilization", handle),
-            ask("nvmlDeviceGetDecoderUtilization", handle),
-        )
+        encoder = ask("nvmlDeviceGetEncoderUtilization", handle)
+        decoder = ask("nvmlDeviceGetDecoderUtilization", handle)
         memory = ask("nvmlDeviceGetMemoryInfo", handle)
         processes = ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
         reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", board)

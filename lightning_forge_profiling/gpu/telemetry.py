@@ -82,9 +82,9 @@ class GpuUsage:
         for name, sums in later.readings.items():
             readings[name] = readings[name].plus(sums) if name in readings else sums
         known = [joules for joules in (self.joules, later.joules) if joules is not None]
-        return GpuUsage(
+        return replace(
+            later,
             first_ns=self.first_ns if self.samples else later.first_ns,
-            last_ns=later.last_ns,
             samples=self.samples + later.samples,
             counted=self.counted + later.counted,
             readings=readings,

@@ -13,10 +13,8 @@ _LOG_RATIO: Final = log(_RATIO)
 
 
 def bucket(ms: float) -> int:
-    """Index of the bucket that a time in milliseconds falls into.
-
-    Bucket b holds times t with `_RATIO`^(b-1) < t <= `_RATIO`^b in microseconds; bucket 0 those up to 1 µs.
-    """
+    """Index of the bucket that a time in milliseconds falls into."""
+    # bucket b holds times t with `_RATIO`^(b-1) < t <= `_RATIO`^b in microseconds; bucket 0 those up to 1 µs.
     us = ms * 1e3
     return ceil(log(us) / _LOG_RATIO) if us > 1 else 0
 

@@ -35,10 +35,8 @@ def command_line(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def git_commit(folder: Path) -> str:
-    """The checked-out commit, read from git's files; "" outside a repository.
-
-    As in git, a repository of another user than this one and root does not count.
-    """
+    """The checked-out commit, read from git's files; "" outside a repository."""
+    # as in git, a repository of another user than this one and root does not count.
     owners = {os.geteuid(), 0}
     with suppress(OSError):
         for parent in (folder, *folder.parents):
@@ -65,10 +63,8 @@ def _head(git: Path, owners: Container[int]) -> str:
 
 
 def record_of_checkpoint(checkpoint: Path, *, but: Path) -> str:
-    """The record of the run that wrote a checkpoint.
-
-    That is the last one begun before the checkpoint was saved, in the closest parent folder that has records.
-    """
+    """The record of the run that wrote a checkpoint."""
+    # that is the last one begun before the checkpoint was saved, in the closest parent folder that has records.
     if not os.path.exists(checkpoint):  # noqa: PTH110
         return ""
     saved_at = checkpoint.stat().st_mtime

@@ -8,7 +8,7 @@ from typing import Final
 
 from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.lines import Begin, End, Line, State, decode_line
-from lightning_forge_profiling.record.reader import ends, with_clock, work_of
+from lightning_forge_profiling.record.reader import ends, latest, with_clock, work_of
 from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
@@ -31,8 +31,7 @@ def read_works(
                 left.clear()
                 break
             lines = _latest(folder / record_name(rank), rank, run)
-            state = next((line for line in reversed(lines) if isinstance(line, State)), None)
-            work = None if state is None else work_of(state, rank)
+            work = work_of(latest(State, lines), rank)
             if work is not None:
                 works[rank] = work, ends(lines)
             if any(isinstance(line, End) or (isinstance(line, State) and line.step >= steps) for line in lines):

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from errno import EBUSY, ENOENT
@@ -50,12 +50,12 @@ class RankRecord:
     @property
     def state(self) -> State | None:
         """The newest totals; None before the first."""
-        return _last(State, self.lines)
+        return latest(State, self.lines)
 
     @property
     def end(self) -> End | None:
         """End of the run; None while it runs, and after it was killed."""
-        return _last(End, self.lines)
+        return latest(End, self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class RunRecord:
 _Kind = TypeVar("_Kind")
 
 
-def _last(kind: type[_Kind], lines: tuple[Line, ...]) -> _Kind | None:
+def latest(kind: type[_Kind], lines: Sequence[Line]) -> _Kind | None:
+    """The newest line of a kind; None without one."""
     return next((line for line in reversed(lines) if isinstance(line, kind)), None)
 
 
@@ -191,19 +192,17 @@ class RankLines:
         return RankRecord(self.path, self._begin, tuple(line for _, line in kept), tuple(problems), work)
 
 
-def work_of(state: State, rank: int) -> RankWork | None:
+def work_of(state: State | None, rank: int) -> RankWork | None:
     """What a rank's totals say of its own work."""
-    evidence = None if state.report.analysis is None else state.report.analysis.run
-    works = () if evidence is None else evidence.ranks
-    return next((work for work in works if work.rank == rank), None)
+    if state is None or state.report.analysis is None or state.report.analysis.run is None:
+        return None
+    return next((work for work in state.report.analysis.run.ranks if work.rank == rank), None)
 
 
 def with_clock(work: RankWork, ended_at: Mapping[int, float], first_ended_at: Mapping[int, float]) -> RankWork:
-    """The work of a rank on another machine than the first rank's, with the offset of its clock if it is known.
-
-    Ranks that train together end a step within that step. So the clocks of two machines differ by what the same step's
-    end differs, give or take a step.
-    """
+    """The work of a rank on another machine than the first rank's, with the offset of its clock if it is known."""
+    # ranks that train together end a step within that step. So the clocks of two machines differ by what the same
+    # step's end differs, give or take a step.
     ahead_ms = [1e3 * (ended_at[step] - first_ended_at[step]) for step in ended_at.keys() & first_ended_at.keys()]
     if not ahead_ms:
         return work
@@ -256,11 +255,9 @@ def _segments(path: Path, opened: ExitStack, problems: list[str]) -> list[Binary
 
 
 def read_rank(path: Path) -> RankRecord:
-    """Read one rank's record, older segments included.
-
-    Any prefix of a record is valid: an incomplete last line is skipped and reported in `problems`, as are other lines
-    that cannot be read.
-    """
+    """Read one rank's record, older segments included."""
+    # any prefix of a record is valid: an incomplete last line is skipped and reported in `problems`, as are other lines
+    # that cannot be read.
     lines = RankLines(path)
     try:
         lines.read()

@@ -26,11 +26,11 @@ def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> 
     except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, RecursionError) as exc:
         problem = str(exc)
     try:
-        found = _layout.decode(content).schema_version
+        layout = _layout.decode(content).schema_version
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        found = 0
-    if found > version:
-        problem = f"written by a newer version of forge-profiling (layout {found}, this reads {version}): upgrade"
+        layout = 0
+    if layout > version:
+        problem = f"written by a newer version of forge-profiling (layout {layout}, this reads {version}): upgrade"
     raise ValueError(problem)
 
 

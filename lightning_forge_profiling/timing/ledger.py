@@ -190,10 +190,8 @@ class LedgerClock:
         self._garbage, self.collected = garbage, garbage.pending
 
     def _take_garbage(self) -> int:
-        """Take the collections since the last change out of the current part, and return the current time.
-
-        Those in the profiler's own work are the profiler's.
-        """
+        """Take the collections since the last change out of the current part, and return the current time."""
+        # those in the profiler's own work are the profiler's.
         now_ns = self._clock_ns()
         while self.collected and self._garbage is not None:
             collections = self._garbage.take()
@@ -331,12 +329,10 @@ def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
-    """Productive step time as a fraction of wall time, less this package's own.
-
-    The ledger's part `steps` is productive: every training batch but the first, warm-up included, without hooks,
-    loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
-    a region's host time exceeds its device time, its hooks are productive up to that excess.
-    """
+    """Productive step time as a fraction of wall time, less this package's own."""
+    # the ledger's part `steps` is productive: every training batch but the first, warm-up included, without hooks,
+    # loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
+    # a region's host time exceeds its device time, its hooks are productive up to that excess.
     whole_s = ledger.wall_s - ledger.parts.get(PROFILER, 0.0)
     if whole_s <= 0:
         return 0.0

@@ -95,11 +95,8 @@ class Rates:
 
     def mean_host_ms(self, region: str) -> float:
         """Mean host milliseconds of a region per step; `"step"` is the whole step."""
-        if not self.steps:
-            return 0.0
-        if region == "step":
-            return step_ms(self.host_ms) / self.steps
-        return self.host_ms.get(region, 0.0) / self.steps
+        total = step_ms(self.host_ms) if region == "step" else self.host_ms.get(region, 0.0)
+        return total / self.steps if self.steps else 0.0
 
     @property
     def user_regions(self) -> tuple[str, ...]:
@@ -121,16 +118,9 @@ class Rates:
     ) -> dict[str, float]:
         """The rates as metrics."""
         metrics: dict[str, float] = {}
-        total_ms = self.total_ms
-        own = {
-            "samples": self.samples,
-            "tokens": self.tokens,
-            "steps": self.steps,
-            "optimizer_steps": self.optimizer_steps,
-        }
-        for name, amount in own.items() if total_ms > 0 else ():
-            if amount is not None:
-                rate = amount / total_ms * 1e3
+        for name in ("samples", "tokens", "steps", "optimizer_steps"):
+            rate = self.per_second(getattr(self, name))
+            if rate is not None:
                 # every replica works on its own samples; the steps are the same steps
                 of_device = name in {"samples", "tokens"}
                 metrics[per_second(name)] = rate * (replicas if of_device else 1)

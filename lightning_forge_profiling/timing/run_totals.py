@@ -313,10 +313,8 @@ class RunTotals:
         return taken.read()
 
     def take_interval(self, *, last: bool = False) -> tuple[Rates, dict[int, int]]:
-        """Sums over the counted steps since the last call but for those that `take` has still to return.
-
-        Together these are all counted steps, those of broken accumulation cycles included.
-        """
+        """Sums over the counted steps since the last call but for those that `take` has still to return."""
+        # together these are all counted steps, those of broken accumulation cycles included.
         taken, self._since_last_record = self._since_last_record, self._sums()
         if last:
             taken.merge(self._since_last_log)

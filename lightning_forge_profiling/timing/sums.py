@@ -171,10 +171,8 @@ class StepSums:
         return Spread(of_all.p50, of_all.p95, self.shortest_ms, self.longest_ms, typical_mean_ms)
 
     def region_percentiles(self) -> dict[str, Percentiles]:
-        """Percentiles of each region, the user's included, per step: 0 in a step without it.
-
-        If some steps are unsplit, the forced ones are left out: they would count too often.
-        """
+        """Percentiles of each region, the user's included, per step: 0 in a step without it."""
+        # if some steps are unsplit, the forced ones are left out: they would count too often.
         only_chosen = any(sums.steps for sums in self.unsplit) and any(chosen for _, chosen in self.latest_split)
         steps = [dict(times_ms) for times_ms, chosen in self.latest_split if chosen or not only_chosen]
         for times_ms in steps:

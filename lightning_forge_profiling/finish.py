@@ -141,9 +141,15 @@ def _finish(args: argparse.Namespace, wait_s: float) -> int:
 
 
 def _trace_files(args: argparse.Namespace, wait_s: float) -> None:
-    _compress(args.raw, args.final)
+    with (
+        open_regular(args.raw) as source,
+        whole_file(args.final) as file,
+        gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as target,
+    ):
+        shutil.copyfileobj(source, target, length=1 << 20)
     if args.plugin is not None:
-        _copy_for_plugin(args.raw, args.plugin)
+        make_own_folder(args.plugin.parent)
+        write_plugin_copy(args.raw, _part(args.plugin))
         publish(args.plugin, args.ranks, wait_s)
 
 
@@ -154,20 +160,6 @@ def _say(problem: str) -> None:
 
 def _part(path: Path) -> Path:
     return path.with_name(path.name + PART)
-
-
-def _compress(raw: Path, final: Path) -> None:
-    with (
-        open_regular(raw) as source,
-        whole_file(final) as file,
-        gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as target,
-    ):
-        shutil.copyfileobj(source, target, length=1 << 20)
-
-
-def _copy_for_plugin(raw: Path, plugin: Path) -> None:
-    make_own_folder(plugin.parent)
-    write_plugin_copy(raw, _part(plugin))
 
 
 def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
@@ -185,10 +177,8 @@ def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
             break
         time.sleep(0.05)
     for final in finals:
-        try:
+        with contextlib.suppress(FileNotFoundError):  # published by another rank, or never written
             _part(final).replace(final)
-        except FileNotFoundError:
-            continue  # published by another rank, or never written
 
 
 def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
@@ -202,9 +192,8 @@ def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     # if its own trace has been removed, there is nothing to wait for
     while own.exists() and not all(trace.exists() for trace in traces.values()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    missing = [
-        f"the trace of rank {rank} did not arrive in time" for rank, trace in traces.items() if not trace.exists()
-    ]
+    late = [rank for rank, trace in traces.items() if not trace.exists()]
+    missing = [f"the trace of rank {rank} did not arrive in time" for rank in late]
     result = pipeline.analyze(own.parent, processes=1 if wait_s == inf else None)
     analysis = replace(result.analysis, warnings=(*result.analysis.warnings, *missing))
     write_reports(analysis, result.timelines, own.parent)

@@ -79,18 +79,15 @@ def _groups(cgroup: Path, proc: Path) -> list[Path]:
             inner = Path(path.strip("/"))
             paths |= {str(each) for each in (inner, *inner.parents)}
     groups = (cgroup / kind / path for kind in _HIERARCHIES for path in sorted(paths))
-    return [
-        group for group in groups if any((group / name).exists() for name in ("cpu.stat", "cpu.max", _QUOTAS[1][0]))
-    ]
+    files = ("cpu.stat", "cpu.max", _QUOTAS[1][0])
+    return [group for group in groups if any((group / name).exists() for name in files)]
 
 
 class Throttling(NamedTuple):
     """How a CPU quota has stopped a control group so far."""
 
-    seconds: float
-    """Summed over the cores on which it had to wait."""
-    periods: int
-    """In how many periods of the quota."""
+    seconds: float  # summed over the cores on which it had to wait
+    periods: int  # of the quota, in which it was stopped
 
 
 class CpuTimes(NamedTuple):
@@ -98,21 +95,15 @@ class CpuTimes(NamedTuple):
 
     at_s: float
     process_s: float
-    idle_s: float | None
-    """For which the cores of this process's affinity were idle, in sum."""
+    idle_s: float | None  # for which the cores of this process's affinity were idle, in sum
     thread_s: tuple[float, float] | None = None
     processes_s: Mapping[int, tuple[float, float]] = MappingProxyType({})
-    group_s: float | None = None
-    """Of all processes in this one's control group."""
-    threads_s: Mapping[int, tuple[float, float]] = MappingProxyType({})
-    """Of the other threads of this process, by their native ids."""
-    stolen_s: float | None = None
-    """For which the hypervisor ran something else on the cores of the affinity, in sum."""
+    group_s: float | None = None  # of all processes in this one's control group
+    threads_s: Mapping[int, tuple[float, float]] = MappingProxyType({})  # of this process's other ones, by native id
+    stolen_s: float | None = None  # for which the hypervisor ran something else on the cores of the affinity, in sum
     throttled: Throttling | None = None
-    pressure_s: float | None = None
-    """For which some process of the system waited for a core."""
-    switches: int | None = None
-    """How often this thread had to leave its core."""
+    pressure_s: float | None = None  # for which some process of the system waited for a core
+    switches: int | None = None  # how often this thread had to leave its core
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -166,15 +157,11 @@ def waited_s(before: CpuTimes, after: CpuTimes) -> float:
     """How long this thread's work waited for a core: as long as the thread that waited longest, as they may overlap."""
     if after.thread_s is None or before.thread_s is None:
         return 0.0
+    # besides this one, those that Python does not know: autograd's, and the helpers of operators
     threads = [thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)]  # noqa: SLF001
-    of_python = {thread.native_id for thread in threads}
-    waits = [after.thread_s[1] - before.thread_s[1]]
-    waits += [
-        used[1] - before.threads_s[tid][1]
-        for tid, used in after.threads_s.items()
-        if tid in before.threads_s and tid not in of_python
-    ]
-    return max(waits)
+    both = after.threads_s.keys() & before.threads_s.keys() - {thread.native_id for thread in threads}
+    waits = (after.threads_s[tid][1] - before.threads_s[tid][1] for tid in both)
+    return max([after.thread_s[1] - before.thread_s[1], *waits])
 
 
 def waited_pct(before: CpuTimes, after: CpuTimes) -> float:
@@ -183,11 +170,10 @@ def waited_pct(before: CpuTimes, after: CpuTimes) -> float:
 
 
 def _group_s(cgroup: Path) -> float | None:
-    used = re.search(r"^usage_usec (\d+)$", _text(cgroup / "cpu.stat"), re.MULTILINE)
-    if used is not None:
-        return int(used[1]) / 1e6
-    nanoseconds = _text(cgroup / "cpuacct" / "cpuacct.usage").strip()
-    return int(nanoseconds) / 1e9 if nanoseconds.isdecimal() else None
+    if (microseconds := _number(cgroup / "cpu.stat", r"usage_usec (\d+)")) is not None:
+        return microseconds / 1e6
+    nanoseconds = _number(cgroup / "cpuacct" / "cpuacct.usage", r"(\d+)")
+    return None if nanoseconds is None else nanoseconds / 1e9
 
 
 def _throttled(cgroup: Path, proc: Path) -> Throttling | None:
@@ -195,18 +181,15 @@ def _throttled(cgroup: Path, proc: Path) -> Throttling | None:
     throttlings = []
     for group in _groups(cgroup, proc):
         counts = dict(re.findall(r"^(\w+) (\d+)$", _text(group / "cpu.stat"), re.MULTILINE))
-        unit = {"throttled_usec": 1e6, "throttled_time": 1e9}
-        throttlings += [
-            Throttling(int(counts[name]) / per_s, int(counts.get("nr_throttled", 0)))
-            for name, per_s in unit.items()
-            if name in counts
-        ]
+        for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+            if name in counts:
+                throttlings.append(Throttling(int(counts[name]) / per_s, int(counts.get("nr_throttled", 0))))
     return max(throttlings, default=None)
 
 
 def _pressure_s(proc: Path) -> float | None:
-    some = re.search(r"^some .*total=(\d+)$", _text(proc / "pressure" / "cpu"), re.MULTILINE)
-    return None if some is None else int(some[1]) / 1e6
+    total = _number(proc / "pressure" / "cpu", r"some .*total=(\d+)")
+    return None if total is None else total / 1e6
 
 
 def _threads(tasks: Path, named: str) -> dict[int, tuple[float, float]]:
@@ -265,17 +248,22 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int |
     """Memory that a process can still allocate: available to Linux, and within the container's limit."""
     # Within the limit, all but the working set is free: memory in use without inactive file pages, which the kernel
     # reclaims first. The kubelet does the same: kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction
-    available = re.search(r"^MemAvailable:\s*(\d+) kB$", _text(meminfo), re.MULTILINE)
+    available = _number(meminfo, r"MemAvailable:\s*(\d+) kB")
     if available is None:
         return None
-    free = int(available[1]) * 1024
+    free = available * 1024
     for limit, use, details, reclaimable in _ACCOUNTS:
-        most, used = (_text(cgroup / name).strip() for name in (limit, use))
-        if most.isdecimal():
-            inactive = re.search(rf"^{reclaimable} (\d+)$", _text(cgroup / details), re.MULTILINE)
-            working_set = max(int(used or 0) - int(inactive[1] if inactive else 0), 0)
-            free = min(free, max(int(most) - working_set, 0))
+        most, used = (_number(cgroup / name, r"(\d+)") for name in (limit, use))
+        if most is not None:
+            inactive = _number(cgroup / details, rf"{reclaimable} (\d+)") or 0
+            free = min(free, max(most - max((used or 0) - inactive, 0), 0))
     return free
+
+
+def _number(path: Path, line: str) -> int | None:
+    """The number in the line of a file that matches."""
+    match = re.search(f"^{line}$", _text(path), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _text(path: Path) -> str:

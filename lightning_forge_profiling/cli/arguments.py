@@ -3,6 +3,9 @@
 import argparse
 import math
 from collections.abc import Callable
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 _LAST_PORT = 65_535
 _SHORTEST_S = 0.1
@@ -16,11 +19,16 @@ def at_least(lowest: int) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             value = lowest - 1
-        if value < lowest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {lowest}")
-        return value
+        return checked(text, value, value >= lowest, f"a whole number of at least {lowest}")
 
     return whole
+
+
+def checked(text: str, value: _T, is_valid: bool, what: str) -> _T:
+    """The value of an argument, refused if it is not valid."""
+    if not is_valid:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return value
 
 
 def number(text: str) -> float:
@@ -34,33 +42,25 @@ def number(text: str) -> float:
 def percentage(text: str) -> float:
     """A number that is not negative, with or without a percent sign."""
     value = number(text.removesuffix("%"))
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage")
-    return value
+    return checked(text, value, 0 <= value < math.inf, "a percentage")
 
 
 def share(text: str) -> float:
     """A share between 0 and 1, neither included."""
     value = number(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, as 0.005 for half a percent")
-    return value
+    return checked(text, value, 0 < value < 1, "a share between 0 and 1, as 0.005 for half a percent")
 
 
 def port(text: str) -> int:
     """A TCP port; 0 for any free one."""
     value = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_PORT)) else -1
-    if not 0 <= value <= _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to {_LAST_PORT}")
-    return value
+    return checked(text, value, 0 <= value <= _LAST_PORT, f"a port from 0 to {_LAST_PORT}")
 
 
 def seconds(text: str) -> float:
     """A number of seconds, at least 0.1."""
     value = number(text)
-    if not _SHORTEST_S <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_SHORTEST_S}")
-    return value
+    return checked(text, value, _SHORTEST_S <= value < math.inf, f"a number of seconds of at least {_SHORTEST_S}")
 
 
 def step_range(text: str) -> tuple[int, int]:

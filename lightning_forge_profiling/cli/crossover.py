@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lightning_forge_profiling.cli.arguments import number
+from lightning_forge_profiling.cli.arguments import checked, number
 from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import Progress, say, write_json
 from lightning_forge_profiling.errors import ConfigurationError
@@ -77,8 +77,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def _operations(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
-        if name not in OPERATIONS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(OPERATIONS)}")
+        checked(name, name, name in OPERATIONS, f"one of {', '.join(OPERATIONS)}")
     return names
 
 
@@ -102,9 +101,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _seconds(text: str) -> float:
     value = number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
+    return checked(text, value, 0 < value < math.inf, "a number of seconds")
 
 
 def _file_or_dash(text: str) -> Path:

@@ -9,13 +9,7 @@ from operator import mul
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.comparison.ratio import (
-    Outcome,
-    Ratio,
-    decide,
-    geometric_mean,
-    ratio_of,
-)
+from lightning_forge_profiling.comparison.ratio import Outcome, Ratio, decide, geometric_mean, ratio_of
 from lightning_forge_profiling.comparison.source import Conditions, Source, mean_amount
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS

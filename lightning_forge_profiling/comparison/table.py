@@ -148,10 +148,10 @@ def _change_table(changes: Sequence[Change], width: int) -> Table:
     counted = any(change.a_calls or change.b_calls for change in changes)
     table = Table("", "before", "now", "ms", "%", *(["calls"] if counted else []))
     labels = kernel_labels([change.name for change in changes], _KERNEL_LINES * max(width - _BESIDE, _NARROWEST_NAME))
-    for label, change in zip(labels, changes, strict=True):
+    for change in changes:
         pct = "new" if change.pct is None else f"{change.pct:+.1f}"
         numbers = f"{change.a:.3f}", f"{change.b:.3f}", f"{change.b - change.a:+.3f}", pct
-        table.row(label, *numbers, *([_calls(change)] if counted else []))
+        table.row(labels[change.name], *numbers, *([_calls(change)] if counted else []))
     return table
 
 

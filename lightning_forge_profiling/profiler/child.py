@@ -42,10 +42,9 @@ def ctrl_c_ends() -> Iterator[None]:
 
 def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> list[Exception | None]:
     """Do several things at once, a thread each; the exception of each, or TimeoutError if it is not done in time."""
-    late: list[Exception | None] = [TimeoutError(f"not done within {max(limit_s, 0):g} s")] * len(works)
+    problems: list[Exception | None] = [TimeoutError(f"not done within {max(limit_s, 0):g} s")] * len(works)
     if limit_s <= 0:
-        return late
-    problems = list(late)
+        return problems
 
     def run(number: int, work: Callable[[], object]) -> None:
         try:
@@ -55,7 +54,7 @@ def problems_within(limit_s: float, works: Sequence[Callable[[], object]]) -> li
             problems[number] = exc
 
     threads = [threading.Thread(target=run, args=work, daemon=True) for work in enumerate(works)]
-    for thread in threads:
+    for thread in threads:  # one that does not end in time is left alone; it does not keep the process alive
         thread.start()
     deadline = monotonic() + limit_s
     with ctrl_c_ends():
@@ -89,15 +88,11 @@ class FinishingChild:
         command += [str(raw), str(trace_path(folder, rank)), "--ranks", ",".join(map(str, ranks))]
         command += ["--plugin", str(plugin_path(folder, rank))] if tensorboard else []
         command += ["--analyze"] if analyze and rank == ranks[0] else []
+        # alone: the training failed; it begins at once, and waits for no other rank
         command += [] if alone else ["--training", str(os.getpid())]
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         # a separate session: Ctrl-C ends the training, not the writing of its trace
-        self._process = _Process(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._process = _Process(command, stdin=pipe, stdout=nothing, stderr=pipe, start_new_session=True)
 
     @property
     def pid(self) -> int:

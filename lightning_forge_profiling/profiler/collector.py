@@ -53,14 +53,12 @@ _SAFE_FROM: Final = (12, 6)  # detaching crashed processes with CUDA graphs befo
 
 def why_attached(environment: Mapping[str, str], cuda: str | None) -> str:
     """Why CUPTI stays attached after a recording, and what to do; "" if it will be detached."""
-    if cuda is None:
-        return ""
     chosen = environment.get(_VARIABLE)
+    if cuda is None or chosen == "1":
+        return ""
     if chosen is not None:
         return (
-            ""
-            if chosen == "1"
-            else f"{_VARIABLE}={chosen} is set, by you or by torch.compile with CUDA graphs. "
+            f"{_VARIABLE}={chosen} is set, by you or by torch.compile with CUDA graphs. "
             f"With CUDA 12.6 or newer, {_VARIABLE}=1 is safe."
         )
     if tuple(int(part) for part in cuda.split(".")[:2]) < _SAFE_FROM:

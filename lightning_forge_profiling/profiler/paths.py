@@ -20,12 +20,14 @@ def local_folder(name: str | os.PathLike[str]) -> Path | None:
 
 
 def required_local_folder(name: str | os.PathLike[str]) -> Path:
-    """The same where nothing is copied to a remote place."""
+    """The same where nothing is copied to a remote place, of a folder that can be written to."""
     folder = local_folder(name)
     if folder is None:
         raise ConfigurationError(
             f"trace_dir {os.fspath(name)!r} is not on this machine. Give a local folder, and copy it afterwards."
         )
+    if problem := writable_folder_problem(folder):
+        raise ConfigurationError(problem)
     return folder
 
 

@@ -18,7 +18,6 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
-from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import METADATA_KEY, REPORT_HTML, SUMMARY_JSON
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import FinishingChild, exit_timeout_s
@@ -37,7 +36,6 @@ from lightning_forge_profiling.profiler.paths import (
     required_local_folder,
     trace_path,
     window_folder,
-    writable_folder_problem,
 )
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.safe_files import discard_with_folders, open_regular
@@ -57,7 +55,7 @@ def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
 
 @contextmanager
 def _name_for_kineto(raw: Path) -> Iterator[str]:
-    """A name for the raw file that Kineto, which does not escape it, writes into the JSON unchanged."""
+    """A name for the raw file that Kineto, which changes and drops characters, writes into the JSON unchanged."""
     if json.dumps(str(raw)) == f'"{raw}"':
         yield str(raw)
         return
@@ -422,8 +420,6 @@ def build_profiler(config: ProfilingConfig, rank: int = 0) -> TraceSession | Non
     if not config.enable:
         return None
     root = required_local_folder(config.trace_dir)  # os.chdir() may come before the window
-    if problem := writable_folder_problem(root):
-        raise ConfigurationError(problem)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     world_size = torch.distributed.get_world_size() if distributed else 1
     return TraceSession(

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.profiler.paths import required_local_folder, trace_path, writable_folder_problem
+from lightning_forge_profiling.profiler.paths import required_local_folder, trace_path
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.screen import Screen
@@ -59,8 +59,6 @@ def print_profiler_summary(
         folder = required_local_folder(trace_dir)
     except TypeError as exc:
         raise ConfigurationError(f"trace_dir must be a path, got {trace_dir!r}.") from exc
-    if problem := writable_folder_problem(folder):
-        raise ConfigurationError(problem)
     folder.mkdir(parents=True, exist_ok=True)
     trace = trace_path(folder, rank)
     try:

@@ -6,13 +6,7 @@ from typing import Final
 from lightning_forge_profiling.report.blocks import Column, Row, Rows, rows_of
 from lightning_forge_profiling.report.run_wording import ledger_rows, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels, operator_labels, short
-from lightning_forge_profiling.report.wording import (
-    IDLE_WORDS,
-    calls,
-    rank_name,
-    step_on_host,
-    used_gpu,
-)
+from lightning_forge_profiling.report.wording import IDLE_WORDS, calls, rank_name, step_on_host, used_gpu
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger
 from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, Kernel, Operator, RankSummary
 from lightning_forge_profiling.timing.ledger import Ledger
@@ -26,34 +20,26 @@ _CALLS: Final = Column("calls per step", brief="calls/step")
 
 def step_table(rank: RankSummary, *, kinds: bool = False) -> Rows:
     """The step of a rank: busy time by category and, with `kinds`, by kind; idle time by cause. On a CPU by region."""
-    rows = _on_gpu(rank, kinds=kinds) if used_gpu(rank) else _on_host(rank)
-    return Rows((Column("part of the step", "text", brief=" "), _MS, _OF_STEP), tuple(rows))
+    rows = _on_gpu(rank, kinds=kinds) if used_gpu(rank) else step_on_host(rank)
+    cells = tuple(Row((name, f"{ms:.3f}", f"{pct:.1f} %"), depth == 0, depth) for name, ms, pct, depth in rows)
+    return Rows((Column("part of the step", "text", brief=" "), _MS, _OF_STEP), cells)
 
 
-def _part(name: str, ms: float, pct: float, depth: int = 0, *, strong: bool = False) -> Row:
-    return Row((name, f"{ms:.3f}", f"{pct:.1f} %"), strong, depth)
-
-
-def _on_gpu(rank: RankSummary, *, kinds: bool) -> Iterator[Row]:
-    yield _part("step", rank.step_ms.mean, 100.0, strong=True)
-    yield _part("busy", rank.gpu.busy_ms_per_step, rank.gpu.busy_pct, strong=True)
+def _on_gpu(rank: RankSummary, *, kinds: bool) -> Iterator[tuple[str, float, float, int]]:
+    yield "step", rank.step_ms.mean, 100.0, 0
+    yield "busy", rank.gpu.busy_ms_per_step, rank.gpu.busy_pct, 0
     for name in CATEGORIES:
         share = rank.categories[name]
         is_hidden = not kinds and name == "comm" and rank.comm.ms_per_step
         hidden = f" ({rank.comm.hidden_pct:.0f} % hidden)" if is_hidden else ""
-        yield _part(f"{name}{hidden}", share.ms_per_step, share.pct, 1)
+        yield f"{name}{hidden}", share.ms_per_step, share.pct, 1
         parts = [(part.ms_per_step, part.pct, kind) for kind, part in rank.kinds.items() if part.category == name]
         if kinds and [kind for _, _, kind in parts] != [name]:
-            yield from (_part(kind, ms, pct, 2) for ms, pct, kind in sorted(parts, reverse=True))
-    yield _part("idle", rank.gpu.idle_ms_per_step, rank.gpu.idle_pct, strong=True)
+            yield from ((kind, ms, pct, 2) for ms, pct, kind in sorted(parts, reverse=True))
+    yield "idle", rank.gpu.idle_ms_per_step, rank.gpu.idle_pct, 0
     for cause in IDLE_CAUSES:
         if cause in rank.idle and (kinds or rank.idle[cause].ms_per_step):
-            yield _part(IDLE_WORDS[cause], rank.idle[cause].ms_per_step, rank.idle[cause].pct, 2)
-
-
-def _on_host(rank: RankSummary) -> Iterator[Row]:
-    for name, ms, pct, style in step_on_host(rank):
-        yield _part(name, ms, pct, 0 if style else 1, strong=bool(style))
+            yield IDLE_WORDS[cause], rank.idle[cause].ms_per_step, rank.idle[cause].pct, 2
 
 
 def ranks_table(ranks: Sequence[RankSummary], *, causes: bool = False) -> Rows:
@@ -69,7 +55,7 @@ def ranks_table(ranks: Sequence[RankSummary], *, causes: bool = False) -> Rows:
             columns[name] = _on_gpu_only(lambda rank, name=name: rank.categories[name].pct)  # type: ignore[misc]
         columns["idle"] = _on_gpu_only(lambda rank: rank.gpu.idle_pct)
         if causes:
-            columns |= {f"idle: {cause}": _idle_pct(cause) for cause in IDLE_CAUSES}
+            columns |= _idle_columns("idle: ")
     return rows_of(ranks, columns)
 
 
@@ -77,14 +63,16 @@ def _on_gpu_only(pct: Callable[[RankSummary], float]) -> Callable[[RankSummary],
     return lambda rank: f"{pct(rank):.1f}" if used_gpu(rank) else ""
 
 
-def _idle_pct(cause: str) -> Callable[[RankSummary], str]:
-    return _on_gpu_only(lambda rank: rank.idle[cause].pct if cause in rank.idle else 0.0)
+def _idle_columns(before: str) -> dict[str | Column, Callable[[RankSummary], str]]:
+    def pct(cause: str) -> Callable[[RankSummary], str]:
+        return _on_gpu_only(lambda rank: rank.idle[cause].pct if cause in rank.idle else 0.0)
+
+    return {before + cause: pct(cause) for cause in IDLE_CAUSES}
 
 
 def idle_table(analysis: Analysis) -> Rows:
     """Idle time of each rank by cause, and its waiting for other ranks."""
-    columns: dict[str | Column, Callable[[RankSummary], str]] = {"rank": rank_name}
-    columns |= {cause: _idle_pct(cause) for cause in IDLE_CAUSES}
+    columns: dict[str | Column, Callable[[RankSummary], str]] = {"rank": rank_name, **_idle_columns("")}
     if analysis.rank_waits:
         columns["waits for others, ms"] = _waits(analysis)
     return rows_of(analysis.ranks, columns)
@@ -198,8 +186,7 @@ def copies_table(rank: RankSummary) -> Rows:
 
 def kernels_table(kernels: Sequence[Kernel], name_width: int, *, means: bool = False) -> Rows:
     """Kernels, with the mean time of a call if asked for."""
-    names = [kernel.name for kernel in kernels]
-    labels = dict(zip(names, kernel_labels(names, name_width), strict=True))
+    labels = kernel_labels([kernel.name for kernel in kernels], name_width)
     mean: dict[str | Column, Callable[[Kernel], str]] = {"mean µs": lambda kernel: f"{kernel.mean_us:.1f}"}
     return rows_of(
         kernels,
@@ -216,8 +203,7 @@ def kernels_table(kernels: Sequence[Kernel], name_width: int, *, means: bool = F
 
 def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: bool, shapes: bool = False) -> Rows:
     """Operators, without columns that would be empty; with the shapes of their inputs if asked for."""
-    names = [operator.name for operator in operators]
-    labels = dict(zip(names, operator_labels(names, name_width), strict=True))
+    labels = operator_labels([operator.name for operator in operators], name_width)
     columns: dict[str | Column, Callable[[Operator], str]] = {
         Column("operator", "code"): lambda operator: labels[operator.name]
     }
@@ -239,13 +225,8 @@ def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: b
 def run_regions_table(run: RunEvidence) -> Rows:
     """Means of the regions over a whole run."""
     columns = ("device ms per step", "host ms per step") if run.on_device else ("ms per step",)
-    return Rows(
-        (Column("region", "code"), *map(Column, columns)),
-        tuple(
-            Row((name, f"{part.device_ms:.3f}", f"{part.host_ms:.3f}")[: 1 + len(columns)])
-            for name, part in run.regions.items()
-        ),
-    )
+    cells = ((name, f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
+    return Rows((Column("region", "code"), *map(Column, columns)), tuple(Row(row[: 1 + len(columns)]) for row in cells))
 
 
 def slowest_table(run: RunEvidence) -> Rows:

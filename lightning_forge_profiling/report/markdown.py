@@ -35,6 +35,7 @@ from lightning_forge_profiling.report.wording import (
     by_text,
     cpu_threads,
     efficiency,
+    evidence_words,
     findings_note,
     findings_remarks,
     linked,
@@ -190,11 +191,7 @@ def _findings(analysis: Analysis) -> Iterator[str]:
             f"(from the {finding.source}): {prose(finding.title)}."
         )
         yield f"   - {prose(finding.remedy)}"
-        evidence = (
-            f"{prose(name)}: {value:.4g}" if isinstance(value, int | float) else f"{prose(name)}: {prose(value)}"
-            for name, value in finding.evidence.items()
-        )
-        yield f"   - Evidence: {'; '.join(evidence)}"
+        yield f"   - Evidence: {'; '.join(evidence_words(finding, prose))}"
     for remark in findings_remarks(analysis):
         yield from ("", prose(remark))
 

@@ -6,8 +6,8 @@ from functools import singledispatch
 from lightning_forge_profiling.report.analysis_tables import ledger_table, run_regions_table
 from lightning_forge_profiling.report.blocks import Row, Rows, rows_of
 from lightning_forge_profiling.report.page import rendered
-from lightning_forge_profiling.report.wording import share_of
-from lightning_forge_profiling.results.analysis import Analysis, Finding
+from lightning_forge_profiling.report.wording import evidence_words, share_of
+from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.timing.ledger import Ledger
 
 
@@ -21,7 +21,7 @@ def page(result: object) -> str:
 def analysis_html(analysis: Analysis) -> str:
     """HTML of the verdict, the findings with their evidence, and the split of the step."""
     findings = [
-        (finding, f"{finding.share_pct:.1f} % {share_of(analysis, finding)}", _evidence(finding))
+        (finding, f"{finding.share_pct:.1f} % {share_of(analysis, finding)}", "; ".join(evidence_words(finding)))
         for finding in analysis.findings
     ]
     return rendered("notebook.html", analysis=analysis, findings=findings, rows=_step(analysis))
@@ -33,13 +33,6 @@ def ledger_html(ledger: Ledger) -> str:
     rows = ledger_table(ledger, decimals=2)
     whole = Row(("the run", f"{ledger.wall_s:.2f}", "", ""))
     return rendered("notebook_rows.html", rows=replace(rows, rows=(*rows.rows, whole)))
-
-
-def _evidence(finding: Finding) -> str:
-    return "; ".join(
-        f"{name}: {value:.4g}" if isinstance(value, int | float) else f"{name}: {value}"
-        for name, value in finding.evidence.items()
-    )
 
 
 def _step(analysis: Analysis) -> Rows | None:

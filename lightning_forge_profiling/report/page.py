@@ -153,11 +153,11 @@ def _labels(analysis: Analysis) -> dict[str, str]:
     """Labels for kernels whose names begin alike in the two lines that the table shows."""
     labels: dict[str, str] = {}
     for rank in analysis.ranks:
-        names = [kernel.name for kernel in rank.top_kernels]
-        alike = Counter(name[:_SHOWN_OF_NAME] for name in dict.fromkeys(names))
+        of_rank = kernel_labels([kernel.name for kernel in rank.top_kernels], _LABEL)
+        alike = Counter(name[:_SHOWN_OF_NAME] for name in of_rank)
         labels |= {
             name: label
-            for name, label in zip(names, kernel_labels(names, _LABEL), strict=True)
+            for name, label in of_rank.items()
             if len(name) > _SHOWN_OF_NAME and alike[name[:_SHOWN_OF_NAME]] > 1
         }
     return labels

@@ -162,7 +162,10 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
     began, begin = status.began, first.begin
     intervals = counted(first)
     points = points_of(intervals, began)
-    events = _events(record, began)
+    events = tuple(
+        Event(one.at - one.seconds - began, one.at - began, one.step, one.kind, one.text, one.kind in _PROBLEMS)
+        for one, _ in events_once(record)
+    )
     by_region = split(intervals)
     if state is not None:
         step = replace(run_table(state.report), verdict=())
@@ -229,16 +232,6 @@ def _curves(points: Sequence[Point], *, has_sensors: bool) -> Iterator[Curve]:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
-
-
-def _events(record: RunRecord, began: float) -> tuple[Event, ...]:
-    return tuple(
-        Event(
-            event.at - event.seconds - began, event.at - began, event.step, event.kind, event.text,
-            is_problem=event.kind in _PROBLEMS,
-        )
-        for event, _ in events_once(record)
-    )  # fmt: skip
 
 
 def _setting(first: RankRecord, problems: Sequence[str]) -> Iterator[tuple[str, str]]:

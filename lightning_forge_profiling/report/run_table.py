@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from math import floor, log10
@@ -32,7 +32,7 @@ from lightning_forge_profiling.report.wording import between, by_text, verdict
 from lightning_forge_profiling.results.analysis import RunLedger
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.rates import LoopRates, Percentiles, Rates
+from lightning_forge_profiling.timing.rates import Percentiles, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 
 _SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
@@ -40,12 +40,11 @@ _SMALL_PCT: Final = 1.0  # regions that take less share a row
 _REST: Final = "rest"
 _HOST_DIFFERS_PCT: Final = 1.0  # from this share of the step on, a host time that is not the device time has a column
 # elsewhere a host time says where the host waits for room in the GPU's queue
-_HOST_WAITS_IN: Final = ("data", "transfer")
+_HOST_WAITS_IN: Final[Sequence[str]] = ("data", "transfer")
 _PART_SHOWN_PCT: Final = 2.0
 _PARTS_SHOWN: Final = 3
 
 _SHORTEST_EXCLUDED_MS: Final = 5.0  # what is shorter shows as 0.00 s
-_MEGABYTE: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +75,13 @@ class RunTable:
 
 def run_table(report: RunReport) -> RunTable:
     """The content of the table."""
-    shown = report.run.steady
-    headings, rows = _rows(report) if shown.steps else ((), ())
+    headings, rows = _rows(report) if report.run.steady.steps else ((), ())
     return RunTable(
         verdict=tuple(_verdict(report)),
         title=_title(report),
         headings=headings,
         rows=rows,
-        lines=tuple(line for lines in (_rate_lines(report), _file_lines(report)) for line in lines),
+        lines=(*_rate_lines(report), *_file_lines(report)),
     )
 
 
@@ -142,7 +140,11 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
     def row(name: str, pct: float | None, typical: Percentiles, host_ms: float | None = None) -> RegionRow:
         return RegionRow(name, pct, (written(typical.p50), written(typical.p95), written(host_ms)))
 
-    host = _host_differs(rates) if report.on_device else {}
+    # mean host times that say something beside the device's
+    least = _HOST_DIFFERS_PCT / 100 * step_ms
+    waits = [name for name in _HOST_WAITS_IN if name in rates.regions and report.on_device]
+    host = {name: rates.mean_host_ms(name) for name in waits}
+    host = {name: ms for name, ms in host.items() if abs(ms - rates.mean_ms(name)) >= least > 0}
     regions = rates.regions if rates.split_steps else ()
     small = [name for name in regions if share(name) < _SMALL_PCT and name not in host]
     rest_pct = sum(map(share, small))
@@ -164,13 +166,6 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
     return (_sampled(rates), "share of mean", *(headings[column] for column in filled)), kept
 
 
-def _host_differs(rates: Rates) -> dict[str, float]:
-    """Mean host times that say something beside the device's."""
-    least = _HOST_DIFFERS_PCT / 100 * rates.mean_ms("step")
-    means = {name: rates.mean_host_ms(name) for name in _HOST_WAITS_IN if name in rates.regions}
-    return {name: ms for name, ms in means.items() if abs(ms - rates.mean_ms(name)) >= least > 0}
-
-
 def _rate_lines(report: RunReport) -> Iterator[Line]:
     run = report.run
     if run.only_warmup and run.steps == 1:
@@ -181,7 +176,10 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         )
     if run.steady.steps:
         yield Line("throughput", Text(_throughput(report)))
-    yield from map(_loop_line, report.loops)
+    for loop in report.loops:
+        rates = ", ".join(f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items())
+        runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
+        yield Line(loop.loop, Text(f"{rates} in {runs} (wall time, first batches left out)"))
     for line in compute_lines(report.compute, sources=False):
         yield Line("compute", Text(line))
     if isinstance(report.gpu, str):
@@ -189,17 +187,11 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
     elif report.gpu is not None:
         yield Line("gpu", Text(", ".join(telemetry_words(report.gpu, short=True))))
     evidence = report.analysis.run if report.analysis is not None else None
-    for name, line in () if evidence is None else rank_lines(evidence):
-        yield Line(name, Text(line))
-    if evidence is not None and (slowest := slowest_line(evidence)):
-        yield Line("slowest", Text(slowest))
+    if evidence is not None:
+        yield from (Line(name, Text(line)) for name, line in rank_lines(evidence))
+        if slowest := slowest_line(evidence):
+            yield Line("slowest", Text(slowest))
     yield from _whole_fit_lines(report)
-
-
-def _loop_line(loop: LoopRates) -> Line:
-    rates = ", ".join(f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items())
-    runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
-    return Line(loop.loop, Text(f"{rates} in {runs} (wall time, first batches left out)"))
 
 
 def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
@@ -214,9 +206,11 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
         yield Line("whole fit", Text("; ".join(parts)))
     if left_out := _left_out(run, with_times=not parts):
         yield Line("left out", Text(", ".join(left_out)))
-    if evidence is not None and evidence.window_effect is not None and slower_after(evidence.window_effect):
+    if evidence is None:
+        return
+    if evidence.window_effect is not None and slower_after(evidence.window_effect):
         yield Line("window", Text(window_effect_words(evidence.window_effect)))
-    for note in () if evidence is None else run_notes(evidence):
+    for note in run_notes(evidence):
         yield Line("note", Text(note))
 
 
@@ -286,10 +280,6 @@ def _file_lines(report: RunReport) -> Iterator[Line]:
         yield Line("no memory", Text(f"snapshot: {trace.memory_message}"), whole=True)
 
 
-def _size(size: int) -> str:
-    return f"{size / _MEGABYTE:.1f} MB" if size >= _MEGABYTE / 10 else f"{size / 1e3:.0f} kB"
-
-
 def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Iterator[Line]:
     if trace.message:
         yield Line("note", Text(trace.message), whole=True)
@@ -299,7 +289,10 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
         yield Line("report", Text(str(trace.report_path)), whole=True)
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
     written = os.path.exists(path)  # noqa: PTH110  (False for a name that is too long)
-    size = _size(path.stat().st_size) if written else "being written" if trace.pending else "moved away"
+    size = "being written" if trace.pending else "moved away"
+    if written:
+        size_mb = path.stat().st_size / 1e6
+        size = f"{size_mb:.1f} MB" if size_mb >= 0.1 else f"{1e3 * size_mb:.0f} kB"  # noqa: PLR2004
     if trace.report_path is not None and trace.report_path.parent == path.parent:
         yield Line("trace", Text(f"{path.name} beside it: {steps}, {size}, exported in {trace.stall_ms:.0f} ms"))
     else:

@@ -130,7 +130,7 @@ def rank_lines(run: RunEvidence) -> Iterator[tuple[str, str]]:
     if not ranks or max(own_ms.values()) - min(own_ms.values()) < NAMED_FROM_PCT / 100 * run.step_ms.mean:
         return
     several_hosts = len({work.host for work in ranks}) > 1
-    left_out = ranks[_SHOWN // 2 : -_SHOWN // 2] if len(ranks) > _SHOWN else []
+    left_out = ranks[_SHOWN // 2 : -_SHOWN // 2]  # none of up to _SHOWN
     for work in ranks:
         if work not in left_out:
             yield f"rank {work.rank}", f"{f'on {work.host} ' if several_hosts else ''}{_words(work, own_ms[work.rank])}"
@@ -172,7 +172,7 @@ def _clocks(ranks: list[RankWork]) -> str:
     known = [(abs(work.clock_ms), work) for work in ranks if work.clock_ms is not None]
     if not known:
         return "the offset of the machines' clocks is unknown; the times of a rank are by its own"
-    _, work = max(known, key=itemgetter(0))
+    work = max(known, key=itemgetter(0))[1]
     ahead, error = in_ms(work.clock_ms or 0.0), in_ms(work.clock_error_ms or 0.0)
     return f"that of {work.host} is {ahead} ahead of rank 0's, give or take {error}; the times of a rank are by its own"
 
@@ -186,12 +186,9 @@ _LEAST_SHARE: Final = 0.1
 def slowest_line(run: RunEvidence) -> str:
     """The slowest steps in one line; "" where none takes twice the median."""
     median = run.step_ms.p50
-    slow = [one for one in run.slowest if one.ms >= _SLOW * median > 0][:_NAMED]
-    if not slow:
-        return ""
-    causes = [cause(one, run) for one in slow]
-    named = (f"step {one.step}: {digits(one.ms)} ms{why and f', {why}'}" for one, why in zip(slow, causes, strict=True))
-    return f"{'; '.join(named)} (median {digits(median)} ms)"
+    slow = [(one, cause(one, run)) for one in run.slowest if one.ms >= _SLOW * median > 0][:_NAMED]
+    named = [f"step {one.step}: {digits(one.ms)} ms{why and f', {why}'}" for one, why in slow]
+    return f"{'; '.join(named)} (median {digits(median)} ms)" if named else ""
 
 
 def slowest_rows(run: RunEvidence) -> Iterator[tuple[int, float, float, str]]:
@@ -206,7 +203,10 @@ def cause(slow: SlowStep, run: RunEvidence) -> str:
     beyond = slow.ms - run.step_ms.p50
     if 2 * sum(ms for _, ms in parts) < beyond:
         # `other` contains the hooks, which are parts of the ledger
-        longer = {name: ms - _mean(run, name) for name, ms in slow.regions_ms.items() if name != "other" or not parts}
+        usual = {name: region.device_ms for name, region in run.regions.items()}
+        longer = {
+            name: ms - usual.get(name, 0.0) for name, ms in slow.regions_ms.items() if name != "other" or not parts
+        }
         name = max(longer, key=longer.__getitem__, default="")
         if name and 2 * longer[name] >= beyond > 0:
             parts = [(name, slow.regions_ms[name]), *parts][:_CAUSES]
@@ -215,10 +215,6 @@ def cause(slow: SlowStep, run: RunEvidence) -> str:
         f"{digits(ms)} of it {name}" if ms <= slow.ms else f"{digits(ms)} ms of host time {name}" for name, ms in parts
     ]
     return ", ".join(named)
-
-
-def _mean(run: RunEvidence, region: str) -> float:
-    return run.regions[region].device_ms if region in run.regions else 0.0
 
 
 def telemetry_words(gpu: TelemetrySummary, *, short: bool = False) -> Iterator[str]:

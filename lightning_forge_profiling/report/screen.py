@@ -165,28 +165,18 @@ class Screen:
         colours: bool | None = None,
     ) -> None:
         self._stream = stream or sys.stdout or io.StringIO()  # a process without a console has no sys.stdout
-        self._width = max(_NARROWEST, width or shutil.get_terminal_size().columns)
+        self.width = max(_NARROWEST, width or shutil.get_terminal_size().columns)  # in columns
         isatty = getattr(self._stream, "isatty", None)  # what stands in for sys.stdout may have `write` alone
         terminal = isatty is not None and isatty()
         self._wrap = terminal if wrap is None else wrap
         allowed = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self._colours = (terminal and allowed) if colours is None else colours
-
-    @property
-    def width(self) -> int:
-        """In columns."""
-        return self._width
-
-    @property
-    def colours(self) -> bool:
-        """Whether it uses them."""
-        return self._colours
+        self.colours = (terminal and allowed) if colours is None else colours
 
     def line(self, text: str | Text = "", *, name: str | Text = "", column: int = 0, whole: bool = False) -> None:
         """Print a line. Where sentences wrap, they wrap beside its name."""
         text, name = clean(text), clean(name)
         start = padded(name.text, column) + " " if name.text or column else ""
-        room = max(_NARROWEST // 2, self._width - width_of(start))
+        room = max(_NARROWEST // 2, self.width - width_of(start))
         first, *others = wrap(text.text, room) if self._wrap and not whole else [text.text]
         self._write(painted(name, start) + painted(text, first))
         for line in others:
@@ -194,7 +184,7 @@ class Screen:
 
     def table(self, table: Table) -> None:
         """Print a table."""
-        for line in table.lines(self._width):
+        for line in table.lines(self.width):
             self._write(line)
 
     def tables(self, titled: Iterable[tuple[str, Table]]) -> None:
@@ -212,7 +202,7 @@ class Screen:
             flush()
 
     def _write(self, line: str) -> None:
-        if not self._colours:
+        if not self.colours:
             line = _STYLE.sub("", line)
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         try:

@@ -107,17 +107,17 @@ _FILLERS: Final = 2  # this many equal tokens between two that differ are shown:
 _Shorten = Callable[[str, int], str]
 
 
-def kernel_labels(names: Sequence[str], width: int) -> list[str]:
+def kernel_labels(names: Sequence[str], width: int) -> dict[str, str]:
     """Short names of kernels; those that would read alike show what they differ in."""
     return _labels(names, width, short_kernel_name)
 
 
-def operator_labels(names: Sequence[str], width: int) -> list[str]:
+def operator_labels(names: Sequence[str], width: int) -> dict[str, str]:
     """Names of operators, long ones without their middle; those that would read alike show what they differ in."""
     return _labels(names, width, _without_middle)
 
 
-def _labels(names: Sequence[str], width: int, shorten: _Shorten) -> list[str]:
+def _labels(names: Sequence[str], width: int, shorten: _Shorten) -> dict[str, str]:
     labels = {name: shorten(name, width) for name in names}
     for _ in range(_ROUNDS):
         for alike in _alike(labels):
@@ -128,7 +128,7 @@ def _labels(names: Sequence[str], width: int, shorten: _Shorten) -> list[str]:
         if taken[label] > 1:
             number = f" #{taken[label]}"
             labels[name] = short(label, width - len(number)) + number
-    return [labels[name] for name in names]
+    return labels
 
 
 def _alike(labels: Mapping[str, str]) -> list[list[str]]:

@@ -1,7 +1,8 @@
 """Phrases that the reports share."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from types import MappingProxyType
 from typing import Final
 
@@ -9,12 +10,8 @@ from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.report.blocks import Text
 from lightning_forge_profiling.report.text import digits
-from lightning_forge_profiling.results.analysis import (
-    NOTHING_STANDS_OUT,
-    Analysis,
-    Finding,
-)
-from lightning_forge_profiling.results.rank import RankSummary, Region
+from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding
+from lightning_forge_profiling.results.rank import RankSummary
 
 # host activity while the GPU was idle, by `IDLE_CAUSES`
 IDLE_WORDS: Final = MappingProxyType(
@@ -34,7 +31,6 @@ _USERS_SHOWN: Final = 3
 _SAME_WORK: Final = 0.001
 _MOST_COUNTED_PCT: Final = 90.0
 _RARE: Final = 0.1
-_YOURS: Final = "your "
 
 
 def used_gpu(rank: RankSummary) -> bool:
@@ -97,6 +93,12 @@ def share_of(analysis: Analysis, finding: Finding) -> str:
     return "of the step, mean of the ranks" if averaged else "of the step"
 
 
+def evidence_words(finding: Finding, text: Callable[[str], str] = str) -> Iterator[str]:
+    """Name and value of each piece of a finding's evidence; `text` escapes names and texts."""
+    for name, value in finding.evidence.items():
+        yield f"{text(name)}: {f'{value:.4g}' if isinstance(value, int | float) else text(value)}"
+
+
 def steps_of(rank: RankSummary) -> str:
     """The number of steps, their length and the device."""
     times = rank.step_ms
@@ -121,18 +123,15 @@ def linked(rank: RankSummary) -> str:
     return f"{100 - rank.unlinked_pct:.1f} % of the GPU time is joined to its launch, {rank.unlinked_pct:.1f} % is not"
 
 
-def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, str]]:
-    """Name, ms, share in percent and style of the parts of a step without GPU work. The user's regions overlap."""
+def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, int]]:
+    """Name, ms, percent and depth of the parts of a step without GPU work. The user's regions overlap the others."""
     step = rank.step_ms.mean
-    parts = [("step", step, "bold"), *((_named(one), one.host_ms_per_step, "") for one in rank.regions)]
+    names = (f"your {region.name}" if region.user else region.name for region in rank.regions)
+    parts = [("step", step, 0), *zip(names, (region.host_ms_per_step for region in rank.regions), repeat(1))]
     if rank.cpu is not None:
-        parts.append(("operators, without data and optimizer", rank.cpu.operators_ms_per_step, "bold"))
-        parts.append(("Python between operators", rank.cpu.python_ms_per_step, "bold"))
-    yield from ((name, ms, 100 * ms / step if step else 0.0, style) for name, ms, style in parts if ms)
-
-
-def _named(region: Region) -> str:
-    return f"{_YOURS}{region.name}" if region.user else region.name
+        parts.append(("operators, without data and optimizer", rank.cpu.operators_ms_per_step, 0))
+        parts.append(("Python between operators", rank.cpu.python_ms_per_step, 0))
+    yield from ((name, ms, 100 * ms / step if step else 0.0, depth) for name, ms, depth in parts if ms)
 
 
 def cpu_threads(rank: RankSummary) -> str:

@@ -43,8 +43,8 @@ def main() -> None:
     analysis = print_profiler_summary(profiler, args.out)
     if analysis is not None:
         print(f"verdict    {analysis.verdict}")
-        for found in analysis.findings:
-            print(f"finding    {found.code}, {found.share_pct:.0f} % of the step")
+        for finding in analysis.findings:
+            print(f"finding    {finding.code}, {finding.share_pct:.0f} % of the step")
 
 
 if __name__ == "__main__":

@@ -149,17 +149,14 @@ class FitMonitor(Guarded):
         if progress is None or progress.batches.total.ready == self._ended_batch:
             return
         self._ended_batch = progress.batches.total.ready
-        if not self.failed:
-            try:
-                self._end_step(trainer, batch, progress, now_ns)
-            except Exception as exc:
-                self.note_failure(exc)
+        self._end_step(trainer, batch, progress, now_ns)
         if self.window is not None:
             self.window.end_step(trainer)
         kind = self.recording, self._warming_up()
         if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
             self._between_steps(trainer, kind, now_ns / 1e9)
 
+    @guarded
     def _end_step(self, trainer: Trainer, batch: Any, progress: StepProgress, now_ns: int) -> None:
         step_timer, proxy = self.step_timer, self._proxy
         if proxy is None or self._counter is None or self._ledger_parts is None:

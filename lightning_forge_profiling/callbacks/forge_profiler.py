@@ -130,13 +130,6 @@ class ForgeProfilerCallback(TimedCallback):
         if self.monitor is not None and self.monitor.window is not None:
             self.monitor.window.begin_step()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End the step; start or stop the profiler where the window begins or ends."""
-        if self.monitor is not None:
-            self.monitor.end_step(trainer, batch)
-
 
 def _refuse_unless_list(what: str, value: object) -> None:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):

@@ -190,13 +190,6 @@ class ThroughputCallback(TimedCallback):
         if loops is not None:
             loops.close()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End the step, and log an entry when one is due."""
-        if self.monitor is not None:
-            self.monitor.end_step(trainer, batch)
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave validation out of the step, and count its batches."""
         super().on_validation_start(trainer, pl_module)

@@ -140,6 +140,13 @@ class TimedCallback(Callback):
         if self.monitor is not None:
             self.monitor.begin(trainer, pl_module)
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the step: log an entry when one is due, start or stop the profiler."""
+        if self.monitor is not None:
+            self.monitor.end_step(trainer, batch)
+
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         """Begins `backward` in manual optimization; in automatic optimization the Trainer's profiler announces it."""
         if self.monitor is not None:

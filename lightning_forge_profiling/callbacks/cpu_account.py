@@ -36,11 +36,9 @@ class CpuAccount:
         self._workers, self._times = workers, read or partial(cpu_times, threads=threads)
         self._first: CpuTimes | None = None
         self._last: CpuTimes | None = None
-        self._wall_s = self._process_s = 0.0
-        self._idle_s: float | None = 0.0
-        self._worker_s = self._worker_busy_s = 0.0
-        self._waits_s = 0.0
+        self._wall_s = self._process_s = self._worker_s = self._worker_busy_s = self._waits_s = 0.0
         self._throttled_s = self._stolen_s = self._pressure_s = 0.0
+        self._idle_s: float | None = 0.0
         self._throttled_periods = self._switches = self._readings = 0
         self._blocks = StepBlocks()
         self.clock: ThreadClock | None = None  # that of the training thread; None if the system does not have it

@@ -133,9 +133,11 @@ class FitWindow(Guarded):
     @guarded
     def end_step(self, trainer: Trainer) -> None:
         """Start, annotate or stop the recording."""
-        if self._memory is not None:
-            self._end_step_of(self._memory)
-        session = self._session
+        session, memory, step = self._session, self._memory, self._ended_steps
+        self._ended_steps += 1
+        if memory is not None and memory.when in {step, step + 1}:
+            with self._as_profiler():
+                memory.end_step(step)
         if session is None:
             return
         if session.will_act() and lightning_api.may_be_last(trainer):
@@ -184,12 +186,6 @@ class FitWindow(Guarded):
         elif files:
             limit_s = exit_timeout_s(trainer.world_size) if interrupted else folders.UPLOAD_S
             self._copied_to = folder.url if folders.upload(folder.path, folder.url, files, limit_s=limit_s) else ""
-
-    def _end_step_of(self, memory: MemorySnapshot) -> None:
-        step, self._ended_steps = self._ended_steps, self._ended_steps + 1
-        if memory.when in {step, step + 1}:
-            with self._as_profiler():
-                memory.end_step(step)
 
     def _advance(self, session: TraceSession, *, start: bool = False) -> None:
         if not session.will_act():

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from threading import get_ident
@@ -64,9 +64,8 @@ class LedgerParts:
         self._trainer = trainer
         self._computed: int | None = None  # the epoch
         names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
-        self._logger_part = f"logger/{names}"
         self._methods: list[WrappedMethod | WrappedLoggerMethod] = [
-            wrap_logging(trainer, partial(self._in_part, self._logger_part, ("",))),
+            wrap_logging(trainer, partial(self._in_part, f"logger/{names}", ("",))),
             *wrap_logger_method(trainer, "log_metrics", self._in_part),
             *wrap_self_log(trainer, partial(self._in_part, SELF_LOG), self._in_epoch_metrics),
             *wrap_originals(trainer, trainer.lightning_module, self._outside_hook),
@@ -77,7 +76,7 @@ class LedgerParts:
         self._compiler = None if dynamo is None else dynamo.callback_handler
         if self._compiler is not None:
             self._compiler.register_start_callback(self._compile_begins)
-            self._compiler.register_end_callback(self._compile_ends)
+            self._compiler.register_end_callback(self.end_compilation)
 
     def close(self) -> None:
         """Restore everything."""
@@ -86,12 +85,10 @@ class LedgerParts:
         self._garbage.close()
         compiler, self._compiler = self._compiler, None
         if compiler is not None:
-            for listed, ours in (
-                (compiler.start_callbacks, self._compile_begins),
-                (compiler.end_callbacks, self._compile_ends),
-            ):
-                if ours in listed:
-                    listed.remove(ours)
+            with suppress(ValueError):  # somebody else has cleared the list
+                compiler.start_callbacks.remove(self._compile_begins)
+            with suppress(ValueError):
+                compiler.end_callbacks.remove(self.end_compilation)
 
     def _in_part(self, part: str, around: tuple[str, ...] = (), *, counts: bool = True) -> AbstractContextManager[None]:
         """Enter a part, but inside of a hook only where `around` names its kind: else the time is the hook's."""
@@ -108,16 +105,13 @@ class LedgerParts:
         """A hook of the module lets Lightning do what it does without that hook."""
         return self._clock.outside(f"module/{hook}") if get_ident() == self._thread else nullcontext()
 
-    def end_compilation(self) -> None:
-        """A batch has ended, and with it any compilation that ended in another thread."""
-        self._compile_ends(None)
-
     def _compile_begins(self, _: Any) -> None:
         if get_ident() == self._thread and not self.compiling:
             self.compiling = "startup/compile" if self._warming_up() else "compile"
             self._clock.enter(self.compiling)
 
-    def _compile_ends(self, _: Any) -> None:
+    def end_compilation(self, _: Any = None) -> None:
+        """A compilation has ended, or a batch and with it any compilation that ended in another thread."""
         if get_ident() == self._thread and self.compiling:
             part, self.compiling = self.compiling, ""
             self._clock.exit(part)

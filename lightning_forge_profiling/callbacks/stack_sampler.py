@@ -17,7 +17,7 @@ import sysconfig
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from time import perf_counter_ns
 from types import CodeType, FrameType
@@ -122,15 +122,15 @@ class StackThread:
 
     def _run(self) -> None:
         try:
-            own = ThreadClock() if self._clock is not None else None
-            try:
-                self._sample(own)
-            finally:
-                self._codes.clear()
-                if own is not None:
-                    own.close()
+            if self._clock is None:
+                self._sample(None)
+            else:
+                with closing(ThreadClock()) as own:
+                    self._sample(own)
         except Exception as exc:
             _log.warning("The stack of a thread is not sampled any more: %s: %s", type(exc).__name__, exc)
+        finally:
+            self._codes.clear()
 
     def _sample(self, own: ThreadClock | None) -> None:
         samples, before = 0, self._read(own)

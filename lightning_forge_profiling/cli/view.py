@@ -16,7 +16,7 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from lightning_forge_profiling.cli.arguments import port
 from lightning_forge_profiling.cli.output import Progress, say, warn
@@ -135,7 +135,7 @@ def _one_trace(path: Path) -> Path:
 
 def _perfetto(trace: Path, port: int, *, browser: bool) -> int:
     with TraceServer(trace, port) as server, tempfile.TemporaryDirectory(prefix="forge-profiling-") as folder:
-        say(f"serving {trace} on 127.0.0.1:{server.port} until it has been fetched; Ctrl-C stops")
+        say(f"serving {trace} on 127.0.0.1:{server.server_port} until it has been fetched; Ctrl-C stops")
         say(server.link)
         sys.stdout.flush()
         if browser and not webbrowser.open(_redirect(server.link, Path(folder))):
@@ -162,46 +162,34 @@ _LOOPBACK = "127.0.0.1"
 _CLOSING_S = 10.0  # seconds that a client may keep its connection open after the last byte
 
 
-class TraceServer:
+class TraceServer(ThreadingHTTPServer):  # threads, because browsers open connections that they may never use
     """Serves one file on the loopback interface, only to Perfetto's page, until it has been fetched.
 
     Perfetto's page loads a trace from the address in its URL, as described at
     https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui. Every user of this machine can connect to the
     port and every web page can send requests to it, so the path contains a secret and the request's origin must be
-    Perfetto's. A context manager, which closes the port.
+    Perfetto's.
     """
+
+    timeout = 0.2  # seconds until `handle_request` returns, so that `serve_once` checks `fetched`
 
     def __init__(self, trace: Path, port: int) -> None:
         open_regular(trace).close()
         try:
-            self._server = _Server(trace, port)
+            super().__init__((_LOOPBACK, port), _Handler)
         except OSError as exc:
             raise OSError(exc.errno, f"{exc.strerror} (is another trace being served?)", f"port {port}") from exc
-        self.port = self._server.server_port
-        self.link = f"{_ORIGIN}/#!/?url=http://{_LOOPBACK}:{_PERFETTO_PORT}{self._server.address_path}"
-        """The address to open in a browser. Anyone who has it can fetch the trace."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.server_close()
+        self.trace = trace
+        self.fetched = False
+        # The page shows the name. Browsers and Python encode different characters, so others are replaced.
+        self.address_path = f"/{token_urlsafe(32)}/{re.sub(r'[^A-Za-z0-9.-]+', '_', trace.name)}"
+        # to open in a browser; anyone who has it can fetch the trace
+        self.link = f"{_ORIGIN}/#!/?url=http://{_LOOPBACK}:{_PERFETTO_PORT}{self.address_path}"
 
     def serve_once(self) -> None:
         """Answer requests until the whole file has been fetched."""
-        while not self._server.fetched:
-            self._server.handle_request()
-
-
-class _Server(ThreadingHTTPServer):  # threads, because browsers open connections that they may never use
-    timeout = 0.2  # seconds until `handle_request` returns, so that `serve_once` checks `fetched`
-
-    def __init__(self, trace: Path, port: int) -> None:
-        super().__init__((_LOOPBACK, port), _Handler)
-        self.trace = trace
-        # The page shows the name. Browsers and Python encode different characters, so others are replaced.
-        self.address_path = f"/{token_urlsafe(32)}/{re.sub(r'[^A-Za-z0-9.-]+', '_', trace.name)}"
-        self.fetched = False
+        while not self.fetched:
+            self.handle_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnects; it may retry."""
@@ -214,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Send the trace."""
         if not self._is_allowed():
             return
-        server = cast("_Server", self.server)
+        server = cast("TraceServer", self.server)
         with open_regular(server.trace) as file:
             size = os.fstat(file.fileno()).st_size
             self._send_head(200, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
@@ -232,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_allowed(self) -> bool:
         """Whether the request is from Perfetto's page, opened with the link; otherwise it is refused."""
-        path, expected = self.path.encode(), cast("_Server", self.server).address_path.encode()
+        path, expected = self.path.encode(), cast("TraceServer", self.server).address_path.encode()
         # The host is checked against DNS rebinding.
         host = self.headers.get("Host", "").partition(":")[0]
         if not compare_digest(path, expected) or host not in {_LOOPBACK, "localhost"}:

@@ -45,15 +45,17 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(args: argparse.Namespace) -> int:
+    from lightning_forge_profiling.report.live_view import print_summary  # noqa: PLC0415
+    from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 
     follower, where = _run_to_watch(args.run_path, args.every, waits=args.wait)
     if args.once:
         record = follower.look()
         sys.stdout.write(_frame(record, where))
-    elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        record = _live(follower, where, args.every)
     else:
-        record = _appended(follower, where, args.every)
+        redraws = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        record = (_redrawn if redraws else _appended)(follower, where, args.every)
+        print_summary(record, where, time.time(), Screen())
     warn_of_problems(record)
     return 0
 
@@ -85,11 +87,8 @@ def _ended(record: "RunRecord") -> bool:
     return run_status(record, time.time()).outcome in {"finished", "failed"}
 
 
-def _live(follower: "Follower", where: str, every_s: float) -> "RunRecord":
-    """Redraw the terminal until the run ends; then print its table."""
-    from lightning_forge_profiling.report.live_view import print_summary  # noqa: PLC0415
-    from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
-
+def _redrawn(follower: "Follower", where: str, every_s: float) -> "RunRecord":
+    """Redraw the terminal until the run ends."""
     record = follower.look()
     if not _ended(record):
         with live_screen(sys.stdout) as screen:
@@ -97,15 +96,11 @@ def _live(follower: "Follower", where: str, every_s: float) -> "RunRecord":
                 screen.draw(_frame(record, where))
                 screen.wait(every_s)
                 record = follower.look()
-    print_summary(record, where, time.time(), Screen())
     return record
 
 
 def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
     """Print a frame whenever there are new lines, until the run ends; for a pipe or a file."""
-    from lightning_forge_profiling.report.live_view import print_summary  # noqa: PLC0415
-    from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
-
     shown = None
     while not _ended(record := follower.look()):
         newest = [rank.lines[-1:] for rank in record.ranks]
@@ -114,7 +109,6 @@ def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
             sys.stdout.flush()
             shown = newest
         time.sleep(every_s)
-    print_summary(record, where, time.time(), Screen())
     return record
 
 
@@ -142,40 +136,33 @@ class LiveScreen:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._size = self.size
-
-    @property
-    def size(self) -> os.terminal_size:
-        """Current columns and lines."""
-        return shutil.get_terminal_size()
+        self._size = shutil.get_terminal_size()
 
     def draw(self, text: str) -> None:
         """Replace the frame. Lines that do not fit are left out; the last line says how many."""
-        self._size = self.size
+        self._size = shutil.get_terminal_size()
         lines = text.rstrip("\n").split("\n")
         room = max(self._size.lines, 2)
         if len(lines) > room:
             lines[room - 1 :] = [f"… {len(lines) - room + 1} more lines"]
         # in place, line by line: clearing the screen first would flicker
-        self._stream.write("\x1b[H" + "\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J")
-        self._stream.flush()
+        self.write("\x1b[H" + "\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J")
 
     def wait(self, seconds: float) -> None:
         """Wait for some seconds, or until the terminal is resized."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and self.size == self._size:
+        while (left := deadline - time.monotonic()) > 0 and shutil.get_terminal_size() == self._size:
             time.sleep(min(left, _SLICE_S))
 
-    def enter(self) -> None:
-        """Switch to the alternate screen."""
-        self._stream.write(_ENTER)
+    def write(self, text: str) -> None:
+        """Write text and terminal codes at once."""
+        self._stream.write(text)
         self._stream.flush()
 
     def restore(self) -> None:
         """Switch back to the normal screen."""
         with suppress(OSError, ValueError):  # the terminal may be gone
-            self._stream.write(_RESTORE)
-            self._stream.flush()
+            self.write(_RESTORE)
 
 
 @contextmanager
@@ -189,13 +176,13 @@ def live_screen(stream: TextIO) -> Iterator[LiveScreen]:
     def stop(_: int, __: FrameType | None) -> None:  # Ctrl-Z: restore the screen for the shell
         screen.restore()
         os.kill(os.getpid(), signal.SIGSTOP)
-        screen.enter()
+        screen.write(_ENTER)
 
     handlers = dict.fromkeys(_ENDING, end) | {"SIGTSTP": stop}
     numbers = {getattr(signal, name): handler for name, handler in handlers.items() if hasattr(signal, name)}
     before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
     try:
-        screen.enter()
+        screen.write(_ENTER)
         yield screen
     finally:
         screen.restore()

@@ -44,13 +44,10 @@ def run_status(record: RunRecord, now: float) -> RunStatus:
     if failed is not None:
         return failed
     first = next(iter(ranks.values()))
-    newest = max(ranks.values(), key=lambda one: one.at)
-    shown = first if first.outcome == "finished" else newest
-    silent = [(rank, one) for rank, one in ranks.items() if one.outcome == "silent" and one is not shown]
-    if shown.outcome == "silent":
-        silent = []
+    shown = first if first.outcome == "finished" else max(ranks.values(), key=lambda one: one.at)
+    silent = [(rank, one) for rank, one in ranks.items() if one.outcome == "silent" != shown.outcome]
     others = "".join(f"; rank {rank} silent for {duration(now - one.at)}, step {one.step:,}" for rank, one in silent)
-    return RunStatus(shown.outcome, shown.step, shown.began, shown.at, shown.text + others)
+    return replace(shown, text=shown.text + others)
 
 
 def rank_status(rank: RankRecord, now: float) -> RunStatus:
@@ -67,14 +64,10 @@ def rank_status(rank: RankRecord, now: float) -> RunStatus:
         what = end.exception or "an exception without a message"
         return RunStatus("failed", end.step, began, end.at, f"failed after {after}, step {end.step:,}: {what}")
     ago = duration(now - at)
-    if now - at <= _patience_s([began, *(line.at for line in rank.lines[-_RECENT:])]):
+    times = [began, *(line.at for line in rank.lines)][-_RECENT:]
+    if now - at <= max([_PATIENCE_S, *(_PATIENT * (later - earlier) for earlier, later in pairwise(times))]):
         return RunStatus("running", step, began, at, f"running: step {step:,}, last written {ago} ago")
     return RunStatus("silent", step, began, at, f"silent: step {step:,}, last written {ago} ago; killed or stalled")
-
-
-def _patience_s(times: Sequence[float]) -> float:
-    longest = max((later - earlier for earlier, later in pairwise(times[-_RECENT:])), default=0.0)
-    return max(_PATIENCE_S, _PATIENT * longest)
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,8 +38,8 @@ from lightning_forge_profiling.results.timeline import Timeline
 
 _UNKNOWN_RANK = -1
 
+# The first step is left out if 2 to 10 were recorded: among more it weighs little, and a single one is needed.
 _FEW_STEPS, _MANY_STEPS = 2, 10
-"""The first step is left out if 2 to 10 were recorded: among more it weighs little, and a single one is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,11 @@ class _Rank:
     summary: RankSummary
     collectives: RankCollectives
     timeline: Timeline
-    cut_off: str
-    """Where its file is cut off; "" for complete files."""
+    cut_off: str  # where its file is cut off; "" for complete files
 
 
+# Analyses the files of one rank; returns what is wrong with each if none can be.
 _AnalyzeOne = Callable[[Sequence[Path]], _Rank | list[str]]
-"""Analyses the files of one rank; returns what is wrong with each if none can be."""
 
 
 def analyze(
@@ -118,7 +117,7 @@ def analyze(
         groups = [group for group in groups if rank_in_name(group[0]) in {None, rank}]
     analyze_one = partial(_analyze_rank, steps=steps, top=top, sort=sort, spans=MOST_SPANS // max(len(groups), 1))
     most = usable_cores() if processes is None else processes
-    results, problems = _analyze_all(groups, analyze_one, most, progress or _silent)
+    results, problems = _analyze_all(groups, analyze_one, most, progress or (lambda _: None))
     results = _numbered(results, rank)
     if not results:
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
@@ -240,38 +239,24 @@ def _analyze_all(
 ) -> tuple[list[_Rank], list[str]]:
     # with torch loaded this process may hold a CUDA context, which does not survive a fork
     processes = 1 if "torch" in sys.modules else min(len(groups), most)
+    outcomes: list[_Rank | list[str]] = []
     if processes <= 1:
-        outcomes: Iterable[_Rank | list[str]] = _one_by_one(groups, analyze_one, progress)
+        for group in groups:
+            progress(f"reading {group[0]}")
+            outcomes.append(analyze_one(group))
     else:
         progress(f"reading {len(groups)} ranks, {processes} at a time")
         try:
             outcomes = run_in_processes(analyze_one, groups, processes)
         except WorkerDiedError as exc:
-            raise TraceError(_died(groups[exc.task][0], exc.how, processes)) from exc
-    results: list[_Rank] = []
-    problems: list[str] = []
-    for outcome in outcomes:
-        if isinstance(outcome, list):
-            problems += outcome
-        else:
-            results.append(outcome)
-    return results, problems
-
-
-def _died(file: Path, how: str, processes: int) -> str:
-    rank = rank_in_name(file)
-    return (
-        f"{file}: the process that read {'it' if rank is None else f'rank {rank}'} {how}. If memory ran out, "
-        f"read fewer than {processes} ranks at a time: with taskset -c 0 it is one"
-    )
-
-
-def _one_by_one(
-    groups: Sequence[Sequence[Path]], analyze_one: _AnalyzeOne, progress: Callable[[str], None]
-) -> Iterable[_Rank | list[str]]:
-    for group in groups:
-        progress(f"reading {group[0]}")
-        yield analyze_one(group)
+            file = groups[exc.task][0]
+            rank = rank_in_name(file)
+            raise TraceError(
+                f"{file}: the process that read {'it' if rank is None else f'rank {rank}'} {exc.how}. If memory ran "
+                f"out, read fewer than {processes} ranks at a time: with taskset -c 0 it is one"
+            ) from exc
+    problems = [problem for outcome in outcomes if isinstance(outcome, list) for problem in outcome]
+    return [outcome for outcome in outcomes if not isinstance(outcome, list)], problems
 
 
 def _numbered(results: Sequence[_Rank], only: int | None) -> list[_Rank]:
@@ -292,10 +277,6 @@ def _numbered(results: Sequence[_Rank], only: int | None) -> list[_Rank]:
             timeline=replace(result.timeline, rank=number),
         )
     return [numbered[number] for number in sorted(numbered) if only in {None, number}]
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
-from lightning_forge_profiling.kineto.anonymous_copy import Redaction, identities_in
+from lightning_forge_profiling.kineto.anonymous_copy import identities_in, redaction
 from lightning_forge_profiling.pipeline import analyze
 from tests.models import Classifier, loader
 from tests.test_cli import CHECKOUT, INPUT_BOUND, TRACES, fails, forge, without_progress
@@ -206,13 +206,13 @@ def test_a_real_run_s_copy_names_neither_the_machine_nor_its_folders(make_traine
     ],
 )
 def test_what_is_taken_out_of_a_name(name, expected):
-    assert Redaction({"ada", "root", "data", "17"})(name) == expected
+    assert redaction({"ada", "root", "data", "17"})(name) == expected
 
 
 def test_a_long_name_takes_no_long_time():
     for text in ("a", "/", "/a b", "a.", "~/ /", "0:", "'/", "a-", "f.py(", "0.", " "):
         name = text * (100_000 // len(text))
-        Redaction({"ada"})(name)
+        redaction({"ada"})(name)
         assert identities_in(name) == set()
 
 

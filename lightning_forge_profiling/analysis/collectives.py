@@ -15,11 +15,10 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import CollectiveCall, Ints
 from lightning_forge_profiling.results.analysis import Collective, RankWait
 
-_COMM: Final = "comm"
+# Point to point: their order differs between the ranks of a group, so they cannot be matched.
 _SEND_RECEIVE: Final = re.compile(r"(?:send|recv|coalesced)(?![a-z]).*|sendrecv")
-"""Point to point: their order differs between the ranks of a group, so they cannot be matched."""
+# The kernel of point-to-point transfers and of all-to-all, and in some versions of NCCL of all collectives.
 _SEND_RECEIVE_KERNEL: Final = "sendrecv"
-"""The kernel of point-to-point transfers and of all-to-all, and in some versions of NCCL of all collectives."""
 _HOST_RANGE: Final = re.compile(r"(?:nccl|rccl|c10d):+_?(.+)")
 _OPERATION: Final = re.compile(r"(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+)")
 _BYTES: Final = {
@@ -46,9 +45,9 @@ class RankCollectives:
 
 def collectives_of(recording: Recording) -> RankCollectives:
     """The collectives of one rank, to be matched with those of others."""
-    gpu, trace = recording.trace.gpu, recording.trace
-    rows = np.flatnonzero((recording.kind == KINDS.index(_COMM)) & (recording.step >= 0))
-    rows = rows[np.argsort(_launch_order(recording, rows), kind="stable")]
+    gpu, trace, launch = recording.trace.gpu, recording.trace, recording.links.time
+    rows = np.flatnonzero((recording.kind == KINDS.index("comm")) & (recording.step >= 0))
+    rows = rows[np.argsort(np.where(launch >= 0, launch, gpu.start)[rows], kind="stable")]
     without_name = rows[gpu.collective[rows] < 0]
     streams, ranges = np.unique(gpu.lane[without_name]).tolist(), _host_ranges(recording, without_name)
     groups: dict[str, list[LaunchedCollective]] = defaultdict(list)
@@ -91,11 +90,6 @@ def _host_ranges(recording: Recording, rows: Ints) -> dict[int, str]:
         if named is not None:
             ranges[row] = named[1]
     return ranges
-
-
-def _launch_order(recording: Recording, rows: Ints) -> Ints:
-    time = recording.links.time[rows]
-    return np.where(time >= 0, time, recording.trace.gpu.start[rows])
 
 
 def match_collectives(

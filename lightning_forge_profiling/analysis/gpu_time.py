@@ -28,8 +28,8 @@ from lightning_forge_profiling.analysis.syncs import is_lightning_call
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints, Spans
 from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, IdlePart
 
+# Overlapping work counts to the first of these: computation before the communication that it hides.
 _CLAIM_ORDER: Final = ("matmul", "other", "memory", "comm")
-"""Overlapping work counts to the first of these: computation before the communication that it hides."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,10 +49,8 @@ class BusyTime:
 def busy_time(recording: Recording) -> BusyTime:
     """Split the busy time of each step by kind of work."""
     gpu, steps = recording.trace.gpu, recording.steps
-    present = sorted(
-        (KINDS[number] for number in np.unique(recording.kind)),
-        key=lambda kind: _CLAIM_ORDER.index(CATEGORY_OF[kind]),
-    )
+    present = [KINDS[number] for number in np.unique(recording.kind)]
+    present.sort(key=lambda kind: _CLAIM_ORDER.index(CATEGORY_OF[kind]))
     claimed = Intervals.of([], [])
     kinds: dict[str, Ints] = {}
     measured = np.zeros(len(steps), np.int64)
@@ -61,7 +59,7 @@ def busy_time(recording: Recording) -> BusyTime:
         claimed |= spans_of(gpu, rows)
         now = steps.gpu.measure(claimed)
         kinds[kind], measured = now - measured, now
-    comm = np.isin(recording.kind, [KINDS.index(kind) for kind in present if CATEGORY_OF[kind] == "comm"])
+    comm = recording.kind == KINDS.index("comm")
     communication = spans_of(gpu, comm)
     other = ~comm & (gpu.activity == ACTIVITIES.index("kernel"))
     return BusyTime(
@@ -69,10 +67,7 @@ def busy_time(recording: Recording) -> BusyTime:
         busy=measured,
         kinds=kinds,
         categories={
-            category: sum(
-                (spent for kind, spent in kinds.items() if CATEGORY_OF[kind] == category),
-                np.zeros(len(steps), np.int64),
-            )
+            category: sum((kinds[kind] for kind in present if CATEGORY_OF[kind] == category), 0 * measured)
             for category in CATEGORIES
         },
         comm=steps.gpu.measure(communication),
@@ -81,11 +76,11 @@ def busy_time(recording: Recording) -> BusyTime:
 
 
 _LATENCY_PERCENTILE: Final = 5
+# A launch takes 3 to 20 us of host time (H200); one that first loads the kernel's module 6 to 330 ms (lazy loading on
+# MI250 and MI300X).
 _LONG_LAUNCH_NS: Final = 100_000
-"""A launch takes 3 to 20 us of host time (H200); one that first loads the kernel's module 6 to 330 ms (lazy loading on
-MI250 and MI300X)."""
+# Operators of the dispatcher, not autograd nodes or compiled regions, which are whole programs around a sync.
 _OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")
-"""Operators of the dispatcher, not autograd nodes or compiled regions, which are whole programs around a sync."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,14 +103,11 @@ class IdleTime:
 
 
 def launch_latency(recording: Recording) -> int:
-    """Time from a launch to the start of its kernel on an idle GPU, in nanoseconds.
-
-    The fifth percentile over the recording: most kernels of a busy GPU wait in the queue, and the minimum would be an
-    outlier.
-    """
+    """Time from a launch to the start of its kernel on an idle GPU, in nanoseconds."""
     linked = recording.links.linked
     delay = recording.trace.gpu.start[linked] - recording.links.time[linked]
     delay = delay[delay > 0]
+    # most kernels of a busy GPU wait in the queue, and the minimum would be an outlier
     return int(np.percentile(delay, _LATENCY_PERCENTILE)) if len(delay) else 0
 
 
@@ -129,10 +121,10 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     steps, gpu, links = recording.steps, recording.trace.gpu, recording.links
     gaps = steps.gpu.spans - busy
     following = np.searchsorted(gpu.start, gaps.end, side="left")
-    launch = np.append(links.time, -1)[following]
+    launch = take(links.time, following)
     launch = np.where(launch < 0, gaps.end, launch)
-    call = np.append(links.call, -1)[following]
-    returned = np.minimum(np.maximum(launch, np.append(recording.trace.calls.end, -1)[call]), gaps.end)
+    call = take(links.call, following)
+    returned = np.minimum(np.maximum(launch, take(recording.trace.calls.end, call)), gaps.end)
     ready = np.minimum(np.maximum(launch + launch_latency(recording), returned), gaps.end)
     waits = ready > gaps.start
     waiting = Intervals(gaps.start[waits], ready[waits])  # for the host, or for the launch to reach the GPU
@@ -143,7 +135,6 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     graphs = np.append(named(recording.trace, recording.trace.calls, GRAPH_LAUNCHES), False)[call]
     long_launch = (returned - in_call >= _LONG_LAUNCH_NS) & ~graphs
     activity["launch"] = Intervals.of(in_call[long_launch], returned[long_launch]) - activity["copy"]
-    idle = steps.gpu.measure(gaps)
     causes: dict[str, Ints] = {}
     claimed = Intervals.of([], [])
     for cause in IDLE_CAUSES[: len(activity)]:
@@ -151,7 +142,7 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
         causes[cause] = steps.gpu.measure((for_host & spans) - claimed)
         claimed |= spans
     causes["python"] = steps.gpu.measure(waiting) - sum(causes.values())
-    causes["gpu"] = idle - steps.gpu.measure(waiting)
+    causes["gpu"] = steps.gpu.measure(gaps) - steps.gpu.measure(waiting)
 
     def caused_by(calls: Intervals) -> Intervals:
         # work launched before the gap would have begun no sooner without the call
@@ -163,8 +154,8 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     after_allocator = caused_by(activity["allocator"]) - after_any_sync
     for_python = waiting - after_any_sync - after_allocator - (for_host & claimed)
     return IdleTime(
-        idle=idle,
-        causes={cause: causes[cause] for cause in IDLE_CAUSES},
+        idle=steps.gpu.measure(gaps),
+        causes=causes,
         after_sync=steps.gpu.measure(caused_by(_waiting_for_gpu(recording, syncs & ~is_lightning_call(recording)))),
         after_allocator=steps.gpu.measure(after_allocator),
         launching=steps.gpu.measure(for_python),
@@ -207,8 +198,7 @@ def _training_threads(recording: Recording) -> Ints:
 
 
 _MOST: Final = 10
-_MOST_THREADS: Final = 64
-"""Threads that launch work: one or two in practice; the limit bounds the time for hostile traces."""
+_MOST_THREADS: Final = 64  # that launch work: one or two in practice; the limit bounds the time for hostile traces
 
 
 def idle_parts(recording: Recording, idle: IdleTime) -> tuple[IdlePart, ...]:
@@ -253,14 +243,12 @@ class _Activity:
 def _activity(recording: Recording, thread: int) -> _Activity:
     trace = recording.trace
     calls = trace.calls.thread == thread
-    tables: list[tuple[Spans, NDArray[np.bool_]]] = [
-        (trace.annotations, (trace.annotations.thread == thread) & ~step_marks(trace)),
-        (trace.operators, trace.operators.thread == thread),
-        (trace.calls, calls),
+    tables: list[Spans] = [
+        trace.annotations.at((trace.annotations.thread == thread) & ~step_marks(trace)),
+        trace.operators.at(trace.operators.thread == thread),
+        trace.calls.at(calls),
     ]
-    start, end, kind = (
-        np.concatenate([getattr(table, column)[rows] for table, rows in tables]) for column in ("start", "end", "name")
-    )
+    start, end, kind = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start", "end", "name"))
     kind *= len(trace.names) + 1
     kind[len(kind) - calls.sum() :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
     order = np.lexsort((-end, start))

@@ -84,8 +84,7 @@ class Intervals:
 _MOST: Final = 2**63 - 1
 _LOWEST: Final = -_MOST
 
-_ROUNDS: Final = 32
-"""Of jumps on columns; a real trace needs some 20, and one of extreme depth is left to a loop."""
+_ROUNDS: Final = 32  # of jumps on columns; a real trace needs some 20, and one of extreme depth is left to a loop
 
 
 def take(column: Ints, row: Ints) -> Ints:
@@ -94,18 +93,7 @@ def take(column: Ints, row: Ints) -> Ints:
 
 
 class Nesting:
-    """How ranges lie in each other, thread by thread.
-
-    Attributes:
-        parent: for each range the innermost one around it; -1 for the outermost. After a clock jump a range may end
-            after the one around it.
-
-    Examples:
-        >>> start, end = np.array([0, 1, 2, 6]), np.array([9, 5, 3, 8])
-        >>> nesting = Nesting(Spans(start=start, end=end, thread=np.zeros(4, int)))
-        >>> nesting.parent.tolist(), nesting.sums(np.array([1, 10, 100, 1000])).tolist()
-        ([-1, 0, 1, 0], [1111, 110, 100, 1000])
-    """
+    """How ranges lie in each other, thread by thread."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
@@ -114,6 +102,7 @@ class Nesting:
         before[np.flatnonzero(np.diff(spans.thread[self._order], prepend=_LOWEST))] = -1
         # a range that has ended is around no later one
         around = _climb(before, spans.start[self._order], before, spans.end[self._order])
+        # for each range the innermost one around it, which after a clock jump may end before it; -1 for the outermost
         self.parent = np.empty(len(around), np.int64)
         self.parent[self._order] = take(self._order, around)
 

@@ -12,11 +12,9 @@ from string import ascii_letters
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+# Characters of the template arguments to keep: the first one or two show what a generic kernel computes.
 _ARGUMENTS_LENGTH: Final = 400
-"""Characters of the template arguments to keep: the first one or two show what a generic kernel computes."""
-
-_LONGEST, _DEEPEST = 20_000, 100
-"""No compiler produces longer or more deeply nested names; the rest of such a name is ignored."""
+_LONGEST, _DEEPEST = 20_000, 100  # the rest of a longer or more deeply nested name, which no compiler makes, is ignored
 
 _ANONYMOUS: Final = re.compile(r"(?:\(anonymous namespace\)|<unnamed>|\{anonymous\}|\(anonymous\))(?:::)?")
 _BRACKET: Final = re.compile(r"[<>(){}]")
@@ -121,39 +119,20 @@ def _split_mangled(text: str) -> SplitName:
     return SplitName("::".join(name for name in names if not name.startswith(_NAMELESS)), " ".join(arguments))
 
 
-CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "matmul": "matmul",
-        "convolution": "other",
-        "attention": "other",
-        "normalization": "other",
-        "softmax": "other",
-        "loss": "other",
-        "reduction": "other",
-        "elementwise": "other",
-        "optimizer": "other",
-        "embedding": "other",
-        "routing": "other",
-        "indexing": "other",
-        "resampling": "other",
-        "random": "other",
-        "copy": "other",
-        "fill": "other",
-        "comm": "comm",
-        "memcpy": "memory",
-        "memset": "memory",
-        "other": "other",
-    }
-)
-"""The category of each kind. `routing` sends tokens to experts and back; `indexing` is gather, scatter, sort, scan;
-`resampling` is pooling and interpolation; `copy` and `fill` are kernels, `memcpy` and `memset` runtime calls."""
+# The category of each kind. `routing` sends tokens to experts and back; `indexing` is gather, scatter, sort, scan;
+# `resampling` is pooling and interpolation; `copy` and `fill` are kernels, `memcpy` and `memset` runtime calls.
+CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType({
+    "matmul": "matmul",
+    **dict.fromkeys((
+        "convolution", "attention", "normalization", "softmax", "loss", "reduction", "elementwise", "optimizer",
+        "embedding", "routing", "indexing", "resampling", "random", "copy", "fill",
+    ), "other"),
+    "comm": "comm", "memcpy": "memory", "memset": "memory", "other": "other",
+})  # fmt: skip
+KINDS: Final = tuple(CATEGORY_OF)  # in the order to show them
 
-KINDS: Final = tuple(CATEGORY_OF)
-"""All kinds, in the order to show them."""
-
-
+# Characters of a name that the rules look at. Tensile's names are three times as long, but begin with `Cijk`.
 _EXAMINED_LENGTH: Final = 160
-"""Characters of a name that the rules look at. Tensile's names are three times as long, but begin with `Cijk`."""
 
 _Rules = tuple[tuple[str, re.Pattern[str]], ...]
 
@@ -281,14 +260,10 @@ _LIBRARIES: Final = ("cublas", "cudnn", "rocblas")  # their helper kernels show 
 
 def classify(name: str, *, activity: str = "kernel", collective: str = "", operator: str = "") -> str:
     """The kind of a GPU activity by its name, else by the operator that launched it."""
-    return _memory(name, activity) or ("comm" if collective else _kernel(name, operator))
-
-
-def _memory(name: str, activity: str) -> str:
-    activity = activity.lower()
-    if "memcpy" in activity or name.startswith("Memcpy "):
-        return "memcpy"
-    return "memset" if "memset" in activity or name.startswith("Memset ") else ""
+    for kind in ("memcpy", "memset"):
+        if kind in activity.lower() or name.startswith(f"{kind.capitalize()} "):
+            return kind
+    return "comm" if collective else _kernel(name, operator)
 
 
 def _kernel(name: str, operator: str) -> str:

@@ -82,22 +82,19 @@ def _match(keys: Ints, table: Ints, *, none: tuple[int, ...]) -> Ints:
     return np.where((table[row] == keys) & ~np.isin(keys, none), row, -1)
 
 
+# Launches of kernels and of CUDA graphs.
 LAUNCHES: Final = re.compile(
     r"(?:cuda|hip|cu|musa)(?:Ext|ExtModule|Module)?Launch(?:(?:Cooperative|Multi)?Kernel\w*|_\w+)?"
     r"|(?:cuda|hip|cu)GraphLaunch(?:_\w+)?|hip(?:Hcc|Ext)ModuleLaunchKernel|zeCommandListAppendLaunchKernel"
 )
-"""Launches of kernels and of CUDA graphs."""
-
+# Launches of CUDA graphs, whose host time grows with the number of kernels.
 GRAPH_LAUNCHES: Final = re.compile(r"(?:cuda|hip|cu)GraphLaunch(?:_\w+)?")
-"""Launches of CUDA graphs, whose host time grows with the number of kernels."""
-
+# Calls that block the host until the GPU has completed work.
 WAITS: Final = re.compile(
     r"(?:cuda|hip)(?:Device|Stream|Event|Thread)Synchronize(?:_\w+)?|cu(?:Ctx|Stream|Event)Synchronize(?:_\w+)?"
     r"|(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol)?(?:_ptds|_v\d+)?|hipMemcpyWithStream"
     r"|cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v\d+)?"
 )
-"""Calls that block the host until the GPU has completed work."""
-
 ALLOCATES: Final = re.compile(
     r"(?:cuda|hip)Malloc(?:Async|Managed|Pitch|FromPoolAsync)?(?:_\w+)?|cuMem(?:Create|Alloc)(?:_v\d+)?"
 )
@@ -107,11 +104,11 @@ HOST_ALLOCATES: Final = re.compile(
 )
 COPIES: Final = re.compile(r"(?:cuda|hip|cu)Memcpy\w*")
 
+# Ranges in which a training loop fetches a batch: by the callbacks, PyTorch or Lightning, and usual custom names.
 LOADS_DATA: Final = re.compile(
     r"forge\.data|enumerate\(DataLoader\)#.*|(?:\[pl\]\[(?:profile|module)\])?\[_\w+Loop\]\.train(?:_dataloader)?_next"
     r"|(?:dataloader|data_loader|get_batch|fetch_batch|next_batch|data_loading|load_data)(?:_next)?"
 )
-"""Ranges in which a training loop fetches a batch: by the callbacks, PyTorch or Lightning, and usual custom names."""
 
 
 def named(trace: Trace, spans: Spans, pattern: re.Pattern[str] | Callable[[str], object]) -> NDArray[np.bool_]:

@@ -1,8 +1,8 @@
 """Table of PyTorch operators: calls, host time, GPU time, device memory, shapes."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Final
@@ -19,6 +19,7 @@ from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.kineto.trace import Ints, Signature
 from lightning_forge_profiling.results.rank import Flops, Operator
 
+# Sort keys of the operator table, largest first.
 SORTS: Final = MappingProxyType[str, Callable[[Operator], float]](
     {
         "self_device": lambda operator: operator.self_device_ms_per_step,
@@ -29,7 +30,6 @@ SORTS: Final = MappingProxyType[str, Callable[[Operator], float]](
         "memory": lambda operator: abs(operator.allocated_bytes_per_step or 0),
     }
 )
-"""Sort keys of the operator table, largest first."""
 
 _SHAPES_SHOWN: Final = 3
 _SHAPES_LENGTH: Final = 200
@@ -50,7 +50,7 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
     def by_name(values: Ints, rows: NDArray[np.bool_]) -> Ints:
         return np.bincount(operators.name[rows], values[rows], len(trace.names)).astype(np.int64)
 
-    ones, steps = np.ones(len(operators), np.int64), len(recording.steps)
+    ones, steps, shapes = np.ones(len(operators), np.int64), recording.steps, _shapes(recording, device, counted)
     calls, self_host = by_name(ones, counted), by_name(self_time(recording), counted)
     host = by_name(operators.end - operators.start, outer)
     self_device_sum, device_sum = by_name(self_device, counted), by_name(device, outer)
@@ -58,20 +58,19 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
     table = [
         Operator(
             name=trace.names[name],
-            calls_per_step=int(calls[name]) / steps,
-            host_ms_per_step=int(host[name]) / steps / 1e6,
-            self_host_ms_per_step=int(self_host[name]) / steps / 1e6,
-            device_ms_per_step=int(device_sum[name]) / steps / 1e6,
-            self_device_ms_per_step=int(self_device_sum[name]) / steps / 1e6,
-            allocated_bytes_per_step=int(memory_sum[name]) / steps if len(trace.allocations) else None,
-            input_shapes=(),
+            calls_per_step=int(calls[name]) / len(steps),
+            host_ms_per_step=steps.mean_ms(host[name]),
+            self_host_ms_per_step=steps.mean_ms(self_host[name]),
+            device_ms_per_step=steps.mean_ms(device_sum[name]),
+            self_device_ms_per_step=steps.mean_ms(self_device_sum[name]),
+            allocated_bytes_per_step=int(memory_sum[name]) / len(steps) if len(trace.allocations) else None,
+            input_shapes=tuple(shapes[trace.names[name]]),
         )
         for name in np.flatnonzero(calls).tolist()
     ]
     by = SORTS[sort or ("self_device" if self_device_sum.any() else "self_host")]
     table.sort(key=lambda operator: (-by(operator), -operator.self_host_ms_per_step))
-    shapes = _shapes(recording, device, counted)
-    return tuple(replace(operator, input_shapes=tuple(shapes[operator.name])) for operator in table[:top])
+    return tuple(table[:top])
 
 
 def self_time(recording: Recording) -> Ints:
@@ -122,8 +121,8 @@ def _shapes(recording: Recording, device: Ints, counted: NDArray[np.bool_]) -> d
 
 _ENGINE: Final = "autograd::engine::evaluate_function"
 _COMPILED: Final = re.compile("CompiledFunctionBackward")
+# Autograd nodes whose gradients are products.
 _OF_PRODUCTS: Final = re.compile(r"(?:Mm|Addmm|Bmm|Baddbmm|\w*Convolution\w*|\w*Attention\w*)Backward\d*")
-"""Autograd nodes whose gradients are products."""
 
 
 def recomputed(recording: Recording, calls: Ints) -> NDArray[np.bool_] | None:
@@ -171,8 +170,8 @@ _COUNTED_KINDS: Final = ("matmul", "convolution", "attention")
 _NO_SHAPES: Final = "the trace has no input shapes (record_shapes=True records them), so FLOPs cannot be counted"
 _NO_PRODUCTS: Final = "no matrix product, convolution or attention ran on the GPU in the recorded steps"
 _TF32: Final = "tf32"
+# The latter is CUTLASS's name in cuBLAS for 32-bit floats on tensor cores, which compute in TF32.
 _IN_TF32: Final = re.compile(r"tf32|tensorop_s1688gemm")
-"""The latter is CUTLASS's name in cuBLAS for 32-bit floats on tensor cores, which compute in TF32."""
 
 
 def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops | None, str]:
@@ -195,20 +194,20 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
     again = recomputed(recording, calls)
     extra = by_optimizer(trace, recording.nesting, trace.operators.start[calls], calls)
     extra |= False if again is None else again
-    total = beyond_model = counted_ns = 0
+    beyond_model = counted_ns = 0
     uncounted: list[int] = []
-    by_type: dict[str, int] = {}
+    by_type: Counter[str] = Counter()
     for row, flops, is_extra in zip(calls.tolist(), _count(recording, calls, owner[:-1]), extra.tolist(), strict=True):
-        if flops is not None:
-            total += flops.flops
+        if flops is None:
+            uncounted.append(row)
+        else:
+            by_type[flops.dtype] += flops.flops
             beyond_model += flops.flops if is_extra else 0
             counted_ns += int(under[row])
-            by_type[flops.dtype] = by_type.get(flops.dtype, 0) + flops.flops
-        else:
-            uncounted.append(row)
+    total = by_type.total()
     if not total:
         return None, "no operator that launched a matrix product, convolution or attention could be counted"
-    dtype = _type_used(recording, work, max(by_type, key=by_type.__getitem__))
+    dtype = _type_used(recording, work, by_type.most_common(1)[0][0])
     peak_of_device = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
     peaks = peak_of_device.flops if peak_of_device else {}
     rate = total / counted_ns / 1e3
@@ -261,12 +260,8 @@ def _count(recording: Recording, calls: Ints, owner: Ints) -> list[OperatorFlops
 
 def _summed(parts: list[OperatorFlops | None]) -> OperatorFlops | None:
     """The sum of several operators' FLOPs; None if one of them could not be counted."""
-    if len(parts) == 1:
-        return parts[0]
     counted = [part for part in parts if part is not None]
-    if len(counted) < len(parts):
-        return None
-    return counted[0]._replace(flops=sum(part.flops for part in counted))
+    return counted[0]._replace(flops=sum(part.flops for part in counted)) if len(counted) == len(parts) else None
 
 
 def _operator_flops(name: str, signature: Signature) -> OperatorFlops | None:

@@ -85,16 +85,7 @@ def by_optimizer(trace: Trace, nesting: Nesting, time: Ints, operator: Ints) -> 
     return steps.contains(time) & ~in_closure
 
 
-_TABLE_WORDS: Final = MappingProxyType(
-    {
-        "gpu": "GPU work",
-        "calls": "runtime calls",
-        "operators": "operators",
-        "annotations": "annotations",
-        "frames": "Python functions",
-        "allocations": "allocations",
-    }
-)
+_TABLE_WORDS: Final = MappingProxyType({"gpu": "GPU work", "calls": "runtime calls", "frames": "Python functions"})
 
 
 def where_cut(trace: Trace, steps: Steps) -> str:
@@ -122,7 +113,7 @@ def no_verdict(cut_off: str) -> str:
 
 def _at_step(trace: Trace, cut: Cut, steps: Steps) -> str:
     of = "stream" if cut.table == "gpu" else "thread"
-    inside = f"it ends in the {_TABLE_WORDS[cut.table]} of {of} {cut.thread[1].removeprefix('stream ')}"
+    inside = f"it ends in the {_TABLE_WORDS.get(cut.table, cut.table)} of {of} {cut.thread[1].removeprefix('stream ')}"
     if not len(steps.marks):
         return f", without any step mark: {inside}"
     if cut.table == "gpu":

@@ -1,7 +1,8 @@
 """Synchronizing calls, with their cause and the line of user code."""
 
 import re
-from functools import cache
+from collections import defaultdict
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -60,23 +61,19 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     by_lightning = is_lightning_call(recording)[waits]
     duration = (trace.calls.end - trace.calls.start)[waits]
 
-    @cache
-    def cause_and_line(call: int, specific: int, operator: int, frame: int) -> tuple[str, str]:
-        return _cause(trace, call, specific, operator), users_line(
-            trace.names[frame], trace.libraries
-        ) if frame >= 0 else ""
-
-    durations_of: dict[tuple[str, str, bool], list[int]] = {}
+    cause_of = cache(partial(_cause, trace))
+    line_of = cache(lambda frame: users_line(trace.names[frame], trace.libraries) if frame >= 0 else "")
+    durations_of: dict[tuple[str, str, bool], list[int]] = defaultdict(list)
     columns = (trace.calls.name[waits], specific, operator, frame, by_lightning, duration)
-    for call, *rest, lightning, spent in zip(*(column.tolist() for column in columns), strict=True):
-        durations_of.setdefault((*cause_and_line(call, *rest), lightning), []).append(spent)
+    for *call, name, lightning, spent in zip(*(column.tolist() for column in columns), strict=True):
+        durations_of[cause_of(*call), line_of(name), lightning].append(spent)
     causes = [
         SyncCause(
             cause=cause,
             where=where,
             lightning=lightning,
             per_step=len(durations) / len(steps),
-            host_ms_per_step=sum(durations) / len(steps) / 1e6,
+            host_ms_per_step=steps.mean_ms(sum(durations)),
         )
         for (cause, where, lightning), durations in durations_of.items()
     ]

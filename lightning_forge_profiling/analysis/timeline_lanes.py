@@ -7,15 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting
-from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
+from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import step_marks
 from lightning_forge_profiling.kineto.trace import Ints, Spans
 from lightning_forge_profiling.results.timeline import Lane, Timeline
 
-MOST_SPANS: Final = 20_000
-"""About 600 kB of HTML."""
-
+MOST_SPANS: Final = 20_000  # about 600 kB of HTML
 _REGION: Final = "region"
 _KINDS: Final = (*KINDS, _REGION)
 _NAME_LENGTH: Final = 300
@@ -57,7 +55,7 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
         lane(f"host: {label}", "host", (spans.start, spans.end, spans.name), np.full(len(spans), _KINDS.index(_REGION)))
         for label, spans in _host_lanes(recording, shown)
     ]
-    comm = np.isin(recording.kind, [KINDS.index(kind) for kind in KINDS if CATEGORY_OF[kind] == "comm"])
+    comm = recording.kind == KINDS.index("comm")
     several = len({device for device, _ in trace.lanes}) > 1
     rows = np.flatnonzero(work)
     rows = rows[np.lexsort((comm[rows], gpu.lane[rows]))]

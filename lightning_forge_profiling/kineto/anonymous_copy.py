@@ -7,6 +7,7 @@ import json
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,43 +52,33 @@ def identities_in(text: str) -> set[str]:
     return set(_HOME.findall(text))
 
 
-class Redaction:
-    """Removes users, hosts, paths and addresses from names.
+def redaction(identities: Iterable[str] = ()) -> Callable[[str], str]:
+    """A function that removes users, hosts, paths and addresses from names.
 
     Of an absolute path the file name stays, of a file in an installed package the path below `site-packages/`. Web,
     mail, network and device addresses, UUIDs and the given identities are removed.
     """
+    words = {
+        re.escape(word)
+        for word in identities
+        if len(word) >= _SHORTEST and not word.isdecimal() and word.lower() not in _NOT_IDENTITIES
+    }
+    # the longest first: node17.cluster before node17
+    any_word = "|".join(sorted(words, key=lambda word: (-len(word), word))) or "(?!)"
+    identity = re.compile(rf"(?<![^\W_])(?:{any_word})(?![^\W_])", re.IGNORECASE)
 
-    def __init__(self, identities: Iterable[str] = ()) -> None:
-        words = {
-            word
-            for word in identities
-            if len(word) >= _SHORTEST and not word.isdecimal() and word.lower() not in _NOT_IDENTITIES
-        }
-        # the longest first: node17.cluster before node17
-        longest = "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word))))
-        self._words = re.compile(rf"(?<![^\W_])(?:{longest})(?![^\W_])", re.IGNORECASE) if words else None
-        self._cache: dict[str, str] = {}
-
-    def __call__(self, text: str) -> str:
-        """The redacted text."""
-        redacted = self._cache.get(text)
-        if redacted is None:
-            redacted = self._cache[text] = self._redacted(text)
-        return redacted
-
-    def _redacted(self, text: str) -> str:
-        frame = _FRAME.fullmatch(text)
-        if frame:
+    @cache
+    def redacted(text: str) -> str:
+        if frame := _FRAME.fullmatch(text):
             file = frame["file"].replace("\\", "/")
-            installed = _INSTALLED.match(file)
-            if installed:
+            if installed := _INSTALLED.match(file):
                 file = file[installed.end() :]
             elif _OUTSIDE.match(file):
                 file = file.rpartition("/")[2]
             text = file + frame["line"]
-        text = _PATHS.sub(_file_name, _ADDRESSES.sub(_REMOVED, text))
-        return self._words.sub(_REMOVED, text) if self._words else text
+        return identity.sub(_REMOVED, _PATHS.sub(_file_name, _ADDRESSES.sub(_REMOVED, text)))
+
+    return redacted
 
 
 def _file_name(path: re.Match[str]) -> str:
@@ -96,8 +87,8 @@ def _file_name(path: re.Match[str]) -> str:
     return name if _FILE_NAME.fullmatch(name) else _REMOVED
 
 
+# The fields of an object to keep, each with the fields of the objects in it; None if it holds no objects.
 Fields = Mapping[str, "Fields | None"]
-"""The fields of an object to keep, each with the fields of the objects in it; None if it holds no objects."""
 
 _DEVICE: Final = (
     "id", "name", "totalGlobalMem", "computeMajor", "computeMinor", "maxThreadsPerBlock", "maxThreadsPerMultiprocessor",
@@ -120,14 +111,14 @@ _SETTINGS: Final = (
     "hip_driver_version", "roctracer_version",
 )  # fmt: skip
 
+# Fields of the trace itself.
 HEADER: Final[Fields] = {
     **dict.fromkeys(_SETTINGS),
     "deviceProperties": dict.fromkeys(_DEVICE),
     "distributedInfo": {**dict.fromkeys(_DISTRIBUTED), "pg_config": dict.fromkeys(_GROUP)},
     METADATA_KEY: {**dict.fromkeys(_ABOUT), "loader": dict.fromkeys(_LOADER)},
 }
-"""Fields of the trace itself."""
-
+# Fields of an event's `args`.
 ARGUMENTS: Final[Fields] = dict.fromkeys((
     "External id", "external id", "correlation", "device", "stream", "context", "queued", "bytes", "cbid", "kind",
     "memory bandwidth (GB/s)", "registers per thread", "shared memory", "blocks per SM", "warps per SM", "grid",
@@ -140,7 +131,6 @@ ARGUMENTS: Final[Fields] = dict.fromkeys((
     "kernel_backend", "kernel_name", "kernel_kwargs", "kernel_hash", "num_warps", "num_stages", "wait_on_stream",
     "wait_on_cuda_event_record_corr_id",
 ))  # fmt: skip
-"""Fields of an event's `args`."""
 
 
 def shareable(value: Any, fields: Fields | None, clean: Callable[[str], str]) -> Any:
@@ -160,11 +150,11 @@ _TEXTS: Final = ("ph", "cat", "name", "bp", "s")
 _NUMBERS: Final = ("ts", "dur", "id")
 _NUMBER: Final = re.compile(rb'"?(?:0x[\da-fA-F]+|-?\d[\d.eE+-]*)"?')
 _NUMBERS_ONLY: Final = re.compile(rb"[-+\d.eE\s,\[\]]*")
+# Events whose process is a device and whose thread is a stream.
 _OF_GPU: Final = frozenset({
     "kernel", "Kernel", "concurrent_kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "gpu_user_annotation",
     "cuda_sync",
 })  # fmt: skip
-"""Events whose process is a device and whose thread is a stream."""
 
 _FIRST_ID: Final = 1001
 _LARGEST_ORDINAL: Final = 99  # up to here it may be a device or a stream; in a container also a process
@@ -194,7 +184,7 @@ def write_anonymous_copy(source: Path, target: Path) -> tuple[str, ...]:
     """Write a copy of a trace without names of hosts and users, paths, identifiers of devices, and process ids.
 
     Times, shapes and the names of operators, kernels, modules, functions and regions are kept; `HEADER` and `ARGUMENTS`
-    list all fields that are, and `Redaction` what is removed from names. `target` appears complete or not at all.
+    list all fields that are, and `redaction` what is removed from names. `target` appears complete or not at all.
     """
     plan = _Plan(source)
     # gzip would add the file's name and the time
@@ -227,7 +217,7 @@ class _Plan:
             self._identities |= identities_in(value)
             if _NAMES_SOMEBODY.search(key):
                 self._identities |= {value, value.partition(".")[0]}
-        self.redact = Redaction(self._identities)
+        self.redact = redaction(self._identities)
         skipped = f"{len(text.skipped)} malformed events were left out"
         self.problems = (*text.problems, *([skipped] if text.skipped else []))
 

@@ -17,8 +17,7 @@ import numpy as np
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.safe_files import open_regular
 
-COMPRESS_LEVEL: Final = 4
-"""Level for the gzip files we write: a third of level 9's time for some 10 % more bytes."""
+COMPRESS_LEVEL: Final = 4  # of gzip files we write: a third of level 9's time for some 10 % more bytes
 
 _PIECE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
@@ -133,12 +132,10 @@ class TraceText(Generic[T]):
 
     path: Path
     decode: Callable[[bytes], list[T]]
+    # fields of the trace besides its events; complete once all events have been read
     header: dict[str, msgspec.Raw] = field(default_factory=dict, init=False)
-    """Fields of the trace besides its events; complete once all events have been read."""
-    problems: list[str] = field(default_factory=list, init=False)
-    """Problems of the file, in words, as far as it has been read."""
-    skipped: list[int] = field(default_factory=list, init=False)
-    """Byte offsets of events that are not valid JSON."""
+    problems: list[str] = field(default_factory=list, init=False)  # of the file, in words, as far as it has been read
+    skipped: list[int] = field(default_factory=list, init=False)  # byte offsets of events that are not valid JSON
     _offset: int = field(default=0, init=False)
     _is_object: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)

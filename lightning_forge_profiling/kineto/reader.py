@@ -18,8 +18,10 @@ from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.results.run import LoaderSettings
 
 _MOST_LEFT_OUT: Final = 200_000
+_ABOUT: Final = ("distributedInfo", METADATA_KEY)
 _MOST_RANKS: Final = 2**31  # MPI and NCCL count ranks in a C int
 
+_Fields = Mapping[str, msgspec.Raw]
 T = TypeVar("T")
 
 
@@ -57,17 +59,17 @@ def read_trace(path: Path) -> Trace:
     cut = tables.cut()
     trace = tables.trace(name)
     device = _device(text.header, trace)
-    host = _decoded(text.header, METADATA_KEY, _Host)
+    distributed, about = (_value(text.header, name, dict[str, msgspec.Raw]) or {} for name in _ABOUT)
     return replace(
         trace,
-        rank=_rank(text.header),
-        intra_op_threads=host.intra_op_threads,
-        usable_cores=host.usable_cores if host.world_size == 1 else None,
+        rank=_rank(distributed, about),
+        intra_op_threads=_value(about, "intra_op_threads", int),
+        usable_cores=_value(about, "usable_cores", int) if _value(about, "world_size", int) == 1 else None,
         device=device.name,
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
-        loader=_decoded(text.header, METADATA_KEY, _Fit).loader,
-        libraries=frozenset(_decoded(text.header, METADATA_KEY, _Stacks).libraries),
+        loader=_value(about, "loader", LoaderSettings),
+        libraries=_value(about, "libraries", frozenset[str]) or frozenset(),
         cuts=(None if text.complete else cut,),
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),
     )
@@ -80,45 +82,21 @@ class _Device(msgspec.Struct):
     multiprocessors: int | None = msgspec.field(default=None, name="numSms")
 
 
-class _Distributed(msgspec.Struct):
-    rank: int | None = None
-
-
-class _Fit(msgspec.Struct):
-    loader: LoaderSettings | None = None
-
-
-class _Stacks(msgspec.Struct):
-    libraries: tuple[str, ...] = ()
-
-
-class _Host(msgspec.Struct):
-    world_size: int | None = None
-    intra_op_threads: int | None = None
-    usable_cores: int | None = None
-
-
-def _device(header: Mapping[str, msgspec.Raw], trace: Trace) -> _Device:
+def _device(header: _Fields, trace: Trace) -> _Device:
     """The GPU that did most of the work."""
-    try:
-        devices = msgspec.json.decode(header.get("deviceProperties", b"[]"), type=list[_Device])
-    except msgspec.DecodeError:
-        devices = []
+    devices = _value(header, "deviceProperties", list[_Device]) or []
     number = trace.lanes[int(np.bincount(trace.gpu.lane).argmax())][0] if len(trace.gpu) else ""
     return next((device for device in devices if str(device.id) == number), _Device())
 
 
-def _rank(header: Mapping[str, msgspec.Raw]) -> int | None:
-    for field in ("distributedInfo", METADATA_KEY):
-        rank = _decoded(header, field, _Distributed).rank
-        if rank is not None and 0 <= rank < _MOST_RANKS:
-            return rank
-    return None
+def _rank(*fields: _Fields) -> int | None:
+    ranks = (_value(each, "rank", int) for each in fields)
+    return next((rank for rank in ranks if rank is not None and 0 <= rank < _MOST_RANKS), None)
 
 
-def _decoded(header: Mapping[str, msgspec.Raw], field: str, form: type[T]) -> T:
-    """Some values of a header field; the defaults where it is missing or they are of another form."""
+def _value(fields: _Fields, name: str, form: type[T]) -> T | None:
+    """The value of a field; None where it is missing or of another form."""
     try:
-        return msgspec.json.decode(header.get(field, b"{}"), type=form)
-    except msgspec.DecodeError:
-        return form()
+        return msgspec.json.decode(fields[name], type=form)
+    except (KeyError, msgspec.DecodeError):
+        return None

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Final
 
@@ -208,7 +208,7 @@ def idle_parts(recording: Recording, idle: IdleTime) -> tuple[IdlePart, ...]:
         part
         for launched, gaps in ((False, idle.for_host), (True, idle.for_launch))
         for thread, own in _by_thread(recording, gaps)
-        for part in _parts(recording, own, thread, activity_of(thread), launched=launched)
+        for part in _parts(recording, own, thread, *activity_of(thread), launched=launched)
     ]
     return tuple(sorted(parts, key=lambda part: -part.ms_per_step)[:_MOST])
 
@@ -230,17 +230,11 @@ def _following(recording: Recording, time: Ints) -> Ints:
     return np.searchsorted(recording.trace.gpu.start, time, side="left")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Activity:
-    """A thread's calls, operators and annotated ranges, each only as far as it is in the ones around it."""
+def _activity(recording: Recording, thread: int) -> tuple[Spans, Ints]:
+    """A thread's calls, operators and annotated ranges, each only as far as it is in the one around it, and that one.
 
-    start: Ints  # start of each, ascending
-    end: Ints  # end of each
-    kind: Ints  # for each a number for its name and, for a call, that of its operator; see `_parts`
-    parent: Ints  # the one around each
-
-
-def _activity(recording: Recording, thread: int) -> _Activity:
+    `name` numbers the name and, for a call, that of its operator.
+    """
     trace = recording.trace
     calls = trace.calls.thread == thread
     tables: list[Spans] = [
@@ -248,26 +242,26 @@ def _activity(recording: Recording, thread: int) -> _Activity:
         trace.operators.at(trace.operators.thread == thread),
         trace.calls.at(calls),
     ]
-    start, end, kind = (np.concatenate([getattr(table, name) for table in tables]) for name in ("start", "end", "name"))
-    kind *= len(trace.names) + 1
-    kind[len(kind) - calls.sum() :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
-    order = np.lexsort((-end, start))
-    start, end, kind = start[order], end[order], kind[order]
-    nesting = Nesting(Spans(start=start, end=end, thread=np.zeros(len(start), np.int64)))
-    end = nesting.least_around(end)  # after a clock jump a range may end after the one around it
-    return _Activity(np.minimum(start, end), end, kind, nesting.parent)
+    columns = ("start", "end", "name", "thread")
+    spans = Spans(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in columns})
+    spans.name[:] *= len(trace.names) + 1
+    spans.name[len(spans) - calls.sum() :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
+    spans = spans.at(np.lexsort((-spans.end, spans.start)))
+    nesting = Nesting(spans)
+    end = nesting.least_around(spans.end)  # after a clock jump a range may end after the one around it
+    return replace(spans, start=np.minimum(spans.start, end), end=end), nesting.parent
 
 
 def _parts(
-    recording: Recording, gaps: Intervals, thread: int, activity: _Activity, *, launched: bool
+    recording: Recording, gaps: Intervals, thread: int, activity: Spans, parent: Ints, *, launched: bool
 ) -> Iterator[IdlePart]:
     trace = recording.trace
     inside = gaps.within(activity.start, activity.end)
-    nested = activity.parent >= 0
-    own = inside - np.bincount(activity.parent[nested], inside[nested], len(inside)).astype(np.int64)
+    nested = parent >= 0
+    own = inside - np.bincount(parent[nested], inside[nested], len(inside)).astype(np.int64)
     rows = np.flatnonzero(own)
     rows = rows[np.argsort(own[rows], kind="stable")]
-    kinds, group = np.unique(activity.kind[rows], return_inverse=True)
+    kinds, group = np.unique(activity.name[rows], return_inverse=True)
     spent = np.bincount(group, own[rows], len(kinds)).astype(np.int64)
     longest = np.zeros(len(kinds), np.int64)
     longest[group] = rows  # the last to be written is the longest
@@ -280,7 +274,7 @@ def _parts(
             operator=operator,
             thread=trace.threads[thread][1] if thread >= 0 else "",
             following=trace.names[trace.gpu.name[row]] if row < len(trace.gpu) else "",
-            ms_per_step=total / len(recording.steps) / 1e6,
+            ms_per_step=recording.steps.mean_ms(total),
         )
 
     names = (*trace.names, "")
@@ -292,15 +286,14 @@ def _parts(
     if outside.total > 0:
         longest_gap = int(np.argmax(gaps.end - gaps.start))
         call, elsewhere = _other_threads_call(recording, outside, thread)
-        rest = outside.total - elsewhere
-        if elsewhere > rest:
-            name, inner = int(trace.calls.name[call]), int(recording.links.call_operator[call])
-            operator = int(trace.operators.name[inner]) if inner >= 0 else -1
-            yield part(names[name], names[operator], elsewhere, longest_gap, int(trace.calls.thread[call]))
+        if 2 * elsewhere > outside.total:
+            operator = take(trace.operators.name, recording.links.call_operator)[call]
+            name = names[trace.calls.name[call]]
+            yield part(name, names[operator], elsewhere, longest_gap, int(trace.calls.thread[call]))
         else:
-            rest = outside.total
-        if rest > 0:
-            yield part("", "", rest, longest_gap)
+            elsewhere = 0
+        if outside.total > elsewhere:
+            yield part("", "", outside.total - elsewhere, longest_gap)
 
 
 def _other_threads_call(recording: Recording, gaps: Intervals, thread: int) -> tuple[int, int]:

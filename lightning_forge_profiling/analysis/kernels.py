@@ -188,11 +188,8 @@ _NAMES: Final = _compile(
     # cuDNN, whose layout changes and offset tables belong to the convolution; MIOpen and its assembly; PyTorch
     ("convolution", "*cudnn cudnn* *conv convol* fprop bprop [dw]grad winograd* implicit_gemm n[cdhw]*_(to|#)_*"),
     ("convolution", "fft_#_d_[cr]_#_[cr] dse flip_filter kern_precompute_indices"),
-    (
-        "convolution",
-        "miopen* mi_open* igemm_(fwd|bwd|wrw|v)* wrw sub_tensor_op* op_(#_d_)?tensor* pointwise_mult_and_sum*",
-    ),
-    ("convolution", "(im|vol)_#_(d_#_)?col* col_#_(im|vol)*"),
+    ("convolution", "miopen* mi_open* igemm_(fwd|bwd|wrw|v)* wrw sub_tensor_op* op_(#_d_)?tensor*"),
+    ("convolution", "pointwise_mult_and_sum* (im|vol)_#_(d_#_)?col* col_#_(im|vol)*"),
     # cuBLAS, hipBLASLt (Tensile's `Cijk_` spells the order of the indices), rocBLAS, MAGMA; Triton's templates;
     # quantized and mixture-of-experts kernels. FBGEMM's embedding kernels carry its name too.
     ("matmul", "(?!fbgemm)*gemm* *gemv* cijk nvjet* xmma* cublas* rocblas* hipblas* splitk split_kq?"),
@@ -211,10 +208,7 @@ _NAMES: Final = _compile(
     ("indexing", "non~zero* select *searchsorted* bucketize* *histogram* histc* partition* take* put"),
     ("indexing", "compact* run_length* by_key"),
     ("reduction", "reduc* *sum arg~max* arg~min* amax* amin* mean* var std_var* welford* norm l_#_norm lp~norm*"),
-    (
-        "copy",
-        "copy(?!sign)* *copy cat concat* transpos* permut* contiguous* pack* unpack* stack* flip* roll pad* clone*",
-    ),
+    ("copy", "copy(?!sign)* *copy cat concat* transpos* permut* contiguous* pack* unpack* stack* flip* roll pad*"),
     ("copy", "clone* repeat* cast* chunk_cat* split_with_sizes* memcpy* shuffle*"),
     ("fill", "fill* zero* memset* arange* linspace* eye ones full"),
     ("elementwise", "elementwise* *elemwise* pointwise* vectorized_#_kernel multi_tensor_apply* foreach* transform"),

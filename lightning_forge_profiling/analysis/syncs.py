@@ -15,28 +15,25 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Trace
 from lightning_forge_profiling.results.rank import SyncCause
 
-# The first of these found anywhere around the call names the cause: most specific first.
-_OPERATORS: Final = (
-    ("aten::is_nonzero", "a truth test of a tensor (`if tensor:`)"),
-    ("aten::nonzero", "nonzero() or a boolean mask"),
-    ("aten::masked_select", "masked_select()"),
-    ("aten::_unique2", "unique()"),
-    ("aten::unique_consecutive", "unique()"),
-    ("aten::repeat_interleave", "repeat_interleave() without output_size"),
-    ("aten::equal", "torch.equal()"),
-    ("aten::bincount", "bincount()"),
-    ("aten::item", ".item()"),
-    ("aten::_local_scalar_dense", ".item()"),
-    ("aten::pin_memory", "pin_memory()"),
-    ("aten::_pin_memory", "pin_memory()"),
-    ("aten::_to_copy", "a blocking copy (.to(), .cpu(), .tolist(), torch.tensor(device=...))"),
-    ("aten::copy_", "a blocking copy (.to(), .cpu(), .tolist(), torch.tensor(device=...))"),
-)
+_COPY: Final = "a blocking copy (.to(), .cpu(), .tolist(), torch.tensor(device=...))"
+# The first cause with an operator anywhere around the call is taken: most specific first.
+_CAUSES: Final = {
+    "a truth test of a tensor (`if tensor:`)": ("aten::is_nonzero",),
+    "nonzero() or a boolean mask": ("aten::nonzero",),
+    "masked_select()": ("aten::masked_select",),
+    "unique()": ("aten::_unique2", "aten::unique_consecutive"),
+    "repeat_interleave() without output_size": ("aten::repeat_interleave",),
+    "torch.equal()": ("aten::equal",),
+    "bincount()": ("aten::bincount",),
+    ".item()": ("aten::item", "aten::_local_scalar_dense"),
+    "pin_memory()": ("aten::pin_memory", "aten::_pin_memory"),
+    _COPY: ("aten::_to_copy", "aten::copy_"),
+}
 _CALLS: Final = (
     (re.compile(r"(?:cuda|hip)Device.*|cuCtx.*|(?:cuda|hip)Thread.*"), "torch.cuda.synchronize()"),
     (re.compile(r"(?:cuda|hip|cu)Stream.*"), "stream.synchronize()"),
     (re.compile(r"(?:cuda|hip|cu)Event.*"), "event.synchronize()"),
-    (re.compile(r".*Memcpy.*"), "a blocking copy (.to(), .cpu(), .tolist(), torch.tensor(device=...))"),
+    (re.compile(r".*Memcpy.*"), _COPY),
 )
 
 # Before every batch on several devices, Lightning checks whether any rank received a SIGTERM
@@ -53,9 +50,9 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     if not len(waits):
         return ()
     operators, around = trace.operators, recording.links.call_operator[waits]
-    names = {name: place for place, (name, _) in enumerate(_OPERATORS)}
-    specific = np.array([names.get(name, len(_OPERATORS)) for name in trace.names])[operators.name]
-    specific = np.append(recording.nesting.least_around(specific), len(_OPERATORS))[around]
+    number = {name: number for number, names in enumerate(_CAUSES.values()) for name in names}
+    specific = np.array([number.get(name, len(_CAUSES)) for name in trace.names])[operators.name]
+    specific = np.append(recording.nesting.least_around(specific), len(_CAUSES))[around]
     operator = take(operators.name, around)
     frame = _users_frame(trace, waits)
     by_lightning = is_lightning_call(recording)[waits]
@@ -95,8 +92,8 @@ def is_lightning_call(recording: Recording) -> NDArray[np.bool_]:
 
 def _cause(trace: Trace, call: int, specific: int, operator: int) -> str:
     """The cause of a call: the most specific operator around it, else its own name and the innermost operator."""
-    if specific < len(_OPERATORS):
-        return _OPERATORS[specific][1]
+    if specific < len(_CAUSES):
+        return tuple(_CAUSES)[specific]
     name = trace.names[call]
     cause = next((cause for pattern, cause in _CALLS if pattern.fullmatch(name)), name)
     return f"{cause} in {trace.names[operator]}" if operator >= 0 else cause

@@ -10,12 +10,11 @@ from lightning_forge_profiling.analysis.intervals import Intervals, Nesting
 from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import step_marks
-from lightning_forge_profiling.kineto.trace import Ints, Spans
+from lightning_forge_profiling.kineto.trace import GpuWork, Ints, Spans
 from lightning_forge_profiling.results.timeline import Lane, Timeline
 
 MOST_SPANS: Final = 20_000  # about 600 kB of HTML
-_REGION: Final = "region"
-_KINDS: Final = (*KINDS, _REGION)
+_KINDS: Final = (*KINDS, "region")
 _NAME_LENGTH: Final = 300
 
 
@@ -40,19 +39,19 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
     place = np.zeros(len(trace.names) + 1, np.int64)
     place[names] = np.arange(len(names))
 
-    def lane(name: str, group: str, spans: tuple[Ints, Ints, Ints], kind: Ints) -> Lane:
-        start, stop = np.maximum(spans[0], begin), np.minimum(spans[1], end)
+    def lane(name: str, group: str, spans: Spans | GpuWork, kind: Ints) -> Lane:
+        start, stop = np.maximum(spans.start, begin), np.minimum(spans.end, end)
         return Lane(
             name=name,
             group=group,
             start_us=tuple(((start - begin) / 1e3).tolist()),
             duration_us=tuple(((stop - start) / 1e3).tolist()),
-            name_index=tuple(place[spans[2]].tolist()),
+            name_index=tuple(place[spans.name].tolist()),
             kind_index=tuple(kind.tolist()),
         )
 
     lanes = [
-        lane(f"host: {label}", "host", (spans.start, spans.end, spans.name), np.full(len(spans), _KINDS.index(_REGION)))
+        lane(f"host: {label}", "host", spans, np.full(len(spans), len(KINDS)))
         for label, spans in _host_lanes(recording, shown)
     ]
     comm = recording.kind == KINDS.index("comm")
@@ -65,7 +64,7 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
         group = "comm" if comm[chosen[0]] else "stream"
         name = f"stream {stream}" if group == "stream" else f"communication, stream {stream}"
         name += f" (GPU {device})" if several else ""
-        lanes.append(lane(name, group, (gpu.start[chosen], gpu.end[chosen], gpu.name[chosen]), recording.kind[chosen]))
+        lanes.append(lane(name, group, gpu.at(chosen), recording.kind[chosen]))
     left_out = Intervals.of(steps.start, steps.end) - steps.gpu.spans
     return Timeline(
         rank=rank,

@@ -50,8 +50,7 @@ class Spans(Table):
 class Calls(Spans):
     """Calls of the CUDA or HIP runtime and driver."""
 
-    # correlation id, shared with the GPU work that the call launches; -1 without
-    correlation: Ints = field(default_factory=_none)
+    correlation: Ints = field(default_factory=_none)  # shared with the GPU work that the call launches; -1 without
     external: Ints = field(default_factory=_none)  # `External id` of the operator; -1 without
 
 
@@ -60,8 +59,7 @@ class Operators(Spans):
     """PyTorch operators."""
 
     external: Ints = field(default_factory=_none)  # `External id`; -1 without
-    # autograd's sequence number, shared by a forward operator and its backward node; -1 without
-    sequence: Ints = field(default_factory=_none)
+    sequence: Ints = field(default_factory=_none)  # autograd's, shared by an operator and its backward node; -1 without
     signature: Ints = field(default_factory=_none)  # position in `Trace.signatures`
 
 
@@ -73,8 +71,7 @@ class GpuWork(Table):
     name: Ints = field(default_factory=_none)  # position in `Trace.names`
     activity: Ints = field(default_factory=_none)  # position in `ACTIVITIES`
     lane: Ints = field(default_factory=_none)  # position in `Trace.lanes`
-    # correlation id, shared with the call that launched it; -1 without
-    correlation: Ints = field(default_factory=_none)
+    correlation: Ints = field(default_factory=_none)  # shared with the call that launched it; -1 without
     external: Ints = field(default_factory=_none)  # `External id` of the operator; -1 without
     size: Ints = field(default_factory=_none)  # bytes copied or filled
     collective: Ints = field(default_factory=_none)  # position in `Trace.collectives`; -1 without a `Collective name`
@@ -132,8 +129,7 @@ class Trace:
     memory_bytes: int | None = None  # memory of that GPU; None if unknown
     multiprocessors: int | None = None  # number of its multiprocessors; None if unknown
     intra_op_threads: int | None = None  # number of threads that an operator may use on the CPU; None if unknown
-    # number of cores that the process may use; None if unknown or shared with other ranks
-    usable_cores: int | None = None
+    usable_cores: int | None = None  # that the process may use; None if unknown or shared with other ranks
     names: Sequence[str] = ()  # names of events
     threads: Sequence[tuple[str, str]] = ()  # process and thread
     lanes: Sequence[tuple[str, str]] = ()  # device and stream
@@ -142,16 +138,13 @@ class Trace:
     gpu: GpuWork = field(default_factory=GpuWork)  # GPU work
     calls: Calls = field(default_factory=Calls)  # runtime and driver calls
     operators: Operators = field(default_factory=Operators)  # PyTorch operators
-    # `record_function` ranges: steps, regions, optimizers, data loaders
-    annotations: Spans = field(default_factory=Spans)
+    annotations: Spans = field(default_factory=Spans)  # `record_function`: steps, regions, optimizers, data loaders
     frames: Spans = field(default_factory=Spans)  # Python functions, if stacks were recorded
     allocations: Allocations = field(default_factory=Allocations)  # device allocations, if memory was recorded
     loader: LoaderSettings | None = None  # settings of the DataLoader; None if unknown
-    # names of packages that were installed and imported, if stacks were recorded and the trace names them
-    libraries: frozenset[str] = frozenset()
+    libraries: frozenset[str] = frozenset()  # installed and imported packages, if stacks were recorded
     begins: tuple[int, ...] = (0,)  # start of each recording; more than one for joined files
-    # for each recording the last event read if its file is cut off; None for a complete file
-    cuts: tuple[Cut | None, ...] = (None,)
+    cuts: tuple[Cut | None, ...] = (None,)  # of each recording; None for a complete file
     warnings: tuple[str, ...] = ()  # what could not be read
 
     @property
